@@ -1,0 +1,45 @@
+# make demo · make test need nothing but Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test setup integration bench lint lock clean
+
+demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
+	$(BIN)/fleetcast demo $(ARGS)
+
+test: $(VENV)/.installed-dev ## set up and pass the tests
+	$(BIN)/python -m pytest -m "not integration" $(ARGS)
+
+integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
+	$(BIN)/python -m pytest -m integration $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed ## every hot path at its sizes, one JSON line a case
+	$(BIN)/fleetcast bench --json - $(ARGS)
+
+setup: $(VENV)/.installed-dev
+
+# One pip call a target; a second `make` does nothing until the lock changes.
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fleetcast needs Python >= 3.11, found " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "installing locked dependencies into $(VENV) ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --require-hashes -r requirements-dev.lock
+	@touch $@
+
+lock: ## refresh the lock files (needs uv)
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml requirements-build.in -o requirements.lock
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra dev pyproject.toml requirements-build.in -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) var build dist

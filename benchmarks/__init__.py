@@ -1,0 +1,1 @@
+"""One file a hot path; one JSON line a case."""

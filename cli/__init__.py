@@ -1,0 +1,1 @@
+"""The fleetcast command, one file a command group."""

@@ -1,0 +1,1 @@
+"""Foreign protocols, one file each."""

@@ -1,0 +1,1 @@
+"""Samples to what the models see: windows, frames, fingerprints."""

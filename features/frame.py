@@ -1,0 +1,36 @@
+"""FeatureFrame: what the models see, one row an entity."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.samples import EntityKind
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFrame:
+    """Features of all entities of one kind at one time. NaN means unknown, never zero.
+
+    values: (entity, feature) float32, rows as in `Entities[kind]`; node: (entity,) owning node row;
+    since_ms: (entity, feature) when the underlying signal last changed, 0 where that is not tracked.
+    """
+
+    kind: EntityKind
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+    node: NDArray[np.int32]
+    since_ms: NDArray[np.int64]
+    time_ms: int
+    topology_generation: int = 0
+
+    def column(self, name: str) -> NDArray[np.float32]:
+        """(entity,) one feature; KeyError names the missing one."""
+        try:
+            return self.values[:, self.names.index(name)]
+        except ValueError:
+            raise KeyError(f"frame of {self.kind} has no feature {name!r}; it has {list(self.names)}") from None
+
+    def since(self, name: str) -> NDArray[np.int64]:
+        """(entity,) when the signal behind a feature last changed."""
+        return self.since_ms[:, self.names.index(name)]

@@ -1,0 +1,100 @@
+"""Entities: append-only rows per kind. A row is never reused, so an index stays valid for the process's life.
+
+Names, by kind (snapshots, archive and answers hold names, never rows):
+
+    node            n001                     gpu            n001/3          (node / index)
+    gpu_instance    n001/3/7                 port           n001/mlx5_0/1   (node / device / port)
+    pool            train                    served_model   pool/model
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.samples import EntityKind
+
+MAX_NAME_LENGTH = 253
+
+
+class EntityTable:
+    """The rows of one kind. `node[row]` is the node row that owns the entity (its own row for nodes), or -1."""
+
+    def __init__(self, kind: EntityKind) -> None:
+        self.kind = kind
+        self.names: list[str] = []
+        self._rows: dict[str, int] = {}
+        self._node = np.full(64, -1, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    @property
+    def node(self) -> NDArray[np.int32]:
+        """(rows,) owning node of each entity; a read-only view."""
+        view = self._node[: len(self.names)]
+        view.flags.writeable = False
+        return view
+
+    def row(self, name: str) -> int | None:
+        return self._rows.get(name)
+
+    def add(self, name: str, node: int = -1) -> int:
+        """The row of `name`, appended if it is new."""
+        row = self._rows.get(name)
+        if row is not None:
+            return row
+        row = len(self.names)
+        if row == len(self._node):
+            self._node = np.concatenate([self._node, np.full(len(self._node), -1, np.int32)])
+        self._node[row] = row if self.kind is EntityKind.NODE else node
+        self.names.append(name)
+        self._rows[name] = row
+        return row
+
+
+class Entities:
+    """All tables. One writer: the process that decodes."""
+
+    def __init__(self) -> None:
+        self._tables = {kind: EntityTable(kind) for kind in EntityKind}
+
+    def __getitem__(self, kind: EntityKind) -> EntityTable:
+        return self._tables[kind]
+
+    def node(self, name: str) -> int:
+        """The node's row; an unknown node is appended (it stays unplaced until a topology names it)."""
+        return self._tables[EntityKind.NODE].add(name)
+
+    def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
+        """The row of an entity that belongs to a node.
+
+        >>> Entities().of_node(EntityKind.GPU, "n001", 3)
+        0
+        """
+        name = "/".join((node, *(str(part) for part in parts)))
+        return self._tables[kind].add(name, self.node(node))
+
+    def dump(self) -> dict[str, list[str]]:
+        """Names in row order by kind: what a snapshot keeps."""
+        return {kind.value: list(table.names) for kind, table in self._tables.items()}
+
+    @classmethod
+    def load(cls, names: dict[str, Iterable[str]]) -> "Entities":
+        """The inverse of `dump`: rows come back in the same order."""
+        entities = cls()
+        for name in names.get(EntityKind.NODE.value, ()):
+            entities.node(name)
+        for kind in EntityKind:
+            if kind is EntityKind.NODE:
+                continue
+            for name in names.get(kind.value, ()):
+                owner = name.split("/", 1)[0] if kind in NODE_OWNED else None
+                entities[kind].add(name, entities.node(owner) if owner else -1)
+        return entities
+
+
+NODE_OWNED = frozenset({EntityKind.GPU, EntityKind.GPU_INSTANCE, EntityKind.PORT})

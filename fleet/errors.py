@@ -1,0 +1,68 @@
+"""The error tree. A class says what happens next.
+
+    FleetcastError
+    ├── RecordError      one bad input record: count by reason, keep a sample, skip it
+    ├── SourceError      a source is away: back off, retry, show a gauge
+    ├── ConfigError      refuse to start, name the key, the value and the fix (exit 2)
+    ├── RequestError     the caller's fault                                    HTTP 422
+    ├── UnknownEntity    no such node, job or request                          HTTP 404
+    ├── StaleError       the data are too old to answer with                   HTTP 503
+    ├── ConflictError    the plan lost the race: decide again once             HTTP 409
+    ├── ModelError       a model is missing or sick: serve the baseline, alert
+    └── NotBuiltError    a documented route whose capability is not here yet   HTTP 501
+
+Anything else is a bug: the process exits, is restarted and replays.
+"""
+
+
+class FleetcastError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class RecordError(FleetcastError):
+    """One bad input record. `reason` is a short label (it becomes a metric label), `detail` the evidence."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class SourceError(FleetcastError):
+    """A source does not answer; try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(FleetcastError):
+    """Bad configuration: the process refuses to start."""
+
+
+class RequestError(FleetcastError):
+    """A request that cannot be honoured as written; `field` names the offending key if one is to blame."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownEntity(FleetcastError):
+    """No such node, job or request."""
+
+
+class StaleError(FleetcastError):
+    """The data are too old to answer with."""
+
+
+class ConflictError(FleetcastError):
+    """A plan lost the race against another commit."""
+
+
+class ModelError(FleetcastError):
+    """A model is missing or gives nonsense."""
+
+
+class NotBuiltError(FleetcastError):
+    """A documented route whose capability does not exist yet."""

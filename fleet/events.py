@@ -1,0 +1,138 @@
+"""Job and node events: the public contract of `POST /v1/events`, as a tagged union.
+
+A job event's identity is (job, attempt, sequence), a node event's (node, source, sequence). Times are Unix ms.
+Unknown keys are refused by the decoder, so a typo never silently loses a field.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from fleet.requests import Gang, RankPlacement
+
+JobClass = Literal["training", "fine_tuning", "inference", "batch", "interactive"]
+PhaseName = Literal["init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown"]
+FailureCategory = Literal[
+    "user", "out_of_memory", "hardware", "network", "timeout", "node_lost", "cancelled", "unknown"
+]
+
+
+class _JobEvent(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+):
+    job: str
+    attempt: int = 1
+    sequence: int
+    time_ms: int
+
+
+class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
+    cluster: str = ""
+    tenant: str = ""
+    queue: str = ""
+    user: str = ""
+    group: str = ""
+    name: str = ""
+    class_: JobClass = msgspec.field(default="training", name="class")
+    gang: Gang | int = 1
+    gpus_per_node: int = 1
+    gpu_model: str = ""
+    priority: int = 0
+    preemptible: bool = False
+    limit_s: float | None = None
+    deadline_ms: int | None = None
+    tolerated_wait_s: float | None = None
+    cpus: int | None = None
+    host_memory_gib: float | None = None
+    checkpoint_cost_s: float | None = None
+    labels: dict[str, str] = {}
+
+
+class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):
+    reason: str = ""
+
+
+class Started(_JobEvent, frozen=True, kw_only=True, tag="started"):
+    """`ranks` says which GPUs; `nodes` only where ranks are unknown."""
+
+    ranks: tuple[RankPlacement, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class Phase(_JobEvent, frozen=True, kw_only=True, tag="phase"):
+    name: PhaseName
+    rank: int | None = None
+
+
+class StepParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Seconds of a step by what they were spent on."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    data: float = 0.0
+    other: float = 0.0
+
+
+class Step(_JobEvent, frozen=True, kw_only=True, tag="step"):
+    step: int
+    duration_s: float
+    rank: int | None = None
+    stage: int | None = None
+    parts: StepParts | None = None
+    tokens: int | None = None
+    sequence_length: float | None = None
+
+
+class Checkpoint(_JobEvent, frozen=True, kw_only=True, tag="checkpoint"):
+    edge: Literal["begin", "end"]
+    bytes: int | None = None
+    target: str = ""
+
+
+class Resized(_JobEvent, frozen=True, kw_only=True, tag="resized"):
+    ranks: tuple[RankPlacement, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class Preempted(_JobEvent, frozen=True, kw_only=True, tag="preempted"):
+    by: str = ""
+    reason: str = ""
+
+
+class Failed(_JobEvent, frozen=True, kw_only=True, tag="failed"):
+    category: FailureCategory
+    node: str = ""
+    message: str = ""
+
+
+class Finished(_JobEvent, frozen=True, kw_only=True, tag="finished"):
+    pass
+
+
+class NodeLost(_JobEvent, frozen=True, kw_only=True, tag="node_lost"):
+    node: str
+    reason: str = ""
+
+
+JobEvent = Submitted | Queued | Started | Phase | Step | Checkpoint | Resized | Preempted | Failed | Finished | NodeLost
+
+
+class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What somebody says of a node: an administrator, a health checker, a kernel log reader."""
+
+    node: str
+    source: str
+    sequence: int
+    time_ms: int
+    type: Literal["drain", "undrain", "lost", "returned", "xid", "health"]
+    gpu: int | None = None
+    code: int | str | None = None
+    message: str = ""
+
+
+type_names = tuple(event.__struct_config__.tag for event in JobEvent.__args__)

@@ -1,0 +1,274 @@
+"""JobTable: an idempotent, order-free fold of job events; NodeTable: the same for node events.
+
+Within an attempt every field is last-writer-wins by `sequence`, so any order and any repetition of the same
+events end in the same table. Identities are remembered as runs of sequences, so a gapless attempt costs one pair.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.events import (
+    Checkpoint,
+    Failed,
+    Finished,
+    JobEvent,
+    NodeEvent,
+    NodeLost,
+    Phase,
+    Preempted,
+    Queued,
+    Resized,
+    Started,
+    Step,
+    Submitted,
+)
+from fleet.requests import Gang, RankPlacement
+
+STEPS_KEPT = 256
+EVENTS_KEPT = 20
+
+
+@dataclass(slots=True)
+class SeenSequences:
+    """Which sequences arrived, as sorted disjoint runs [first, last]: one run when nothing is missing."""
+
+    runs: list[list[int]] = field(default_factory=list)
+
+    def add(self, sequence: int) -> bool:
+        """True when the sequence is new."""
+        at = bisect_right(self.runs, sequence, key=lambda run: run[0])
+        before = self.runs[at - 1] if at else None
+        after = self.runs[at] if at < len(self.runs) else None
+        if before and sequence <= before[1]:
+            return False
+        joins_before = before is not None and before[1] == sequence - 1
+        joins_after = after is not None and after[0] == sequence + 1
+        if before and joins_before:
+            before[1] = after[1] if after and joins_after else sequence
+            if joins_after:
+                del self.runs[at]
+        elif after and joins_after:
+            after[0] = sequence
+        else:
+            self.runs.insert(at, [sequence, sequence])
+        return True
+
+
+@dataclass(slots=True)
+class JobAttempt:
+    """One attempt of one job. `*_ms` fields are None until the event that tells them has arrived."""
+
+    job: str
+    attempt: int
+    seen: SeenSequences = field(default_factory=SeenSequences)
+    submission: Submitted | None = None
+    queued_reason: str = ""
+    started_ms: int | None = None
+    ranks: tuple[RankPlacement, ...] = ()
+    nodes: tuple[str, ...] = ()
+    phase: str = ""
+    phase_since_ms: int | None = None
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=32))
+    lost_nodes: dict[str, str] = field(default_factory=dict)
+    ended_ms: int | None = None
+    outcome: str = ""  # finished | failed | preempted
+    failure: Failed | None = None
+    events: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    written: dict[str, int] = field(default_factory=dict)  # field group -> sequence of its last writer
+
+    @property
+    def submitted_ms(self) -> int | None:
+        return self.submission.time_ms if self.submission else None
+
+    @property
+    def state(self) -> str:
+        """queued, running, or how it ended."""
+        if self.ended_ms is not None:
+            return self.outcome
+        return "running" if self.started_ms is not None else "queued"
+
+    @property
+    def class_(self) -> str:
+        return self.submission.class_ if self.submission else "training"
+
+    @property
+    def queue(self) -> str:
+        return (self.submission.queue if self.submission else "") or "default"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs held (or, before the start, wanted)."""
+        if self.ranks and any(rank.gpus for rank in self.ranks):
+            return sum(len(rank.gpus) for rank in self.ranks)
+        per_node = self.submission.gpus_per_node if self.submission else 1
+        members = len(self.ranks) or len(self.nodes)
+        if members:
+            return members * per_node
+        gang = self.submission.gang if self.submission else 1
+        return (gang.desired if isinstance(gang, Gang) else gang) * per_node
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Nodes the attempt runs on, each once, in rank order."""
+        return tuple(dict.fromkeys(rank.node for rank in self.ranks)) or self.nodes
+
+    @property
+    def run_s(self) -> float | None:
+        """Seconds from start to end; None while it runs."""
+        if self.started_ms is None or self.ended_ms is None:
+            return None
+        return max(0.0, (self.ended_ms - self.started_ms) / 1000)
+
+    def _wins(self, group: str, event: JobEvent) -> bool:
+        if event.sequence < self.written.get(group, -1):
+            return False
+        self.written[group] = event.sequence
+        return True
+
+    def fold(self, event: JobEvent) -> bool:
+        """Apply one event; False when it is a duplicate."""
+        if not self.seen.add(event.sequence):
+            return False
+        _insert_by_sequence(self.events, event)
+        match event:
+            case Submitted():
+                if self._wins("submission", event):
+                    self.submission = event
+            case Queued():
+                if self._wins("queued", event):
+                    self.queued_reason = event.reason
+            case Started():
+                if self._wins("started", event):
+                    self.started_ms = event.time_ms
+                if self._wins("placement", event):
+                    self.ranks, self.nodes = event.ranks, event.nodes
+            case Resized():
+                if self._wins("placement", event):
+                    self.ranks, self.nodes = event.ranks, event.nodes
+            case Phase():
+                if event.rank is None and self._wins("phase", event):
+                    self.phase, self.phase_since_ms = event.name, event.time_ms
+            case Step():
+                _insert_by_sequence(self.steps, event)
+            case Checkpoint():
+                _insert_by_sequence(self.checkpoints, event)
+            case NodeLost():
+                self.lost_nodes[event.node] = event.reason
+            case Finished() | Failed() | Preempted():
+                self._end(event)
+        return True
+
+    def _end(self, event: Finished | Failed | Preempted) -> None:
+        if not self._wins("end", event):
+            return
+        self.ended_ms = event.time_ms
+        self.failure = event if isinstance(event, Failed) else None
+        self.outcome = {Finished: "finished", Failed: "failed", Preempted: "preempted"}[type(event)]
+
+
+def _insert_by_sequence(kept: deque[Any], event: JobEvent) -> None:
+    """Keep `kept` sorted by sequence and bounded; the newest are kept, whatever the order of arrival."""
+    if not kept or event.sequence > kept[-1].sequence:
+        kept.append(event)
+        return
+    maxlen = kept.maxlen or len(kept) + 1
+    rows = sorted([*kept, event], key=lambda row: row.sequence)[-maxlen:]
+    kept.clear()
+    kept.extend(rows)
+
+
+class JobTable:
+    """All attempts by (job, attempt). `position` counts applied events and only grows."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[tuple[str, int], JobAttempt] = {}
+        self.latest: dict[str, int] = {}
+        self.position = 0
+
+    def __iter__(self) -> Iterator[JobAttempt]:
+        return iter(self.attempts.values())
+
+    def __len__(self) -> int:
+        return len(self.attempts)
+
+    def apply(self, event: JobEvent) -> JobAttempt | None:
+        """Fold one event and return its attempt; None when it is a duplicate."""
+        key = (event.job, event.attempt)
+        attempt = self.attempts.get(key)
+        if attempt is None:
+            attempt = self.attempts[key] = JobAttempt(event.job, event.attempt)
+            self.latest[event.job] = max(event.attempt, self.latest.get(event.job, 0))
+        if not attempt.fold(event):
+            return None
+        self.position += 1
+        return attempt
+
+    def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
+        """One attempt, the latest unless named."""
+        number = self.latest.get(job) if attempt is None else attempt
+        return None if number is None else self.attempts.get((job, number))
+
+    def running(self) -> Iterable[JobAttempt]:
+        return (attempt for attempt in self if attempt.state == "running")
+
+    def queued(self) -> Iterable[JobAttempt]:
+        return (attempt for attempt in self if attempt.state == "queued" and attempt.submission is not None)
+
+    def forget_ended_before(self, time_ms: int) -> int:
+        """Drop attempts that ended before `time_ms`; returns how many."""
+        old = [key for key, row in self.attempts.items() if row.ended_ms is not None and row.ended_ms < time_ms]
+        for key in old:
+            del self.attempts[key]
+            if self.latest.get(key[0]) == key[1]:
+                del self.latest[key[0]]
+        return len(old)
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What node events say of one node. A later drain or undrain (by time, then sequence) wins."""
+
+    node: str
+    drained: bool = False
+    drain_message: str = ""
+    lost: bool = False
+    events: deque[NodeEvent] = field(default_factory=lambda: deque(maxlen=64))
+    written: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+
+
+class NodeTable:
+    """An idempotent, order-free fold of node events."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeRecord] = {}
+        self._seen: dict[tuple[str, str], SeenSequences] = {}
+        self.position = 0
+
+    def apply(self, event: NodeEvent) -> NodeRecord | None:
+        """Fold one event; None when it is a duplicate."""
+        if not self._seen.setdefault((event.node, event.source), SeenSequences()).add(event.sequence):
+            return None
+        record = self.nodes.setdefault(event.node, NodeRecord(event.node))
+        rows = sorted([*record.events, event], key=_node_order)[-(record.events.maxlen or 64) :]
+        record.events.clear()
+        record.events.extend(rows)
+        group = "drain" if event.type in ("drain", "undrain") else "lost"
+        if event.type in ("drain", "undrain", "lost", "returned") and _node_order(event) >= record.written.get(
+            group, (-1, "", -1)
+        ):
+            record.written[group] = _node_order(event)
+            if group == "drain":
+                record.drained = event.type == "drain"
+                record.drain_message = event.message if record.drained else ""
+            else:
+                record.lost = event.type == "lost"
+        self.position += 1
+        return record
+
+
+def _node_order(event: NodeEvent) -> tuple[int, str, int]:
+    return event.time_ms, event.source, event.sequence

@@ -1,0 +1,164 @@
+"""The closed catalogue of metrics: name, unit, gauge or counter, entity kind, DCGM field id.
+
+GPU metrics are keyed by DCGM field id, because exporters rename fields between versions: 3.x, 4.x and the 4.6
+names of one field all carry the same id. Units follow Fleetcast's rule: ratios are 0..1, memory is bytes, time is
+seconds; what arrives in percent or MiB is converted once, at the door (`ingest/`).
+
+A counter is stored as a rate per second; `events` counters additionally keep their raw increments in windows.
+"""
+
+from dataclasses import dataclass
+
+from fleet.samples import EntityKind
+
+GAUGE = "gauge"
+COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the catalogue. `dcgm_id` is None for what DCGM does not measure."""
+
+    name: str
+    unit: str
+    type: str
+    kind: EntityKind
+    dcgm_id: int | None = None
+
+    @property
+    def is_counter(self) -> bool:
+        return self.type == COUNTER
+
+
+def _gpu(name: str, unit: str, dcgm_id: int, type: str = GAUGE) -> Metric:
+    return Metric(name, unit, type, EntityKind.GPU, dcgm_id)
+
+
+_GPU = (
+    _gpu("sm_clock_mhz", "MHz", 100),
+    _gpu("mem_clock_mhz", "MHz", 101),
+    _gpu("clock_event_reasons", "bit mask", 112),
+    _gpu("memory_temp_c", "°C", 140),
+    _gpu("gpu_temp_c", "°C", 150),
+    _gpu("power_w", "W", 155),
+    _gpu("energy_j", "J", 156, COUNTER),
+    _gpu("pcie_replays", "events", 202, COUNTER),
+    _gpu("gpu_util", "ratio", 203),
+    _gpu("mem_copy_util", "ratio", 204),
+    _gpu("encoder_util", "ratio", 206),
+    _gpu("decoder_util", "ratio", 207),
+    _gpu("xid", "code", 230),
+    _gpu("pcie_max_link_gen", "generation", 235),
+    _gpu("pcie_max_link_width", "lanes", 236),
+    _gpu("pcie_link_gen", "generation", 237),
+    _gpu("pcie_link_width", "lanes", 238),
+    _gpu("power_violation_s", "s", 240, COUNTER),
+    _gpu("thermal_violation_s", "s", 241, COUNTER),
+    _gpu("fb_total_bytes", "B", 250),
+    _gpu("fb_free_bytes", "B", 251),
+    _gpu("fb_used_bytes", "B", 252),
+    _gpu("fb_reserved_bytes", "B", 253),
+    _gpu("ecc_sbe_volatile", "events", 310, COUNTER),
+    _gpu("ecc_dbe_volatile", "events", 311, COUNTER),
+    _gpu("ecc_sbe_aggregate", "events", 312, COUNTER),
+    _gpu("ecc_dbe_aggregate", "events", 313, COUNTER),
+    _gpu("retired_pages_sbe", "pages", 390),
+    _gpu("retired_pages_dbe", "pages", 391),
+    _gpu("retired_pages_pending", "flag", 392),
+    _gpu("remapped_rows_uncorrectable", "rows", 393),
+    _gpu("remapped_rows_correctable", "rows", 394),
+    _gpu("row_remap_failure", "flag", 395),
+    _gpu("nvlink_crc_flit_errors", "events", 409, COUNTER),
+    _gpu("nvlink_crc_data_errors", "events", 419, COUNTER),
+    _gpu("nvlink_replay_errors", "events", 429, COUNTER),
+    _gpu("nvlink_recovery_errors", "events", 439, COUNTER),
+    _gpu("graphics_active", "ratio", 1001),
+    _gpu("sm_active", "ratio", 1002),
+    _gpu("sm_occupancy", "ratio", 1003),
+    _gpu("tensor_active", "ratio", 1004),
+    _gpu("dram_active", "ratio", 1005),
+    _gpu("fp64_active", "ratio", 1006),
+    _gpu("fp32_active", "ratio", 1007),
+    _gpu("fp16_active", "ratio", 1008),
+    _gpu("pcie_tx_bytes_per_s", "B/s", 1009),
+    _gpu("pcie_rx_bytes_per_s", "B/s", 1010),
+    _gpu("nvlink_tx_bytes_per_s", "B/s", 1011),
+    _gpu("nvlink_rx_bytes_per_s", "B/s", 1012),
+)
+
+# A MIG instance reports the profiling and memory fields of its slice; whole-GPU fields stay with the GPU.
+_INSTANCE_IDS = frozenset({230, 250, 251, 252, 253, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008})
+_INSTANCE = tuple(
+    Metric(metric.name, metric.unit, metric.type, EntityKind.GPU_INSTANCE, metric.dcgm_id)
+    for metric in _GPU
+    if metric.dcgm_id in _INSTANCE_IDS
+)
+
+
+def _port(name: str, unit: str, type: str = COUNTER) -> Metric:
+    return Metric(name, unit, type, EntityKind.PORT)
+
+
+_PORT = (
+    _port("rx_bytes", "B"),
+    _port("tx_bytes", "B"),
+    _port("rx_packets", "packets"),
+    _port("tx_packets", "packets"),
+    _port("tx_wait", "ticks"),
+    _port("link_downed", "events"),
+    _port("link_recoveries", "events"),
+    _port("symbol_errors", "events"),
+    _port("rx_errors", "events"),
+    _port("tx_discards", "events"),
+    _port("rx_remote_physical_errors", "events"),
+    _port("integrity_errors", "events"),
+    _port("buffer_overruns", "events"),
+    _port("constraint_errors", "events"),
+    _port("state", "id", GAUGE),
+    _port("physical_state", "id", GAUGE),
+    _port("speed_bytes_per_s", "B/s", GAUGE),
+)
+
+
+def _node(name: str, unit: str, type: str = GAUGE) -> Metric:
+    return Metric(name, unit, type, EntityKind.NODE)
+
+
+_NODE = (
+    _node("scrape_duration_s", "s"),
+    _node("scrape_up", "flag"),
+    _node("gpus_reported", "GPUs"),
+    _node("ports_reported", "ports"),
+    _node("cpu_steal", "ratio"),
+    _node("cpu_pressure", "ratio"),
+    _node("bmc_power_w", "W"),
+)
+
+METRICS: dict[EntityKind, tuple[Metric, ...]] = dict.fromkeys(EntityKind, ()) | {
+    EntityKind.GPU: _GPU,
+    EntityKind.GPU_INSTANCE: _INSTANCE,
+    EntityKind.PORT: _PORT,
+    EntityKind.NODE: _NODE,
+}
+
+_ROWS = {(kind, metric.name): row for kind, metrics in METRICS.items() for row, metric in enumerate(metrics)}
+_DCGM_ROWS = {
+    (kind, metric.dcgm_id): row
+    for kind, metrics in METRICS.items()
+    for row, metric in enumerate(metrics)
+    if metric.dcgm_id is not None
+}
+
+
+def metric_row(kind: EntityKind, name: str) -> int:
+    """The row of a metric in `METRICS[kind]`; KeyError when the catalogue does not hold it.
+
+    >>> METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, "power_w")].dcgm_id
+    155
+    """
+    return _ROWS[kind, name]
+
+
+def dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
+    """The row of a DCGM field id in `METRICS[kind]`, None when the catalogue does not hold it."""
+    return _DCGM_ROWS.get((kind, dcgm_id))

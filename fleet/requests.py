@@ -1,0 +1,120 @@
+"""PlacementRequest and Decision: the public contract of placement (all times ms, durations s, ratios 0..1)."""
+
+from typing import Literal
+
+import msgspec
+
+from fleet.topology import Level
+
+LevelName = Literal["node", "nvlink_domain", "rack", "rail_group", "block", "cluster"]
+Outcome = Literal["placed", "refused", "queued"]
+
+
+class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many members start together: at least `min`, at best `desired`, growing by `step`."""
+
+    min: int
+    desired: int
+    step: int = 1
+
+
+class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`required` is a hard invariant, `preferred` widens level by level when it does not fit."""
+
+    required: LevelName | None = None
+    preferred: LevelName | None = None
+
+
+class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One gang member on one node, with the indices of its GPUs there."""
+
+    rank: int
+    node: str
+    gpus: tuple[int, ...] = ()
+
+
+class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`gang` counts members; each takes `gpus_per_node` GPUs on one node; two may share a node unless `spread`."""
+
+    request_id: str
+    job: str = ""
+    attempt: int = 1
+    cluster: str = ""
+    tenant: str = ""
+    queue: str = "default"
+    user: str = ""
+    class_: Literal["training", "fine_tuning", "inference", "batch", "interactive"] = msgspec.field(
+        default="training", name="class"
+    )
+    priority: int = 0
+    preemptible: bool = False
+    gang: Gang | int = 1
+    gpus_per_node: int = 1
+    gpu_model: str = ""
+    gpu_memory_gib: float | None = None
+    gpu_share: float | None = None
+    mig_profile: str | None = None
+    cpus: int | None = None
+    host_memory_gib: float | None = None
+    nvme_gib: float | None = None
+    host_offload: bool = False
+    topology: TopologyConstraint = TopologyConstraint()
+    spread: bool = False
+    limit_s: float | None = None
+    deadline_ms: int | None = None
+    tolerated_wait_s: float | None = None
+    max_risk: float | None = None
+    power_w: float | None = None
+    checkpoint_cost_s: float | None = None
+    avoid_nodes: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def job_name(self) -> str:
+        return self.job or self.request_id
+
+    @property
+    def members(self) -> Gang:
+        """The gang in its long form; a number n means exactly n."""
+        return self.gang if isinstance(self.gang, Gang) else Gang(self.gang, self.gang)
+
+    @property
+    def required(self) -> Level | None:
+        return Level(self.topology.required) if self.topology.required else None
+
+    @property
+    def preferred(self) -> Level | None:
+        return Level(self.topology.preferred) if self.topology.preferred else None
+
+
+class RunnerUp(msgspec.Struct, frozen=True):
+    """A placement that lost, with what it would have scored."""
+
+    nodes: tuple[str, ...]
+    score: float
+    parts: dict[str, float]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a PlacementRequest. Law: `nodes == candidates + sum(rejected.values())`.
+
+    `nodes` counts the nodes looked at, `candidates` those that could host at least one member, `rejected` the
+    others by their first reason. Where a whole gang found no room among enough candidates, `sentence` says so.
+    """
+
+    request_id: str
+    decision_id: str
+    outcome: Outcome
+    sentence: str
+    ranks: tuple[RankPlacement, ...] = ()
+    score: float = 0.0
+    parts: dict[str, float] = {}
+    nodes: int = 0
+    candidates: int = 0
+    rejected: dict[str, int] = {}
+    runners_up: tuple[RunnerUp, ...] = ()
+    topology_level: str = ""
+    generation: int = 0
+    board_as_of_ms: int = 0
+    models: dict[str, str] = {}
+    expires_ms: int = 0

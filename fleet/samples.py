@@ -1,0 +1,70 @@
+"""SampleBatch: what every telemetry source is decoded into."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class EntityKind(StrEnum):
+    GPU = "gpu"
+    GPU_INSTANCE = "gpu_instance"
+    PORT = "port"
+    LINK = "link"
+    SWITCH = "switch"
+    NODE = "node"
+    RANK = "rank"
+    POOL = "pool"
+    SERVED_MODEL = "served_model"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """Samples of one entity kind, as columns of equal length n. Nobody changes a column after construction.
+
+    metric: row in `METRICS[kind]`; entity: row in `Entities[kind]`; time_ms: event time, Unix epoch;
+    value: in the metric's unit, counters raw (they become rates at the store's door).
+    """
+
+    kind: EntityKind
+    metric: NDArray[np.int16]  # (n,)
+    entity: NDArray[np.int32]  # (n,)
+    time_ms: NDArray[np.int64]  # (n,)
+    value: NDArray[np.float64]  # (n,)
+
+    def __post_init__(self) -> None:
+        n = len(self.metric)
+        if not (len(self.entity) == len(self.time_ms) == len(self.value) == n):
+            sizes = (n, len(self.entity), len(self.time_ms), len(self.value))
+            raise ValueError(f"columns of a SampleBatch differ in length: {sizes}")
+
+    def __len__(self) -> int:
+        return len(self.metric)
+
+    @classmethod
+    def of(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":
+        """A batch from (metric, entity, time_ms, value) tuples: for tests and rare paths."""
+        metric, entity, time_ms, value = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return cls(
+            kind,
+            np.array(metric, np.int16),
+            np.array(entity, np.int32),
+            np.array(time_ms, np.int64),
+            np.array(value, np.float64),
+        )
+
+    @classmethod
+    def concat(cls, batches: Sequence["SampleBatch"]) -> "SampleBatch":
+        """One batch of several of the same kind, in order; raises ValueError when kinds differ or none is given."""
+        kinds = {batch.kind for batch in batches}
+        if len(kinds) != 1:
+            raise ValueError(f"cannot concatenate batches of kinds {sorted(kinds)}")
+        return cls(
+            kinds.pop(),
+            np.concatenate([batch.metric for batch in batches]),
+            np.concatenate([batch.entity for batch in batches]),
+            np.concatenate([batch.time_ms for batch in batches]),
+            np.concatenate([batch.value for batch in batches]),
+        )

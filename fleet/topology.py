@@ -1,0 +1,108 @@
+"""Topology: which node lies in which NVLink domain, rack, rail group, block and cluster, and what it is made of.
+
+Immutable, addressed by dense node row; a change makes a new one with the next `generation`. A node that no
+topology file names has domain -1 at every level ("unplaced"): it is scored and shown, and can be used for
+placements that ask for no level above the node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Level(StrEnum):
+    """From the tightest domain to the widest."""
+
+    NODE = "node"
+    NVLINK_DOMAIN = "nvlink_domain"
+    RACK = "rack"
+    RAIL_GROUP = "rail_group"
+    BLOCK = "block"
+    CLUSTER = "cluster"
+
+
+DOMAIN_LEVELS = tuple(level for level in Level if level is not Level.NODE)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What a topology source says of one node. An empty domain name means the source does not say."""
+
+    name: str
+    gpus: int = 0
+    gpu_model: str = ""
+    gpu_memory_gib: float = 0.0
+    cpus: int = 0
+    host_memory_gib: float = 0.0
+    pool: str = "default"
+    domains: dict[Level, str] = field(default_factory=dict)
+    power_domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Columns over n node rows. `domain[level][row]` indexes `domain_names[level]`, -1 is unknown."""
+
+    nodes: tuple[NodeSpec, ...]
+    placed: NDArray[np.bool_]  # (n,) named by a topology source
+    gpus: NDArray[np.int16]  # (n,)
+    domain: dict[Level, NDArray[np.int32]]  # level -> (n,)
+    domain_names: dict[Level, tuple[str, ...]]
+    generation: int
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    @classmethod
+    def build(
+        cls, nodes: Sequence[NodeSpec], *, placed: Sequence[bool] | None = None, generation: int = 1
+    ) -> "Topology":
+        """Index the specs; domains are numbered in order of first mention. Raises ValueError on a repeated node."""
+        names = [node.name for node in nodes]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"node {twice!r} is named twice")
+        domain: dict[Level, NDArray[np.int32]] = {}
+        domain_names: dict[Level, tuple[str, ...]] = {}
+        for level in DOMAIN_LEVELS:
+            index: dict[str, int] = {}
+            rows = [
+                index.setdefault(label, len(index)) if (label := node.domains.get(level, "")) else -1 for node in nodes
+            ]
+            domain[level] = np.array(rows, np.int32)
+            domain_names[level] = tuple(index)
+        return cls(
+            nodes=tuple(nodes),
+            placed=np.ones(len(nodes), bool) if placed is None else np.array(placed, bool),
+            gpus=np.array([node.gpus for node in nodes], np.int16),
+            domain=domain,
+            domain_names=domain_names,
+            generation=generation,
+        )
+
+    def with_unplaced(self, names: Sequence[str]) -> "Topology":
+        """This topology with further nodes that no source has placed; the next generation."""
+        nodes = (*self.nodes, *(NodeSpec(name) for name in names))
+        placed = [*self.placed.tolist(), *(False for _ in names)]
+        return Topology.build(nodes, placed=placed, generation=self.generation + 1)
+
+    def with_gpus(self, counts: dict[str, int], model: dict[str, str] | None = None) -> "Topology":
+        """This topology with GPU counts (and models) learnt from telemetry for nodes that state none."""
+        nodes = [
+            replace(
+                node,
+                gpus=counts.get(node.name, 0),
+                gpu_model=node.gpu_model or (model or {}).get(node.name, ""),
+            )
+            if node.gpus == 0 and counts.get(node.name, 0) > 0
+            else node
+            for node in self.nodes
+        ]
+        return Topology.build(nodes, placed=self.placed.tolist(), generation=self.generation + 1)

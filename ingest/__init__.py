@@ -1,0 +1,1 @@
+"""Bytes in, SampleBatch and JobEvent out."""

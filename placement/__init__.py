@@ -1,0 +1,1 @@
+"""A view and a request in, a decision out. Knows no model."""

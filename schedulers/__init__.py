@@ -1,0 +1,1 @@
+"""The languages of other schedulers: translation only, one file a scheduler."""

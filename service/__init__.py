@@ -1,0 +1,1 @@
+"""Processes and wiring: pipeline, api, placer, adapters."""

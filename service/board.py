@@ -1,0 +1,210 @@
+"""The board: named sections in one file, atomically replaced, memory-mapped by readers.
+
+Layout: magic (8 bytes), header length (uint32, little endian), JSON header, then the sections, each aligned to
+64 bytes. A reader ignores sections that it does not know. Two containers lie in a board folder: `board`
+(replaced each tick) and `urgent` (replaced at once when a hard signal arrives); a section of `urgent` that is newer
+than the same section of `board` wins.
+
+    header  {"version": 1, "sequence": n, "as_of_ms": t, "sections": [{"name", "dtype", "shape", "offset", "nbytes",
+             "as_of_ms", "model"}]}
+
+A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON documents, or names joined by newlines.
+"""
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"FLEETBRD"
+ALIGN = 64
+BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One named piece of the board."""
+
+    name: str
+    data: NDArray[Any] | bytes
+    as_of_ms: int
+    model: str = ""
+
+
+class BoardError(Exception):
+    """The file is not a whole board (torn, foreign or of another version)."""
+
+
+class Board:
+    """One published board, immutable. Arrays are read-only views into the mapped file."""
+
+    def __init__(self, buffer: bytes | mmap.mmap) -> None:
+        view = memoryview(buffer)
+        if len(view) < 12 or bytes(view[:8]) != MAGIC:
+            raise BoardError("not a board file")
+        (length,) = struct.unpack("<I", view[8:12])
+        try:
+            header = json.loads(bytes(view[12 : 12 + length]))
+        except ValueError as error:
+            raise BoardError(f"torn board header: {error}") from None
+        self._view = view
+        self._sections: dict[str, dict[str, Any]] = {row["name"]: row for row in header["sections"]}
+        self.as_of_ms: int = header["as_of_ms"]
+        self.sequence: int = header["sequence"]
+        end = max((row["offset"] + row["nbytes"] for row in header["sections"]), default=0)
+        if end > len(view):
+            raise BoardError(f"torn board: {len(view)} bytes, header promises {end}")
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._overlay: Board | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sections
+
+    def overlaid(self, urgent: "Board | None") -> "Board":
+        """This board with the newer sections of `urgent` on top."""
+        self._overlay = urgent
+        return self
+
+    def _holder(self, name: str) -> "tuple[Board, dict[str, Any]]":
+        own = self._sections.get(name)
+        over = self._overlay._sections.get(name) if self._overlay else None
+        if over and self._overlay and (own is None or over["as_of_ms"] > own["as_of_ms"]):
+            return self._overlay, over
+        if own is None:
+            raise KeyError(f"the board has no section {name!r}")
+        return self, own
+
+    def meta(self, name: str) -> dict[str, Any]:
+        """The directory row of a section: dtype, shape, as_of_ms, model."""
+        return self._holder(name)[1]
+
+    def sections(self) -> list[str]:
+        return list(self._sections)
+
+    def raw(self, name: str) -> memoryview:
+        """The section's bytes, not copied."""
+        board, row = self._holder(name)
+        return board._view[row["offset"] : row["offset"] + row["nbytes"]]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The section as an array; KeyError when the board has none of that name."""
+        _, row = self._holder(name)
+        array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
+        array.flags.writeable = False
+        return array
+
+    def text(self, name: str) -> bytes:
+        return bytes(self.raw(name))
+
+    def json(self, name: str) -> Any:
+        return msgspec.json.decode(self.raw(name))
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A newline-joined section as a tuple."""
+        if name not in self._names:
+            text = self.text(name).decode()
+            self._names[name] = tuple(text.split("\n")) if text else ()
+        return self._names[name]
+
+
+def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int) -> bytes:
+    """The container's bytes."""
+    payloads = [section.data if isinstance(section.data, bytes) else section.data.tobytes() for section in sections]
+
+    def header(base: int) -> bytes:
+        rows, offset = [], base
+        for section, payload in zip(sections, payloads, strict=True):
+            array = None if isinstance(section.data, bytes) else section.data
+            rows.append(
+                {
+                    "name": section.name,
+                    "dtype": BYTES if array is None else array.dtype.str,
+                    "shape": [len(payload)] if array is None else list(array.shape),
+                    "offset": offset,
+                    "nbytes": len(payload),
+                    "as_of_ms": section.as_of_ms,
+                    "model": section.model,
+                }
+            )
+            offset += -(-len(payload) // ALIGN) * ALIGN
+        return msgspec.json.encode({"version": 1, "sequence": sequence, "as_of_ms": as_of_ms, "sections": rows})
+
+    base = -(-(12 + len(header(10**12)) + ALIGN) // ALIGN) * ALIGN
+    head = header(base)
+    parts = [MAGIC, struct.pack("<I", len(head)), head, b"\0" * (base - 12 - len(head))]
+    for payload in payloads:
+        parts += [payload, b"\0" * (-len(payload) % ALIGN)]
+    return b"".join(parts)
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(beside, "wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+class BoardWriter:
+    """The pipeline's end. Sections that are not published again stay as they were."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._kept: dict[str, Section] = {}
+        self._sequence = 0
+
+    def publish(self, sections: Sequence[Section], as_of_ms: int) -> None:
+        self._sequence += 1
+        self._kept.update((section.name, section) for section in sections)
+        replace_file(self.folder / "board", encode_board([*self._kept.values()], self._sequence, as_of_ms))
+
+    def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
+        self._sequence += 1
+        replace_file(self.folder / "urgent", encode_board(sections, self._sequence, as_of_ms))
+
+
+class BoardReader:
+    """A reader's end: `latest()` maps the file anew only when it was replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stamp: tuple[Any, ...] = ()
+        self._board: Board | None = None
+
+    def latest(self) -> Board | None:
+        """The newest whole board, None before the first. A torn file leaves the last good one in place."""
+        stamp = (_stamp(self.folder / "board"), _stamp(self.folder / "urgent"))
+        if stamp != self._stamp:
+            board = _map(self.folder / "board")
+            if board is not None:
+                self._board = board.overlaid(_map(self.folder / "urgent"))
+                self._stamp = stamp
+        return self._board
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _map(path: Path) -> Board | None:
+    try:
+        with open(path, "rb") as file:
+            return Board(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (FileNotFoundError, ValueError, BoardError):
+        return None

@@ -1,0 +1,157 @@
+"""config.toml decoded into frozen structs. Unknown keys are refused; units are in the key names.
+
+`config.toml` at the root of the project equals the defaults below (a test holds the two together). Periods and ages
+are in fleet time, timeouts of sockets in wall time. Secrets come from the environment, never from this file.
+"""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from fleet.clock import Clock, ScaledClock, SystemClock
+from fleet.errors import ConfigError
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class FleetConfig(_Section):
+    """`topology`: a TOML file (see README) or a Slurm topology.conf; empty: every node is unplaced."""
+
+    name: str = "fleet"
+    topology: str = ""
+
+
+class ClockConfig(_Section):
+    """Fleet time was `epoch_ms` when the machine's clock read `wall_ms`, and runs `speed` times as fast."""
+
+    epoch_ms: int = 0
+    wall_ms: int = 0
+    speed: float = 1.0
+
+
+class ScrapeConfig(_Section):
+    """`targets`: exporter URLs, or `file:PATH` with one URL a line. `timeout_s` is wall time."""
+
+    targets: tuple[str, ...] = ()
+    interval_s: float = 15.0
+    timeout_s: float = 5.0
+    max_body_bytes: int = 16_777_216
+    concurrency: int = 64
+
+
+class PipelineConfig(_Section):
+    tick_s: float = 10.0
+    snapshot_s: float = 60.0
+    future_limit_s: float = 60.0
+    history_days: int = 35
+    models: str = ""  # folder of fitted models; empty: the ones that ship
+
+
+class ApiConfig(_Section):
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body_bytes: int = 16_777_216
+    stale_after_s: float = 60.0
+
+
+class PlacerConfig(_Section):
+    """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long."""
+
+    port: int = 8081
+    queue_period_s: float = 5.0
+    intent_expires_s: float = 300.0
+    max_risk: float = 0.5
+    filters: tuple[str, ...] = ()  # import paths of further filter functions
+    scorers: tuple[str, ...] = ()  # import paths of further scorer functions
+
+
+class AdapterConfig(_Section):
+    """One scheduler adapter: `use` is a built-in name or an import path, the rest are its options."""
+
+    use: str
+    options: dict[str, str | int | float | bool] = {}
+
+
+class AdaptersConfig(_Section):
+    adapter: tuple[AdapterConfig, ...] = ()
+
+
+class Config(_Section):
+    """Everything. `state` is the folder of inbox, board, snapshot and ledger."""
+
+    state: str = "var"
+    fleet: FleetConfig = FleetConfig()
+    clock: ClockConfig = ClockConfig()
+    scrape: ScrapeConfig = ScrapeConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    api: ApiConfig = ApiConfig()
+    placer: PlacerConfig = PlacerConfig()
+    adapters: AdaptersConfig = AdaptersConfig()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.state)
+
+    @property
+    def inbox(self) -> Path:
+        return self.folder / "inbox"
+
+    @property
+    def board(self) -> Path:
+        return self.folder / "board"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger.sqlite"
+
+    def make_clock(self) -> Clock:
+        if self.clock == ClockConfig():
+            return SystemClock()
+        return ScaledClock(self.clock.epoch_ms, self.clock.wall_ms, self.clock.speed)
+
+
+def load_config(path: Path | None) -> Config:
+    """The defaults, or the file. Raises ConfigError that names the key, the value and what was expected."""
+    if path is None:
+        return Config()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+    try:
+        config = msgspec.convert(tomllib.loads(text), Config)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    check_config(config)
+    return config
+
+
+def check_config(config: Config) -> None:
+    """Refuse values that no type can refuse; ConfigError says which and why."""
+    positive = {
+        "clock.speed": config.clock.speed,
+        "scrape.interval_s": config.scrape.interval_s,
+        "scrape.timeout_s": config.scrape.timeout_s,
+        "scrape.concurrency": config.scrape.concurrency,
+        "pipeline.tick_s": config.pipeline.tick_s,
+        "pipeline.snapshot_s": config.pipeline.snapshot_s,
+        "placer.queue_period_s": config.placer.queue_period_s,
+        "placer.intent_expires_s": config.placer.intent_expires_s,
+    }
+    for key, value in positive.items():
+        if not value > 0:
+            raise ConfigError(f"{key} = {value}: must be greater than 0")
+    if not 0 < config.placer.max_risk <= 1:
+        raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
+    for key, port in (("api.port", config.api.port), ("placer.port", config.placer.port)):
+        if not 0 < port < 65536:
+            raise ConfigError(f"{key} = {port}: must lie in 1..65535")
+    if config.api.port == config.placer.port:
+        raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
+    if config.fleet.topology and not Path(config.fleet.topology).exists():
+        raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file")

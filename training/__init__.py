@@ -1,0 +1,1 @@
+"""Offline: data sets, splits, fits, evaluation."""
