@@ -17,14 +17,14 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     pass
 
 
-class FleetConfig(_Section):
+class FleetConfig(_Section, frozen=True):
     """`topology`: a TOML file (see README) or a Slurm topology.conf; empty: every node is unplaced."""
 
     name: str = "fleet"
     topology: str = ""
 
 
-class ClockConfig(_Section):
+class ClockConfig(_Section, frozen=True):
     """Fleet time was `epoch_ms` when the machine's clock read `wall_ms`, and runs `speed` times as fast."""
 
     epoch_ms: int = 0
@@ -32,7 +32,7 @@ class ClockConfig(_Section):
     speed: float = 1.0
 
 
-class ScrapeConfig(_Section):
+class ScrapeConfig(_Section, frozen=True):
     """`targets`: exporter URLs, or `file:PATH` with one URL a line. `timeout_s` is wall time."""
 
     targets: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class ScrapeConfig(_Section):
     concurrency: int = 64
 
 
-class PipelineConfig(_Section):
+class PipelineConfig(_Section, frozen=True):
     tick_s: float = 10.0
     snapshot_s: float = 60.0
     future_limit_s: float = 60.0
@@ -50,14 +50,14 @@ class PipelineConfig(_Section):
     models: str = ""  # folder of fitted models; empty: the ones that ship
 
 
-class ApiConfig(_Section):
+class ApiConfig(_Section, frozen=True):
     host: str = "127.0.0.1"
     port: int = 8080
     max_body_bytes: int = 16_777_216
     stale_after_s: float = 60.0
 
 
-class PlacerConfig(_Section):
+class PlacerConfig(_Section, frozen=True):
     """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long."""
 
     port: int = 8081
@@ -68,18 +68,18 @@ class PlacerConfig(_Section):
     scorers: tuple[str, ...] = ()  # import paths of further scorer functions
 
 
-class AdapterConfig(_Section):
+class AdapterConfig(_Section, frozen=True):
     """One scheduler adapter: `use` is a built-in name or an import path, the rest are its options."""
 
     use: str
     options: dict[str, str | int | float | bool] = {}
 
 
-class AdaptersConfig(_Section):
+class AdaptersConfig(_Section, frozen=True):
     adapter: tuple[AdapterConfig, ...] = ()
 
 
-class Config(_Section):
+class Config(_Section, frozen=True):
     """Everything. `state` is the folder of inbox, board, snapshot and ledger."""
 
     state: str = "var"
