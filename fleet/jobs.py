@@ -6,7 +6,7 @@ events end in the same table. Identities are remembered as runs of sequences, so
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,6 +187,7 @@ class JobTable:
     def __init__(self) -> None:
         self.attempts: dict[tuple[str, int], JobAttempt] = {}
         self.latest: dict[str, int] = {}
+        self._live: dict[tuple[str, int], JobAttempt] = {}
         self.position = 0
 
     def __iter__(self) -> Iterator[JobAttempt]:
@@ -205,18 +206,34 @@ class JobTable:
         if not attempt.fold(event):
             return None
         self.position += 1
+        self._track(attempt)
         return attempt
+
+    def put(self, attempt: JobAttempt) -> None:
+        """Take over a whole attempt, as a snapshot kept it."""
+        self.attempts[attempt.job, attempt.attempt] = attempt
+        self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, 0))
+        self._track(attempt)
+
+    def _track(self, attempt: JobAttempt) -> None:
+        key = (attempt.job, attempt.attempt)
+        if attempt.ended_ms is None:
+            self._live[key] = attempt
+        else:
+            self._live.pop(key, None)
 
     def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
         """One attempt, the latest unless named."""
         number = self.latest.get(job) if attempt is None else attempt
         return None if number is None else self.attempts.get((job, number))
 
-    def running(self) -> Iterable[JobAttempt]:
-        return (attempt for attempt in self if attempt.state == "running")
+    def running(self) -> list[JobAttempt]:
+        """Attempts that hold GPUs now; costs the live ones, not the history."""
+        return [attempt for attempt in self._live.values() if attempt.state == "running"]
 
-    def queued(self) -> Iterable[JobAttempt]:
-        return (attempt for attempt in self if attempt.state == "queued" and attempt.submission is not None)
+    def queued(self) -> list[JobAttempt]:
+        """Attempts that wait, in order of arrival of their first event."""
+        return [row for row in self._live.values() if row.state == "queued" and row.submission is not None]
 
     def forget_ended_before(self, time_ms: int) -> int:
         """Drop attempts that ended before `time_ms`; returns how many."""
