@@ -4,8 +4,7 @@ Within an attempt every field is last-writer-wins by `sequence`, so any order an
 events end in the same table. Identities are remembered as runs of sequences, so a gapless attempt costs one pair.
 """
 
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,8 @@ from fleet.requests import Gang, RankPlacement
 
 STEPS_KEPT = 256
 EVENTS_KEPT = 20
+CHECKPOINTS_KEPT = 32
+NODE_EVENTS_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -71,13 +72,13 @@ class JobAttempt:
     nodes: tuple[str, ...] = ()
     phase: str = ""
     phase_since_ms: int | None = None
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
-    checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=32))
+    steps: list[Step] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     lost_nodes: dict[str, str] = field(default_factory=dict)
     ended_ms: int | None = None
     outcome: str = ""  # finished | failed | preempted
     failure: Failed | None = None
-    events: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    events: list[JobEvent] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)  # field group -> sequence of its last writer
 
     @property
@@ -133,7 +134,7 @@ class JobAttempt:
         """Apply one event; False when it is a duplicate."""
         if not self.seen.add(event.sequence):
             return False
-        _insert_by_sequence(self.events, event)
+        _keep(self.events, event, EVENTS_KEPT)
         match event:
             case Submitted():
                 if self._wins("submission", event):
@@ -153,9 +154,9 @@ class JobAttempt:
                 if event.rank is None and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
             case Step():
-                _insert_by_sequence(self.steps, event)
+                _keep(self.steps, event, STEPS_KEPT)
             case Checkpoint():
-                _insert_by_sequence(self.checkpoints, event)
+                _keep(self.checkpoints, event, CHECKPOINTS_KEPT)
             case NodeLost():
                 self.lost_nodes[event.node] = event.reason
             case Finished() | Failed() | Preempted():
@@ -170,15 +171,11 @@ class JobAttempt:
         self.outcome = {Finished: "finished", Failed: "failed", Preempted: "preempted"}[type(event)]
 
 
-def _insert_by_sequence(kept: deque[Any], event: JobEvent) -> None:
-    """Keep `kept` sorted by sequence and bounded; the newest are kept, whatever the order of arrival."""
-    if not kept or event.sequence > kept[-1].sequence:
-        kept.append(event)
-        return
-    maxlen = kept.maxlen or len(kept) + 1
-    rows = sorted([*kept, event], key=lambda row: row.sequence)[-maxlen:]
-    kept.clear()
-    kept.extend(rows)
+def _keep(kept: list[Any], event: JobEvent, most: int) -> None:
+    """Keep `kept` sorted by sequence and bounded; the newest stay, whatever the order of arrival."""
+    insort(kept, event, key=lambda row: row.sequence)
+    if len(kept) > most:
+        del kept[0]
 
 
 class JobTable:
@@ -253,7 +250,7 @@ class NodeRecord:
     drained: bool = False
     drain_message: str = ""
     lost: bool = False
-    events: deque[NodeEvent] = field(default_factory=lambda: deque(maxlen=64))
+    events: list[NodeEvent] = field(default_factory=list)
     written: dict[str, tuple[int, str, int]] = field(default_factory=dict)
 
 
@@ -270,9 +267,8 @@ class NodeTable:
         if not self._seen.setdefault((event.node, event.source), SeenSequences()).add(event.sequence):
             return None
         record = self.nodes.setdefault(event.node, NodeRecord(event.node))
-        rows = sorted([*record.events, event], key=_node_order)[-(record.events.maxlen or 64) :]
-        record.events.clear()
-        record.events.extend(rows)
+        insort(record.events, event, key=_node_order)
+        del record.events[:-NODE_EVENTS_KEPT]
         group = "drain" if event.type in ("drain", "undrain") else "lost"
         if event.type in ("drain", "undrain", "lost", "returned") and _node_order(event) >= record.written.get(
             group, (-1, "", -1)
