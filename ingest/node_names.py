@@ -1,0 +1,73 @@
+"""Node lists as Slurm writes them: `n[001-019,021],login1` is twenty names and a twenty-first."""
+
+import re
+from collections.abc import Iterator
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import ConfigError
+
+MAX_NODES = 200_000
+_ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_RANGE = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
+_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Names in the order written. Raises ConfigError that quotes the part that is wrong.
+
+    >>> expand_nodes("n[08-10],login1")
+    ['n08', 'n09', 'n10', 'login1']
+    """
+    names: list[str] = []
+    for entry in split_list(text):
+        for name in _expand_entry(entry):
+            names.append(check_name(name))
+            if len(names) > MAX_NODES:
+                raise ConfigError(f"node list {text!r} names more than {MAX_NODES:,} nodes")
+    return names
+
+
+def split_list(text: str) -> list[str]:
+    """Split at the commas outside brackets.
+
+    >>> split_list("a[1,2],b")
+    ['a[1,2]', 'b']
+    """
+    entries: list[str] = _ENTRY.findall(text)
+    if ",".join(entries) != text:
+        raise ConfigError(f"node list {text!r}: expected names and ranges such as n[001-019], separated by commas")
+    return [entry.strip() for entry in entries]
+
+
+def check_name(name: str) -> str:
+    """The name, or ConfigError: entity names are joined by '/', and every name becomes a label."""
+    if not name or "/" in name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or " " in name:
+        raise ConfigError(f"{name!r} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces")
+    return name
+
+
+def _expand_entry(entry: str) -> Iterator[str]:
+    if "[" not in entry:
+        yield entry
+        return
+    match = _RANGE.fullmatch(entry)
+    if match is None:
+        raise ConfigError(f"node range {entry!r}: expected one bracket, as in n[001-019]")
+    prefix, spans, suffix = match.groups()
+    for span in spans.split(","):
+        for number in _numbers(span.strip(), entry):
+            yield f"{prefix}{number}{suffix}"
+
+
+def _numbers(span: str, entry: str) -> Iterator[str]:
+    """The numbers of one span with the leading zeros of its first."""
+    match = _SPAN.fullmatch(span)
+    if match is None:
+        raise ConfigError(f"node range {entry!r}: {span!r} is neither a number nor first-last")
+    first, last = match.group(1), match.group(2) or match.group(1)
+    if int(last) < int(first):
+        raise ConfigError(f"node range {entry!r}: {span!r} ends before it begins")
+    if int(last) - int(first) >= MAX_NODES:
+        raise ConfigError(f"node range {entry!r} names more than {MAX_NODES:,} nodes")
+    for number in range(int(first), int(last) + 1):
+        yield str(number).zfill(len(first))

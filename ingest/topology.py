@@ -1,0 +1,209 @@
+"""Topology sources → `Topology`: our TOML, Slurm's topology.conf, node labels of Kubernetes.
+
+What a format does not say stays unknown, with one exception: a node whose NVLink domain nobody names is its own
+(eight GPUs on one baseboard are one domain; cliques over several nodes are always labelled).
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.errors import ConfigError
+from fleet.topology import Level, NodeSpec, Topology
+from ingest.gpu_model import short_model
+from ingest.node_names import check_name, expand_nodes
+from ingest.slurm_topology import is_slurm, parse_slurm
+
+MAX_GPUS = 1024
+
+# Label key -> level; where several keys name one level, the first that a node carries wins. A leaf switch of a
+# fabric is our rack, as in topology.conf.
+LABEL_LEVELS: tuple[tuple[str, Level], ...] = (
+    ("nvidia.com/gpu.clique", Level.NVLINK_DOMAIN),
+    ("network.topology.nvidia.com/accelerator", Level.NVLINK_DOMAIN),
+    ("cloud.provider.com/topology-rack", Level.RACK),
+    ("network.topology.nvidia.com/leaf", Level.RACK),
+    ("cloud.google.com/gce-topology-subblock", Level.RACK),
+    ("topology.k8s.aws/network-node-layer-3", Level.RACK),
+    ("cloud.provider.com/topology-block", Level.BLOCK),
+    ("network.topology.nvidia.com/spine", Level.BLOCK),
+    ("network.topology.nvidia.com/block", Level.BLOCK),
+    ("cloud.google.com/gce-topology-block", Level.BLOCK),
+    ("topology.k8s.aws/network-node-layer-2", Level.BLOCK),
+    ("network.topology.nvidia.com/core", Level.CLUSTER),
+    ("network.topology.nvidia.com/datacenter", Level.CLUSTER),
+    ("topology.k8s.aws/network-node-layer-1", Level.CLUSTER),
+    ("topology.kubernetes.io/zone", Level.CLUSTER),
+)
+
+
+class Rack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One [[rack]] of our TOML: like nodes that share a rack. `nodes`: names, or ranges such as "n[001-019]"."""
+
+    name: str
+    nodes: str | tuple[str, ...]
+    block: str = ""
+    rail_group: str = ""
+    cluster: str = ""
+    nvlink_domain: str = ""
+    power_domain: str = ""
+    pool: str = "default"
+    gpus: int = 0
+    gpu_model: str = ""
+    gpu_memory_gib: float = 0.0
+    cpus: int = 0
+    host_memory_gib: float = 0.0
+
+
+class _Racks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rack: tuple[Rack, ...]
+
+
+def load_topology(path: Path) -> Topology:
+    """Read a file of any known format, told by its content. Raises ConfigError naming the file and the fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read topology {path}: {error}") from None
+    try:
+        nodes = parse_topology(text)
+        return Topology.build(nodes)
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"topology {path}: {error}") from None
+
+
+def parse_topology(text: str) -> list[NodeSpec]:
+    """Nodes of a TOML, topology.conf or JSON (labels) text. Raises ConfigError."""
+    if text.lstrip().startswith("{"):
+        return parse_labels_json(text)
+    return parse_slurm(text) if is_slurm(text) else parse_toml(text)
+
+
+def parse_toml(text: str) -> list[NodeSpec]:
+    try:
+        racks = msgspec.convert(tomllib.loads(text), _Racks).rack
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+    if not racks:
+        raise ConfigError("it names no [[rack]]")
+    return [spec for rack in racks for spec in _rack_nodes(rack)]
+
+
+def _rack_nodes(rack: Rack) -> list[NodeSpec]:
+    _check_rack(rack)
+    lists = (rack.nodes,) if isinstance(rack.nodes, str) else rack.nodes
+    names = [name for text in lists for name in expand_nodes(text)]
+    shared = {
+        Level.RACK: rack.name,
+        Level.RAIL_GROUP: rack.rail_group,
+        Level.BLOCK: rack.block,
+        Level.CLUSTER: rack.cluster,
+    }
+    return [
+        NodeSpec(
+            name=name,
+            gpus=rack.gpus,
+            gpu_model=rack.gpu_model,
+            gpu_memory_gib=rack.gpu_memory_gib,
+            cpus=rack.cpus,
+            host_memory_gib=rack.host_memory_gib,
+            pool=rack.pool,
+            domains={Level.NVLINK_DOMAIN: rack.nvlink_domain or name, **shared},
+            power_domain=rack.power_domain,
+        )
+        for name in names
+    ]
+
+
+def _check_rack(rack: Rack) -> None:
+    check_name(rack.name)
+    if not 0 <= rack.gpus <= MAX_GPUS:
+        raise ConfigError(f"rack {rack.name!r}: gpus = {rack.gpus}, expected 0 to {MAX_GPUS}")
+    for key in ("gpu_memory_gib", "cpus", "host_memory_gib"):
+        value = getattr(rack, key)
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"rack {rack.name!r}: {key} = {value}, expected a number of at least 0")
+
+
+def parse_labels_json(text: str) -> list[NodeSpec]:
+    """`kubectl get nodes -o json`, or an object {node: {label: value}}."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not valid JSON: {error}") from None
+    if not isinstance(document.get("items"), list):
+        return [node_from_labels(str(name), _mapping(labels, name)) for name, labels in document.items()]
+    return [_kubernetes_node(item) for item in document["items"]]
+
+
+def _kubernetes_node(item: Any) -> NodeSpec:
+    try:
+        metadata = msgspec.convert(item["metadata"], dict[str, Any])
+        name = metadata["name"]
+        capacity = _mapping(item.get("status", {}).get("capacity", {}), name)
+    except (KeyError, TypeError, AttributeError, msgspec.ValidationError):
+        raise ConfigError(f"an item is no Kubernetes node: {str(item)[:80]}") from None
+    return node_from_labels(name, _mapping(metadata.get("labels", {}), name), capacity)
+
+
+def _mapping(value: Any, name: object) -> dict[str, str]:
+    try:
+        return msgspec.convert(value, dict[str, str])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"labels of {name!r}: {error}") from None
+
+
+def node_from_labels(name: str, labels: Mapping[str, str], capacity: Mapping[str, str] | None = None) -> NodeSpec:
+    """A node of its Kubernetes labels and `status.capacity`. Raises ConfigError on a number that is none.
+
+    >>> node_from_labels("n1", {"nvidia.com/gpu.clique": "c.7"}).domains[Level.NVLINK_DOMAIN]
+    'c.7'
+    """
+    domains = {Level.NVLINK_DOMAIN: check_name(name)}
+    for key, level in reversed(LABEL_LEVELS):
+        if labels.get(key):
+            domains[level] = labels[key]
+    capacity = capacity or {}
+    return NodeSpec(
+        name=name,
+        gpus=_count(name, capacity.get("nvidia.com/gpu") or labels.get("nvidia.com/gpu.count", "0")),
+        gpu_model=short_model(labels.get("nvidia.com/gpu.product", "")),
+        gpu_memory_gib=_count(name, labels.get("nvidia.com/gpu.memory", "0")) / 1024,
+        cpus=int(_quantity(name, capacity.get("cpu", "0"))),
+        host_memory_gib=_quantity(name, capacity.get("memory", "0")) / 2**30,
+        domains=domains,
+    )
+
+
+_SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+}
+
+
+def _quantity(name: str, text: str) -> float:
+    """A Kubernetes quantity: 64, 500m, 2113502228Ki."""
+    digits = text.rstrip("".join(_SUFFIXES))
+    try:
+        return float(digits) * (_SUFFIXES[text[len(digits) :]] if text != digits else 1.0)
+    except (ValueError, KeyError):
+        raise ConfigError(f"node {name!r}: {text!r} is no quantity such as 64 or 2048Gi") from None
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"node {name!r}: {text!r} is no count")
+    return int(text)
+
+
+def topology_from_labels(nodes: Sequence[tuple[str, Mapping[str, str]]]) -> Topology:
+    """A topology of (node, labels) pairs, as a watch delivers them."""
+    return Topology.build([node_from_labels(name, labels) for name, labels in nodes])
