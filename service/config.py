@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import msgspec
+import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
@@ -155,3 +156,33 @@ def check_config(config: Config) -> None:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
     if config.fleet.topology and not Path(config.fleet.topology).exists():
         raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file")
+
+
+def override(
+    config: Config,
+    *,
+    scrape_targets: tuple[str, ...] | None = None,
+    state: str | None = None,
+    api_port: int | None = None,
+    topology: str | None = None,
+) -> Config:
+    """The configuration with what the command line says on top; a moved API takes the placer along (port + 1)."""
+    replace = msgspec.structs.replace
+    if scrape_targets is not None:
+        config = replace(config, scrape=replace(config.scrape, targets=scrape_targets))
+    if state is not None:
+        config = replace(config, state=state)
+    if api_port is not None:
+        config = replace(
+            config,
+            api=replace(config.api, port=api_port),
+            placer=replace(config.placer, port=api_port + 1),
+        )
+    if topology is not None:
+        config = replace(config, fleet=replace(config.fleet, topology=topology))
+    return config
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write a configuration that `load_config` reads back."""
+    path.write_text(tomli_w.dumps(msgspec.to_builtins(config)), encoding="utf-8")

@@ -1,0 +1,28 @@
+"""`fleetcast check-config`: read a configuration and say what it means, without starting anything."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def check_config_file(
+    path: Annotated[Path, typer.Argument(help="The configuration file.", metavar="CONFIG.toml")],
+) -> None:
+    """Check a configuration file: unknown keys, wrong types, impossible values, missing files.
+
+    Example:  fleetcast check-config config.toml
+    """
+    from ingest.topology import load_topology
+    from service.config import load_config
+
+    config = load_config(path)
+    typer.echo(f"{path}: fine")
+    if config.fleet.topology:
+        topology = load_topology(Path(config.fleet.topology))
+        typer.echo(f"topology: {len(topology)} nodes, {int(topology.gpus.sum())} GPUs")
+    else:
+        typer.echo("topology: none named, every node will be unplaced")
+    typer.echo(f"scrape: {len(config.scrape.targets)} targets every {config.scrape.interval_s:g} s")
+    typer.echo(f"api: http://{config.api.host}:{config.api.port}/  placer: port {config.placer.port}")
+    typer.echo(f"state: {config.folder}  adapters: {[row.use for row in config.adapters.adapter] or 'none'}")

@@ -1,0 +1,45 @@
+"""The `fleetcast` command. Each group is a file of its own; heavy imports happen inside the functions that need them."""
+
+import logging
+import sys
+from typing import NoReturn
+
+import typer
+
+from cli import bench, check, data, demo, run, simulate, train
+from fleet.errors import ConfigError, FleetcastError
+
+app = typer.Typer(
+    name="fleetcast",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A weather service for GPU fleets: node risk, stragglers, demand and placement from live telemetry.\n\n"
+    "Start here:  fleetcast demo   (a simulated fleet, the console at http://127.0.0.1:8080/)\n\n"
+    "Your fleet:  fleetcast run --scrape http://node1:9400/metrics --scrape http://node2:9400/metrics",
+)
+app.command("run")(run.run)
+app.command("demo")(demo.demo)
+app.command("bench")(bench.bench)
+app.command("check-config")(check.check_config_file)
+app.add_typer(simulate.app, name="simulate")
+app.add_typer(data.app, name="data")
+app.add_typer(train.app, name="train")
+
+
+def main() -> NoReturn:
+    """Entry point: 0 done, 1 the work failed (reason on stderr), 2 wrong usage or configuration."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except ConfigError as error:
+        typer.echo(f"fleetcast: {error}", err=True)
+        sys.exit(2)
+    except FleetcastError as error:
+        typer.echo(f"fleetcast: {error}", err=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`fleetcast run`: all roles under a supervisor, or one role."""
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class RoleName(StrEnum):
+    PIPELINE = "pipeline"
+    API = "api"
+    PLACER = "placer"
+    ADAPTERS = "adapters"
+
+
+def run(
+    config: Annotated[Path | None, typer.Option(help="Configuration file; without one, the defaults.")] = None,
+    scrape: Annotated[
+        list[str] | None,
+        typer.Option(help="An exporter to scrape; repeat it for more. Needs no configuration file."),
+    ] = None,
+    role: Annotated[RoleName | None, typer.Option(help="Run this role alone, in this process.")] = None,
+    state: Annotated[str | None, typer.Option(help="Folder for inbox, board, snapshots and ledger [var].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].")] = None,
+    topology: Annotated[str | None, typer.Option(help="Topology file: TOML or a Slurm topology.conf.")] = None,
+) -> None:
+    """Run Fleetcast: pipeline, api, placer and (where configured) adapters, restarted when one dies.
+
+    Examples:
+
+      fleetcast run --scrape http://node1:9400/metrics      no file needed: nodes appear as unplaced
+
+      fleetcast run --config config.toml                    everything from a file
+
+      fleetcast run --config config.toml --role pipeline    one role, e.g. in its own container
+    """
+    from service.config import check_config, load_config, override
+
+    loaded = override(
+        load_config(config),
+        scrape_targets=tuple(scrape) if scrape else None,
+        state=state,
+        api_port=port,
+        topology=topology,
+    )
+    check_config(loaded)
+    if role is None:
+        raise typer.Exit(asyncio.run(_supervise(loaded)))
+    _run_role(role, loaded)
+
+
+async def _supervise(config: "object") -> int:
+    from service.config import Config, save_config
+    from service.supervise import Role, Supervisor, role_command
+
+    assert isinstance(config, Config)
+    config.folder.mkdir(parents=True, exist_ok=True)
+    path = config.folder / "config.toml"
+    save_config(config, path)
+    names = [name for name in RoleName if name is not RoleName.ADAPTERS or config.adapters.adapter]
+    typer.echo(f"fleetcast: {', '.join(names)}; console at http://{config.api.host}:{config.api.port}/", err=True)
+    return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
+
+
+def _run_role(role: RoleName, config: "object") -> None:
+    from service.config import Config
+
+    assert isinstance(config, Config)
+    if role is RoleName.PIPELINE:
+        from service.pipeline_role import serve as serve_pipeline
+
+        work = serve_pipeline(config)
+    elif role is RoleName.API:
+        from service.api import serve as serve_api
+
+        work = serve_api(config)
+    elif role is RoleName.PLACER:
+        from service.placer import serve as serve_placer
+
+        work = serve_placer(config)
+    else:
+        from service.adapters import serve as serve_adapters
+
+        work = serve_adapters(config)
+    _event_loop(work)
+
+
+def _event_loop(work: "object") -> None:
+    """Run under uvloop, the loop that the measured figures were taken with."""
+    import uvloop
+
+    uvloop.run(work)

@@ -1,0 +1,369 @@
+"""The pipeline: sources → decode → write; tick: extract → predict → publish.
+
+Everything that writes state runs in one event loop with no await in between, so there are no locks:
+
+    pump (one task a source)   next batch ─ apply ─ (a hard signal wakes the tick)
+    tick (every tick_s)        extract, score, publish the board
+    demand (every minute)      forecasts, in a thread on copied series
+    snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from features.extract import Frames, extract
+from models.score import score_fleet, score_local
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import SourceError
+from fleet.events import NodeEvent
+from fleet.jobs import JobAttempt
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind
+from fleet.topology import Topology
+from ingest.source import Batch, Source
+from service.board import BoardWriter, Section
+from service.config import Config
+from service.occupancy import observe
+from service.publish import (
+    ENDED_KEPT_MS,
+    Tick,
+    encode,
+    fleet_document,
+    in_service,
+    score_sections,
+    topology_sections,
+    usable_gpus,
+)
+from service.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+DEMAND_PERIOD_S = 60.0
+DEMAND_BINS = 28 * 144
+DEMAND_TARGETS = ("arriving", "running", "queued", "wanted")
+BIN_S = 600
+WARM_S = 1800.0
+SHORTEST_TICK_WALL_S = 0.2
+XID = metric_row(EntityKind.GPU, "xid")
+HARD_EVENTS = frozenset({"drain", "undrain", "lost", "returned", "xid"})
+
+
+class Pipeline:
+    """One pipeline process. `models_of` tells GPU models of nodes that only telemetry knows."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        topology: Topology,
+        sources: Callable[[Entities], Sequence[Source]],
+        models_of: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.snapshot = Snapshot(config.folder / "snapshot")
+        self.state, self.memory, self.desk, positions = self.snapshot.restore(config, topology)
+        self.sources = list(sources(self.state.entities))
+        for source in self.sources:
+            if source.name in positions:
+                source.seek(positions[source.name])
+        self.board = BoardWriter(config.board)
+        self.models_of = models_of
+        self.began_ms = clock.now_ms()
+        self.ticks = 0
+        self.tick_ms: deque[float] = deque(maxlen=600)
+        self.lag_ms: deque[float] = deque(maxlen=2000)
+        self.urgent: deque[dict[str, Any]] = deque(maxlen=50)
+        self._arrived: list[float] = []
+        self._last_xid = np.zeros(0)
+        self._wake = asyncio.Event()
+        self._rates = Rates()
+        self._ended: deque[JobAttempt] = deque()
+        self._published_generation = -1
+        self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
+        self._record: dict[str, Any] = {}
+
+    async def run(self) -> None:
+        """Until cancelled. A bug in any task ends the process, which is restarted and replays."""
+        async with asyncio.TaskGroup() as group:
+            for source in self.sources:
+                group.create_task(self._pump(source))
+            group.create_task(self._tick_forever())
+            group.create_task(self._forecast_forever())
+            group.create_task(self._snapshot_forever())
+
+    async def _pump(self, source: Source) -> None:
+        while True:
+            try:
+                batch = await source.next()
+            except SourceError as error:
+                logger.warning("%s: %s, trying again in %.0f s", source.name, error, error.retry_after_s)
+                await asyncio.sleep(error.retry_after_s)
+                continue
+            except StopAsyncIteration:
+                logger.info("%s: at its end", source.name)
+                return
+            self.take(batch)
+            await asyncio.sleep(0)
+
+    def take(self, batch: Batch) -> None:
+        """Apply one batch and wake the tick when it holds a hard signal."""
+        now_ms = self.clock.now_ms()
+        fresh = self.state.apply(batch, now_ms)
+        if batch.samples:
+            self._arrived.append(time.monotonic())
+        for event in batch.events:
+            attempt = self.state.jobs.get(event.job, event.attempt)
+            if attempt is not None and attempt.ended_ms == event.time_ms and attempt.ended_ms > now_ms - ENDED_KEPT_MS:
+                self._ended.append(attempt)
+        hard = [_urgent_row(event) for event in fresh if event.type in HARD_EVENTS] + self._new_xids(batch)
+        if hard:
+            self.urgent.extend(hard)
+            self._publish_urgent(now_ms)
+            self._wake.set()
+
+    def _new_xids(self, batch: Batch) -> list[dict[str, Any]]:
+        """XIDs that appeared on a GPU whose last scrape showed another code (the gauge is sticky)."""
+        table = self.state.entities[EntityKind.GPU]
+        if len(self._last_xid) < len(table):
+            grown = np.full(len(table) + 64, np.nan)
+            grown[: len(self._last_xid)] = self._last_xid
+            self._last_xid = grown
+        rows: list[dict[str, Any]] = []
+        for samples in batch.samples:
+            if samples.kind is not EntityKind.GPU:
+                continue
+            at = np.flatnonzero(samples.metric == XID)
+            entity, value = samples.entity[at], samples.value[at]
+            before = self._last_xid[entity]
+            for index in np.flatnonzero((value > 0) & (value != before) & ~np.isnan(before)).tolist():
+                node, _, gpu = table.names[entity[index]].rpartition("/")
+                code = int(value[index])
+                rows.append(
+                    {
+                        "node": node,
+                        "gpu": int(gpu),
+                        "type": "xid",
+                        "code": code,
+                        "time_ms": int(samples.time_ms[at][index]),
+                        "sentence": f"XID {code} on GPU {gpu} of {node}",
+                    }
+                )
+            self._last_xid[entity] = value
+        return rows
+
+    def _publish_urgent(self, now_ms: int) -> None:
+        document = encode({"as_of_ms": now_ms, "rows": list(self.urgent)})
+        self.board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self.tick()
+            self._wake.clear()
+            period_s = self.clock.wall_s(self.config.pipeline.tick_s)
+            rest_s = max(SHORTEST_TICK_WALL_S, period_s - (time.monotonic() - began))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), rest_s)
+
+    async def tick(self) -> None:
+        """Extract, score and publish once."""
+        began = time.perf_counter()
+        now_ms = self.clock.now_ms()
+        state = self.state
+        state.refresh_topology(dict(self.models_of()))
+        frames = extract(state.store, now_ms, state.topology.generation)
+        local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
+        fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms)
+        tick = self._tick(frames, fleet.risk, fleet.stragglers, now_ms)
+        sections = score_sections(tick)
+        if state.topology.generation != self._published_generation:
+            sections += topology_sections(state.topology, now_ms)
+            self._published_generation = state.topology.generation
+        sections += self._documents(tick)
+        self.board.publish(sections, now_ms)
+        self.ticks += 1
+        self.tick_ms.append((time.perf_counter() - began) * 1000)
+        self.lag_ms.extend((time.monotonic() - arrived) * 1000 for arrived in self._arrived)
+        self._arrived.clear()
+
+    def _tick(self, frames: Frames, risk: Any, stragglers: Mapping[str, Any], now_ms: int) -> Tick:
+        state = self.state
+        while self._ended and (self._ended[0].ended_ms or 0) < now_ms - ENDED_KEPT_MS:
+            self._ended.popleft()
+        running = state.jobs.running()
+        index = {name: row for row, name in enumerate(state.topology.names)}
+        return Tick(
+            now_ms=now_ms,
+            topology=state.topology,
+            node_state=in_service(state.topology, state.nodes),
+            gpu_rows=state.gpu_rows(),
+            gpu=frames.gpu,
+            node=frames.node,
+            risk=risk,
+            stragglers=stragglers,
+            occupancy=observe(running, state.topology, index),
+            running=running,
+            queued=state.jobs.queued(),
+            ended=list(self._ended),
+            durations=state.demand.durations(),
+            position=state.jobs.position + state.nodes.position,
+            interval_s=self.config.scrape.interval_s,
+        )
+
+    def _documents(self, tick: Tick) -> list[Section]:
+        counts = self.state.counts
+        self._rates.note(tick.now_ms, counts.samples, counts.events)
+        meta = self._meta(tick.now_ms)
+        header = {
+            "name": self.config.fleet.name,
+            "speed": self.config.clock.speed,
+            "samples_per_s": self._rates.samples_per_s,
+            "newest_sample_ms": counts.newest_sample_ms or None,
+            "warming": meta["warming"],
+        }
+        documents = {
+            "meta": meta,
+            "doc.ingestion": self._ingestion(tick.now_ms),
+            "doc.fleet": fleet_document(tick, usable_gpus(tick), header),
+            "doc.demand": self._demand,
+            "doc.demand_record": self._record,
+        }
+        return [Section(name, encode(value), tick.now_ms) for name, value in documents.items()]
+
+    def _meta(self, now_ms: int) -> dict[str, Any]:
+        have_s = (now_ms - self.began_ms) / 1000
+        return {
+            "fleet": self.config.fleet.name,
+            "generation": self.state.topology.generation,
+            "now_ms": now_ms,
+            "speed": self.config.clock.speed,
+            "tick_s": self.config.pipeline.tick_s,
+            "models": {"risk": "rules", "demand": "gate", "straggler": "peers"},
+            "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
+        }
+
+    def _ingestion(self, now_ms: int) -> dict[str, Any]:
+        counts = self.state.counts
+        health = [row for source in self.sources for row in _health(source)]
+        return {
+            "as_of_ms": now_ms,
+            "sources": health,
+            "samples_per_s": self._rates.samples_per_s,
+            "events_per_s": self._rates.events_per_s,
+            "newest_sample_ms": counts.newest_sample_ms or None,
+            "bad_records": dict(counts.bad),
+            "bad_examples": dict(counts.bad_examples),
+            "bad_total": sum(counts.bad.values()),
+            "samples_total": counts.samples,
+            "late_total": counts.late,
+            "events_total": counts.events,
+            "duplicates_total": counts.duplicates,
+            "targets": {
+                "up": sum(int(row.get("targets_up", 0)) for row in health),
+                "down": sum(int(row.get("targets_down", 0)) for row in health),
+            },
+            "ticks": self.ticks,
+            "tick_ms": percentiles(self.tick_ms),
+            "lag_ms": percentiles(self.lag_ms),
+        }
+
+    async def _forecast_forever(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self._forecast()
+            period_s = self.clock.wall_s(DEMAND_PERIOD_S)
+            await asyncio.sleep(max(SHORTEST_TICK_WALL_S, period_s - (time.monotonic() - began)))
+
+    async def _forecast(self) -> None:
+        now_ms = self.clock.now_ms()
+        demand = self.state.demand
+        series = {
+            (pool, target): demand.series(pool, target, now_ms, BIN_S, DEMAND_BINS)
+            for pool in demand.pools()
+            for target in DEMAND_TARGETS
+        }
+        total = int(self.state.topology.gpus.sum())
+        pools: Counter[str] = Counter()
+        for node in self.state.topology.nodes:
+            pools[node.pool] += node.gpus
+        capacity = {pool: pools.get(pool, total) for pool in demand.pools()}
+        rows = await asyncio.to_thread(self.desk.update, series, now_ms, capacity)
+        self._demand = {"as_of_ms": now_ms, "series": rows}
+        self._record = self.desk.record()
+
+    async def _snapshot_forever(self) -> None:
+        while True:
+            await self.clock.sleep(self.config.pipeline.snapshot_s)
+            await self.save()
+
+    async def save(self) -> None:
+        """Positions first, then state: what arrives in between is replayed, and changes nothing."""
+        positions = {source.name: source.position() for source in self.sources}
+        oldest_ms = self.clock.now_ms() - self.config.pipeline.history_days * 86_400_000
+        self.state.jobs.forget_ended_before(oldest_ms)
+        await self.snapshot.save(self.state, self.memory, self.desk, positions)
+        for source in self.sources:
+            prune = getattr(source, "prune", None)
+            if prune is not None:
+                await asyncio.to_thread(prune, positions[source.name])
+
+    async def close(self) -> None:
+        for source in self.sources:
+            await source.close()
+
+
+class Rates:
+    """Samples and events per fleet second, over about the last minute."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[int, int, int]] = deque()
+        self.samples_per_s = 0.0
+        self.events_per_s = 0.0
+
+    def note(self, now_ms: int, samples: int, events: int) -> None:
+        self._points.append((now_ms, samples, events))
+        while len(self._points) > 2 and self._points[0][0] < now_ms - 60_000:
+            self._points.popleft()
+        first_ms, first_samples, first_events = self._points[0]
+        seconds = (now_ms - first_ms) / 1000
+        if seconds > 0:
+            self.samples_per_s = round((samples - first_samples) / seconds, 1)
+            self.events_per_s = round((events - first_events) / seconds, 2)
+
+
+def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | None]:
+    """p50 and p99 in the unit of the values, null when there are none."""
+    if not values:
+        return {"p50": None, "p99": None}
+    p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
+    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
+
+
+def _health(source: Source) -> list[dict[str, Any]]:
+    health = getattr(source, "health", None)
+    if health is None:
+        return [{"name": source.name}]
+    answer = health()
+    return list(answer) if isinstance(answer, list) else [answer]
+
+
+def _urgent_row(event: NodeEvent) -> dict[str, Any]:
+    what = f"XID {event.code}" if event.type == "xid" else event.type
+    where = event.node if event.gpu is None else f"GPU {event.gpu} of {event.node}"
+    return {
+        "node": event.node,
+        "gpu": event.gpu,
+        "type": event.type,
+        "code": event.code,
+        "time_ms": event.time_ms,
+        "sentence": f"{what} on {where}" + (f": {event.message}" if event.message else ""),
+    }

@@ -1,0 +1,258 @@
+"""One tick's results as board sections (names and shapes: the reader's contract, see `docs` in CONTRIBUTING)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from fleet.jobs import JobAttempt, NodeTable
+from fleet.topology import DOMAIN_LEVELS, Level, Topology
+from models.scores import RISK_HORIZONS_S, RiskScores
+from service import documents
+from service.board import Section
+from service.occupancy import Occupancy
+
+IN_SERVICE, DRAINED, LOST = 0, 1, 2
+ENDED_KEPT_MS = 3_600_000
+SILENT_INTERVALS = 3.0
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Everything that one tick knows, handed from the pipeline to the functions below."""
+
+    now_ms: int
+    topology: Topology
+    node_state: NDArray[np.int8]
+    gpu_rows: NDArray[np.int32]
+    gpu: FeatureFrame | None
+    node: FeatureFrame | None
+    risk: RiskScores
+    stragglers: Mapping[str, Any]
+    occupancy: Occupancy
+    running: Sequence[JobAttempt]
+    queued: Sequence[JobAttempt]
+    ended: Sequence[JobAttempt]
+    durations: Mapping[str, Any]
+    position: int
+    interval_s: float
+
+
+def in_service(topology: Topology, nodes: NodeTable) -> NDArray[np.int8]:
+    """(n,) 0 in service, 1 drained, 2 lost: what node events say."""
+    state = np.zeros(len(topology), np.int8)
+    for row, name in enumerate(topology.names):
+        record = nodes.nodes.get(name)
+        if record is not None:
+            state[row] = LOST if record.lost else DRAINED if record.drained else IN_SERVICE
+    return state
+
+
+def usable_gpus(tick: Tick) -> NDArray[np.bool_]:
+    """(n, g) the GPU exists and has not vanished from its exporter's page."""
+    width = tick.gpu_rows.shape[1]
+    usable = np.arange(width)[None, :] < tick.topology.gpus[:, None]
+    if tick.gpu is not None and len(tick.gpu.values):
+        silent = np.nan_to_num(tick.gpu.column("silent_s")) > SILENT_INTERVALS * tick.interval_s
+        rows = tick.gpu_rows
+        known = (rows >= 0) & (rows < len(silent))
+        usable &= ~(known & silent[np.where(known, rows, 0)])
+    return usable
+
+
+def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
+    """What changes only with a new topology generation."""
+    models = sorted({node.gpu_model for node in topology.nodes if node.gpu_model})
+    pools = sorted({node.pool for node in topology.nodes})
+    codes = {name: code for code, name in enumerate(models)}
+    pool_codes = {name: code for code, name in enumerate(pools)}
+    arrays: dict[str, NDArray[Any] | bytes] = {
+        "names.node": "\n".join(topology.names).encode(),
+        "names.gpu_model": "\n".join(models).encode(),
+        "names.pool": "\n".join(pools).encode(),
+        "node.placed": topology.placed,
+        "node.gpus": topology.gpus,
+        "node.gpu_model": np.array([codes.get(node.gpu_model, -1) for node in topology.nodes], np.int16),
+        "node.gpu_memory_gib": np.array([node.gpu_memory_gib or np.nan for node in topology.nodes], np.float32),
+        "node.cpus": np.array([node.cpus for node in topology.nodes], np.int32),
+        "node.host_memory_gib": np.array([node.host_memory_gib or np.nan for node in topology.nodes], np.float32),
+        "node.pool": np.array([pool_codes[node.pool] for node in topology.nodes], np.int16),
+    }
+    for level in DOMAIN_LEVELS:
+        arrays[f"names.{level}"] = "\n".join(topology.domain_names[level]).encode()
+        arrays[f"node.domain.{level}"] = topology.domain[level]
+    return [Section(name, data, as_of_ms) for name, data in arrays.items()]
+
+
+def score_sections(tick: Tick) -> list[Section]:
+    """Risk, occupancy, jobs and the prebuilt answers of one tick."""
+    n = len(tick.topology)
+    flags = documents.flagged(tick.risk, n)
+    states = documents.node_states(tick.node_state, flags, tick.node, n)
+    usable = usable_gpus(tick)
+    blob, offsets = node_answers(tick, states)
+    free_cpus, free_memory = _free_host(tick)
+    data: dict[str, NDArray[Any] | bytes] = {
+        "node.state": tick.node_state,
+        "node.flagged": flags,
+        "node.risk": tick.risk.values,
+        "risk.reason": encode(_first_reasons(tick)),
+        "gpu.usable": usable,
+        "gpu.job": tick.occupancy.holder,
+        "names.job": "\n".join(tick.occupancy.jobs).encode(),
+        "node.free_cpus": free_cpus,
+        "node.free_host_memory_gib": free_memory,
+        "occupancy": encode(_occupancy(tick)),
+        "durations": encode(tick.durations),
+        "jobs.running": encode([_running_row(attempt) for attempt in tick.running]),
+        "answers.node": blob,
+        "answers.node.offsets": offsets,
+        "doc.risk": encode(documents.ranking(tick.risk, tick.topology, states)),
+        "doc.stragglers": encode(tick.stragglers),
+        "doc.jobs": encode(job_rows(tick)),
+        "doc.job": encode(job_details(tick)),
+    }
+    return [Section(name, part, tick.now_ms, tick.risk.model) for name, part in data.items()]
+
+
+def node_answers(tick: Tick, states: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    """The bodies of `GET /v1/nodes/{node}`, one after the other, and where each begins: (n + 1,)."""
+    parts = []
+    rows, holders = tick.gpu_rows.tolist(), tick.occupancy.holder.tolist()
+    racks = documents.domain_of(tick.topology, Level.RACK)
+    for row, node in enumerate(tick.topology.nodes):
+        parts.append(
+            encode(
+                {
+                    "node": node.name,
+                    "as_of_ms": tick.now_ms,
+                    "state": states[row],
+                    "placed": bool(tick.topology.placed[row]),
+                    "rack": racks[row],
+                    "gpu_model": node.gpu_model,
+                    "risk": documents.risk_rows(tick.risk, row),
+                    "reasons": tick.risk.reasons.get(row, ()),
+                    "action": tick.risk.actions.get(row, documents.NO_ACTION),
+                    "jobs": tick.occupancy.node_jobs.get(row, []),
+                    "gpus": documents.gpu_rows(
+                        tick.gpu, rows[row], holders[row], tick.occupancy.jobs, int(tick.topology.gpus[row])
+                    ),
+                    "model": tick.risk.model,
+                }
+            )
+        )
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return b"".join(parts), offsets
+
+
+def _free_host(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    cpus = np.array([node.cpus or np.nan for node in tick.topology.nodes]) - tick.occupancy.used_cpus
+    memory = np.array([node.host_memory_gib or np.nan for node in tick.topology.nodes])
+    return cpus.astype(np.float32), (memory - tick.occupancy.used_host_memory_gib).astype(np.float32)
+
+
+def _first_reasons(tick: Tick) -> dict[str, str]:
+    return {tick.topology.nodes[row].name: reasons[0].sentence for row, reasons in tick.risk.reasons.items() if reasons}
+
+
+def _occupancy(tick: Tick) -> dict[str, Any]:
+    return {
+        "position": tick.position,
+        "running": [(attempt.job, attempt.attempt) for attempt in tick.running],
+        "ended": [(attempt.job, attempt.attempt, attempt.ended_ms) for attempt in tick.ended],
+    }
+
+
+def _running_row(attempt: JobAttempt) -> dict[str, Any]:
+    return {
+        "job": attempt.job,
+        "attempt": attempt.attempt,
+        "gpus": attempt.gpus,
+        "started_ms": attempt.started_ms,
+        "queue": attempt.queue,
+        "limit_s": attempt.submission.limit_s if attempt.submission else None,
+    }
+
+
+def job_rows(tick: Tick) -> list[dict[str, Any]]:
+    """Running, queued and lately ended attempts, in that order."""
+    slow = {job for job, score in tick.stragglers.items() if score.get("slow")}
+    return [
+        documents.job_row(attempt, tick.now_ms, tick.durations, attempt.job in slow)
+        for attempt in (*tick.running, *tick.queued, *tick.ended[-100:])
+    ]
+
+
+def job_details(tick: Tick) -> dict[str, Any]:
+    """What `/v1/jobs/{id}` adds to a row: placement, phase and the last events."""
+    return {
+        attempt.job: {
+            "placement": attempt.ranks or [{"node": node} for node in attempt.nodes],
+            "phase": attempt.phase or None,
+            "phase_since_ms": attempt.phase_since_ms,
+            "queued_reason": attempt.queued_reason or None,
+            "failure": attempt.failure,
+            "events": list(attempt.events)[-10:],
+        }
+        for attempt in (*tick.ended[-100:], *tick.queued, *tick.running)
+    }
+
+
+def fleet_document(tick: Tick, usable: NDArray[np.bool_], header: Mapping[str, Any]) -> dict[str, Any]:
+    """The console's first picture: numbers of the header strip and a row a node for the map."""
+    n = len(tick.topology)
+    flags = documents.flagged(tick.risk, n)
+    states = documents.node_states(tick.node_state, flags, tick.node, n)
+    held = tick.occupancy.holder >= 0
+    exists = np.arange(held.shape[1])[None, :] < tick.topology.gpus[:, None]
+    free = int((usable & ~held & (tick.node_state == IN_SERVICE)[:, None]).sum())
+    worst = np.nan_to_num(tick.risk.values[:, 0, :], nan=-1.0).max(axis=0)
+    domains = {
+        level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
+    }
+    jobs = tick.occupancy.jobs
+    nodes = []
+    for row, (holders, answers) in enumerate(zip(tick.occupancy.holder.tolist(), usable.tolist(), strict=True)):
+        reasons = tick.risk.reasons.get(row, ())
+        count = int(tick.topology.gpus[row])
+        nodes.append(
+            {
+                "node": tick.topology.nodes[row].name,
+                "rack": domains[Level.RACK][row],
+                "rail_group": domains[Level.RAIL_GROUP][row],
+                "block": domains[Level.BLOCK][row],
+                "state": states[row],
+                "flagged": bool(flags[row]),
+                "placed": bool(tick.topology.placed[row]),
+                "p": documents.probability(float(worst[row])) if worst[row] >= 0 else None,
+                "reason": reasons[0].sentence if reasons else None,
+                "gpus": [
+                    {"job": jobs[holder] if holder >= 0 else None, "usable": answer}
+                    for holder, answer in zip(holders[:count], answers[:count], strict=True)
+                ],
+                "jobs": tick.occupancy.node_jobs.get(row, []),
+            }
+        )
+    return {
+        "as_of_ms": tick.now_ms,
+        "fleet_time_ms": tick.now_ms,
+        "horizon_s": RISK_HORIZONS_S[0],
+        "gpus": {
+            "running": int(held.sum()),
+            "free": free,
+            "unusable": int((exists & ~usable).sum()),
+            "total": int(exists.sum()),
+        },
+        "queued_gpus": sum(attempt.gpus for attempt in tick.queued),
+        "queued_jobs": len(tick.queued),
+        "at_risk": int(flags.sum()),
+        "nodes": nodes,
+        **header,
+    }

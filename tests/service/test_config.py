@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from fleet.clock import ScaledClock, SystemClock
+from fleet.errors import ConfigError
+from service.config import Config, load_config, override, save_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_shipped_file_equals_the_defaults_of_the_code() -> None:
+    assert load_config(ROOT / "config.toml") == Config()
+
+
+def test_no_file_means_the_defaults() -> None:
+    assert load_config(None) == Config()
+    assert isinstance(Config().make_clock(), SystemClock)
+
+
+def test_a_written_configuration_reads_back(tmp_path: Path) -> None:
+    config = override(Config(), scrape_targets=("http://127.0.0.1:1/metrics",), api_port=9000, state="here")
+    save_config(config, tmp_path / "c.toml")
+    assert load_config(tmp_path / "c.toml") == config
+    assert config.placer.port == 9001
+
+
+def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "[clock]\nepoch_ms = 5\nwall_ms = 0\nspeed = 15.0\n"))
+    assert config.make_clock() == ScaledClock(5, 0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[scrape]\nintervall_s = 15\n", "intervall_s"),
+        ("[scrape]\ninterval_s = 'fast'\n", "scrape.interval_s"),
+        ("[scrape]\ninterval_s = 0.0\n", "scrape.interval_s = 0.0"),
+        ("[api]\nport = 70000\n", "api.port = 70000"),
+        ("[api]\nport = 8081\n", "api.port and placer.port"),
+        ("[placer]\nmax_risk = 2.0\n", "placer.max_risk = 2.0"),
+        ("[fleet]\ntopology = 'nowhere.toml'\n", "nowhere.toml"),
+        ("[fleet\n", "not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_offending_key(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "none.toml")

@@ -1,0 +1,31 @@
+import asyncio
+import sys
+from pathlib import Path
+
+from service.supervise import Role, Supervisor
+
+
+def test_a_role_that_refuses_its_configuration_stops_everything(tmp_path: Path) -> None:
+    roles = [
+        Role("good", [sys.executable, "-c", "import time; time.sleep(60)"]),
+        Role("bad", [sys.executable, "-c", "raise SystemExit(2)"]),
+    ]
+    assert asyncio.run(Supervisor(roles, tmp_path).run()) == 2
+
+
+def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
+    marker = tmp_path / "starts"
+    script = f"open({str(marker)!r}, 'a').write('x'); raise SystemExit(1)"
+
+    async def scenario() -> Supervisor:
+        supervisor = Supervisor([Role("r", [sys.executable, "-c", script])], tmp_path)
+        work = asyncio.ensure_future(supervisor.run())
+        while not marker.exists() or len(marker.read_text()) < 2:
+            await asyncio.sleep(0.05)
+        supervisor.stop()
+        await work
+        return supervisor
+
+    supervisor = asyncio.run(scenario())
+    assert supervisor.restarts["r"] >= 1
+    assert (tmp_path / "pids").read_text().startswith("supervisor ")

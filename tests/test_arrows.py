@@ -1,0 +1,74 @@
+"""The import arrows of the house, walked module by module."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MAY_IMPORT = {
+    "fleet": set(),
+    "clients": {"fleet"},
+    "ingest": {"fleet", "clients"},
+    "features": {"fleet"},
+    "models": {"fleet", "features"},
+    "placement": {"fleet"},
+    "simulator": {"fleet", "ingest", "placement"},
+    "schedulers": {"fleet", "clients", "models"},
+    "training": {"fleet", "ingest", "features", "models", "placement"},
+    "service": {"fleet", "clients", "ingest", "features", "models", "placement", "schedulers"},
+    "benchmarks": {"fleet", "clients", "ingest", "features", "models", "placement", "schedulers", "service"},
+    "cli": {
+        *("fleet", "clients", "ingest", "features", "models", "placement", "schedulers"),
+        *("service", "training", "simulator", "benchmarks"),
+    },
+}
+SCHEDULERS_MAY_SEE_OF_MODELS = {"models.forecast", "models.scores"}
+HEAVY = {"pandas", "sklearn", "pyarrow", "lightgbm", "scipy"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_package_imports_only_along_its_arrows(package: str) -> None:
+    allowed = MAY_IMPORT[package] | {package}
+    for path in modules(package):
+        ours = {name for name in imports(path) if name.split(".")[0] in MAY_IMPORT}
+        wrong = {name for name in ours if name.split(".")[0] not in allowed}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}, {package} may import {sorted(allowed)}"
+
+
+def test_schedulers_see_only_the_types_of_models() -> None:
+    for path in modules("schedulers"):
+        seen = {name for name in imports(path) if name.split(".")[0] == "models"}
+        assert seen <= SCHEDULERS_MAY_SEE_OF_MODELS, f"{path.name} imports {sorted(seen)}"
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_an_init_file_holds_a_docstring_only(package: str) -> None:
+    for path in (ROOT / package).rglob("__init__.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        assert len(body) == 1, f"{path.relative_to(ROOT)} holds more than a docstring"
+        assert isinstance(body[0], ast.Expr)
+
+
+@pytest.mark.parametrize("package", ["fleet", "ingest", "features", "models", "placement", "service", "cli"])
+def test_heavy_libraries_are_imported_inside_functions_only(package: str) -> None:
+    for path in modules(package):
+        heavy = {name for name in imports(path, top_level_only=True) if name.split(".")[0] in HEAVY}
+        assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)} at import time"

@@ -1,0 +1,42 @@
+"""What the wheel holds, and that no dependency installs a package of one of our names."""
+
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def ours() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
+def test_the_wheel_lists_every_package_of_ours() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages == ours()
+
+
+def test_no_dependency_installs_one_of_our_names() -> None:
+    for distribution in distributions():
+        if distribution.metadata["Name"] == "fleetcast":
+            continue
+        tops = {file.parts[0] for file in distribution.files or () if len(file.parts) > 1}
+        assert not tops & ours(), f"{distribution.metadata['Name']} installs {sorted(tops & ours())}"
+
+
+def test_the_lock_files_hold_hashes_and_no_addresses() -> None:
+    for name in ("requirements.lock", "requirements-dev.lock"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert "://" not in text
+        pinned = [line for line in text.splitlines() if "==" in line]
+        assert pinned
+        assert text.count("--hash=sha256:") >= len(pinned)
+
+
+def test_every_dependency_has_its_reason_in_contributing() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        name = requirement.split(">=")[0].strip()
+        assert f"`{name}`" in text, f"CONTRIBUTING.md does not say why {name} is here"
