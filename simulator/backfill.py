@@ -1,0 +1,181 @@
+"""FIFO with EASY backfill over nodes, on arrays small enough for a month of jobs in a second or two.
+
+The head of the queue gets a reservation: the time at which, by the estimates of the running jobs, it fits, and the
+nodes it will use then. A later job may start now if it ends before that time by its own estimate, or if it leaves
+the head's nodes alone. The estimate is the running p90 of *finished* jobs of the same GPU count, never a job's own
+future. As jobs of one size share the estimate, a size that failed once fails for the rest of the pass.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.traces import TraceJob, gang_shape
+
+FIRST_ESTIMATE_S = 3600.0
+SAMPLES_WANTED = 5
+
+
+@dataclass(slots=True)
+class RunTimes:
+    """Run times of finished jobs, sorted, by GPU count (0: all)."""
+
+    by_gpus: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, gpus: int, run_s: float) -> None:
+        for key in (gpus, 0):
+            insort(self.by_gpus.setdefault(key, []), run_s)
+
+    def p90_s(self, gpus: int) -> float:
+        """The p90 of this GPU count, of all jobs while fewer than five have finished, of nothing: an hour."""
+        for key in (gpus, 0):
+            runs = self.by_gpus.get(key, [])
+            if len(runs) >= SAMPLES_WANTED:
+                return runs[int(0.9 * (len(runs) - 1))]
+        return FIRST_ESTIMATE_S
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A job on its GPUs. `held[i]`: (node row, GPU indices) of member i; `end_ms` is true, `estimate_s` a guess."""
+
+    job: TraceJob
+    started_ms: int
+    end_ms: int
+    estimate_s: float
+    held: tuple[tuple[int, tuple[int, ...]], ...]
+
+    def expected_end_ms(self, now_ms: int) -> int:
+        """When it should end; an estimate that has passed is doubled until it lies ahead."""
+        run_ms = self.estimate_s * 1000
+        while self.started_ms + run_ms <= now_ms:
+            run_ms *= 2
+        return int(self.started_ms + run_ms)
+
+
+@dataclass(slots=True)
+class GpuPool:
+    """Free GPUs: free (n, g) bool; count (n,) free per node; rack (n,) row of the rack."""
+
+    free: NDArray[np.bool_]
+    rack: NDArray[np.int32]
+    count: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = self.free.sum(axis=1)
+
+    def take(self, nodes: list[int], each: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Occupy `each` GPUs on every listed node, lowest indices first; a node may be listed twice."""
+        held = []
+        for node in nodes:
+            gpus = np.flatnonzero(self.free[node])[:each]
+            self.free[node, gpus] = False
+            self.count[node] -= each
+            held.append((node, tuple(gpus.tolist())))
+        return tuple(held)
+
+    def give_back(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+        for node, gpus in held:
+            self.free[node, list(gpus)] = True
+            self.count[node] += len(gpus)
+
+
+def choose_nodes(count: NDArray[np.int64], rack: NDArray[np.int32], members: int, each: int) -> list[int] | None:
+    """Nodes for `members` of `each` GPUs: one rack if one can hold them (the tightest), fullest nodes first.
+
+    count: (n,) free GPUs; rack: (n,). None when they do not fit.
+    """
+    room = count // each
+    if int(room.sum()) < members:
+        return None
+    if members == 1:
+        return [int(np.argmin(np.where(room > 0, count, np.iinfo(np.int64).max)))]
+    of_rack = np.bincount(np.maximum(rack, 0), weights=room)
+    holds = of_rack >= members
+    if holds.any():
+        order = np.lexsort((count, rack != int(np.argmin(np.where(holds, of_rack, np.inf)))))
+    else:
+        order = np.lexsort((count, -of_rack[np.maximum(rack, 0)]))
+    order = order[room[order] > 0]
+    return [int(node) for node in np.repeat(order, room[order])[:members]]
+
+
+@dataclass(slots=True)
+class Backfill:
+    """Queue, running jobs and run times of one cluster; `start_ready` is the scheduling pass."""
+
+    pool: GpuPool
+    queue: list[TraceJob] = field(default_factory=list)
+    running: dict[str, RunningJob] = field(default_factory=dict)
+    run_times: RunTimes = field(default_factory=RunTimes)
+
+    @property
+    def gpus_per_node(self) -> int:
+        return int(self.pool.free.shape[1])
+
+    def end(self, job: str) -> RunningJob:
+        """Take a finished job off its GPUs and learn its run time."""
+        row = self.running.pop(job)
+        self.pool.give_back(row.held)
+        self.run_times.add(row.job.gpus, row.job.run_s)
+        return row
+
+    def start_ready(self, now_ms: int) -> list[RunningJob]:
+        """Start the head while it fits, then backfill behind it; returns what started, in order."""
+        started = []
+        while self.queue and (nodes := self._fit(self.queue[0], self.pool.count)) is not None:
+            started.append(self._start(self.queue.pop(0), nodes, now_ms))
+        if len(self.queue) > 1 and bool((self.pool.count > 0).any()):
+            started += self._backfill(now_ms)
+        return started
+
+    def _fit(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
+        members, each = gang_shape(job.gpus, self.gpus_per_node)
+        return choose_nodes(count, self.pool.rack, members, each)
+
+    def _start(self, job: TraceJob, nodes: list[int], now_ms: int) -> RunningJob:
+        _, each = gang_shape(job.gpus, self.gpus_per_node)
+        end_ms = now_ms + int(job.run_s * 1000)
+        row = RunningJob(job, now_ms, end_ms, self.run_times.p90_s(job.gpus), self.pool.take(nodes, each))
+        self.running[job.job] = row
+        return row
+
+    def _backfill(self, now_ms: int) -> list[RunningJob]:
+        shadow_ms, spare = self._reservation(self.queue[0], now_ms)
+        started: list[RunningJob] = []
+        waiting, hopeless = [self.queue[0]], set[int]()
+        for job in self.queue[1:]:
+            nodes = None
+            if job.gpus not in hopeless:
+                ends_before = now_ms + self.run_times.p90_s(job.gpus) * 1000 <= shadow_ms
+                nodes = self._fit(job, self.pool.count if ends_before else np.minimum(self.pool.count, spare))
+            if nodes is None:
+                hopeless.add(job.gpus)
+                waiting.append(job)
+                continue
+            started.append(self._start(job, nodes, now_ms))
+            if not ends_before:
+                np.subtract.at(spare, nodes, gang_shape(job.gpus, self.gpus_per_node)[1])
+        self.queue = waiting
+        return started
+
+    def _reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
+        """(when the head fits by the estimates, free GPUs per node (n,) that it leaves then)."""
+        members, each = gang_shape(head.gpus, self.gpus_per_node)
+        count = self.pool.count.copy()
+        missing = members - int((count // each).sum())
+        for end_ms, row in sorted(((row.expected_end_ms(now_ms), row) for row in self.running.values()), key=_first):
+            for node, gpus in row.held:
+                missing += int(count[node] // each)
+                count[node] += len(gpus)
+                missing -= int(count[node] // each)
+            if missing <= 0:
+                np.subtract.at(count, choose_nodes(count, self.pool.rack, members, each) or [], each)
+                return end_ms, count
+        return now_ms, np.zeros_like(count)  # it can never fit: nothing may pass it
+
+
+def _first(pair: tuple[int, RunningJob]) -> int:
+    return pair[0]

@@ -1,0 +1,141 @@
+"""Fast-forward: the weeks before the start, simulated in process and without telemetry.
+
+It leaves a fleet in mid-life: a history of job events for the forecasts, jobs that run on named GPUs with some of
+their work still to do, and a standing queue.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.events import Finished, JobEvent, Queued, Started, Submitted
+from fleet.requests import PlacementRequest, RankPlacement
+from fleet.topology import Level, Topology
+from simulator.backfill import Backfill, GpuPool, RunningJob
+from simulator.traces import WEEK_MS, JobTrace, TraceJob
+
+POOL = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingJob:
+    """A job that runs at the start: where, since when, and how much undisturbed run time it has left."""
+
+    job: TraceJob
+    started_ms: int
+    remaining_s: float
+    ranks: tuple[RankPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """history: events of jobs that ended before the start, by time; queue: in order of arrival."""
+
+    start_ms: int
+    history: tuple[JobEvent, ...]
+    ongoing: tuple[OngoingJob, ...]
+    queue: tuple[TraceJob, ...]
+
+    @property
+    def running_gpus(self) -> int:
+        return sum(row.job.gpus for row in self.ongoing)
+
+    @property
+    def queued_gpus(self) -> int:
+        return sum(job.gpus for job in self.queue)
+
+
+def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> Replay:
+    """Run the trace up to `trace.start_ms` with FIFO and EASY backfill on the nodes of `topology`.
+
+    Jobs submitted earlier still take part if, undisturbed, they would reach into the window.
+    """
+    begin_ms = trace.start_ms - weeks * WEEK_MS
+    reaches = trace.submit_ms + (trace.run_s * 1000).astype(np.int64) >= begin_ms
+    jobs = trace.rows(reaches & (trace.submit_ms < trace.start_ms))
+    cluster = Backfill(_empty_pool(topology))
+    ended = _run_until(cluster, jobs, trace.start_ms)
+    names = topology.names
+    history = [event for row in ended for event in _past_events(row, names, cluster.gpus_per_node)]
+    history.sort(key=lambda event: event.time_ms)
+    ongoing = tuple(
+        OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, ranks_of(row, names))
+        for row in cluster.running.values()
+    )
+    return Replay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue))
+
+
+def _empty_pool(topology: Topology) -> GpuPool:
+    width = int(topology.gpus.max(initial=1))
+    free = np.arange(width)[None, :] < topology.gpus[:, None]
+    return GpuPool(free, topology.domain[Level.RACK])
+
+
+def _run_until(cluster: Backfill, jobs: Sequence[TraceJob], stop_ms: int) -> list[RunningJob]:
+    """Play arrivals and ends in order of time, up to `stop_ms`; returns the jobs that ended, in that order."""
+    ends: list[tuple[int, str]] = []
+    ended: list[RunningJob] = []
+    arrivals = iter(jobs)
+    job = next(arrivals, None)
+    while True:
+        arrives_ms = job.submit_ms if job else stop_ms
+        now_ms = min(arrives_ms, ends[0][0] if ends else stop_ms)
+        if now_ms >= stop_ms:
+            return ended
+        while ends and ends[0][0] <= now_ms:
+            ended.append(cluster.end(heapq.heappop(ends)[1]))
+        while job and job.submit_ms <= now_ms:
+            cluster.queue.append(job)
+            job = next(arrivals, None)
+        for row in cluster.start_ready(now_ms):
+            heapq.heappush(ends, (row.end_ms, row.job.job))
+
+
+def ranks_of(row: RunningJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
+    """The members of a running job as named ranks."""
+    return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
+
+
+def _past_events(row: RunningJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
+    ranks = ranks_of(row, names)
+    return (*opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks), _finished(row))
+
+
+def _finished(row: RunningJob) -> Finished:
+    return Finished(job=row.job.job, sequence=2, time_ms=row.end_ms)
+
+
+def opening_events(
+    job: TraceJob, gpus_per_node: int, *, started_ms: int | None = None, ranks: tuple[RankPlacement, ...] = ()
+) -> tuple[JobEvent, ...]:
+    """`submitted` (sequence 0), then `started` (1), or `queued` (1) for a job that still waits."""
+    members, each = job.shape(gpus_per_node)
+    submitted = Submitted(
+        job=job.job,
+        sequence=0,
+        time_ms=job.submit_ms,
+        queue=POOL,
+        user=job.user,
+        class_=job.class_,
+        gang=members,
+        gpus_per_node=each,
+    )
+    if started_ms is None:
+        return submitted, Queued(job=job.job, sequence=1, time_ms=job.submit_ms, reason="waits for GPUs")
+    return submitted, Started(job=job.job, sequence=1, time_ms=started_ms, ranks=ranks)
+
+
+def queue_request(job: TraceJob, gpus_per_node: int) -> PlacementRequest:
+    """What a waiting job asks of `POST /v1/queue`; its request id is its name."""
+    members, each = job.shape(gpus_per_node)
+    return PlacementRequest(
+        request_id=job.job,
+        job=job.job,
+        queue=POOL,
+        user=job.user,
+        class_=job.class_,
+        gang=members,
+        gpus_per_node=each,
+    )

@@ -1,0 +1,256 @@
+"""Job traces: who asked for how many GPUs when, and how long it ran. Real (Helios "Venus") or generated.
+
+The trace's dates are shifted by whole weeks, so weekdays and hours stay what they were and the simulated fleet
+lives near the present. The trace does not say what its jobs computed: `class_` follows the size of a job.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fleet.events import JobClass
+
+DEFAULT_AT = "2020-05-12T19:30"
+VENUS = Path("jobs") / "venus" / "venus_gpu_jobs.parquet"
+WEEK_MS = 7 * 86_400_000
+HOUR_MS = 3_600_000
+LONGEST_RUN_S = 172_800.0  # Venus clamps run times at 48 h; so does the generator
+
+# Shape of Venus in the four weeks before 12 May 2020: shares of job sizes, submissions by hour and by weekday.
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80)
+_SIZE_SHARES = (0.435, 0.040, 0.090, 0.323, 0.046, 0.020, 0.034, 0.006, 0.004, 0.002)
+_HOURLY = (38, 26, 24, 14, 11, 8, 7, 9, 16, 34, 57, 63, 48, 55, 64, 69, 72, 72, 51, 54, 55, 55, 49, 46)
+_WEEKDAY = (1.05, 1.05, 1.15, 1.15, 0.95, 0.75, 0.80)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One row of a trace: it asks for `gpus` at `submit_ms` and, undisturbed, runs for `run_s`."""
+
+    job: str
+    submit_ms: int
+    run_s: float
+    gpus: int
+    user: str
+    class_: JobClass
+
+    def shape(self, gpus_per_node: int) -> tuple[int, int]:
+        """(members, GPUs of each)."""
+        return gang_shape(self.gpus, gpus_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrace:
+    """Columns of equal length n, sorted by `submit_ms`; nobody changes them.
+
+    start_ms: where the live part begins; skipped: jobs left out because the fleet can never hold them;
+    note: one sentence that says where the jobs come from.
+    """
+
+    job: tuple[str, ...]
+    submit_ms: NDArray[np.int64]  # (n,)
+    run_s: NDArray[np.float64]  # (n,)
+    gpus: NDArray[np.int32]  # (n,)
+    user: tuple[str, ...]
+    class_: tuple[JobClass, ...]
+    start_ms: int
+    source: str
+    note: str
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+    def __iter__(self) -> Iterator[TraceJob]:
+        return (self.row(index) for index in range(len(self)))
+
+    def row(self, index: int) -> TraceJob:
+        return TraceJob(
+            self.job[index],
+            int(self.submit_ms[index]),
+            float(self.run_s[index]),
+            int(self.gpus[index]),
+            self.user[index],
+            self.class_[index],
+        )
+
+    def rows(self, mask: NDArray[np.bool_]) -> list[TraceJob]:
+        """The jobs under a mask (n,), in order of submission."""
+        return [self.row(int(index)) for index in np.flatnonzero(mask)]
+
+    def demand_at(self, time_ms: int) -> int:
+        """GPUs that would run at `time_ms` if no job ever waited."""
+        alive = (self.submit_ms <= time_ms) & (self.submit_ms + self.run_s * 1000 > time_ms)
+        return int(self.gpus[alive].sum())
+
+
+def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
+    """(members, GPUs of each): the fewest equal members that fit on nodes of `gpus_per_node`.
+
+    >>> gang_shape(4, 8), gang_shape(64, 8), gang_shape(12, 8)
+    ((1, 4), (8, 8), (2, 6))
+    """
+    members = -(-gpus // gpus_per_node)
+    while gpus % members:
+        members += 1
+    return members, gpus // members
+
+
+def load_trace(
+    data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0
+) -> JobTrace:
+    """The Venus trace below `data`, else the seeded generator; `note` says plainly which.
+
+    `at` (ISO, read as UTC) is the instant of the trace at which the live part begins. Raises ValueError on a bad `at`.
+    """
+    at_ms = parse_time_ms(at)
+    start_ms = shifted_start_ms(at_ms, now_ms)
+    path = data / VENUS
+    if path.is_file():
+        trace = _venus(pd.read_parquet(path), start_ms - at_ms, start_ms)
+    else:
+        capacity = nodes * gpus_per_node
+        note = f"FLEETCAST_DATA not found at {data}: using the seeded generator"
+        trace = replace(generate_trace(capacity, start_ms=start_ms, seed=seed), note=note)
+    return fit_to_fleet(trace, nodes=nodes, gpus_per_node=gpus_per_node)
+
+
+def parse_time_ms(text: str) -> int:
+    """Unix ms of an ISO time; without a zone it is UTC."""
+    time = datetime.fromisoformat(text)
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def shifted_start_ms(at_ms: int, now_ms: int) -> int:
+    """The latest instant not after now that lies whole weeks from `at_ms`.
+
+    >>> (shifted_start_ms(1000, WEEK_MS * 3 + 999) - 1000) // WEEK_MS
+    2
+    """
+    return at_ms + (now_ms - at_ms) // WEEK_MS * WEEK_MS
+
+
+def fit_to_fleet(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace:
+    """The trace without jobs that this fleet can never hold; they are counted in `skipped`."""
+    shapes = {gpus: gang_shape(gpus, gpus_per_node)[0] for gpus in np.unique(trace.gpus).tolist()}
+    fits = np.array([shapes[gpus] <= nodes for gpus in trace.gpus.tolist()], bool)
+    if bool(fits.all()):
+        return trace
+    kept = np.flatnonzero(fits).tolist()
+    return replace(
+        trace,
+        job=tuple(trace.job[row] for row in kept),
+        submit_ms=trace.submit_ms[kept],
+        run_s=trace.run_s[kept],
+        gpus=trace.gpus[kept],
+        user=tuple(trace.user[row] for row in kept),
+        class_=tuple(trace.class_[row] for row in kept),
+        skipped=trace.skipped + len(trace) - len(kept),
+    )
+
+
+def _venus(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobTrace:
+    table = table.sort_values("submit_time", kind="stable")
+    gpus = table["gpu_count"].to_numpy(np.int32)
+    submit_ms = table["submit_time"].to_numpy("datetime64[ms]").astype(np.int64) + shift_ms
+    users = table["user"].astype(str).tolist() if "user" in table else [""] * len(table)
+    return JobTrace(
+        job=tuple(name.replace("#", "-") for name in table["job_id"].astype(str)),
+        submit_ms=submit_ms,
+        run_s=np.maximum(table["service_sec"].to_numpy(np.float64), 1.0),
+        gpus=gpus,
+        user=tuple(users),
+        class_=tuple(map(_class_of_size, gpus.tolist())),
+        start_ms=start_ms,
+        source="venus",
+        note=f"jobs are the Helios Venus trace ({len(table):,} GPU jobs of 2020, shifted by whole weeks)",
+    )
+
+
+def _class_of_size(gpus: int) -> JobClass:
+    if gpus >= 8:
+        return "training"
+    return "fine_tuning" if gpus >= 2 else "batch"
+
+
+def generate_trace(
+    capacity_gpus: int, *, start_ms: int, seed: int, days_before: int = 30, days_after: int = 14
+) -> JobTrace:
+    """A trace of the shape of Venus for a fleet of any size, whose demand passes the fleet at `start_ms`.
+
+    Arrivals follow hour and weekday, come in bursts (sweeps); run times are heavy-tailed (log-normal body, a tail of
+    days). Mean load is about half of the capacity; in the last hours before the start a rush of long jobs is added.
+    """
+    rng = np.random.default_rng(seed)
+    begin_ms = start_ms - days_before * 24 * HOUR_MS
+    submit_ms = _arrivals(rng, begin_ms, days_before + days_after, jobs_per_day=0.72 * capacity_gpus)
+    gpus = _sizes(rng, len(submit_ms), capacity_gpus)
+    run_s = _run_times(rng, len(submit_ms))
+    rush = _rush(rng, submit_ms, run_s, gpus, start_ms, capacity_gpus)
+    submit_ms = np.concatenate([submit_ms, rush[0]])
+    run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
+    order = np.argsort(submit_ms, kind="stable")
+    users = rng.zipf(1.6, len(order)).clip(max=60)
+    return JobTrace(
+        job=tuple(f"g{seed}-{number:06d}" for number in range(len(order))),
+        submit_ms=submit_ms[order],
+        run_s=run_s[order],
+        gpus=gpus[order],
+        user=tuple(f"u{number:02d}" for number in users.tolist()),
+        class_=tuple(map(_class_of_size, gpus[order].tolist())),
+        start_ms=start_ms,
+        source="generator",
+        note=f"jobs come from the seeded generator (seed {seed})",
+    )
+
+
+def _arrivals(rng: np.random.Generator, begin_ms: int, days: int, jobs_per_day: float) -> NDArray[np.int64]:
+    """Sorted submit times (n,): a Poisson process by hour whose events are bursts of a geometric number of jobs."""
+    hours = begin_ms + HOUR_MS * np.arange(days * 24, dtype=np.int64)
+    of_day = (hours // HOUR_MS % 24).astype(int)
+    weekday = ((hours // (24 * HOUR_MS) + 3) % 7).astype(int)  # 1 January 1970 was a Thursday
+    rate = np.array(_HOURLY, float)[of_day] / np.sum(_HOURLY) * np.array(_WEEKDAY)[weekday] * jobs_per_day
+    burst = 2.5
+    starts = np.repeat(hours, rng.poisson(rate / burst))
+    times = starts + rng.integers(0, HOUR_MS, len(starts))
+    sizes = rng.geometric(1 / burst, len(times))
+    spaced = np.repeat(times, sizes) + rng.integers(0, 120_000, int(sizes.sum()))
+    return np.sort(spaced).astype(np.int64)
+
+
+def _sizes(rng: np.random.Generator, n: int, capacity_gpus: int) -> NDArray[np.int32]:
+    sizes = np.array(_SIZES, np.int32)
+    shares = np.where(sizes <= capacity_gpus, _SIZE_SHARES, 0.0)
+    return rng.choice(sizes, n, p=shares / shares.sum())
+
+
+def _run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+    """Seconds (n,): three quarters run minutes (log-normal), the rest hours to days."""
+    body = rng.lognormal(np.log(180.0), 1.5, n)
+    tail = rng.lognormal(np.log(9000.0), 1.7, n)
+    return np.clip(np.where(rng.random(n) < 0.77, body, tail), 1.0, LONGEST_RUN_S)
+
+
+def _rush(
+    rng: np.random.Generator,
+    submit_ms: NDArray[np.int64],
+    run_s: NDArray[np.float64],
+    gpus: NDArray[np.int32],
+    start_ms: int,
+    capacity_gpus: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32]]:
+    """(submit_ms, run_s, gpus) of further jobs that lift the demand at the start to 1.15 of the capacity."""
+    alive = (submit_ms <= start_ms) & (submit_ms + run_s * 1000 > start_ms)
+    missing = int(1.15 * capacity_gpus) - int(gpus[alive].sum())
+    sizes: list[int] = []
+    while missing > 0:
+        sizes.append(int(_sizes(rng, 1, min(capacity_gpus, max(8, capacity_gpus // 8)))[0]))
+        missing -= sizes[-1]
+    ago_ms = rng.integers(0, 5 * HOUR_MS, len(sizes))
+    runs = ago_ms / 1000 + rng.uniform(1800.0, 8 * 3600.0, len(sizes))
+    return start_ms - ago_ms, runs, np.array(sizes, np.int32)
