@@ -1,0 +1,17 @@
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY requirements.lock ./
+RUN python -m venv /opt/fleetcast \
+ && /opt/fleetcast/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
+COPY . .
+RUN /opt/fleetcast/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+
+FROM python:3.11-slim
+COPY --from=build /opt/fleetcast /opt/fleetcast
+RUN useradd --system --home /var/lib/fleetcast --create-home fleetcast
+USER fleetcast
+WORKDIR /var/lib/fleetcast
+ENV PATH=/opt/fleetcast/bin:$PATH PYTHONUNBUFFERED=1
+EXPOSE 8080
+ENTRYPOINT ["fleetcast"]
+CMD ["run"]
