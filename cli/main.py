@@ -1,4 +1,4 @@
-"""The `fleetcast` command. Each group is a file of its own; heavy imports happen inside the functions that need them."""
+"""The `fleetcast` command: one file a group; heavy imports happen inside the functions that need them."""
 
 import logging
 import sys

@@ -4,6 +4,7 @@ Other controllers act on every change (labels reschedule, Slurm's backfill repla
 it crosses into another band and stays clear of the edge, and never more often than a rate limit allows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ class Bands:
         wanted = {
             node: band
             for node, score in sorted(zip(nodes, scores, strict=True), key=lambda pair: -pair[1])
-            if score == score and (band := self._band(node, score)) != self.current.get(node)
+            if not math.isnan(score) and (band := self._band(node, score)) != self.current.get(node)
         }
         first = {node: band for node, band in wanted.items() if node not in self.current}
         self._writes_ms = [time_ms for time_ms in self._writes_ms if time_ms > now_ms - 60_000]

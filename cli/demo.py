@@ -1,0 +1,326 @@
+"""`fleetcast demo`: a simulated fleet, the whole service on it, and an honest report at the end."""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.demo_report import Watch, false_nodes, judge_faults, read_truth, verdict
+from cli.demo_screen import Screen
+
+POLL_S = 0.5
+START_LIMIT_S = 120.0
+SETTLE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for."""
+
+    seconds: float | None
+    seed: int
+    speed: float
+    at: str
+    input: str
+    faults: Path | None
+    port: int
+    folder: Path
+    story: bool
+    worth: bool
+
+
+def demo(
+    seconds: Annotated[float | None, typer.Option(help="Stop after this many wall seconds [until Ctrl-C].")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of faults, workloads and the job generator.")] = 1,
+    speed: Annotated[float, typer.Option(help="How much faster than real time the fleet runs.")] = 15.0,
+    at: Annotated[str, typer.Option(help="Where in the job trace to begin (UTC).")] = "2020-05-12T19:30",
+    input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded H100 runs.")] = "trace",
+    faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the API and the console.")] = 8080,
+    folder: Annotated[Path, typer.Option(help="Where the run is kept; emptied at the start.")] = Path("var/demo"),
+    story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
+    worth: Annotated[bool, typer.Option(help="Simulate a day with a risk-blind engine beside ours.")] = True,
+    json_path: Annotated[str | None, typer.Option("--json", help="Write the report here; - is stdout.")] = None,
+) -> None:
+    """Run a simulated fleet of 133 nodes x 8 GPUs and the whole service on it.
+
+    Jobs are those of the Helios "Venus" trace where FLEETCAST_DATA holds it, else a seeded generator of the same
+    shape. Exporter pages are scraped over HTTP like any exporter's; faults are injected; the engine places the jobs.
+
+    Examples:
+
+      fleetcast demo                                   watch it at http://127.0.0.1:8080/, end with Ctrl-C
+
+      fleetcast demo --seconds 60 --json out.json      bounded; the exit code says whether it went well
+
+      fleetcast demo --input h100                      recorded telemetry of real 8 x H100 runs instead
+    """
+    if input not in ("trace", "h100"):
+        raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
+    if not speed > 0:
+        raise typer.BadParameter(f"{speed}: must be greater than 0", param_hint="--speed")
+    options = Options(seconds, seed, speed, at, input, faults, port, folder, story, worth)
+    report, problems = asyncio.run(_run(options))
+    if json_path is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        if json_path == "-":
+            sys.stdout.write(text)
+        else:
+            Path(json_path).write_text(text, encoding="utf-8")
+    if problems:
+        typer.echo("fleetcast demo: " + "; ".join(problems), err=True)
+        raise typer.Exit(1)
+
+
+async def _run(options: Options) -> tuple[dict[str, Any], list[str]]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    folder = _fresh(options.folder)
+    clock = _clock(options)
+    with Screen(options.port) as screen:
+        simulation = await _spawn(folder, "simulation.log", _simulation_command(options, folder, clock))
+        service = None
+        try:
+            screen.say("starting the simulated fleet")
+            await _wait_for(folder / "targets.txt", simulation, folder / "simulation.log")
+            config = _write_config(options, folder, clock)
+            service = await _spawn(folder, "service.log", ["run", "--config", str(config)])
+            run = DemoRun(options, folder, screen, stop)
+            return await run.until_done(simulation, service)
+        finally:
+            for process in (simulation, service):
+                await _end(process)
+
+
+class DemoRun:
+    """The watching half: polls the API as any client would and compares with the simulator's own truth file."""
+
+    def __init__(self, options: Options, folder: Path, screen: Screen, stop: asyncio.Event) -> None:
+        self.options = options
+        self.folder = folder
+        self.screen = screen
+        self.stop = stop
+        self.watch = Watch()
+        self.placements = {"placed": 0, "refused": 0, "queued": 0}
+        self._cursor = 0
+        self._story_lines = 0
+        self._ingestion: dict[str, Any] = {}
+        self._fleet: dict[str, Any] = {}
+        self._worth: dict[str, Any] | None = None
+
+    async def until_done(
+        self, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
+    ) -> tuple[dict[str, Any], list[str]]:
+        import aiohttp
+
+        base = f"http://127.0.0.1:{self.options.port}"
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with aiohttp.ClientSession(base, timeout=timeout) as session:
+            await self._until_ready(session, simulation, service)
+            self.screen.ready()
+            began = time.monotonic()
+            worth = asyncio.ensure_future(self._compare()) if self.options.worth else None
+            while not self.stop.is_set():
+                elapsed_s = time.monotonic() - began
+                if self.options.seconds is not None and elapsed_s >= self.options.seconds:
+                    break
+                await self._poll(session)
+                self.screen.show(self._fleet, self._ingestion, self.placements, elapsed_s, self.options.seconds)
+                await asyncio.sleep(POLL_S)
+                for process, name in ((simulation, "simulation"), (service, "service")):
+                    if process.returncode is not None:
+                        raise typer.Exit(_died(name, process.returncode, self.folder))
+            elapsed_s = time.monotonic() - began
+            self.screen.say("letting the last scrapes arrive")
+            simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
+            await asyncio.sleep(SETTLE_S)
+            await self._poll(session)
+            if worth is not None:
+                self.screen.say("simulating a day with a risk-blind engine beside ours")
+                self._worth = await worth
+        return self._report(elapsed_s)
+
+    async def _until_ready(
+        self, session: Any, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
+    ) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self.stop.is_set():
+            for process, name in ((simulation, "simulation"), (service, "service")):
+                if process.returncode is not None:
+                    raise typer.Exit(_died(name, process.returncode, self.folder))
+            fleet = await _get(session, "/v1/fleet")
+            if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"]:
+                return
+            if time.monotonic() > deadline:
+                typer.echo(f"not ready within {START_LIMIT_S:.0f} s; see {self.folder}/*.log", err=True)
+                raise typer.Exit(1)
+            await asyncio.sleep(POLL_S)
+
+    async def _poll(self, session: Any) -> None:
+        risk = await _get(session, "/v1/risk/nodes?limit=1000")
+        self._fleet = await _get(session, "/v1/fleet") or self._fleet
+        self._ingestion = await _get(session, "/v1/ingestion") or self._ingestion
+        if risk:
+            for node, reason in self.watch.note(risk["rows"], risk["as_of_ms"]):
+                self.screen.say(f"{node} flagged: {reason}")
+        answer = await _get(session, f"/v1/placements?after={self._cursor}")
+        for row in (answer or {}).get("rows", ()):
+            self._cursor = max(self._cursor, int(row["cursor"]))
+            self.placements[row["outcome"]] += 1
+        self._tell_story()
+
+    def _tell_story(self) -> None:
+        path = self.folder / "story.jsonl"
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            for line in lines[self._story_lines :]:
+                self.screen.say(json.loads(line)["sentence"])
+            self._story_lines = len(lines)
+
+    async def _compare(self) -> dict[str, Any]:
+        """Run in a process of its own, at low priority, so that it does not slow what the person looks at."""
+        process = await asyncio.create_subprocess_exec(
+            *("nice", "-n", "15", sys.executable, "-m", "cli.compare", "--seed", str(self.options.seed)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        output, _ = await process.communicate()
+        return dict(json.loads(output)) if process.returncode == 0 else {"error": f"ended with {process.returncode}"}
+
+    def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
+        truth = read_truth(self.folder / "truth.jsonl")
+        simulated = json.loads((self.folder / "sim.json").read_text(encoding="utf-8"))
+        now_ms = int(self._fleet["as_of_ms"])
+        ingestion = self._ingestion
+        worth = self._worth or {}
+        report = {
+            "seconds": round(elapsed_s, 1),
+            "speed": self.options.speed,
+            "nodes": len(self._fleet["nodes"]),
+            "gpus": self._fleet["gpus"]["total"],
+            "samples": ingestion["samples_total"],
+            "bad_records": ingestion["bad_total"],
+            "bad_records_injected": simulated["bad_records_injected"],
+            "ticks": ingestion["ticks"],
+            "tick_ms": ingestion["tick_ms"],
+            "lag_ms": ingestion["lag_ms"],
+            "placements": dict(self.placements),
+            "faults": judge_faults(truth, self.watch, now_ms),
+            "false_nodes": false_nodes(truth, self.watch),
+            "lost_gpu_hours": {"risk_blind": worth.get("risk_blind"), "ours": worth.get("ours")},
+            "worth": worth or None,
+        }
+        problems = verdict(report, now_ms)
+        self.screen.finish(report, problems)
+        return report, problems
+
+
+def _fresh(folder: Path) -> Path:
+    """An empty run folder. Only a folder that an earlier demo made is emptied."""
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / "demo").exists():
+            raise typer.BadParameter(f"{folder} is not empty and no earlier demo made it", param_hint="--folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / "demo").touch()
+    return folder.resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    epoch_ms: int
+    wall_ms: int
+
+
+def _clock(options: Options) -> _Clock:
+    from simulator.traces import parse_time_ms, shifted_start_ms
+
+    wall_ms = time.time_ns() // 1_000_000
+    try:
+        return _Clock(shifted_start_ms(parse_time_ms(options.at), wall_ms), wall_ms)
+    except ValueError as error:
+        raise typer.BadParameter(f"{options.at!r}: {error}", param_hint="--at") from None
+
+
+def _simulation_command(options: Options, folder: Path, clock: _Clock) -> list[str]:
+    command = ["simulate", "cluster", "--out", str(folder), "--api", f"http://127.0.0.1:{options.port}"]
+    command += ["--epoch-ms", str(clock.epoch_ms), "--wall-ms", str(clock.wall_ms), "--speed", str(options.speed)]
+    command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
+    command += ["--story" if options.story else "--no-story"]
+    return command + (["--faults", str(options.faults)] if options.faults else [])
+
+
+def _write_config(options: Options, folder: Path, clock: _Clock) -> Path:
+    import msgspec
+
+    from service.config import ClockConfig, Config, FleetConfig, PipelineConfig, ScrapeConfig, override, save_config
+
+    topology = folder / "topology.toml"
+    config = Config(
+        state=str(folder / "state"),
+        fleet=FleetConfig(name="venus" if options.input == "trace" else "h100", topology=str(topology)),
+        clock=ClockConfig(epoch_ms=clock.epoch_ms, wall_ms=clock.wall_ms, speed=options.speed),
+        scrape=ScrapeConfig(targets=(f"file:{folder / 'targets.txt'}",)),
+        pipeline=PipelineConfig(snapshot_s=40.0 * options.speed),
+    )
+    if not topology.exists():
+        config = msgspec.structs.replace(config, fleet=FleetConfig(name=config.fleet.name))
+    path = folder / "config.toml"
+    save_config(override(config, api_port=options.port), path)
+    return path
+
+
+async def _spawn(folder: Path, log: str, command: list[str]) -> asyncio.subprocess.Process:
+    with open(folder / log, "wb") as file:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cli.main", *command), stdout=file, stderr=file, start_new_session=True
+        )
+
+
+async def _end(process: asyncio.subprocess.Process | None) -> None:
+    if process is None or process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), 15)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _wait_for(path: Path, process: asyncio.subprocess.Process, log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not path.exists():
+        if process.returncode is not None:
+            raise typer.Exit(_died("simulation", process.returncode, log.parent))
+        if time.monotonic() > deadline:
+            typer.echo(f"the simulation wrote no {path.name} within {START_LIMIT_S:.0f} s; see {log}", err=True)
+            raise typer.Exit(1)
+        await asyncio.sleep(0.05)
+
+
+def _died(name: str, code: int, folder: Path) -> int:
+    log = folder / f"{name}.log"
+    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:] if log.exists() else []
+    typer.echo("\n".join([f"the {name} ended with {code}; the end of {log}:", *tail]), err=True)
+    return 1
+
+
+async def _get(session: Any, path: str) -> dict[str, Any] | None:
+    """The JSON of a GET, None while the service does not answer with 200."""
+    import aiohttp
+
+    try:
+        async with session.get(path) as response:
+            return dict(await response.json()) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError):
+        return None

@@ -1,0 +1,123 @@
+"""What a demo run is judged by: faults of the simulator's truth file against what the service flagged. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+UNFLAGGED = frozenset({"none", "watch"})
+SETTLED_AFTER_MS = 60_000
+LINGER_MS = 3_600_000
+NEEDED_SHARE = 0.8
+FALSE_NODES_ALLOWED = 2
+
+
+@dataclass(slots=True)
+class Flag:
+    """One spell during which the service flagged a node."""
+
+    since_ms: int
+    until_ms: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Watch:
+    """Remembers which nodes were flagged when, from successive answers of `/v1/risk/nodes`."""
+
+    flags: dict[str, list[Flag]] = field(default_factory=dict)
+    _open: set[str] = field(default_factory=set)
+
+    def note(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
+        """Take one answer in; returns (node, reason) of nodes that are newly flagged."""
+        now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
+        fresh = [(node, reason) for node, reason in now.items() if node not in self._open]
+        for node, reason in now.items():
+            spells = self.flags.setdefault(node, [])
+            if node in self._open:
+                spells[-1].until_ms = as_of_ms
+            else:
+                spells.append(Flag(as_of_ms, as_of_ms, reason))
+        self._open = set(now)
+        return fresh
+
+    def detected(self, node: str, start_ms: int, end_ms: int | None) -> Flag | None:
+        """The first spell that overlaps a fault (a little after its end counts: windows remember)."""
+        last_ms = (end_ms or start_ms) + LINGER_MS
+        spells = self.flags.get(node, [])
+        return next((flag for flag in spells if flag.until_ms >= start_ms and flag.since_ms <= last_ms), None)
+
+
+def is_flagged(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `/v1/risk/nodes` asks for more than watching."""
+    return (row.get("action") or {}).get("code", "none") not in UNFLAGGED
+
+
+def read_truth(path: Path) -> list[dict[str, Any]]:
+    """Faults by id; of several lines of one fault the last counts. An unfinished last line is left out."""
+    faults: dict[str, dict[str, Any]] = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            faults[row["fault_id"]] = row
+    return sorted(faults.values(), key=lambda row: row["start_ms"])
+
+
+def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
+    """A row a fault that has begun: when it was detected, with which reason, and whether it could be seen."""
+    rows = []
+    for fault in truth:
+        if fault.get("benign") or fault["start_ms"] > now_ms:
+            continue
+        seen_from = fault.get("visible_ms") or fault["start_ms"]
+        flag = watch.detected(fault["node"], fault["start_ms"], fault.get("end_ms"))
+        rows.append(
+            {
+                "kind": fault["kind"],
+                "node": fault["node"],
+                "gpu": fault.get("gpu"),
+                "start_ms": seen_from,
+                "visible": bool(fault.get("visible")),
+                "detected_ms": max(flag.since_ms, seen_from) if flag else None,
+                "reason": flag.reason if flag else None,
+            }
+        )
+    return rows
+
+
+def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
+    """Nodes flagged in a spell that no fault of theirs (visible or not) explains."""
+    wrong = set()
+    for node, spells in watch.flags.items():
+        faults = [fault for fault in truth if fault["node"] == node and not fault.get("benign")]
+        for flag in spells:
+            if not any(
+                fault["start_ms"] <= flag.until_ms
+                and (fault.get("end_ms") is None or flag.since_ms <= fault["end_ms"] + LINGER_MS)
+                for fault in faults
+            ):
+                wrong.add(node)
+    return sorted(wrong)
+
+
+def verdict(report: Mapping[str, Any], now_ms: int) -> list[str]:
+    """Why the run failed, empty when it is good."""
+    problems = []
+    if not report["samples"]:
+        problems.append("no sample arrived")
+    if not report["placements"]["placed"]:
+        problems.append("nothing was placed")
+    if report["bad_records"] != report["bad_records_injected"]:
+        problems.append(f"{report['bad_records']} bad records counted, {report['bad_records_injected']} were injected")
+    old = [row for row in report["faults"] if row["visible"] and row["start_ms"] <= now_ms - SETTLED_AFTER_MS]
+    found = [row for row in old if row["detected_ms"] is not None]
+    if len(found) < NEEDED_SHARE * len(old):
+        missed = ", ".join(f"{row['kind']} on {row['node']}" for row in old if row["detected_ms"] is None)
+        problems.append(f"{len(found)} of {len(old)} visible faults detected; missed: {missed}")
+    if len(report["false_nodes"]) > FALSE_NODES_ALLOWED:
+        problems.append(f"falsely flagged: {', '.join(report['false_nodes'])}")
+    return problems

@@ -1,0 +1,108 @@
+"""What `fleetcast demo` shows in the terminal: one live status line, and events above it as they happen."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+PLAIN_EVERY_S = 10.0
+
+
+class Screen:
+    """A live line on a terminal; plain lines every ten seconds elsewhere. Writes to stderr only."""
+
+    def __init__(self, port: int) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.url = f"http://127.0.0.1:{port}"
+        self._status: Status | None = None
+        self._last_plain = -math.inf
+
+    def __enter__(self) -> "Screen":
+        if self.console.is_terminal:
+            self._status = self.console.status("starting", spinner="dots")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, sentence: str) -> None:
+        self.console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/dim]  ", end="")
+        self.console.print(sentence, markup=False)
+
+    def ready(self) -> None:
+        """The console's address and three requests worth trying."""
+        self.console.print(f"\n  Console   [bold]{self.url}/[/bold]")
+        for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
+            self.console.print(f"  Try       curl -s '{self.url}{path}'", markup=False)
+        self.console.print("  End with Ctrl-C\n")
+
+    def show(
+        self,
+        fleet: Mapping[str, Any],
+        ingestion: Mapping[str, Any],
+        placements: Mapping[str, int],
+        elapsed_s: float,
+        seconds: float | None,
+    ) -> None:
+        if not fleet:
+            return
+        at = datetime.fromtimestamp(fleet["as_of_ms"] / 1000, UTC)
+        gpus = fleet["gpus"]
+        left = f"{elapsed_s:.0f}/{seconds:.0f} s" if seconds is not None else f"{elapsed_s:.0f} s"
+        line = (
+            f"{left} · fleet time {at:%a %H:%M:%S} · {gpus['running']:,} of {gpus['total']:,} GPUs busy · "
+            f"{fleet['queued_gpus']:,} GPUs queued · {fleet['at_risk']} nodes at risk · "
+            f"{fleet['samples_per_s']:,.0f} samples/s · {ingestion.get('bad_total', 0)} bad records · "
+            f"{placements['placed']} placed"
+        )
+        if self._status is not None:
+            self._status.update(line)
+        elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
+            self._last_plain = time.monotonic()
+            self.console.print(line, markup=False, soft_wrap=True)
+
+    def finish(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
+        """Faults and when they were found, then what it was worth, then the verdict."""
+        if self._status is not None:
+            self._status.stop()
+        table = Table(title="Faults that were injected", title_justify="left", box=None, pad_edge=False)
+        for column in ("fault", "where", "found after", "reason"):
+            table.add_column(column)
+        for row in report["faults"]:
+            where = row["node"] if row["gpu"] is None else f"{row['node']} GPU {row['gpu']}"
+            table.add_row(row["kind"], where, _found(row), row["reason"] or "")
+        self.console.print(table)
+        self.console.print(f"falsely flagged nodes: {', '.join(report['false_nodes']) or 'none'}", markup=False)
+        _worth(self.console, report["worth"])
+        self.console.print("\n".join(problems) if problems else "all promises kept", markup=False)
+
+
+def _found(row: Mapping[str, Any]) -> str:
+    if row["detected_ms"] is not None:
+        return f"{(row['detected_ms'] - row['start_ms']) / 1000:.0f} s"
+    return "missed" if row["visible"] else "not visible (idle)"
+
+
+def _worth(console: Console, worth: Mapping[str, Any] | None) -> None:
+    if not worth:
+        return
+    if "error" in worth:
+        console.print(f"the comparison with a risk-blind engine failed: {worth['error']}", markup=False)
+        return
+    blind, ours = worth["risk_blind"], worth["ours"]
+    console.print(
+        f"\nA day of the same jobs and faults, {worth['seeds']} seeds: GPU-hours lost to faults and stragglers\n"
+        f"  risk-blind engine  {blind['mean']:8,.0f}  (95 %: {blind['low']:,.0f} to {blind['high']:,.0f})\n"
+        f"  Fleetcast          {ours['mean']:8,.0f}  (95 %: {ours['low']:,.0f} to {ours['high']:,.0f})",
+        markup=False,
+    )
