@@ -139,7 +139,7 @@ def job_row(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow
 
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> dict[str, float] | None:
-    """p50 and p90 of run time of finished jobs of this size less the time run; an overrun doubles the time it has had."""
+    """p50 and p90 of finished jobs of this size less the time run; an overrun gets as long again as it has had."""
     known = durations.get("by_gpus", {}).get(str(attempt.gpus)) or durations.get("all")
     if not known or attempt.started_ms is None or not known.get("n"):
         return None

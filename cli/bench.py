@@ -1,0 +1,62 @@
+"""`fleetcast bench`: every hot path at its sizes, a JSON line a case."""
+
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+SIZES = (1_000, 10_000, 100_000)
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run [all].")] = None,
+    json_path: Annotated[str | None, typer.Option("--json", help="Write JSON lines here; - is stdout.")] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000].")] = None,
+) -> None:
+    """Measure the hot paths beside the library that one would use instead, in the same run.
+
+    Examples:
+
+      fleetcast bench                               everything, as a table
+
+      fleetcast bench decode store --size 10000     two benchmarks at one size
+
+      fleetcast bench --json bench.jsonl            for scripts
+    """
+    known = available()
+    for name in names or ():
+        if name not in known:
+            raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAME")
+    lines: list[dict[str, Any]] = []
+    for name in names or known:
+        for line in _run(name, tuple(size or SIZES)):
+            lines.append(line)
+            typer.echo(_human(line), err=True)
+    if json_path is not None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        if json_path == "-":
+            sys.stdout.write(text)
+        else:
+            with open(json_path, "w", encoding="utf-8") as file:
+                file.write(text)
+
+
+def available() -> list[str]:
+    """Modules of `benchmarks/` that have a `run(sizes)`."""
+    package = importlib.import_module("benchmarks")
+    return [info.name for info in pkgutil.iter_modules(package.__path__) if info.name != "case"]
+
+
+def _run(name: str, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    yield from importlib.import_module(f"benchmarks.{name}").run(sizes)
+
+
+def _human(line: dict[str, Any]) -> str:
+    peer = line.get("peer")
+    beside = f"   {peer['name']} {peer['value']:,.0f}, ratio {line['ratio']:.1f}" if peer else ""
+    size = " ".join(f"{key}={value:,}" for key, value in line["size"].items())
+    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {line['value']:>14,.1f} {line['unit']}{beside}"

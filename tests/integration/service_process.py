@@ -1,0 +1,124 @@
+"""A whole Fleetcast under its supervisor, on ports of its own, for tests that need the real thing."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+SPEED = 15.0
+
+
+def free_port() -> int:
+    """A loopback port whose successor is free, too (the placer takes it)."""
+    for _ in range(50):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no two adjacent free ports")
+
+
+class Service:
+    """Starts on construction; `stop` ends only what this object started."""
+
+    def __init__(self, folder: Path, *, speed: float = SPEED, **sections: dict[str, Any]) -> None:
+        self.folder = folder
+        self.port = free_port()
+        now_ms = time.time_ns() // 1_000_000
+        config: dict[str, Any] = {
+            "state": str(folder / "state"),
+            "clock": {"epoch_ms": now_ms, "wall_ms": now_ms, "speed": speed},
+            "api": {"port": self.port},
+            "placer": {"port": self.port + 1},
+        }
+        for name, values in sections.items():
+            config[name] = config.get(name, {}) | values
+        (folder / "config.toml").write_text(tomli_w.dumps(config))
+        self.start()
+
+    def start(self) -> None:
+        with open(self.folder / "service.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", "run", "--config", str(self.folder / "config.toml")],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by role, as the supervisor wrote them."""
+        try:
+            lines = (self.folder / "state" / "pids").read_text().splitlines()
+        except FileNotFoundError:
+            return {}
+        return {name: int(pid) for name, pid in (line.split() for line in lines)}
+
+    def kill(self, role: str) -> None:
+        os.kill(self.pids()[role], signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for role, pid in self.pids().items():
+            if role != "supervisor":
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    def log(self) -> str:
+        return (self.folder / "service.log").read_text(errors="replace")
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
+        """Status, decoded JSON (or text) and headers; status 0 when nobody answers."""
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, method=method)
+        request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, _decode(response.read()), dict(response.headers)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _decode(error.read()), dict(error.headers)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return 0, None, {}
+
+    def get(self, path: str) -> Any:
+        status, answer, _ = self.request("GET", path)
+        return answer if status == 200 else None
+
+    def until(self, what: str, check: Callable[[], Any], limit_s: float = 30.0) -> Any:
+        """The first truthy answer of `check`; fails with the log's end when there is none in time."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            answer = check()
+            if answer:
+                return answer
+            time.sleep(0.1)
+        raise AssertionError(f"{what}: not within {limit_s:.0f} s\n{self.log()[-3000:]}")
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode(errors="replace")
