@@ -1,9 +1,10 @@
 """Job traces: who asked for how many GPUs when, and how long it ran. Real (Helios "Venus") or generated.
 
 The trace's dates are shifted by whole weeks, so weekdays and hours stay what they were and the simulated fleet
-lives near the present. The trace does not say what its jobs computed: `class_` follows the size of a job.
+lives near the present. The trace does not say what its jobs computed: `class_` is ours, by size and name.
 """
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -158,24 +159,29 @@ def _venus(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobTrace:
     table = table.sort_values("submit_time", kind="stable")
     gpus = table["gpu_count"].to_numpy(np.int32)
     submit_ms = table["submit_time"].to_numpy("datetime64[ms]").astype(np.int64) + shift_ms
+    jobs = tuple(name.replace("#", "-") for name in table["job_id"].astype(str))
     users = table["user"].astype(str).tolist() if "user" in table else [""] * len(table)
     return JobTrace(
-        job=tuple(name.replace("#", "-") for name in table["job_id"].astype(str)),
+        job=jobs,
         submit_ms=submit_ms,
         run_s=np.maximum(table["service_sec"].to_numpy(np.float64), 1.0),
         gpus=gpus,
         user=tuple(users),
-        class_=tuple(map(_class_of_size, gpus.tolist())),
+        class_=tuple(map(_class_of, jobs, gpus.tolist())),
         start_ms=start_ms,
         source="venus",
         note=f"jobs are the Helios Venus trace ({len(table):,} GPU jobs of 2020, shifted by whole weeks)",
     )
 
 
-def _class_of_size(gpus: int) -> JobClass:
+def _class_of(job: str, gpus: int) -> JobClass:
+    """A class by size and, for small jobs, by name, so that it is the same in every run."""
     if gpus >= 8:
         return "training"
-    return "fine_tuning" if gpus >= 2 else "batch"
+    draw = zlib.crc32(job.encode()) % 100
+    if gpus >= 2:
+        return "inference" if draw < 25 else "fine_tuning"
+    return "interactive" if draw < 15 else "inference" if draw < 30 else "batch"
 
 
 def generate_trace(
@@ -195,14 +201,15 @@ def generate_trace(
     submit_ms = np.concatenate([submit_ms, rush[0]])
     run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
     order = np.argsort(submit_ms, kind="stable")
+    jobs = tuple(f"g{seed}-{number:06d}" for number in range(len(order)))
     users = rng.zipf(1.6, len(order)).clip(max=60)
     return JobTrace(
-        job=tuple(f"g{seed}-{number:06d}" for number in range(len(order))),
+        job=jobs,
         submit_ms=submit_ms[order],
         run_s=run_s[order],
         gpus=gpus[order],
         user=tuple(f"u{number:02d}" for number in users.tolist()),
-        class_=tuple(map(_class_of_size, gpus[order].tolist())),
+        class_=tuple(map(_class_of, jobs, gpus[order].tolist())),
         start_ms=start_ms,
         source="generator",
         note=f"jobs come from the seeded generator (seed {seed})",
