@@ -61,7 +61,7 @@ def read_helios(path: Path) -> History:
     """`cluster_log.csv` of HeliosData (or the folder that holds it). CPU jobs (gpu_num 0) are skipped as `no GPUs`."""
     history = History()
     lines = _lines(_file_in(path, "cluster_log.csv"), history.skipped)
-    names = _header(lines, _HELIOS_NEEDS, ",", "cluster_log.csv")
+    names = _header(next(lines, ""), _HELIOS_NEEDS, ",", "cluster_log.csv")
     for line in lines:
         _collect(history, line, names, ",", _helios_row)
     return _with_arrival(history)
@@ -74,7 +74,7 @@ def read_gpu_numbers(path: Path) -> History:
     if not file.exists():
         return history
     lines = _lines(file, history.skipped)
-    names = _header(lines, ("date",), ",", file.name)
+    names = _header(next(lines, ""), ("date",), ",", file.name)
     for line in lines:
         try:
             row = _fields(line, names, ",")
@@ -113,7 +113,9 @@ def read_slurm(path: Path) -> History:
     """`sacct -P` with a header line. Job steps and jobs that have not ended or held no GPU are skipped, counted."""
     history, seen = History(), Counter[str]()
     lines = _lines(path, history.skipped)
-    names = _header(lines, ("JobID", "State", "Start", "End"), "|", "sacct -P")
+    first = next(lines, "")
+    delimiter = "|#" if "|#" in first else "|"  # `--delimiter='|#'` survives job names with a bar
+    names = _header(first, ("JobID", "State", "Start", "End"), delimiter, "sacct -P")
     starts: set[tuple[str, datetime]] = set()
 
     def row_of(row: dict[str, str]) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def read_slurm(path: Path) -> History:
         return made
 
     for line in lines:
-        _collect(history, line, names, "|", row_of)
+        _collect(history, line, names, delimiter, row_of)
     return _with_arrival(history)
 
 
@@ -239,8 +241,8 @@ def _file_in(path: Path, name: str) -> Path:
     raise ConfigError(f"{path} holds no {name}")
 
 
-def _header(lines: Iterator[str], needs: tuple[str, ...], delimiter: str, what: str) -> list[str]:
-    names = _split(next(lines, ""), delimiter)
+def _header(line: str, needs: tuple[str, ...], delimiter: str, what: str) -> list[str]:
+    names = _split(line, delimiter)
     missing = [name for name in needs if name not in names]
     if missing:
         raise ConfigError(f"not a {what} file: its header has no column {', '.join(missing)}")

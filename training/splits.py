@@ -182,6 +182,8 @@ def span_of(name: str, path: Path) -> Span:
 
 
 def _in_words(value: Any) -> str:
+    if isinstance(value, str):
+        return value[:19]
     if not isinstance(value, pd.Timestamp) and 1e9 < value < 4e9:  # Unix seconds of this age
         value = pd.Timestamp(value, unit="s")
     return f"{value:%Y-%m-%d}" if isinstance(value, pd.Timestamp) else f"{value:,.6g}"

@@ -196,6 +196,14 @@ def test_slurm_import_reads_both_ways_of_naming_gpus(tmp_path):
         assert f"skipped {reason}" in output
 
 
+def test_slurm_import_reads_the_two_character_delimiter(tmp_path):
+    path = tmp_path / "sacct.txt"
+    path.write_text(SLURM.replace("fine", "a|b").replace("|", "|#").replace("a|#b", "a|b"))
+    invoke("import", "slurm", path, "--out", tmp_path / "data")
+    table = pd.read_parquet(tmp_path / "data" / "jobs" / "slurm" / "slurm_gpu_jobs.parquet")
+    assert table.slurm_comment.tolist() == ["a|b", "two", "again"]
+
+
 def test_a_file_of_another_layout_is_refused(tmp_path):
     path = tmp_path / "sacct.txt"
     path.write_text(SLURM)
