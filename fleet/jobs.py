@@ -282,6 +282,19 @@ class NodeTable:
         self.position += 1
         return record
 
+    def dump(self) -> list[tuple[NodeRecord, dict[str, SeenSequences]]]:
+        """Records with the sequences seen of each source: what a snapshot keeps."""
+        return [
+            (record, {source: seen for (node, source), seen in self._seen.items() if node == record.node})
+            for record in self.nodes.values()
+        ]
+
+    def load(self, rows: list[tuple[NodeRecord, dict[str, SeenSequences]]]) -> None:
+        """The inverse of `dump`, into an empty table."""
+        for record, sources in rows:
+            self.nodes[record.node] = record
+            self._seen |= {(record.node, source): seen for source, seen in sources.items()}
+
 
 def _node_order(event: NodeEvent) -> tuple[int, str, int]:
     return event.time_ms, event.source, event.sequence
