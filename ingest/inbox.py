@@ -1,0 +1,383 @@
+"""The durable inbox: everything that is pushed to us is in a segment, fsynced, before it is acknowledged.
+
+One process appends to a segment, any number tail it. The rules that make a crash harmless:
+
+1. A writer starts with a new segment, so a torn tail is never written over; a lock keeps two processes from one name.
+2. A failed write is cut back to the last whole record, and a failed fsync ends the segment: nothing is
+   acknowledged, and what a reader has taken already stays where it was.
+3. A reader that finds less than a whole record waits in the newest segment of a writer; in an older one nobody will
+   write any more, so it counts "torn" and goes on with the next.
+
+Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent downstream.
+"""
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import RecordError, SourceError
+from fleet.events import JobEvent, NodeEvent
+from ingest.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from ingest.segments import (
+    HEADER,
+    Record,
+    RecordKind,
+    encode_record,
+    file_size,
+    places,
+    prune,
+    read_segment,
+    scan_records,
+    segment_name,
+    segments_of,
+)
+from ingest.source import Batch
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 * 2**20
+MAX_REJECTS_A_RECORD = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The end of an append: everything before `offset` of `segment` is on disk."""
+
+    segment: str
+    offset: int
+
+
+@dataclass(slots=True)
+class _Append:
+    """One caller's records on their way to disk."""
+
+    records: Sequence[bytes]
+    kind: int
+    received_ms: int
+    done: "asyncio.Future[Position]"
+
+
+class InboxWriter:
+    """Appends for one process. Use from one event loop; writes and fsyncs run in a thread of its own.
+
+    Callers that arrive while a commit is under way share the next one: one write, one fsync.
+    """
+
+    def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock: int | None
+        self.name, self._lock = _take_name(folder, name)
+        numbers = [number for number, _ in segments_of(folder).get(self.name, ())]
+        self._number = max(numbers, default=0)
+        self._file: int | None = None
+        self._path = folder
+        self._offset = 0
+        self._waiting: list[_Append] = []
+        self._commits: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inbox")
+        self.appended = 0
+        self.syncs = 0
+
+    async def append(self, records: Sequence[bytes], received_ms: int, kind: int = RecordKind.EVENT) -> Position:
+        """Returns once the records are on disk. Raises SourceError when they cannot be: nothing is acknowledged."""
+        done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Append(records, kind, received_ms, done))
+        if self._commits is None or self._commits.done():
+            self._commits = asyncio.ensure_future(self._commit_waiting())
+        return await done
+
+    async def _commit_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                position = await loop.run_in_executor(self._thread, self._commit, batch)
+            except OSError as error:
+                logger.error("inbox %s: %s, refused %d appends", self.name, error, len(batch))
+                why = error.strerror or str(error)
+                _fail(batch, SourceError(f"cannot write the inbox: {why}; nothing was kept"))
+            except Exception as error:
+                _fail(batch, error)
+                raise
+            else:
+                for append in batch:
+                    if not append.done.done():
+                        append.done.set_result(position)
+
+    def _commit(self, batch: Sequence[_Append]) -> Position:
+        """Write and fsync, in the writer's thread; raises OSError."""
+        blobs = [encode_record(row.kind, row.received_ms, record) for row in batch for record in row.records]
+        if self._file is None or self._offset >= self.segment_bytes:
+            self._roll()
+        file = self._file
+        assert file is not None
+        written = 0
+        try:
+            written = _write_all(file, b"".join(blobs))
+        except _ShortWrite as short:
+            self._cut_back(file, blobs, short.written)
+            raise short.cause from None
+        try:
+            os.fdatasync(file)
+        except OSError:
+            self._end_segment()  # after a failed fsync nobody knows which pages reached the disk
+            raise
+        self._offset += written
+        self.appended += len(blobs)
+        self.syncs += 1
+        return Position(self._path.name, self._offset)
+
+    def _cut_back(self, file: int, blobs: Sequence[bytes], written: int) -> None:
+        """Leave only whole records behind a write that broke off: a reader may have taken those already."""
+        whole = 0
+        for blob in blobs:
+            if whole + len(blob) > written:
+                break
+            whole += len(blob)
+        try:
+            os.ftruncate(file, self._offset + whole)
+            self._offset += whole
+        except OSError:
+            self._end_segment()
+
+    def _roll(self) -> None:
+        """Open the next segment and make its name durable."""
+        path = self.folder / segment_name(self.name, self._number + 1)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        try:
+            _write_all(file, HEADER)
+            os.fsync(file)
+            _sync_folder(self.folder)
+        except (OSError, _ShortWrite) as error:
+            os.close(file)
+            path.unlink()
+            raise error.cause if isinstance(error, _ShortWrite) else error from None
+        self._end_segment()
+        self._number += 1
+        self._file, self._path, self._offset = file, path, len(HEADER)
+
+    def _end_segment(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    async def close(self) -> None:
+        """Wait for what is under way, then give the files and the name back. May be called twice."""
+        if self._commits is not None:
+            await self._commits
+        self._thread.shutdown(wait=True)
+        self._end_segment()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _fail(batch: Sequence[_Append], error: Exception) -> None:
+    for append in batch:
+        if not append.done.done():
+            append.done.set_exception(error)
+
+
+class _ShortWrite(Exception):
+    """A write that broke off after `written` bytes."""
+
+    def __init__(self, written: int, cause: OSError) -> None:
+        super().__init__(written)
+        self.written = written
+        self.cause = cause
+
+
+def _write_all(file: int, data: bytes) -> int:
+    view, written = memoryview(data), 0
+    while written < len(data):
+        try:
+            written += os.write(file, view[written:])
+        except OSError as error:
+            raise _ShortWrite(written, error) from None
+    return written
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take_name(folder: Path, name: str) -> tuple[str, int]:
+    """A writer's name that no living process holds (name, name.1, …), and the lock that holds it."""
+    if not name or set(name) & set("-/\0"):
+        raise ValueError(f"inbox writer name {name!r}: expected some characters, none of them '-' or '/'")
+    for number in range(1000):
+        own = name if number == 0 else f"{name}.{number}"
+        handle = os.open(folder / f"{own}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            continue
+        return own, handle
+    raise ValueError(f"inbox writer name {name!r}: 1000 processes hold it")
+
+
+class InboxSource:
+    """Tails the segments of all writers. Position: {segment name: offset}, the open segment of each writer."""
+
+    name = "inbox"
+
+    def __init__(self, folder: Path, *, poll_s: float = 0.025) -> None:
+        """`poll_s` is wall time."""
+        self.folder = folder
+        self.poll_s = poll_s
+        self.torn = 0
+        self.read = 0
+        self._at: dict[str, tuple[int, int]] = {}  # writer -> (segment number, offset)
+        self._ready: deque[Batch] = deque()
+        self._rates: deque[tuple[float, int]] = deque(maxlen=64)
+        self._closed = False
+
+    async def next(self) -> Batch:
+        while not self._closed:
+            records, bad = self._read_some()
+            if records or bad:
+                return decode_records(records, bad)
+            await asyncio.sleep(self.poll_s)
+        raise StopAsyncIteration
+
+    def position(self) -> dict[str, Any]:
+        return {segment_name(writer, number): offset for writer, (number, offset) in self._at.items()}
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
+
+    def prune(self, position: Mapping[str, Any]) -> int:
+        """Delete the segments that `position` (one that a snapshot holds) has passed; returns how many."""
+        return prune(self.folder, position)
+
+    def health(self) -> dict[str, Any]:
+        """One row of the ingestion document; `lag_s` is not known to a source that reads as fast as it can."""
+        recent = [row for row in self._rates if row[0] > time.monotonic() - 60.0]
+        span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
+        rate = sum(count for _, count in recent) / span_s if span_s > 0 else 0.0
+        waiting = self.backlog_bytes()
+        return {
+            "name": self.name,
+            "kind": "inbox",
+            "rate_per_s": round(rate, 2),
+            "lag_s": 0.0 if not waiting else None,
+            "backlog_bytes": waiting,
+            "bad": self.torn,
+            "up": True,
+        }
+
+    def backlog_bytes(self) -> int:
+        """Bytes on disk that were not read yet."""
+        total = 0
+        for writer, rows in segments_of(self.folder).items():
+            number, offset = self._at.get(writer, (0, 0))
+            sizes = [(row, file_size(path)) for row, path in rows if row >= number]
+            total += sum(max(0, size - (offset if row == number else len(HEADER))) for row, size in sizes)
+        return total
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _read_some(self) -> tuple[list[Record], list[RecordError]]:
+        """About a megabyte from each writer that has something."""
+        records: list[Record] = []
+        bad: list[RecordError] = []
+        for writer, rows in sorted(segments_of(self.folder).items()):
+            number, offset = self._at.get(writer, (0, 0))
+            if number > rows[-1][0]:  # the folder was emptied and numbering began anew
+                number = 0
+            for place, (row, path) in enumerate(rows):
+                if row < number:
+                    continue
+                offset = max(offset if row == number else 0, len(HEADER))
+                sealed = place + 1 < len(rows)  # listed before we read: nobody writes to it any more
+                fresh, offset, torn = read_segment(path, offset, sealed)
+                records += fresh
+                number = row
+                if torn is not None:
+                    self.torn += 1
+                    bad.append(torn)
+                if fresh or not sealed:
+                    break
+            if number:
+                self._at[writer] = (number, offset)
+        self.read += len(records)
+        if records:
+            self._rates.append((time.monotonic(), len(records)))
+        return records, bad
+
+
+def decode_records(records: Sequence[Record], bad: Sequence[RecordError] = ()) -> Batch:
+    """Records as a batch. Their times were judged against the clock on arrival and are not again."""
+    events: list[JobEvent] = []
+    node_events: list[NodeEvent] = []
+    errors = list(bad)
+    for record in records:
+        try:
+            if record.kind == RecordKind.EVENT:
+                event = decode_event(record.payload, record.received_ms, NO_FUTURE_LIMIT_MS)
+                if isinstance(event, NodeEvent):
+                    node_events.append(event)
+                else:
+                    events.append(event)
+            elif record.kind == RecordKind.REFUSED:
+                errors += _refusals(record.payload)
+            else:
+                raise RecordError("unknown_kind", f"inbox record of kind {record.kind}")
+        except RecordError as error:
+            errors.append(error)
+    return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(errors))
+
+
+def encode_refusals(errors: Sequence[RecordError]) -> bytes:
+    """The payload of a REFUSED record: how many by reason, with one example each."""
+    reasons: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    for error in errors:
+        reasons[error.reason] = reasons.get(error.reason, 0) + 1
+        examples.setdefault(error.reason, error.detail[:200])
+    return json.dumps({"reasons": reasons, "examples": examples}).encode()
+
+
+def _refusals(payload: bytes) -> list[RecordError]:
+    try:
+        body = json.loads(payload)
+        counts = {str(reason): min(int(count), MAX_REJECTS_A_RECORD) for reason, count in body["reasons"].items()}
+        examples = dict(body["examples"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError("not_json", f"refusals: {error}") from None
+    return [
+        RecordError(reason, str(examples.get(reason, ""))) for reason, count in counts.items() for _ in range(count)
+    ]
+
+
+def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
+    """The newest events still on disk, oldest first, about `most` of them: what a starting receiver has seen before."""
+    rows = [path for segments in segments_of(folder).values() for _, path in segments]
+    rows.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    taken: list[list[Record]] = []
+    for path in rows:
+        records, _ = scan_records(path.read_bytes()[len(HEADER) :])
+        taken.append([record for record in records if record.kind == RecordKind.EVENT])
+        if sum(map(len, taken)) >= most:
+            break
+    for records in reversed(taken):
+        batch = decode_records(records)
+        yield from batch.events
+        yield from batch.node_events

@@ -1,0 +1,131 @@
+"""Segments: the inbox's file format, and what a reader of the folder does with it.
+
+    folder/api-000000000007.seg     segments of the writer "api", numbered from 1, never reused
+    header (16 bytes)               b"FLEETINB", version uint32, zero uint32
+    record                          payload length uint32, crc32 uint32, kind uint8, received_ms int64, payload
+
+The checksum covers kind, received_ms and payload, so a torn record is told from a whole one.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import RecordError
+
+MAGIC = b"FLEETINB"
+VERSION = 1
+HEADER = struct.pack("<8sII", MAGIC, VERSION, 0)
+_record_head = struct.Struct("<IIBq")  # payload length, crc32 of the rest, kind, received_ms
+_sealed_part = struct.Struct("<Bq")
+READ_BYTES = 2**20
+MAX_PAYLOAD_BYTES = 2**26
+SUFFIX = ".seg"
+
+
+class RecordKind(IntEnum):
+    """What a payload is: one event, or what was refused: {"reasons": {reason: count}, "examples": {reason: detail}}."""
+
+    EVENT = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: int
+    received_ms: int
+    payload: bytes
+
+
+def encode_record(kind: int, received_ms: int, payload: bytes) -> bytes:
+    sealed = _sealed_part.pack(kind, received_ms)
+    return _record_head.pack(len(payload), zlib.crc32(payload, zlib.crc32(sealed)), kind, received_ms) + payload
+
+
+def scan_records(data: bytes) -> tuple[list[Record], int]:
+    """The whole records at the head of `data`, and how many bytes they take; what follows is torn or not there yet."""
+    records, at = [], 0
+    while at + _record_head.size <= len(data):
+        length, crc, kind, received_ms = _record_head.unpack_from(data, at)
+        begin = at + _record_head.size
+        payload = data[begin : begin + length]
+        if len(payload) < length or length > MAX_PAYLOAD_BYTES:
+            break
+        if zlib.crc32(payload, zlib.crc32(_sealed_part.pack(kind, received_ms))) != crc:
+            break
+        records.append(Record(kind, received_ms, payload))
+        at = begin + length
+    return records, at
+
+
+def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
+    """Segments by writer, each list in order of age."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return found
+    for entry in entries:
+        writer, dash, number = entry.name.removesuffix(SUFFIX).rpartition("-")
+        if dash and entry.name.endswith(SUFFIX) and number.isdecimal():
+            found.setdefault(writer, []).append((int(number), Path(entry.path)))
+    for rows in found.values():
+        rows.sort()
+    return found
+
+
+def _name_of(segment: str) -> tuple[str, int]:
+    writer, _, number = segment.removesuffix(SUFFIX).rpartition("-")
+    return writer, int(number) if number.isdecimal() else 0
+
+
+def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], int, RecordError | None]:
+    """Whole records from `offset` on (at least one if there is one), the new offset, and whether the tail is torn."""
+    size = file_size(path)
+    if size <= offset:
+        return [], offset, None
+    with open(path, "rb") as file:
+        if not file.read(len(HEADER)).startswith(HEADER[:12]):
+            bad = RecordError("torn", f"{path.name} is not an inbox segment")
+            return ([], size, bad) if sealed else ([], offset, None)
+        file.seek(offset)
+        data = file.read(READ_BYTES)
+        records, taken = scan_records(data)
+        if not records and size - offset > len(data):  # a record larger than one read
+            data += file.read(MAX_PAYLOAD_BYTES)
+            records, taken = scan_records(data)
+    if records or not sealed:
+        return records, offset + taken, None
+    return [], size, RecordError("torn", f"{path.name}: {size - offset} bytes at its end are no whole record")
+
+
+def file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def segment_name(writer: str, number: int) -> str:
+    return f"{writer}-{number:012d}{SUFFIX}"
+
+
+def places(position: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:
+    return ((_name_of(segment), int(offset)) for segment, offset in position.items())
+
+
+def prune(folder: Path, position: Mapping[str, Any]) -> int:
+    """Delete the segments that `position` has passed. The newest of each writer stays: it holds the numbering."""
+    reached = dict(key for key, _ in places(position))
+    deleted = 0
+    for writer, rows in segments_of(folder).items():
+        for number, path in rows[:-1]:
+            if number < reached.get(writer, 0):
+                path.unlink(missing_ok=True)
+                deleted += 1
+    return deleted
