@@ -1,0 +1,195 @@
+"""The only feature path, for training and for serving: the store as of a time, as frames.
+
+Names. `<metric>` is the newest value (of a counter: its rate per second), NaN once it is older than STALE_S,
+except for codes that stay true until somebody resets them. `<metric>_mean_2m`, `_mean_30m`, `_std_30m` are over the
+slots of the window up to now, `<metric>_count_10m`, `_count_30m` exact increments of event counters. `max_…` is the
+largest value of the last day. Ages are seconds. A window longer than the fine ring (fine_slots x interval) covers
+what the ring holds.
+
+`since_ms` of a `<metric>` is when its value last changed, 0 if it has not since the entity was first seen.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from features.layout import SUMMED, layout_of
+from features.ring import NEVER, Ring
+from features.store import WindowStore
+from features.windows import largest, mean, spread
+from fleet.samples import EntityKind
+
+STALE_S = 120.0
+STICKY = frozenset(
+    {
+        "xid",
+        "row_remap_failure",
+        "retired_pages_sbe",
+        "retired_pages_dbe",
+        "retired_pages_pending",
+        "remapped_rows_uncorrectable",
+        "remapped_rows_correctable",
+    }
+)
+MAXIMA: dict[EntityKind, tuple[str, ...]] = {
+    EntityKind.GPU: ("sm_clock_mhz",),
+    EntityKind.PORT: ("speed_bytes_per_s",),
+    EntityKind.NODE: ("gpus_reported",),
+}
+AGES: dict[EntityKind, tuple[str, ...]] = {
+    EntityKind.GPU: ("age_s", "first_seen_s", "frozen_s", "silent_s"),
+    EntityKind.PORT: ("age_s", "first_seen_s"),
+    EntityKind.NODE: ("age_s", "first_seen_s"),
+}
+
+
+def _names(kind: EntityKind) -> tuple[str, ...]:
+    layout = layout_of(kind)
+    summed = [name for name in layout.values if layout.value[layout.metrics.index(name)] in layout.summed]
+    assert sorted(summed) == sorted(SUMMED[kind])
+    windows = [f"{name}_{window}" for window in ("mean_2m", "mean_30m", "std_30m") for name in SUMMED[kind]]
+    counts = [f"{name}_count_{window}" for window in ("10m", "30m") for name in layout.events if name != "gaps"]
+    gaps = ["gaps_10m", "gaps_30m"] if layout.gaps >= 0 else []
+    return (*layout.metrics, *windows, *counts, *gaps, *(f"max_{name}" for name in MAXIMA[kind]), *AGES[kind])
+
+
+GPU_FEATURES = _names(EntityKind.GPU)
+PORT_FEATURES = _names(EntityKind.PORT)
+NODE_FEATURES = _names(EntityKind.NODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What the models see at one time; rows as in the tables of `Entities`."""
+
+    gpu: FeatureFrame
+    port: FeatureFrame
+    node: FeatureFrame
+
+
+def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Frames:
+    """Features of every GPU, port and node as of `now_ms`. The frames are copies: the store may move on.
+
+    Time only moves forward: a `now_ms` before the latest one that the store has seen gives windows that end at the
+    latest, with ages as of `now_ms`.
+    """
+    store.advance(now_ms)
+    gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
+    gpu.fill()
+    gpu["frozen_s"] = _frozen_s(gpu.ring)
+    gpu["silent_s"] = _silent_s(store, now_ms)
+    port = _Columns(store, EntityKind.PORT, PORT_FEATURES, now_ms)
+    port.fill()
+    node = _Columns(store, EntityKind.NODE, NODE_FEATURES, now_ms)
+    node.fill()
+    return Frames(*(columns.frame(topology_generation) for columns in (gpu, port, node)))
+
+
+class _Columns:
+    """A frame in the making. values, since_ms: (feature, entity), so that a feature is contiguous."""
+
+    def __init__(self, store: WindowStore, kind: EntityKind, names: tuple[str, ...], now_ms: int) -> None:
+        self.kind = kind
+        self.ring = store.ring(kind)
+        self.node = store.entities[kind].node.copy()
+        self.names = names
+        self.now_ms = now_ms
+        self.index = {name: row for row, name in enumerate(names)}
+        self.values = np.empty((len(names), self.ring.size), np.float32)
+        self.since_ms = np.zeros((len(names), self.ring.size), np.int64)
+
+    def __setitem__(self, name: str, column: NDArray[np.floating]) -> None:
+        self.values[self.index[name]] = column
+
+    def fill(self) -> None:
+        """Everything that all kinds have."""
+        ring = self.ring
+        ring.settle()
+        self._newest()
+        self._windows()
+        self._counts()
+        for name in MAXIMA[self.kind]:
+            recent = ring.slots(name, ring.span.fine_slots)
+            self[f"max_{name}"] = np.fmax(largest(recent), largest(ring.day(name)))
+        seen = ring.first_seen_ms[: ring.size]
+        last = _last_ms(ring)
+        self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - last) / 1000).clip(min=0)
+        self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
+
+    def _newest(self) -> None:
+        ring, n = self.ring, len(self.ring.layout.metrics)
+        values = ring.current()
+        sticky = np.array([name in STICKY for name in ring.layout.metrics])
+        stale = ring.time_ms[:, : ring.size] < self.now_ms - STALE_S * 1000
+        stale[sticky] = False
+        values[stale] = np.nan
+        self.values[:n] = values
+        changed = ring.changed_ms[:, : ring.size]
+        np.copyto(self.since_ms[:n], changed, where=changed > ring.first_seen_ms[: ring.size])
+
+    def _windows(self) -> None:
+        ring, first = self.ring, len(self.ring.layout.metrics)
+        opened = self._open_slots()
+        n = len(SUMMED[self.kind])
+        count, total, _ = ring.value_sums.window(ring.fine, 0, opened, ring.size)
+        self.values[first : first + n] = mean(count, total)
+        count, total, square = ring.value_sums.window(ring.fine, 1, opened, ring.size)
+        self.values[first + n : first + 2 * n] = mean(count, total)
+        self.values[first + 2 * n : first + 3 * n] = spread(count, total, square)
+
+    def _counts(self) -> None:
+        ring = self.ring
+        layout = ring.layout
+        for window, suffix in enumerate(("10m", "30m")):
+            counts = ring.event_sums.window(ring.events, window, self._open_slots(), ring.size)
+            for row, name in enumerate(layout.events):
+                counter = "scrape_up" if row == layout.gaps else name
+                never = ring.time_ms[layout.metrics.index(counter), : ring.size] < 0
+                feature = f"{name}_{suffix}" if row == layout.gaps else f"{name}_count_{suffix}"
+                self[feature] = np.where(never, np.nan, counts[row])
+
+    def _open_slots(self) -> NDArray[np.intp]:
+        return np.arange(self.ring.closed + 1, self.ring.end + 1) % self.ring.span.slots
+
+    def frame(self, topology_generation: int) -> FeatureFrame:
+        return FeatureFrame(
+            self.kind, self.names, self.values.T, self.node, self.since_ms.T, self.now_ms, topology_generation
+        )
+
+
+def _last_ms(ring: Ring) -> NDArray[np.int64]:
+    """(entity,) time of the newest sample of any series, -1 if there is none."""
+    last: NDArray[np.int64] = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
+    return last
+
+
+def _frozen_s(ring: Ring) -> NDArray[np.float64]:
+    """(entity,) for how long samples came but none brought another value; NaN if there is none."""
+    last = _last_ms(ring)
+    changed = ring.changed_ms[:, : ring.size].max(axis=0, initial=0)
+    return np.where(last < 0, np.nan, (last - changed) / 1000)
+
+
+def _silent_s(store: WindowStore, now_ms: int) -> NDArray[np.float64]:
+    """(gpu,) for how long a GPU has been missing from pages that its node's exporter does serve; else 0.
+
+    A page was served when `gpus_reported` arrived or another GPU of the node did; where neither can tell, when
+    `scrape_up` said 1. It counts only while it is recent: an exporter that is silent itself accuses nobody.
+    """
+    ring, nodes = store.ring(EntityKind.GPU), store.ring(EntityKind.NODE)
+    last = _last_ms(ring)
+    owner = store.entities[EntityKind.GPU].node
+    served = np.full(nodes.size, -1, np.int64)
+    np.maximum.at(served, owner[owner >= 0], last[owner >= 0])
+    metrics = nodes.layout.metrics
+    page = nodes.time_ms[metrics.index("gpus_reported"), : nodes.size]
+    up = metrics.index("scrape_up")
+    answered = np.where(nodes.raw[up, : nodes.size] == 1, nodes.time_ms[up, : nodes.size], -1)
+    served = np.maximum(served, np.where(page >= 0, page, answered))
+    of_gpu = np.where(owner >= 0, served[owner], -1)
+    interval = store.span.interval_ms
+    missed = (of_gpu - last > 0.5 * interval) & (now_ms - last > 1.5 * interval)
+    silent = missed & (last >= 0) & (now_ms - of_gpu <= 3 * interval)
+    return np.where(silent, (now_ms - last) / 1000, 0.0)

@@ -1,0 +1,115 @@
+"""Where each metric of a kind lies in the rings, and how time is cut into slots."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.counters import SATURATES_AT, WRAPS_AT
+from fleet.metrics import METRICS
+from fleet.samples import EntityKind
+
+BUCKET_MS = 600_000
+BUCKETS = 144  # a day of 10-minute means
+OPEN_SLOTS = 2  # the newest slots are still being written: they are not yet in the running sums
+GUARD_SLOTS = 4  # room for ticks that come late
+
+# Gauges and rates whose mean and spread over windows are kept up to date, by kind.
+SUMMED: dict[EntityKind, tuple[str, ...]] = {
+    EntityKind.GPU: (
+        "power_w",
+        "gpu_temp_c",
+        "sm_clock_mhz",
+        "sm_active",
+        "tensor_active",
+        "gpu_util",
+        "nvlink_tx_bytes_per_s",
+        "pcie_tx_bytes_per_s",
+        "pcie_rx_bytes_per_s",
+    ),
+    EntityKind.PORT: ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "tx_wait"),
+    EntityKind.NODE: ("scrape_duration_s",),
+}
+GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never came
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long the rings are and how they cut time. `slots` is what a fine ring holds, guard included."""
+
+    interval_ms: int = 15_000
+    fine_slots: int = 120
+    future_ms: int = 60_000
+
+    @property
+    def slots(self) -> int:
+        return self.fine_slots + -(-self.future_ms // self.interval_ms) + GUARD_SLOTS
+
+    def window(self, seconds: float) -> int:
+        """Slots in a window, the current one included; at most the ring, at least the open slots.
+
+        >>> Span().window(120), Span().window(1800), Span().window(36_000)
+        (8, 120, 120)
+        """
+        return int(min(self.fine_slots, max(OPEN_SLOTS, round(seconds * 1000 / self.interval_ms))))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows of one kind. Each column is (metric,), -1 where the metric has no such row.
+
+    value: row in the value rings (gauges, and rates of counters that are no events); event: row in the event
+    ring (exact increments); counter: row in the table of rates. `gaps` is the event row of missed scrapes, or -1.
+    """
+
+    kind: EntityKind
+    metrics: tuple[str, ...]
+    value: NDArray[np.intp]
+    event: NDArray[np.intp]
+    counter: NDArray[np.intp]
+    saturates: NDArray[np.float64]
+    wraps: NDArray[np.float64]
+    summed: tuple[int, ...]  # value rows
+    gaps: int
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Names of the value rows, in order."""
+        return tuple(name for name, row in zip(self.metrics, self.value, strict=True) if row >= 0)
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """Names of the event rows, in order."""
+        names = tuple(name for name, row in zip(self.metrics, self.event, strict=True) if row >= 0)
+        return (*names, GAPS) if self.gaps >= 0 else names
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """Names of the rows of the table of rates, in order."""
+        return tuple(name for name, row in zip(self.metrics, self.counter, strict=True) if row >= 0)
+
+
+def _numbered(chosen: list[bool]) -> NDArray[np.intp]:
+    rows = np.cumsum(chosen) - 1
+    return np.where(chosen, rows, -1).astype(np.intp)
+
+
+@cache
+def layout_of(kind: EntityKind) -> Layout:
+    """The layout of a kind, from the catalogue."""
+    metrics = METRICS[kind]
+    is_event = [metric.is_counter and metric.unit == "events" for metric in metrics]
+    value = _numbered([not event for event in is_event])
+    names = tuple(metric.name for metric in metrics)
+    return Layout(
+        kind=kind,
+        metrics=names,
+        value=value,
+        event=_numbered(is_event),
+        counter=_numbered([metric.is_counter for metric in metrics]),
+        saturates=np.array([SATURATES_AT.get(name, np.inf) for name in names]),
+        wraps=np.array([WRAPS_AT.get(name, np.inf) for name in names]),
+        summed=tuple(int(value[names.index(name)]) for name in SUMMED.get(kind, ())),
+        gaps=sum(is_event) if kind is EntityKind.NODE else -1,
+    )

@@ -1,0 +1,325 @@
+"""Ring: the state of one entity kind, written one sample a series at a time.
+
+All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (49 metrics,
+128 fine slots of 4 bytes, 144 ten-minute means) that is about 50 KiB.
+
+    time_ms, raw, changed_ms   (metric, entity)   newest sample of a series: when, what, since when this value
+    rate                       (counter, entity)  newest rate per second, NaN before the second reading
+    fine                       (value, slot, entity) float32: gauge, or rate of a counter that is no event;
+                                                  the newest sample of a slot wins
+    events                     (event, slot, entity) uint32: exact increments, added up
+    coarse                     (value, bucket, entity) float32: mean over 10 minutes, written as a series leaves
+                                                  the bucket; the bucket it is in is bucket_total / bucket_count
+    first_seen_ms              (entity,)          earliest first sample of any of its series
+
+Slots and buckets are cut by event time and hold whatever belongs there, however late it came, so a ring's content
+depends on the order within each series only.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.counters import increments
+from features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, Span
+from features.sums import EventSums, ValueSums
+
+NEVER = np.iinfo(np.int64).max
+STRIPES = 128  # one part of the entities is summed anew as each slot closes, so that rounding never builds up
+LARGEST_INCREMENT = float(np.iinfo(np.uint32).max)
+
+
+class Ring:
+    """One kind. `size` entities are in use, `capacity` have room; `head` is the newest slot that has been opened."""
+
+    def __init__(self, layout: Layout, span: Span) -> None:
+        self.layout = layout
+        self.span = span
+        self.size = 0
+        self.capacity = 0
+        self.head = -1
+        self.closed = -1
+        metrics, values = len(layout.metrics), len(layout.values)
+        self.time_ms: NDArray[np.int64] = np.empty((metrics, 0), np.int64)
+        self.raw: NDArray[np.float64] = np.empty((metrics, 0), np.float64)
+        self.changed_ms: NDArray[np.int64] = np.empty((metrics, 0), np.int64)
+        self.rate: NDArray[np.float32] = np.empty((len(layout.counters), 0), np.float32)
+        self.fine: NDArray[np.float32] = np.empty((values, span.slots, 0), np.float32)
+        self.events: NDArray[np.uint32] = np.empty((len(layout.events), span.slots, 0), np.uint32)
+        self.coarse: NDArray[np.float32] = np.empty((values, BUCKETS, 0), np.float32)
+        self.bucket_total: NDArray[np.float64] = np.empty((values, 0), np.float64)
+        self.bucket_count: NDArray[np.int32] = np.empty((values, 0), np.int32)
+        self.first_seen_ms: NDArray[np.int64] = np.empty(0, np.int64)
+        self.mark: NDArray[np.int32] = np.empty((metrics, 0), np.int32)
+        self.dirty: NDArray[np.bool_] = np.empty(0, np.bool_)
+        lengths = (span.window(120) - OPEN_SLOTS, span.window(1800) - OPEN_SLOTS)
+        self.value_sums = ValueSums(layout.summed, lengths)
+        lengths = (span.window(600) - OPEN_SLOTS, span.window(1800) - OPEN_SLOTS)
+        self.event_sums = EventSums(len(layout.events), lengths)
+
+    # -- room ---------------------------------------------------------------------------------------------------
+
+    def reserve(self, size: int) -> None:
+        """Make room for `size` entities. Copies when it grows, by an eighth at least."""
+        if size > self.capacity:
+            grown = max(size, self.capacity + self.capacity // 8)
+            self.capacity = -(-grown // 16) * 16
+            for name, fill in FILLS.items():
+                setattr(self, name, _widened(getattr(self, name), self.capacity, fill))
+            self.value_sums.widen(self.capacity)
+            self.event_sums.widen(self.capacity)
+        self.size = max(self.size, size)
+
+    @property
+    def nbytes(self) -> int:
+        arrays: list[NDArray[Any]] = [getattr(self, name) for name in FILLS]
+        return sum(array.nbytes for array in arrays) + self.value_sums.nbytes + self.event_sums.nbytes
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        """The slot at which windows end: the one that held the latest `now`."""
+        return self.closed + OPEN_SLOTS
+
+    def advance(self, now_ms: int, newest_ms: int | None = None) -> None:
+        """Open slots up to now (and the newest sample, if it is ahead), and close the ones now left behind."""
+        now_slot = now_ms // self.span.interval_ms
+        head = max(now_slot, self.head, (newest_ms or 0) // self.span.interval_ms)
+        self._open(head)
+        self._close(now_slot - OPEN_SLOTS)
+
+    def _open(self, head: int) -> None:
+        if self.head < 0:
+            self.head = head
+            return
+        if head == self.head:
+            return
+        slots = np.arange(max(self.head + 1, head - self.span.slots + 1), head + 1) % self.span.slots
+        self.fine[:, slots] = np.nan
+        self.events[:, slots] = 0
+        was, bucket = (slot * self.span.interval_ms // BUCKET_MS for slot in (self.head, head))
+        if bucket > was:
+            self.coarse[:, np.arange(max(was + 1, bucket - BUCKETS + 1), bucket + 1) % BUCKETS] = np.nan
+        self.head = head
+
+    def _close(self, closed: int) -> None:
+        if closed <= self.closed:
+            return
+        oldest_leaving = self.closed + 1 - max(self.value_sums.longest, self.event_sums.longest)
+        if self.closed < 0 or oldest_leaving <= self.head - self.span.slots:
+            self.dirty[: self.size] = True
+            self.closed = closed
+            return
+        for slot in range(self.closed + 1, closed + 1):
+            self.value_sums.close(self.fine, slot, self.size)
+            self.event_sums.close(self.events, slot, self.size)
+            first = slot % STRIPES * self.size // STRIPES
+            self.dirty[first : (slot % STRIPES + 1) * self.size // STRIPES] = True
+        self.closed = closed
+
+    def settle(self) -> None:
+        """Recompute the sums of entities whose closed slots were written, or whose turn it is."""
+        columns = np.flatnonzero(self.dirty[: self.size])
+        if len(columns):
+            self.value_sums.recompute(self.fine, self.closed, columns)
+            self.event_sums.recompute(self.events, self.closed, columns)
+            self.dirty[columns] = False
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def repeats(self, key: NDArray[np.intp]) -> bool:
+        """Whether a series occurs twice among the flat (metric, entity) keys."""
+        order = np.arange(len(key), dtype=np.int32)
+        mark = self.mark.reshape(-1)
+        mark[key] = order
+        return not np.array_equal(mark.take(key), order)
+
+    def apply(
+        self,
+        metric: NDArray[np.intp],
+        entity: NDArray[np.intp],
+        time_ms: NDArray[np.int64],
+        value: NDArray[np.float64],
+    ) -> int:
+        """Apply the samples that are newer than the last of their series; returns how many were.
+
+        Columns are (n,), at most one sample a series; room for the entities and slots must have been made.
+        """
+        key = metric * self.capacity + entity
+        before = self.time_ms.reshape(-1).take(key)
+        newer = time_ms > before
+        if not newer.all():
+            metric, entity, time_ms, value = metric[newer], entity[newer], time_ms[newer], value[newer]
+            key, before = key[newer], before[newer]
+        if not len(key):
+            return 0
+        raw = self.raw.reshape(-1).take(key)
+        self.time_ms.reshape(-1)[key] = time_ms
+        self.raw.reshape(-1)[key] = value
+        changed = value != raw
+        self.changed_ms.reshape(-1)[key[changed]] = time_ms[changed]
+        first = np.flatnonzero(before < 0)
+        if len(first):
+            np.minimum.at(self.first_seen_ms, entity[first], time_ms[first])
+        slot = time_ms // self.span.interval_ms
+        inside = slot > self.head - self.span.slots
+        self.dirty[entity[inside & (slot <= self.closed)]] = True
+        stored = self._count(metric, entity, time_ms, value, before, raw, slot, inside)
+        self._store(metric, entity, time_ms, stored, before, slot, inside)
+        return len(key)
+
+    def _count(
+        self,
+        metric: NDArray[np.intp],
+        entity: NDArray[np.intp],
+        time_ms: NDArray[np.int64],
+        value: NDArray[np.float64],
+        before: NDArray[np.int64],
+        raw: NDArray[np.float64],
+        slot: NDArray[np.int64],
+        inside: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """Keep rates and exact increments; returns what the value rings take: gauges as they are, rates."""
+        stored = value.astype(np.float32)
+        layout = self.layout
+        counter = layout.counter[metric]
+        at = np.flatnonzero(counter >= 0)
+        if len(at):
+            rows = metric[at]
+            moved = increments(raw[at], value[at], layout.saturates[rows], layout.wraps[rows])
+            rate = moved / ((time_ms[at] - before[at]) / 1000.0)
+            stored[at] = rate
+            self.rate[counter[at], entity[at]] = rate
+            event = layout.event[rows]
+            counted = np.flatnonzero((event >= 0) & inside[at] & (moved > 0))
+            self._add_events(event[counted], slot[at[counted]], entity[at[counted]], moved[counted])
+        if layout.gaps >= 0:
+            self._count_gaps(metric, entity, time_ms, value, before, slot, inside)
+        return stored
+
+    def _count_gaps(
+        self,
+        metric: NDArray[np.intp],
+        entity: NDArray[np.intp],
+        time_ms: NDArray[np.int64],
+        value: NDArray[np.float64],
+        before: NDArray[np.int64],
+        slot: NDArray[np.int64],
+        inside: NDArray[np.bool_],
+    ) -> None:
+        """A failed scrape is a gap, and so is each one that should have come since the last."""
+        at = np.flatnonzero((metric == self.layout.metrics.index("scrape_up")) & inside)
+        if not len(at):
+            return
+        periods = np.rint((time_ms[at] - before[at]) / self.span.interval_ms)
+        missed = np.where(before[at] < 0, 0.0, np.maximum(periods - 1, 0.0)) + (value[at] == 0)
+        self._add_events(np.full(len(at), self.layout.gaps), slot[at], entity[at], missed)
+
+    def _add_events(
+        self, event: NDArray[Any], slot: NDArray[np.int64], entity: NDArray[np.intp], moved: NDArray[np.float64]
+    ) -> None:
+        at = (event * self.span.slots + slot % self.span.slots) * self.capacity + entity
+        flat = self.events.reshape(-1)
+        flat[at] = np.minimum(flat[at] + np.rint(moved), LARGEST_INCREMENT).astype(np.uint32)
+
+    def _store(
+        self,
+        metric: NDArray[np.intp],
+        entity: NDArray[np.intp],
+        time_ms: NDArray[np.int64],
+        stored: NDArray[np.float32],
+        before: NDArray[np.int64],
+        slot: NDArray[np.int64],
+        inside: NDArray[np.bool_],
+    ) -> None:
+        """Write the fine slot and the running mean of the bucket."""
+        row = self.layout.value[metric]
+        kept = (row >= 0) & inside
+        if not kept.all():
+            fine = np.flatnonzero(kept)
+            at = (row[fine] * self.span.slots + slot[fine] % self.span.slots) * self.capacity + entity[fine]
+            self.fine.reshape(-1)[at] = stored[fine]
+        else:
+            at = (row * self.span.slots + slot % self.span.slots) * self.capacity + entity
+            self.fine.reshape(-1)[at] = stored
+        valued = np.flatnonzero(row >= 0)
+        self._average(row[valued], entity[valued], time_ms[valued], stored[valued], before[valued])
+
+    def _average(
+        self,
+        row: NDArray[np.intp],
+        entity: NDArray[np.intp],
+        time_ms: NDArray[np.int64],
+        stored: NDArray[np.float32],
+        before: NDArray[np.int64],
+    ) -> None:
+        """Add to the mean of the current bucket; a series that enters the next one leaves its mean behind."""
+        at = row * self.capacity + entity
+        bucket, last = time_ms // BUCKET_MS, before // BUCKET_MS
+        totals, counts = self.bucket_total.reshape(-1), self.bucket_count.reshape(-1)
+        moved = np.flatnonzero(bucket != last)
+        if len(moved):
+            self._leave_bucket(row[moved], entity[moved], last[moved])
+        known = ~np.isnan(stored)
+        totals[at] += np.where(known, stored, 0)
+        counts[at] += known
+
+    def _leave_bucket(self, row: NDArray[np.intp], entity: NDArray[np.intp], bucket: NDArray[np.int64]) -> None:
+        count = self.bucket_count[row, entity]
+        newest = self.head * self.span.interval_ms // BUCKET_MS
+        done = (count > 0) & (bucket > newest - BUCKETS)
+        mean = self.bucket_total[row[done], entity[done]] / count[done]
+        self.coarse[row[done], bucket[done] % BUCKETS, entity[done]] = mean
+        self.bucket_total[row, entity] = 0.0
+        self.bucket_count[row, entity] = 0
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def current(self) -> NDArray[np.float32]:
+        """(metric, entity) newest gauge values, and rates per second of counters."""
+        values = self.raw[:, : self.size].astype(np.float32)
+        rows = np.flatnonzero(self.layout.counter >= 0)
+        values[rows] = self.rate[self.layout.counter[rows], : self.size]
+        return values
+
+    def slots(self, name: str, window: int) -> NDArray[np.float32]:
+        """(slot, entity) the last `window` slots of a value metric up to now, oldest first."""
+        row = self.layout.value[self.layout.metrics.index(name)]
+        index = np.arange(self.end - window + 1, self.end + 1) % self.span.slots
+        return self.fine[row, index, : self.size]
+
+    def day(self, name: str) -> NDArray[np.float32]:
+        """(bucket, entity) 10-minute means of a value metric over a day, oldest first, the current one last."""
+        metric = self.layout.metrics.index(name)
+        row = self.layout.value[metric]
+        newest = self.head * self.span.interval_ms // BUCKET_MS
+        means = self.coarse[row, np.arange(newest - BUCKETS + 1, newest + 1) % BUCKETS, : self.size]
+        count = self.bucket_count[row, : self.size]
+        age = newest - self.time_ms[metric, : self.size] // BUCKET_MS
+        at = np.flatnonzero((count > 0) & (age >= 0) & (age < BUCKETS))
+        means[BUCKETS - 1 - age[at], at] = self.bucket_total[row, at] / count[at]
+        return means
+
+
+FILLS: dict[str, Any] = {
+    "time_ms": -1,
+    "raw": np.nan,
+    "changed_ms": 0,
+    "rate": np.nan,
+    "fine": np.nan,
+    "events": 0,
+    "coarse": np.nan,
+    "bucket_total": 0.0,
+    "bucket_count": 0,
+    "first_seen_ms": NEVER,
+    "mark": 0,
+    "dirty": False,
+}
+
+
+def _widened(array: NDArray[Any], capacity: int, fill: Any) -> NDArray[Any]:
+    wide = np.full((*array.shape[:-1], capacity), fill, array.dtype)
+    wide[..., : array.shape[-1]] = array
+    return wide

@@ -1,0 +1,217 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.store import WindowStore, Written
+from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet
+
+METRICS = ("power_w", "xid", "energy_j", "ecc_sbe_volatile")
+NOW = T0 + 40 * 60_000
+SOON = T0 + 60_000
+
+rows_of = st.lists(
+    st.tuples(
+        st.sampled_from(METRICS),
+        st.integers(0, 2),
+        st.integers(0, 35 * 60).map(lambda second: T0 + second * 1000),
+        st.integers(0, 6).map(float),
+    ),
+    max_size=60,
+)
+
+
+def store_of(*parts: list[Row], now_ms: int = NOW, gpus: int = 3) -> WindowStore:
+    store = WindowStore(fleet(gpus))
+    for part in parts:
+        store.write(batch(GPU, part), now_ms)
+    return store
+
+
+def state(store: WindowStore) -> dict[str, np.ndarray]:
+    """Everything that the laws speak of; bucket sums as the means they stand for."""
+    ring = store.ring(GPU)
+    names = ("time_ms", "raw", "changed_ms", "rate", "fine", "events", "first_seen_ms")
+    arrays = {name: getattr(ring, name)[..., : ring.size] for name in names}
+    return arrays | {f"day {name}": ring.day(name) for name in ring.layout.values}
+
+
+def assert_same(left: WindowStore, right: WindowStore) -> None:
+    for name, array in state(left).items():
+        np.testing.assert_array_equal(array, state(right)[name], err_msg=name)
+
+
+def test_a_gauge_is_kept_with_its_time() -> None:
+    store = store_of([("power_w", 1, T0, 400.0), ("power_w", 1, T0 + 15_000, 410.0)])
+    ring = store.ring(GPU)
+    row = ring.layout.metrics.index("power_w")
+    assert ring.raw[row, 1] == 410.0
+    assert ring.time_ms[row, 1] == T0 + 15_000
+
+
+def test_an_older_sample_is_late_and_not_applied() -> None:
+    store = store_of([("power_w", 0, T0 + 15_000, 410.0)])
+    written = store.write(batch(GPU, [("power_w", 0, T0, 1.0), ("power_w", 0, T0 + 15_000, 2.0)]), NOW)
+    assert written == Written(applied=0, late=2)
+
+
+def test_a_time_too_far_ahead_is_a_bad_record() -> None:
+    store = WindowStore(fleet())
+    written = store.write(batch(GPU, [("power_w", 0, T0 + 60_000, 1.0), ("power_w", 0, T0 + 60_001, 1.0)]), T0)
+    assert written == Written(applied=1, future=1)
+
+
+def test_what_is_no_number_is_a_bad_record() -> None:
+    store = WindowStore(fleet())
+    values = (float("nan"), float("inf"), -1e40, 5.0)
+    rows = [("power_w", 0, T0 + i, value) for i, value in enumerate(values)]
+    assert store.write(batch(GPU, rows), T0) == Written(applied=1, not_finite=3)
+
+
+def test_an_empty_batch_changes_nothing() -> None:
+    assert WindowStore(fleet()).write(batch(GPU, []), T0) == Written()
+
+
+def test_a_counter_becomes_a_rate_and_its_first_sample_gives_none() -> None:
+    store = store_of([("energy_j", 0, T0, 1000.0)])
+    ring = store.ring(GPU)
+    row = ring.layout.counters.index("energy_j")
+    assert np.isnan(ring.rate[row, 0])
+    store.write(batch(GPU, [("energy_j", 0, T0 + 10_000, 5000.0)]), NOW)
+    assert ring.rate[row, 0] == 400.0
+
+
+def test_counter_reset_counts_from_zero() -> None:
+    store = store_of([("ecc_sbe_volatile", 0, T0, 100.0), ("ecc_sbe_volatile", 0, T0 + 15_000, 7.0)], now_ms=SOON)
+    assert store.ring(GPU).events.sum() == 7
+
+
+def test_increments_within_a_slot_add_up_exactly() -> None:
+    # slot 0: 10 13 14, slot 1: 20
+    counts = (10.0, 13.0, 14.0, 20.0)
+    store = store_of([("ecc_sbe_volatile", 0, T0 + 6_000 * i, count) for i, count in enumerate(counts)], now_ms=SOON)
+    ring = store.ring(GPU)
+    row, slot = ring.layout.events.index("ecc_sbe_volatile"), T0 // INTERVAL_MS
+    assert ring.events[row, [slot % ring.span.slots, (slot + 1) % ring.span.slots], 0].tolist() == [4, 6]
+
+
+def test_a_saturated_counter_has_no_rate() -> None:
+    store = WindowStore(fleet())
+    rows = [("link_downed", 0, T0 + i * 15_000, value) for i, value in enumerate((250.0, 255.0, 255.0))]
+    store.write(batch(PORT, rows), SOON)
+    ring = store.ring(PORT)
+    assert np.isnan(ring.rate[ring.layout.counters.index("link_downed"), 0])
+    assert ring.events.sum() == 5
+
+
+def test_a_wrapped_counter_goes_on() -> None:
+    store = WindowStore(fleet())
+    store.write(batch(PORT, [("rx_packets", 0, T0, 2.0**32 - 100), ("rx_packets", 0, T0 + 10_000, 900.0)]), NOW)
+    ring = store.ring(PORT)
+    assert ring.rate[ring.layout.counters.index("rx_packets"), 0] == 100.0
+
+
+def test_room_grows_with_the_entities() -> None:
+    store = store_of([("power_w", 2, T0, 300.0)])
+    for gpu in range(3, 500):
+        store.entities.of_node(GPU, "n9", gpu)
+        store.write(batch(GPU, [("power_w", gpu, T0, float(gpu))]), NOW)
+    ring = store.ring(GPU)
+    power = ring.raw[ring.layout.metrics.index("power_w"), : ring.size]
+    assert power[2:].tolist() == [300.0, *map(float, range(3, 500))]
+
+
+def test_memory_stays_below_64_kib_a_gpu() -> None:
+    store = WindowStore(fleet(1000))
+    assert store.ring(GPU).nbytes / 1000 < 64 * 1024
+
+
+def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
+    store = store_of([("power_w", 1, NOW, 1.0)], [("power_w", 0, T0, 500.0)])
+    ring = store.ring(GPU)
+    assert ring.raw[ring.layout.metrics.index("power_w"), 0] == 500.0
+    assert np.isnan(ring.fine[..., 0]).all()
+
+
+@settings(deadline=None)
+@given(rows_of)
+def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
+    store, naive = WindowStore(fleet()), NaiveStore(GPU)
+    written = store.write(batch(GPU, rows), NOW)
+    naive.write(rows)
+    ring = store.ring(GPU)
+    current = ring.current()
+    assert written.applied == naive.applied
+    assert written.late == len(rows) - naive.applied
+    for (name, entity), series in naive.series.items():
+        metric = ring.layout.metrics.index(name)
+        assert ring.time_ms[metric, entity] == series.time_ms
+        assert ring.changed_ms[metric, entity] == series.changed_ms
+        np.testing.assert_equal(current[metric, entity], np.float32(series.current))
+        slots = range(ring.end - 119, ring.end + 1)
+        if ring.layout.value[metric] >= 0:
+            fine = np.array([series.fine.get(slot, np.nan) for slot in slots], np.float32)
+            np.testing.assert_array_equal(ring.slots(name, 120)[:, entity], fine)
+        else:
+            row = ring.layout.event[metric]
+            counts = ring.events[row, np.array(slots) % ring.span.slots, entity]
+            assert counts.tolist() == [series.events.get(slot, 0) for slot in slots]
+
+
+@settings(deadline=None)
+@given(rows_of)
+def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
+    store, naive = store_of(rows), NaiveStore(GPU)
+    naive.write(rows)
+    newest = store.ring(GPU).head * INTERVAL_MS // 600_000
+    for (name, entity), series in naive.series.items():
+        if name == "ecc_sbe_volatile":
+            continue
+        buckets = range(newest - 143, newest + 1)
+        means = [np.mean(series.buckets[b]) if series.buckets.get(b) else np.nan for b in buckets]
+        np.testing.assert_allclose(store.ring(GPU).day(name)[:, entity], means, rtol=1e-6)
+
+
+@settings(deadline=None)
+@given(rows_of)
+def test_twice_is_once(rows: list[Row]) -> None:
+    assert_same(store_of(rows, rows), store_of(rows))
+
+
+@settings(deadline=None)
+@given(rows_of, st.randoms(use_true_random=False))
+def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows: list[Row], random) -> None:
+    queues: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        queues.setdefault(row[:2], []).append(row)
+    shuffled: list[list[Row]] = [[]]
+    while queues:
+        key = random.choice(sorted(queues))
+        shuffled[-1].append(queues[key].pop(0))
+        if not queues[key]:
+            del queues[key]
+        if random.random() < 0.3:
+            shuffled.append([])
+    assert_same(store_of(*shuffled), store_of(rows))
+
+
+@settings(deadline=None)
+@given(rows_of)
+def test_moving_the_clock_between_batches_changes_nothing(rows: list[Row]) -> None:
+    rows = sorted(rows, key=lambda row: row[2])
+    store = WindowStore(fleet())
+    for row in rows:
+        store.write(batch(GPU, [row]), row[2])
+    store.ring(GPU)
+    store.advance(NOW)
+    straight = store_of(rows)
+    straight.ring(GPU)
+    straight.advance(NOW)
+    assert_same(store, straight)
+
+
+@pytest.mark.parametrize("samples", [1, 7, 300])
+def test_a_batch_may_hold_many_samples_of_a_series(samples: int) -> None:
+    store = store_of([("power_w", 0, T0 + i * 1000, float(i)) for i in range(samples)])
+    ring = store.ring(GPU)
+    assert ring.raw[ring.layout.metrics.index("power_w"), 0] == samples - 1
