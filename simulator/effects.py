@@ -1,0 +1,103 @@
+"""What faults do to the hardware right now, as arrays over (node, GPU) or (node, port); port i serves GPU i."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.telemetry import IB_BYTES_PER_S
+from simulator.workload import MAX_POWER_W, JobPhase
+
+REASON_SW_POWER_CAP = 4
+REASON_HW_SLOWDOWN = 8
+REASON_SW_THERMAL = 32
+REASON_HW_THERMAL = 64
+REASON_POWER_BRAKE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Bump:
+    """Add `amount` to a counter, or set a gauge to it, of one GPU or port."""
+
+    table: str  # "gpu" or "port"
+    field: str
+    node: int
+    unit: int
+    amount: float
+    sets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The job on this GPU (-1: every job of the node) dies now."""
+
+    node: int
+    gpu: int
+    category: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the jobs ask of the hardware now, which decides what a fault can show. Slot 0 is no job."""
+
+    slot: NDArray[np.int32]  # (n, g) job slot
+    busy: NDArray[np.bool_]  # (n, g) computes at more than 250 W
+    networked: NDArray[np.bool_]  # (n, g) its gang spans nodes and this GPU's port carries traffic
+    size: NDArray[np.int64]  # (slots,) GPUs of the job
+    age_s: NDArray[np.float64]  # (slots,) since the job's start
+
+
+@dataclass(slots=True)
+class Effects:
+    """Neutral after `clear`; faults write into their few cells."""
+
+    nodes: int
+    gpus: int
+    clock_ratio: NDArray[np.float64] = field(init=False)  # of the usual SM clock
+    reasons: NDArray[np.int64] = field(init=False)  # clock event reason bits to add
+    hot_c: NDArray[np.float64] = field(init=False)  # temperature at least this
+    thermal_share: NDArray[np.float64] = field(init=False)  # of time in thermal violation
+    power_share: NDArray[np.float64] = field(init=False)  # of time in power violation
+    power_limit_w: NDArray[np.float64] = field(init=False)
+    link_width: NDArray[np.float64] = field(init=False)  # PCIe lanes at most
+    link_gen: NDArray[np.float64] = field(init=False)  # PCIe generation at most
+    sbe_per_s: NDArray[np.float64] = field(init=False)
+    replays_per_s: NDArray[np.float64] = field(init=False)
+    symbols_per_s: NDArray[np.float64] = field(init=False)
+    port_slow: NDArray[np.float64] = field(init=False)  # a transfer takes this many times as long
+    port_wait: NDArray[np.float64] = field(init=False)  # share of time that data wait to be sent
+    port_speed: NDArray[np.float64] = field(init=False)  # B/s
+    port_down: NDArray[np.bool_] = field(init=False)
+    present: NDArray[np.bool_] = field(init=False)  # the driver sees the GPU
+    hung: NDArray[np.bool_] = field(init=False)  # collectives with this GPU never end
+    frozen: NDArray[np.bool_] = field(init=False)  # (n,) the DCGM page repeats itself
+    page_down: NDArray[np.bool_] = field(init=False)  # (n, 2) dcgm and node exporter do not answer
+    page_delay_s: NDArray[np.float64] = field(init=False)  # (n,) wall seconds of extra scrape time
+    forced_phase: dict[int, JobPhase] = field(init=False, default_factory=dict)  # by job slot
+    bumps: list[Bump] = field(init=False, default_factory=list)
+    deaths: list[Death] = field(init=False, default_factory=list)
+    resets: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, GPU or -1): counters restart
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to healthy hardware."""
+        shape = (self.nodes, self.gpus)
+        self.clock_ratio = np.ones(shape)
+        self.reasons = np.zeros(shape, np.int64)
+        self.hot_c = np.full(shape, -np.inf)
+        self.thermal_share, self.power_share = np.zeros(shape), np.zeros(shape)
+        self.power_limit_w = np.full(shape, MAX_POWER_W)
+        self.link_width, self.link_gen = np.full(shape, 16.0), np.full(shape, 5.0)
+        self.sbe_per_s, self.replays_per_s, self.symbols_per_s = (np.zeros(shape) for _ in range(3))
+        self.port_slow, self.port_wait = np.ones(shape), np.zeros(shape)
+        self.port_speed = np.full(shape, IB_BYTES_PER_S)
+        self.port_down, self.hung = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.present = np.ones(shape, bool)
+        self.frozen = np.zeros(self.nodes, bool)
+        self.page_down = np.zeros((self.nodes, 2), bool)
+        self.page_delay_s = np.zeros(self.nodes)
+        self.forced_phase = {}
+        self.bumps, self.deaths, self.resets = [], [], []

@@ -1,0 +1,117 @@
+"""The fleet as a whole: topology file, jobs, time, and what its pages say of them."""
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.requests import RankPlacement
+from simulator.cluster import FleetSpec, SimulatedFleet
+from simulator.workload import profile_of
+
+SMALL = FleetSpec(nodes=4, rack_nodes=2)
+
+
+def read(page: bytes) -> dict[tuple[str, str], float]:
+    """(name, GPU or port device) -> value, by the reference parser."""
+    return {
+        (sample.name, sample.labels.get("gpu") or sample.labels.get("device", "")): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def whole(*nodes: str) -> list[RankPlacement]:
+    return [RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes)]
+
+
+def run(fleet: SimulatedFleet, until_s: int, step_s: int = 5) -> None:
+    start_ms = fleet.time_ms or 0
+    for time_ms in range(start_ms + step_s * 1000, until_s * 1000 + 1, step_s * 1000):
+        fleet.advance(time_ms)
+
+
+def test_the_default_fleet_has_133_nodes_in_seven_racks() -> None:
+    spec = FleetSpec()
+    assert (len(spec.names), spec.names[0], spec.names[-1]) == (133, "n001", "n133")
+    text = spec.topology_toml()
+    assert text.count("[[rack]]") == 7
+    assert {f'rail_group = "rg{group}"' in text for group in range(1, 5)} == {True}
+    assert text.count('block = "b1"') + text.count('block = "b2"') == 7
+
+
+def test_a_running_job_loads_its_gpus_and_leaves_the_others_idle() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    fleet.advance(0)
+    fleet.start_job("j", 1, whole("n001"), profile_of("j", 8), 0)
+    run(fleet, 200)
+    busy, idle = read(fleet.page("n001", "dcgm")), read(fleet.page("n002", "dcgm"))
+    assert all(busy["DCGM_FI_DEV_POWER_USAGE", str(gpu)] > 350 for gpu in range(8))
+    assert all(64 < idle["DCGM_FI_DEV_POWER_USAGE", str(gpu)] < 78 for gpu in range(8))
+    assert {idle["DCGM_FI_DEV_SM_CLOCK", str(gpu)] for gpu in range(8)} == {345}
+    assert {busy["DCGM_FI_DEV_SM_CLOCK", str(gpu)] for gpu in range(8)} <= {1965, 1980}
+
+
+def test_stopping_a_job_frees_its_gpus_and_a_second_stop_says_no() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    fleet.start_job("j", 1, whole("n001"), profile_of("j", 8), 0)
+    assert fleet.stop_job("j", 1000)
+    assert not fleet.stop_job("j", 1000)
+    assert not fleet.gangs.slot.any()
+
+
+def test_a_job_that_started_long_ago_is_steady_at_the_first_step() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    fleet.start_job("j", 1, whole("n001"), profile_of("j", 8), -200_000)
+    fleet.advance(0)
+    assert fleet.phase("j") == "steady"
+
+
+def test_a_new_job_loads_then_warms_up() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    profile = profile_of("j", 8)
+    fleet.start_job("j", 1, whole("n001"), profile, 0)
+    fleet.advance(1000)
+    assert fleet.phase("j") == "loading"
+    assert np.isnan(fleet.step_time_s("j"))
+    fleet.advance(int(profile.loading_s * 1000) + 1000)
+    assert fleet.phase("j") == "warmup"
+
+
+def test_more_jobs_than_slots_make_more_slots() -> None:
+    fleet = SimulatedFleet(FleetSpec(nodes=20), seed=1)
+    for number in range(100):
+        rank = RankPlacement(0, fleet.names[number // 8], (number % 8,))
+        fleet.start_job(f"j{number}", 1, [rank], profile_of(f"j{number}", 1), 0)
+    fleet.advance(100_000)
+    assert len(np.unique(fleet.gangs.slot[fleet.gangs.slot > 0])) == 100
+
+
+def test_counters_on_a_page_between_steps_equal_those_of_the_next_step() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16), -300_000)
+    fleet.advance(0)
+    fleet.advance(5000)
+    ahead, name = read(fleet.page("n001", "node", 9000)), "node_infiniband_port_data_transmitted_bytes_total"
+    before = read(fleet.page("n001", "node"))
+    fleet.advance(9000)
+    assert ahead[name, "mlx5_0"] == read(fleet.page("n001", "node"))[name, "mlx5_0"] > before[name, "mlx5_0"]
+
+
+def test_the_same_seed_gives_the_same_pages() -> None:
+    def pages(seed: int) -> list[bytes]:
+        fleet = SimulatedFleet(SMALL, seed=seed)
+        fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16, seed=seed), 0)
+        run(fleet, 120)
+        return [fleet.page(name, exporter) for name, exporter in fleet.targets()]
+
+    assert pages(1) == pages(1)
+    assert pages(1) != pages(2)
+
+
+def test_members_of_a_healthy_gang_step_together() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16), -300_000)
+    fleet.advance(0)
+    steps = fleet.member_steps("j")
+    assert [step.node for step in steps] == ["n001", "n002"]
+    assert steps[0].compute_s == pytest.approx(steps[1].compute_s)
