@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from fleet.errors import RequestError
 from fleet.topology import Level
 
 LevelName = Literal["node", "nvlink_domain", "rack", "rail_group", "block", "cluster"]
@@ -118,3 +119,62 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     board_as_of_ms: int = 0
     models: dict[str, str] = {}
     expires_ms: int = 0
+
+
+MAX_NAME_LENGTH = 253
+MAX_MEMBERS = 1_000_000
+MAX_GPUS_PER_NODE = 1024
+MAX_AVOIDED = 100_000
+NOT_HONOURED_YET = (
+    "gpu_share",
+    "mig_profile",
+    "nvme_gib",
+    "power_w",
+    "deadline_ms",
+    "tolerated_wait_s",
+)
+
+
+def check_request(request: PlacementRequest) -> None:
+    """Raise RequestError, with the field, for what the types cannot refuse or what is not honoured yet.
+
+    Facts about the job (tenant, class, checkpoint cost) are taken as they are; a demand that nothing here can keep
+    is refused, never ignored.
+    """
+    for name in NOT_HONOURED_YET:
+        if getattr(request, name) is not None:
+            raise RequestError(f"{name} is not honoured yet; leave it out", name)
+    if not 0 < len(request.request_id) <= MAX_NAME_LENGTH:
+        raise RequestError(f"request_id must have 1 to {MAX_NAME_LENGTH} characters", "request_id")
+    if len(request.job) > MAX_NAME_LENGTH:
+        raise RequestError(f"job must have at most {MAX_NAME_LENGTH} characters", "job")
+    _check_gang(request)
+    if len(request.avoid_nodes) > MAX_AVOIDED:
+        raise RequestError(f"avoid_nodes holds {len(request.avoid_nodes)}, at most {MAX_AVOIDED}", "avoid_nodes")
+    if request.max_risk is not None and not 0 <= request.max_risk <= 1:
+        raise RequestError(f"max_risk is {request.max_risk}, it must lie in 0..1", "max_risk")
+    for name in ("gpu_memory_gib", "cpus", "host_memory_gib", "limit_s"):
+        value = getattr(request, name)
+        if value is not None and not value > 0:
+            raise RequestError(f"{name} is {value}, it must be greater than 0", name)
+    if request.checkpoint_cost_s is not None and request.checkpoint_cost_s < 0:
+        raise RequestError(
+            f"checkpoint_cost_s is {request.checkpoint_cost_s}, it must be 0 or more", "checkpoint_cost_s"
+        )
+
+
+def _check_gang(request: PlacementRequest) -> None:
+    gang = request.members
+    if gang.min < 1:
+        field = "gang.min" if isinstance(request.gang, Gang) else "gang"
+        raise RequestError(f"{field} is {gang.min}, a gang has at least one member", field)
+    if gang.desired < gang.min:
+        raise RequestError(f"gang.desired is {gang.desired}, less than gang.min, {gang.min}", "gang.desired")
+    if gang.desired > MAX_MEMBERS:
+        raise RequestError(f"the gang has {gang.desired} members, at most {MAX_MEMBERS}", "gang")
+    if gang.step < 1:
+        raise RequestError(f"gang.step is {gang.step}, it must be at least 1", "gang.step")
+    if not 1 <= request.gpus_per_node <= MAX_GPUS_PER_NODE:
+        raise RequestError(
+            f"gpus_per_node is {request.gpus_per_node}, it must lie in 1..{MAX_GPUS_PER_NODE}", "gpus_per_node"
+        )

@@ -1,11 +1,49 @@
 """ClusterView: one consistent set of arrays for one decision."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the n nodes of a topology are made of, as columns; made once a topology generation.
+
+    gpu_model: (n,) index into `gpu_models`, -1 unknown; gpu_memory_gib, cpus, host_memory_gib: (n,) NaN = unknown.
+    """
+
+    gpu_model: NDArray[np.int32]
+    gpu_models: tuple[str, ...]
+    gpu_memory_gib: NDArray[np.float64]
+    cpus: NDArray[np.float64]
+    host_memory_gib: NDArray[np.float64]
+    row: dict[str, int]
+
+    @classmethod
+    def of(cls, topology: Topology) -> "Inventory":
+        models: dict[str, int] = {"": -1}
+        nodes = topology.nodes
+        return cls(
+            gpu_model=np.array([models.setdefault(node.gpu_model, len(models) - 1) for node in nodes], np.int32),
+            gpu_models=tuple(models)[1:],
+            gpu_memory_gib=_known([node.gpu_memory_gib for node in nodes]),
+            cpus=_known([node.cpus for node in nodes]),
+            host_memory_gib=_known([node.host_memory_gib for node in nodes]),
+            row={node.name: row for row, node in enumerate(nodes)},
+        )
+
+
+def _known(values: list[float] | list[int]) -> NDArray[np.float64]:
+    """Zero and NaN both mean that the source does not say."""
+    column = np.array(values, np.float64)
+    return np.where(column > 0, column, np.nan)
+
+
+NOT_GIVEN = cast(Inventory, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +71,11 @@ class ClusterView:
     as_of_ms: int = 0
     generation: int = 0
     models: tuple[tuple[str, str], ...] = ()
+    inventory: Inventory = NOT_GIVEN  # made from the topology when not given
+
+    def __post_init__(self) -> None:
+        if self.inventory is NOT_GIVEN:
+            object.__setattr__(self, "inventory", Inventory.of(self.topology))
+
+    def __len__(self) -> int:
+        return len(self.topology)

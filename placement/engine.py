@@ -1,0 +1,112 @@
+"""decide(request, view) → Decision: pure, deterministic, and able to say why."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, check_request
+from fleet.topology import DOMAIN_LEVELS, Level
+from placement.filters import Screen, screen
+from placement.fit import Fit, best_fits, largest_size, room_at, widest_level
+from placement.options import Options
+from placement.scorers import NodeScores
+from placement.view import ClusterView
+from placement.words import placed_sentence, refused_sentence
+
+DEFAULT_OPTIONS = Options()
+
+
+def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> Decision:
+    """Place the whole gang or refuse it. Raises RequestError for a request that cannot be honoured as written."""
+    check_request(request)
+    screened = screen(request, view, options)
+    scores = NodeScores(request, view, options, screened)
+    fits = best_fits(request, view.topology, scores)
+    if not fits:
+        return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))
+    best = fits[0]
+    level = shared_level(view, best.rows)
+    return _decision(
+        request,
+        view,
+        options,
+        screened,
+        "placed",
+        placed_sentence(request, view, options, screened, best, level),
+        ranks=_ranks(request, view, best),
+        score=round(best.score, 4),
+        parts=best.points,
+        runners_up=tuple(_runner_up(view, fit) for fit in fits[1:]),
+        topology_level=level or "",
+        expires_ms=options.now_ms + round(options.intent_expires_s * 1000),
+    )
+
+
+def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> bool:
+    """Whether `decide` would place the request: the same screen and the same rooms, without scores."""
+    screened = screen(request, view, options)
+    rows = np.flatnonzero(screened.passes)
+    room = room_at(widest_level(request), view.topology, rows, screened.room[rows])
+    return largest_size(request.members, room.most) > 0
+
+
+def shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
+    """The tightest level with one domain that holds all of `rows`; None when no level is known to."""
+    if len(rows) == 1:
+        return Level.NODE
+    for level in DOMAIN_LEVELS:
+        domain = view.topology.domain[level][rows]
+        if domain[0] >= 0 and (domain == domain[0]).all():
+            return level
+    return None
+
+
+def _decision(
+    request: PlacementRequest,
+    view: ClusterView,
+    options: Options,
+    screened: Screen,
+    outcome: str,
+    sentence: str,
+    **more: object,
+) -> Decision:
+    identity = f"{request.request_id}\n{request.job_name}\n{request.attempt}\n{view.as_of_ms}\n{options.now_ms}"
+    return Decision(
+        request_id=request.request_id,
+        decision_id=f"d-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}",
+        outcome=outcome,  # type: ignore[arg-type]
+        sentence=sentence,
+        nodes=len(view),
+        candidates=int(screened.passes.sum()),
+        rejected=screened.rejected,
+        generation=view.generation,
+        board_as_of_ms=view.as_of_ms,
+        models=dict(view.models),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Order of nodes in which neighbours in rank are neighbours in the topology."""
+    keys: list[NDArray[Any]] = [rows, *(view.topology.domain[level][rows] for level in DOMAIN_LEVELS)]
+    return np.lexsort(keys)
+
+
+def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
+    """Members numbered along the topology, each with the lowest free GPU indices of its node."""
+    ranks: list[RankPlacement] = []
+    each = request.gpus_per_node
+    for index in _near_order(view, fit.rows).tolist():
+        row = int(fit.rows[index])
+        free = np.flatnonzero(view.free[row]).tolist()
+        for member in range(int(fit.takes[index])):
+            gpus = tuple(free[member * each : (member + 1) * each])
+            ranks.append(RankPlacement(len(ranks), view.topology.nodes[row].name, gpus))
+    return tuple(ranks)
+
+
+def _runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
+    names = tuple(view.topology.nodes[row].name for row in np.sort(fit.rows).tolist())
+    return RunnerUp(names, round(fit.score, 4), fit.points)

@@ -1,0 +1,157 @@
+"""Filters: which nodes cannot host one member of a gang, and the first reason why.
+
+A node is counted under the first reason of `FILTERS` that rejects it, so `nodes == candidates + sum(rejected)`. What a
+request demands and nobody knows of a node (its CPUs, its GPU model) rejects the node: a promise needs evidence.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from fleet.topology import Level
+from placement.options import Filter, Options, worst_risk
+from placement.view import ClusterView
+
+Mask = NDArray[np.bool_]
+DRAINED, LOST = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """passes: (n,) candidates; room: (n,) members a candidate can host, 0 elsewhere; by_reason: first rejections."""
+
+    passes: Mask
+    room: NDArray[np.int64]
+    free_gpus: NDArray[np.int64]
+    by_reason: dict[str, Mask]
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        return {reason: int(mask.sum()) for reason, mask in self.by_reason.items()}
+
+
+def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:
+    """Apply all filters in order; the operator's own come before `busy`, which is always the last."""
+    passes = np.ones(len(view), bool)
+    by_reason: dict[str, Mask] = {}
+    for reason, rejects in (*FILTERS, *options.filters, ("busy", busy)):
+        mask = rejects(request, view, options)
+        if mask is None:
+            continue
+        first = mask & passes
+        if first.any():
+            by_reason[reason] = first
+            passes &= ~mask
+    free_gpus = count_free(view)
+    return Screen(passes, np.where(passes, _room(request, view, free_gpus), 0), free_gpus, by_reason)
+
+
+def count_free(view: ClusterView) -> NDArray[np.int64]:
+    """(n,) free GPUs of each node."""
+    count: NDArray[np.int64] = np.count_nonzero(view.free, axis=1)
+    return count
+
+
+def _room(request: PlacementRequest, view: ClusterView, free_gpus: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) members that fit on each node; CPUs and host memory are per member."""
+    if request.spread:
+        return np.ones(len(view), np.int64)
+    room = free_gpus // request.gpus_per_node
+    for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
+        if each is not None:
+            room = np.minimum(room, np.nan_to_num(free, nan=0.0) // each)
+    return room.astype(np.int64)
+
+
+def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """A required level cannot be proved for a node whose domain nobody knows."""
+    if request.required in (None, Level.NODE):
+        return None
+    assert request.required is not None
+    unknown: Mask = view.topology.domain[request.required] < 0
+    return unknown
+
+
+def other_cluster(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """A node known to be of another cluster than the one asked for."""
+    if not request.cluster:
+        return None
+    names = view.topology.domain_names[Level.CLUSTER]
+    own = names.index(request.cluster) if request.cluster in names else -2
+    domain = view.topology.domain[Level.CLUSTER]
+    other: Mask = (domain >= 0) & (domain != own)
+    return other
+
+
+def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    if not request.avoid_nodes:
+        return None
+    mask = np.zeros(len(view), bool)
+    rows = view.inventory.row
+    mask[[rows[name] for name in request.avoid_nodes if name in rows]] = True
+    return mask
+
+
+def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    mask: Mask = view.state == DRAINED
+    return mask
+
+
+def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    mask: Mask = view.state == LOST
+    return mask
+
+
+def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Names match without regard to case; part of a name is enough: "H100" takes "NVIDIA H100 80GB HBM3"."""
+    if not request.gpu_model:
+        return None
+    wanted = request.gpu_model.casefold()
+    codes = [code for code, name in enumerate(view.inventory.gpu_models) if wanted in name.casefold()]
+    return ~np.isin(view.inventory.gpu_model, codes)
+
+
+def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    if request.gpu_memory_gib is None:
+        return None
+    return ~(view.inventory.gpu_memory_gib >= request.gpu_memory_gib)
+
+
+def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Failing or slowing is likelier than the request, or else the operator, accepts."""
+    return worst_risk(view, options) > (options.max_risk if request.max_risk is None else request.max_risk)
+
+
+def cpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    return None if request.cpus is None else ~(view.free_cpus >= request.cpus)
+
+
+def host_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    return None if request.host_memory_gib is None else ~(view.free_host_memory_gib >= request.host_memory_gib)
+
+
+def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """The node has fewer GPUs than one member needs, however free they are."""
+    return None if request.gpus_per_node == 1 else view.topology.gpus < request.gpus_per_node
+
+
+def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Too few free GPUs for one member."""
+    return count_free(view) < request.gpus_per_node
+
+
+FILTERS: tuple[tuple[str, Filter], ...] = (
+    ("unknown_topology", unknown_topology),
+    ("cluster", other_cluster),
+    ("avoided", avoided),
+    ("drained", drained),
+    ("lost", lost),
+    ("gpu_model", gpu_model),
+    ("gpu_memory", gpu_memory),
+    ("risk", risk),
+    ("cpus", cpus),
+    ("host_memory", host_memory),
+    ("gpus_per_node", gpus_per_node),
+)

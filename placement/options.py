@@ -1,0 +1,52 @@
+"""Options: what the operator decides about placements, as against what a request asks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from placement.view import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`max_risk` holds where a request names none; `prior_risk` stands in while no node has a score.
+
+    filters, scorers: (name, function) beside the built-in ones; the name becomes the reason of a rejection, or the
+    key in `Decision.parts`.
+    """
+
+    max_risk: float = 0.5
+    prior_risk: float = 0.01
+    notable_risk: float = 0.1  # a node above it that is passed over is worth a word
+    now_ms: int = 0
+    intent_expires_s: float = 300.0
+    filters: tuple[tuple[str, "Filter"], ...] = ()
+    scorers: tuple[tuple[str, "Scorer"], ...] = ()
+
+
+Filter = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.bool_] | None]
+"""(n,) True where the node is rejected; None when the request does not ask for it."""
+
+Scorer = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.float64]]
+"""(n,) in [0, 1], higher is better."""
+
+
+def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
+    """`p` with the fleet's mean where a node has no score: unknown is neither best nor worst.
+
+    >>> known_risk(np.array([0.1, np.nan, 0.3]), 0.01).round(3).tolist()
+    [0.1, 0.2, 0.3]
+    """
+    unknown = np.isnan(p)
+    if not unknown.any():
+        return p
+    mean = prior if unknown.all() else float(p[~unknown].mean())
+    return np.where(unknown, mean, p)
+
+
+def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
+    """(n,) the higher of failing and slowing within the view's horizon."""
+    return np.maximum(known_risk(view.p_fail, options.prior_risk), known_risk(view.p_slow, options.prior_risk))

@@ -1,0 +1,124 @@
+"""Scorers: name → score in [0, 1], for nodes (in which order a domain is filled) and for whole gangs (which domain).
+
+risk     chance that the gang is not interrupted within the horizon: the product of (1 - p_fail) over its nodes,
+         so the same node costs a large gang more than a small one
+slow     chance that no node slows down (a synchronous gang runs at the pace of its slowest member)
+fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng et
+         al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely
+packing  how near the members are to each other: the level of the domain and the number of nodes
+quiet    only for heavy host I/O: the node's other GPUs are idle (they share PCIe and disks)
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from fleet.topology import Level
+from placement.filters import Screen
+from placement.options import Options, known_risk
+from placement.view import ClusterView
+
+WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 1.0}
+PLUGIN_WEIGHT = 1.0
+
+LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
+LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
+HIGHEST_RISK = 1 - 1e-9
+
+
+@lru_cache(maxsize=64)
+def fragments(gpus: int) -> NDArray[np.float64]:
+    """(gpus + 1,) expected GPUs that a random shape leaves unused, by free GPUs of a node.
+
+    >>> fragments(4).round(2).tolist()  # shapes 1, 2, 4: one free GPU serves only the first of them
+    [0.0, 0.67, 0.67, 1.33, 0.0]
+    """
+    shapes = 2 ** np.arange(int(np.log2(max(gpus, 1))) + 1)
+    left: NDArray[np.float64] = (np.arange(gpus + 1)[:, None] % shapes[None, :]).mean(axis=1)
+    return left
+
+
+def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Score of leaving `free - taken` free GPUs on nodes of `gpus` GPUs; arrays of one length."""
+    if not len(free):
+        return np.zeros(0)
+    left = free - taken
+    broken = fragments(int(free.max()))
+    size = np.maximum(gpus, 1)
+    score: NDArray[np.float64] = 0.5 * (1 - left / size) + 0.25 + 0.25 * (broken[free] - broken[left]) / size
+    return score.clip(0.0, 1.0)
+
+
+class NodeScores:
+    """Scores of the candidates of one request, over c candidate rows.
+
+    rows, room, free, gpus: (c,); survives, keeps_pace: (c,) log probabilities; extra: name → (c,).
+    """
+
+    def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
+        rows = np.flatnonzero(screened.passes)
+        self.request = request
+        self.rows = rows
+        self.room = screened.room[rows]
+        self.free = screened.free_gpus[rows]
+        self.gpus = view.topology.gpus[rows].astype(np.int64)
+        self.survives = np.log1p(-np.clip(known_risk(view.p_fail, options.prior_risk)[rows], 0, HIGHEST_RISK))
+        self.keeps_pace = np.log1p(-np.clip(known_risk(view.p_slow, options.prior_risk)[rows], 0, HIGHEST_RISK))
+        self.extra = {
+            name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
+            for name, scorer in options.scorers
+        }
+        if request.host_offload:
+            held = np.count_nonzero(view.holders[rows] >= 0, axis=1)
+            self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
+        self.weights = {name: WEIGHTS[name] for name in ("risk", "slow", "fit", "packing")}
+        self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
+        self.total_weight = sum(self.weights.values())
+
+    def of_nodes(self, size: int) -> NDArray[np.float64]:
+        """(c,) how good each node is for a share of `size` members, in [0, 1]."""
+        hosted = np.minimum(self.room, size)
+        span = -(-size // max(1, int(self.room.max(initial=1))))
+        parts = {
+            "risk": np.exp(span * self.survives),
+            "slow": np.exp(span * self.keeps_pace),
+            "fit": node_fit(self.free, hosted * self.request.gpus_per_node, self.gpus),
+            "packing": hosted / size,
+            **self.extra,
+        }
+        return self.total(parts)
+
+    def of_gangs(
+        self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
+    ) -> dict[str, NDArray[np.float64]]:
+        """name → (n,) score of the gang in each of n domains, not yet weighted.
+
+        at: (k,) indices into the candidates, take: (k,) members on each, domain: (k,) in 0..n-1.
+        """
+        size = max(1, int(take.sum()) // max(1, n))
+        each = self.request.gpus_per_node
+        used = np.bincount(domain, minlength=n)
+        span = -(-size // max(1, int(self.room.max(initial=1))))
+        node = node_fit(self.free[at], take * each, self.gpus[at])
+        return {
+            "risk": np.exp(np.bincount(domain, self.survives[at], n)),
+            "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
+            "fit": np.bincount(domain, node * take, n) / size,
+            "packing": 0.5 * LEVEL_SCORE[level] + 0.5 * span / np.maximum(used, 1),
+            **{name: np.bincount(domain, part[at] * take, n) / size for name, part in self.extra.items()},
+        }
+
+    def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """(n,) weighted mean of the parts."""
+        score = np.zeros(len(parts["risk"]))
+        for name, part in parts.items():
+            score += self.weights[name] * part
+        return score / self.total_weight
+
+    def points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
+        """What each part adds to the score of one domain; they sum to the score."""
+        return {
+            name: round(float(self.weights[name] * part[domain] / self.total_weight), 4) for name, part in parts.items()
+        }

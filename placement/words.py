@@ -1,0 +1,169 @@
+"""The sentence of a decision: what was done and why, in words that need no manual."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from fleet.topology import Level
+from placement.filters import Screen, count_free
+from placement.fit import Fit, room_at
+from placement.options import Options, worst_risk
+from placement.view import ClusterView
+
+NAMED = 2
+LEVEL_WORDS = {
+    Level.NODE: "node",
+    Level.NVLINK_DOMAIN: "NVLink domain",
+    Level.RACK: "rack",
+    Level.RAIL_GROUP: "rail group",
+    Level.BLOCK: "block",
+    Level.CLUSTER: "cluster",
+}
+REASON_WORDS = {
+    "unknown_topology": "with no known place in the topology",
+    "cluster": "of another cluster",
+    "avoided": "on the request's own list to avoid",
+    "drained": "drained",
+    "lost": "lost",
+    "gpu_model": "with another GPU model",
+    "gpu_memory": "with too little GPU memory",
+    "risk": "too risky",
+    "cpus": "with too few free CPUs",
+    "host_memory": "with too little free host memory",
+    "gpus_per_node": "too small",
+    "busy": "busy",
+}
+
+
+def count_of(number: int, noun: str) -> str:
+    """
+    >>> count_of(1, "GPU"), count_of(1980, "GPU")
+    ('1 GPU', '1,980 GPUs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shape(request: PlacementRequest, members: int) -> str:
+    """
+    >>> shape(PlacementRequest(request_id="a", gang=4, gpus_per_node=8), 4)
+    '4 x 8 GPUs'
+    """
+    each = count_of(request.gpus_per_node, "GPU")
+    return each if members == 1 else f"{members:,} x {each}"
+
+
+def placed_sentence(
+    request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, fit: Fit, level: Level | None
+) -> str:
+    members = int(fit.takes.sum())
+    sentence = f"placed {shape(request, members)} {_where(view, fit.rows, level)}"
+    if members < request.members.desired:
+        sentence += f" ({members:,} of {request.members.desired:,} members wanted)"
+    wide = level is None or (request.preferred is not None and _wider(level, request.preferred))
+    if request.preferred is not None and wide:
+        sentence += f", no single {LEVEL_WORDS[request.preferred]} had room"
+    avoided = avoided_rows(request, view, options, screened, fit.rows)
+    return f"{sentence}; avoided {_name_risky(view, options, avoided)}" if avoided else sentence
+
+
+def _wider(level: Level, than: Level) -> bool:
+    order = list(Level)
+    return order.index(level) > order.index(than)
+
+
+def _where(view: ClusterView, rows: NDArray[np.int64], level: Level | None) -> str:
+    names = view.topology.nodes
+    if len(rows) == 1:
+        return f"on {names[int(rows[0])].name}"
+    if level is None:
+        return f"on {count_of(len(rows), 'node')}"
+    name = view.topology.domain_names[level][int(view.topology.domain[level][rows[0]])]
+    return f"in {LEVEL_WORDS[level]} {name}"
+
+
+def avoided_rows(
+    request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, chosen: NDArray[np.int64]
+) -> list[int]:
+    """Risky nodes that were passed over: those with room for a member first, then the riskiest.
+
+    Rejected for risk, or candidates that lost although room was there and are notably riskier than all that won.
+    """
+    p = worst_risk(view, options)
+    mask = screened.by_reason.get("risk", np.zeros(len(view), bool)).copy()
+    notable = screened.passes & (p > max(options.notable_risk, float(p[chosen].max(initial=0.0))))
+    notable[chosen] = False
+    mask |= notable
+    rows = np.flatnonzero(mask)
+    roomy = count_free(view)[rows] >= request.gpus_per_node
+    order: list[int] = rows[np.lexsort((-p[rows], ~roomy))].tolist()
+    return order
+
+
+def _name_risky(view: ClusterView, options: Options, rows: Sequence[int]) -> str:
+    p = worst_risk(view, options)
+    named = [
+        f"{view.topology.nodes[row].name}: {view.reason.get(row, f'risk {p[row]:.2g}').rstrip('.')}"
+        for row in rows[:NAMED]
+    ]
+    more = len(rows) - len(named)
+    return "; ".join(named) + (f"; and {more:,} more" if more > 0 else "")
+
+
+def needs(request: PlacementRequest) -> str:
+    """What a request asks for, in a phrase: `64 GPUs inside one rack`."""
+    total = request.members.min * request.gpus_per_node
+    text = count_of(total, "GPU") if request.members.min > 1 else shape(request, 1)
+    if request.gpus_per_node > 1 and request.members.min > 1:
+        text += f" ({shape(request, request.members.min)})"
+    if request.gpu_model:
+        text = f"{text} of model {request.gpu_model}"
+    if request.required is not None:
+        text += f" inside one {LEVEL_WORDS[request.required]}"
+    elif request.spread and request.members.min > 1:
+        text += f" on {request.members.min:,} different nodes"
+    return text
+
+
+def refused_sentence(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
+    return f"refused: {shortage(request, view, screened)}"
+
+
+def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
+    """Why the gang does not fit: what it needs, what there is, and where the rest went."""
+    text = f"needs {needs(request)}"
+    rejected = screened.rejected
+    if not len(view):
+        return f"{text}; no node is known yet"
+    rows = np.flatnonzero(screened.passes)
+    fitting = int(screened.room.sum()) * request.gpus_per_node
+    wanted = request.members.min * request.gpus_per_node
+    if rejected.get("gpus_per_node") and int(view.topology.gpus.max()) < request.gpus_per_node:
+        return f"{text}, {request.gpus_per_node} of them on one node; the largest node has {view.topology.gpus.max()}"
+    level = request.required
+    if level is not None and fitting >= wanted:
+        return f"{text}; {_scattered(request, view, screened, level, rows, fitting)}"
+    text += f"; {fitting:,} free {'GPU fits' if fitting == 1 else 'GPUs fit'}"
+    if len(rows):
+        text += f", on {count_of(len(rows), 'node')}"
+    out = [f"{count} {REASON_WORDS.get(name, name)}" for name, count in rejected.items()]
+    return f"{text}; of {count_of(len(view), 'node')}: {', '.join(out)}" if out else text
+
+
+def _scattered(
+    request: PlacementRequest,
+    view: ClusterView,
+    screened: Screen,
+    level: Level,
+    rows: NDArray[np.int64],
+    fitting: int,
+) -> str:
+    room = room_at(level, view.topology, rows, screened.room[rows])
+    best = int(room.members.argmax())
+    names = view.topology.domain_names
+    name = view.topology.nodes[int(rows[best])].name if level is Level.NODE else names[level][best]
+    word = LEVEL_WORDS[level]
+    most = room.most * request.gpus_per_node
+    domains = int((room.members > 0).sum())
+    return f"the best {word} {name} has {most:,} free; {fitting:,} free GPUs are scattered over {domains:,} {word}s"

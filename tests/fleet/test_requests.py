@@ -1,0 +1,43 @@
+from typing import Any
+
+import pytest
+
+from fleet.errors import RequestError
+from fleet.requests import Gang, PlacementRequest, check_request
+
+
+def test_a_plain_request_passes() -> None:
+    check_request(PlacementRequest(request_id="a"))
+    check_request(PlacementRequest(request_id="a", gang=Gang(1, 8, 1), gpus_per_node=8, max_risk=0.0, tenant="t"))
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("request_id", {"request_id": ""}),
+        ("request_id", {"request_id": "x" * 254}),
+        ("gang", {"gang": 0}),
+        ("gang", {"gang": 10**9}),
+        ("gang.min", {"gang": Gang(0, 4)}),
+        ("gang.desired", {"gang": Gang(4, 2)}),
+        ("gang.step", {"gang": Gang(2, 4, 0)}),
+        ("gpus_per_node", {"gpus_per_node": 0}),
+        ("gpus_per_node", {"gpus_per_node": 5000}),
+        ("max_risk", {"max_risk": 1.5}),
+        ("cpus", {"cpus": 0}),
+        ("host_memory_gib", {"host_memory_gib": -1.0}),
+        ("limit_s", {"limit_s": 0.0}),
+        ("checkpoint_cost_s", {"checkpoint_cost_s": -1.0}),
+        ("gpu_share", {"gpu_share": 0.5}),
+        ("mig_profile", {"mig_profile": "1g.10gb"}),
+        ("nvme_gib", {"nvme_gib": 100.0}),
+        ("power_w", {"power_w": 700.0}),
+        ("deadline_ms", {"deadline_ms": 5}),
+        ("tolerated_wait_s", {"tolerated_wait_s": 5.0}),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_field(field: str, changed: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_request(PlacementRequest(**({"request_id": "a"} | changed)))
+    assert caught.value.field == field
+    assert field.split(".")[-1] in str(caught.value)
