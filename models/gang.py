@@ -1,0 +1,113 @@
+"""Gangs: which GPUs and ports work for which job, and the columns that members are compared by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from models.gpu_signals import GpuView
+from models.signals import Array, Columns
+
+FEWEST_NODES, FEWEST_GPUS = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class GangColumns:
+    """Entities of one kind with their channels, last value and two-minute mean; `node`: owning node row."""
+
+    names: tuple[str, ...]
+    node: NDArray[np.int32]
+    last: dict[str, Array]
+    mean: dict[str, Array]
+
+    @classmethod
+    def none(cls) -> "GangColumns":
+        empty = np.zeros(0)
+        return cls(
+            (),
+            np.zeros(0, np.int32),
+            {"sm_clock_mhz": empty, "bytes_per_s": empty},
+            {"sm_clock_mhz": empty, "bytes_per_s": empty},
+        )
+
+    @classmethod
+    def of_gpus(cls, columns: Columns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
+        """Clocks count only while the GPU works: an idle one rests low."""
+        clock = np.where(view.loaded, view.clock, np.nan)
+        mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
+        return cls(names, columns.node, {"sm_clock_mhz": clock}, {"sm_clock_mhz": mean})
+
+    @classmethod
+    def of_ports(cls, columns: Columns, names: tuple[str, ...]) -> "GangColumns":
+        last = np.nan_to_num(columns["rx_bytes"]) + np.nan_to_num(columns["tx_bytes"])
+        mean = np.nan_to_num(columns["rx_bytes_mean_2m"]) + np.nan_to_num(columns["tx_bytes_mean_2m"])
+        return cls(names, columns.node, {"bytes_per_s": last}, {"bytes_per_s": mean})
+
+    def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
+        """The same entities with node rows translated by `rows` (old row -> new row)."""
+        return replace(self, node=rows[self.node] if len(self.node) else self.node)
+
+    @classmethod
+    def concat(cls, parts: Sequence["GangColumns"]) -> "GangColumns":
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            tuple(name for part in parts for name in part.names),
+            np.concatenate([part.node for part in parts]),
+            {name: np.concatenate([part.last[name] for part in parts]) for name in parts[0].last},
+            {name: np.concatenate([part.mean[name] for part in parts]) for name in parts[0].mean},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gangs:
+    """Running attempts and their members. of_gpu, of_port: (entity,) index into `attempts`, -1 for none.
+
+    together: (attempt,) whether it is a gang: at least 2 nodes or 4 GPUs; node_of: names of nodes by row.
+    """
+
+    attempts: tuple[JobAttempt, ...]
+    of_gpu: NDArray[np.int32]
+    of_port: NDArray[np.int32]
+    together: NDArray[np.bool_]
+    nodes: tuple[str, ...]
+
+    def jobs_on(self, node: str) -> list[int]:
+        return [index for index, attempt in enumerate(self.attempts) if node in attempt.hosts]
+
+
+def gangs_of(attempts: Sequence[JobAttempt], gpu: GangColumns, port: GangColumns, nodes: tuple[str, ...]) -> Gangs:
+    """Match running attempts with the GPUs and ports of their placements."""
+    rows = {name: row for row, name in enumerate(gpu.names)}
+    of_gpu = np.full(len(gpu.names), -1, np.int32)
+    whole: dict[str, int] = {}
+    for index, attempt in enumerate(attempts):
+        for rank in attempt.ranks:
+            if not rank.gpus:
+                whole[rank.node] = index
+            for number in rank.gpus:
+                row = rows.get(f"{rank.node}/{number}")
+                if row is not None:
+                    of_gpu[row] = index
+        if not attempt.ranks:
+            whole.update((node, index) for node in attempt.nodes)
+    if whole:
+        owner = np.array([whole.get(name, -1) for name in nodes], np.int32)
+        by_node = owner[gpu.node]
+        of_gpu = np.where((of_gpu < 0) & (by_node >= 0), by_node, of_gpu)
+    together = np.array(
+        [len(attempt.hosts) >= FEWEST_NODES or attempt.gpus >= FEWEST_GPUS for attempt in attempts], bool
+    )
+    return Gangs(tuple(attempts), of_gpu, _port_owners(of_gpu, gpu, port, len(nodes)), together, nodes)
+
+
+def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
+    """(port,) the job that has the whole node to itself; -1 where the node is shared, partly free or empty."""
+    least = np.full(nodes, np.iinfo(np.int32).max, np.int32)
+    most = np.full(nodes, -1, np.int32)
+    np.minimum.at(least, gpu.node, of_gpu)
+    np.maximum.at(most, gpu.node, of_gpu)
+    owner = np.where(least == most, most, -1).astype(np.int32)
+    return owner[port.node] if len(port.node) else np.zeros(0, np.int32)

@@ -1,0 +1,164 @@
+"""RiskMemory: what the rules remember between ticks, so that one odd sample is no alarm and one good one no pardon.
+
+    seen once ──► shown (a reason, action "watch") ──► seen `firm_after` times in a row ──► firm
+    firm ──► cleared after `clears_s` of telling observations against it, or HOLD_S without any telling one
+
+Only a new sample counts as an observation: ticks between two scrapes change nothing.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.samples import EntityKind
+from models.rules import OF_KIND, RULES
+from models.signals import Sight, Signal
+from models.steps import Pace
+
+HOLD_S = 600.0
+NEW_SAMPLE_MS = 500
+USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
+
+
+@dataclass(slots=True)
+class KindMemory:
+    """Of one kind of entity: arrays (rule, entity), rules as in OF_KIND."""
+
+    rules: int
+    streak: NDArray[np.int32] = field(init=False)
+    firm: NDArray[np.bool_] = field(init=False)
+    against_s: NDArray[np.float64] = field(init=False)
+    untold_s: NDArray[np.float64] = field(init=False)
+    value: NDArray[np.float64] = field(init=False)
+    usual: NDArray[np.float64] = field(init=False)
+    strength: NDArray[np.float64] = field(init=False)
+    since_ms: NDArray[np.int64] = field(init=False)
+    sample_ms: NDArray[np.int64] = field(init=False)  # (entity,)
+    tick_ms: int = 0
+
+    def __post_init__(self) -> None:
+        self.streak = np.zeros((self.rules, 0), np.int32)
+        self.firm = np.zeros((self.rules, 0), bool)
+        self.against_s = np.zeros((self.rules, 0))
+        self.untold_s = np.zeros((self.rules, 0))
+        self.value = np.zeros((self.rules, 0))
+        self.usual = np.zeros((self.rules, 0))
+        self.strength = np.zeros((self.rules, 0))
+        self.since_ms = np.zeros((self.rules, 0), np.int64)
+        self.sample_ms = np.zeros(0, np.int64)
+
+    def grow(self, entities: int) -> None:
+        more = entities - len(self.sample_ms)
+        if more <= 0:
+            return
+        for name in ("streak", "firm", "against_s", "untold_s", "value", "usual", "strength", "since_ms"):
+            setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
+        self.sample_ms = np.pad(self.sample_ms, (0, more))
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What is shown now of one kind: (rule, entity) masks and the evidence of when it was last seen."""
+
+    shown: NDArray[np.bool_]
+    firm: NDArray[np.bool_]
+    value: NDArray[np.float64]
+    usual: NDArray[np.float64]
+    strength: NDArray[np.float64]
+    since_ms: NDArray[np.int64]
+
+
+class RiskMemory:
+    """State of the rules of one pipeline. `interval_s`: how often its entities are scraped."""
+
+    def __init__(self, interval_s: float = 15.0) -> None:
+        self.interval_s = interval_s
+        self.kinds = {kind: KindMemory(len(rows)) for kind, rows in OF_KIND.items()}
+        self.usual_clock = np.zeros(0)  # (gpu,) MHz under load, NaN unknown
+        self.was_up = np.zeros(0, bool)  # (port,) the link was seen active
+        self.was_speed = np.zeros(0)  # (port,) best speed seen
+        self.fault_ms: dict[str, int] = {}  # node -> when a firm hard signal was last raised there
+        # Of the fleet, kept by whoever runs score_fleet:
+        self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen
+        self.paces: dict[str, tuple[tuple[int | None, ...], Pace]] = {}  # job -> what it was computed from, pace
+
+    def learn_clock(
+        self, clock: NDArray[np.float64], ceiling: NDArray[np.float64], healthy: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """(gpu,) usual clock under load: rises at once, falls slowly, and only on `healthy` observations under load."""
+        before = np.pad(self.usual_clock, (0, len(clock) - len(self.usual_clock)), constant_values=np.nan)
+        eased = before - USUAL_DECAY * (before - clock)
+        after = np.where(healthy & np.isfinite(clock) & (clock < before), eased, np.fmax(before, clock))
+        self.usual_clock = np.fmax(after, ceiling)
+        return self.usual_clock
+
+    def learn_link(
+        self, up: NDArray[np.bool_], speed: NDArray[np.float64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """(port,) whether the link was ever seen active, and the best speed it had."""
+        more = len(up) - len(self.was_up)
+        self.was_up = np.pad(self.was_up, (0, more)) | up
+        self.was_speed = np.fmax(np.pad(self.was_speed, (0, more), constant_values=np.nan), speed)
+        return self.was_up, self.was_speed
+
+    def settle(
+        self, kind: EntityKind, sights: list[Sight], age_s: NDArray[np.float64], now_ms: int, forget: NDArray[np.bool_]
+    ) -> Raised:
+        """Fold this tick's sights of one kind (in the order of OF_KIND) and say what is shown and what is firm.
+
+        age_s: (entity,) since the last sample, NaN when there never was one; `forget`: (entity,) drop all that was
+        remembered (a vanished GPU no longer throttles).
+        """
+        memory = self.kinds[kind]
+        memory.grow(len(age_s))
+        rules = [RULES[row] for row in OF_KIND[kind]]
+        on = np.array([sight.on for sight in sights]).reshape(len(rules), -1)
+        telling = np.array([sight.telling for sight in sights]).reshape(len(rules), -1)
+        fresh = self._fresh(memory, age_s, now_ms)
+        elapsed_s = min(max(now_ms - memory.tick_ms, 0) / 1000, 10 * self.interval_s) if memory.tick_ms else 0.0
+        memory.tick_ms = now_ms
+        began = on & (memory.streak == 0) & ~memory.firm
+        memory.streak = np.where(
+            fresh, np.where(on, memory.streak + 1, np.where(telling, 0, memory.streak)), memory.streak
+        )
+        memory.against_s = np.where(on, 0.0, memory.against_s + np.where(telling, elapsed_s, 0.0))
+        memory.untold_s = np.where(on | telling, 0.0, memory.untold_s + elapsed_s)
+        need = np.array([rule.firm_after for rule in rules])[:, None]
+        clears_s = np.array([rule.clears_s for rule in rules])[:, None]
+        gone = ~on & ((memory.against_s >= clears_s) | (memory.untold_s >= HOLD_S))
+        memory.firm = (memory.firm & ~gone) | (on & (memory.streak >= need))
+        memory.streak = np.where(gone, 0, memory.streak)
+        self._keep(memory, sights, on, began, now_ms)
+        if forget.any():
+            self._forget(memory, forget, kind)
+        shown_after = np.array([rule.shown_after for rule in rules])[:, None]
+        shown = memory.firm | (on & (memory.streak >= shown_after))
+        return Raised(shown, memory.firm & shown, memory.value, memory.usual, memory.strength, memory.since_ms)
+
+    def _fresh(self, memory: KindMemory, age_s: NDArray[np.float64], now_ms: int) -> NDArray[np.bool_]:
+        sample_ms = np.where(np.isfinite(age_s), now_ms - np.nan_to_num(age_s) * 1000, 0).astype(np.int64)
+        fresh = sample_ms > memory.sample_ms + NEW_SAMPLE_MS
+        memory.sample_ms = np.where(fresh, sample_ms, memory.sample_ms)
+        return fresh
+
+    def _keep(
+        self,
+        memory: KindMemory,
+        sights: list[Sight],
+        on: NDArray[np.bool_],
+        began: NDArray[np.bool_],
+        now_ms: int,
+    ) -> None:
+        """Remember the evidence of what is on now; a signal that does not know its start begins when first seen."""
+        for name in ("value", "usual", "strength"):
+            now = np.array([getattr(sight, name) for sight in sights]).reshape(on.shape)
+            setattr(memory, name, np.where(on, now, getattr(memory, name)))
+        known = np.array([sight.since_ms for sight in sights]).reshape(on.shape)
+        memory.since_ms = np.where(on & (known > 0), known, np.where(began, now_ms, memory.since_ms))
+
+    def _forget(self, memory: KindMemory, forget: NDArray[np.bool_], kind: EntityKind) -> None:
+        lasting = np.array([RULES[row].hard or RULES[row].name == "gpus_missing" for row in OF_KIND[kind]])
+        drop = forget[None, :] & ~lasting[:, None]
+        memory.firm &= ~drop
+        memory.streak = np.where(drop, 0, memory.streak)

@@ -1,0 +1,149 @@
+"""Forecasters that anybody can check by hand.
+
+Every forecaster here is a *base* (a value that it would bet on) plus the empirical quantiles of its own past errors at
+the same lead. Persistence bets on the last value: on real GPU demand that is the baseline to fear, so it serves unless
+a rolling back-test has shown a challenger to be better (models/backtest.py).
+
+A history is (bin,) of ten minutes, oldest first; NaN before the first known value.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+BIN_S = 600
+BIN_MS = BIN_S * 1000
+DAY_BINS = 144
+ERRORS_KEPT = 14 * DAY_BINS
+FEWEST_ERRORS = 20
+LEVEL_BINS = 7 * DAY_BINS
+# Without any history: about 3 % of what there is within an hour, growing with the root of time (Venus: 1.7 % sMAPE).
+PRIOR_SHARE_1H = 0.03
+NORMAL_QUANTILES = {0.05: -1.645, 0.1: -1.2816, 0.25: -0.6745, 0.5: 0.0, 0.75: 0.6745, 0.9: 1.2816, 0.95: 1.645}
+
+
+class ErrorForecaster(Protocol):
+    """A base and its past errors; `predict` follows for all of them alike."""
+
+    name: str
+
+    def base(self, history: Array, step: int) -> float:
+        """What it would bet on, `step` bins after the end of the history; NaN when it cannot."""
+
+    def errors(self, history: Array, step: int) -> Array:
+        """(error,) outcome less base of its own bets at this lead within the history."""
+
+    def predict(self, history: Array, steps: tuple[int, ...], quantiles: tuple[float, ...]) -> Array:
+        """(quantile, horizon), see models.forecast.Forecaster."""
+
+
+class _Empirical:
+    name = ""
+
+    def base(self, history: Array, step: int) -> float:
+        raise NotImplementedError
+
+    def errors(self, history: Array, step: int) -> Array:
+        raise NotImplementedError
+
+    def predict(self, history: Array, steps: tuple[int, ...], quantiles: tuple[float, ...]) -> Array:
+        known = trimmed(history)
+        columns = [
+            self.base(known, step) + error_quantiles(self.errors(known, step), quantiles, known, step) for step in steps
+        ]
+        return np.stack(columns, axis=1)
+
+
+class Persistence(_Empirical):
+    """The last value, and how far values moved over the same lead in the past two weeks."""
+
+    name = "persistence"
+
+    def base(self, history: Array, step: int) -> float:
+        return float(history[-1]) if len(history) else float("nan")
+
+    def errors(self, history: Array, step: int) -> Array:
+        recent = history[-(ERRORS_KEPT + step) :]
+        return recent[step:] - recent[:-step] if len(recent) > step else np.zeros(0)
+
+
+class SeasonalNaive(_Empirical):
+    """The value at the same time of the last whole day that is known."""
+
+    name = "seasonal_naive"
+
+    def __init__(self, season: int = DAY_BINS) -> None:
+        self.season = season
+
+    def _lag(self, step: int) -> int:
+        return -(-step // self.season) * self.season
+
+    def base(self, history: Array, step: int) -> float:
+        back = self._lag(step) - step + 1
+        return float(history[-back]) if len(history) >= back else float("nan")
+
+    def errors(self, history: Array, step: int) -> Array:
+        lag = self._lag(step)
+        recent = history[-(ERRORS_KEPT + lag) :]
+        return recent[lag:] - recent[:-lag] if len(recent) > lag else np.zeros(0)
+
+
+class RecentLevel(_Empirical):
+    """The median of the last week, and its quantiles: what spiky arrivals are best foretold by."""
+
+    name = "recent_level"
+
+    def base(self, history: Array, step: int) -> float:
+        recent = history[-LEVEL_BINS:]
+        return float(np.nanmedian(recent)) if len(recent) >= DAY_BINS else float("nan")
+
+    def errors(self, history: Array, step: int) -> Array:
+        recent = history[-LEVEL_BINS:]
+        return recent - np.nanmedian(recent) if len(recent) >= DAY_BINS else np.zeros(0)
+
+
+FORECASTERS: tuple[ErrorForecaster, ...] = (Persistence(), SeasonalNaive(), RecentLevel())
+
+
+def trimmed(history: Array) -> Array:
+    """The history from its first known value on."""
+    known = np.flatnonzero(np.isfinite(history))
+    return history[known[0] :] if len(known) else history[:0]
+
+
+def error_quantiles(errors: Array, quantiles: tuple[float, ...], history: Array, step: int) -> Array:
+    """(quantile,) of past errors; with too few of them, the spread of shorter leads grown by the root of time.
+
+    A history of one value has no errors at all: then the spread is a prior, PRIOR_SHARE_1H.
+    """
+    known = errors[np.isfinite(errors)] if len(errors) else errors
+    if len(known) >= FEWEST_ERRORS:
+        return sorted_quantiles(np.sort(known), quantiles)
+    spread = _short_spread(history, step)
+    return np.array([NORMAL_QUANTILES.get(level, _normal(level)) for level in quantiles]) * spread
+
+
+def sorted_quantiles(ordered: Array, quantiles: tuple[float, ...]) -> Array:
+    """(quantile,) of an ascending array, linear between order statistics (numpy's default, without its overhead)."""
+    at = np.asarray(quantiles) * (len(ordered) - 1)
+    low = np.floor(at).astype(np.intp)
+    high = np.minimum(low + 1, len(ordered) - 1)
+    return np.asarray(ordered[low] + (at - low) * (ordered[high] - ordered[low]))
+
+
+def _short_spread(history: Array, step: int) -> float:
+    moves = np.diff(history)
+    moves = moves[np.isfinite(moves)]
+    last = abs(float(history[-1])) if len(history) else 0.0
+    prior = PRIOR_SHARE_1H * max(last, 1.0) * float(np.sqrt(step * BIN_S / 3600))
+    if len(moves) < 3:
+        return prior
+    return max(prior, float(np.sqrt((moves**2).mean() * step)))
+
+
+def _normal(level: float) -> float:
+    """A standard normal quantile by interpolation between the ones in the table."""
+    return float(np.interp(level, list(NORMAL_QUANTILES), list(NORMAL_QUANTILES.values())))

@@ -1,0 +1,195 @@
+"""Node risk: signals to the probability that a node fails, needs a drain, or runs slow within a horizon.
+
+    hazard(kind, horizon) = base hazard * horizon          4.2 faults per 1,000 node-days (InfiniteHBD; Meta: 2.3-6.5)
+                          + excess hazard of the hour      the greater of rule priors and the fitted logistic
+                          + repeat hazard(horizon)         after a fault: 22 % again in a day, 31 % in a week (ibid.)
+    p = 1 - exp(-hazard)
+
+All terms grow with the horizon, so p does. The reasons' shares are their parts of the hazard.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.calibrate import apply_isotonic
+from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
+from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
+from models.signals import Array, Mask, Signals, sentence
+
+FAULTS_PER_NODE_DAY = 4.2e-3
+# Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
+# down first (temperature, fan, power supply, PCIe width, link down, NIC speed).
+BASE_SHARE = np.array([1.0, 1.0, 0.23])
+REPEAT = np.array([0.012, 0.055, 0.22, 0.31])  # within each of RISK_HORIZONS_S; the first two by the day's hazard
+REASONS_KEPT = 8
+CERTAIN = 0.995
+SLOW = RISK_KINDS.index("slow")
+REPEAT_ROW = ROW["recent_fault"]
+
+
+class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind's logistic on rule levels, then isotonic steps: p = iso(sigmoid(intercept + levels @ weights))."""
+
+    intercept: float
+    weights: dict[str, float]
+    isotonic_x: tuple[float, ...]
+    isotonic_y: tuple[float, ...]
+
+
+class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `fleetcast train risk` writes. `notes`: how it was made (seed, sizes, scores on held-out nodes)."""
+
+    version: int
+    kinds: dict[str, KindFit]
+    notes: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return f"rules+logistic-{self.version}"
+
+
+@cache
+def shipped_fit() -> RiskFit | None:
+    """The coefficients in the wheel; None when the build carries none (then rule priors stand alone)."""
+    file = resources.files("models") / "fitted" / "node_risk.json"
+    return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Hazard of the next hour above the base: total (kind, node), and parts (kind, node, rule) that sum to it."""
+
+    total: Array
+    parts: Array
+
+
+def base_hazard(horizon_s: float) -> Array:
+    """(kind,) expected faults of an ordinary node within the horizon."""
+    return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
+
+
+def prior_excess(levels: Array) -> Excess:
+    """Rule priors as independent hazards, scaled by each signal's strength. levels: (node, rule)."""
+    prior = np.array([rule.prior for rule in RULES]).T
+    hazard = -np.log1p(-np.minimum(prior, CERTAIN))
+    parts = hazard[:, None, :] * levels[None, :, :]
+    parts[:, :, REPEAT_ROW] = 0.0
+    return Excess(parts.sum(axis=2), parts)
+
+
+def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
+    """The logistic's hazard above the base, divided among the rules by what each adds to the logit."""
+    nodes, rules = levels.shape
+    parts = np.zeros((len(RISK_KINDS), nodes, rules))
+    total = np.zeros((len(RISK_KINDS), nodes))
+    for k, kind in enumerate(RISK_KINDS):
+        row = fit.kinds.get(kind)
+        if row is None:
+            continue
+        weights = np.array([row.weights.get(rule.name, 0.0) for rule in RULES])
+        logit = row.intercept + levels @ weights
+        p = apply_isotonic(1 / (1 + np.exp(-logit)), row.isotonic_x, row.isotonic_y)
+        hazard = -np.log1p(-np.minimum(p, CERTAIN)) - base_hazard(RISK_HORIZONS_S[0])[k]
+        pull = np.maximum(levels * weights, 0.0)
+        pulled = pull.sum(axis=1)
+        total[k] = np.where(pulled > 0, np.maximum(hazard, 0.0), 0.0)
+        parts[k] = pull * (total[k] / np.where(pulled > 0, pulled, 1.0))[:, None]
+    return Excess(total, parts)
+
+
+def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
+    """Per kind and node the greater of priors and fit: they speak of the same evidence, so they do not add up."""
+    prior = prior_excess(levels)
+    if fit is None:
+        return prior
+    fitted = fitted_excess(levels, fit)
+    more = fitted.total > prior.total
+    return Excess(np.where(more, fitted.total, prior.total), np.where(more[:, :, None], fitted.parts, prior.parts))
+
+
+def probabilities(excess: Excess, repeat: Array, known: Mask) -> Array:
+    """(kind, horizon, node), NaN where nothing is known. repeat: (node,) 0..1, how much a recent fault weighs."""
+    base = np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1)
+    again = -np.log1p(-REPEAT)
+    hazard = base[:, :, None] + excess.total[:, None, :] + again[None, :, None] * repeat[None, None, :]
+    return np.where(known[None, None, :], 1 - np.exp(-hazard), np.nan)
+
+
+def score_nodes(signals: Signals, known: Mask, now_ms: int, fit: RiskFit | None) -> RiskScores:
+    """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it."""
+    nodes = len(known)
+    levels = signals.levels(nodes)
+    excess = excess_hazard(levels, fit)
+    values = probabilities(excess, levels[:, REPEAT_ROW], known)
+    hard_rule = np.array([rule.hard for rule in RULES])
+    hard = np.zeros(nodes, bool)
+    hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
+    reasons = _reasons(signals, levels, excess, now_ms)
+    actions = {node: _action(node, signals, rows[0].sentence) for node, rows in reasons.items()}
+    return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules")
+
+
+def _shares(signals: Signals, levels: Array, excess: Excess) -> Array:
+    """(signal,) its part of its node's worst kind's hazard within a day; signals of one rule divide that rule's."""
+    day = RISK_HORIZONS_S.index(86_400)
+    base = base_hazard(RISK_HORIZONS_S[day])
+    again = -np.log1p(-REPEAT[day])
+    parts = excess.parts.copy()
+    parts[:, :, REPEAT_ROW] = again * levels[:, REPEAT_ROW]
+    total = parts.sum(axis=2) + base[:, None]
+    worst = (excess.total).argmax(axis=0)
+    rows = np.arange(levels.shape[0])
+    share = parts[worst, rows] / total[worst, rows][:, None]  # (node, rule)
+    weight = np.zeros_like(levels)
+    np.add.at(weight, (signals.node, signals.rule), signals.strength)
+    own = weight[signals.node, signals.rule]
+    return np.asarray(share[signals.node, signals.rule] * signals.strength / np.where(own > 0, own, 1.0))
+
+
+def _reasons(signals: Signals, levels: Array, excess: Excess, now_ms: int) -> dict[int, tuple[Reason, ...]]:
+    """By node: firm evidence first, then by share. At most REASONS_KEPT a node."""
+    shares = _shares(signals, levels, excess)
+    order = np.lexsort((-shares, ~signals.firm, signals.node))
+    reasons: dict[int, list[Reason]] = {}
+    for at in order.tolist():
+        kept = reasons.setdefault(int(signals.node[at]), [])
+        if len(kept) < REASONS_KEPT:
+            kept.append(_reason(signals, at, float(shares[at]), now_ms))
+    return {node: tuple(rows) for node, rows in reasons.items()}
+
+
+def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
+    rule = RULES[signals.rule[at]]
+    value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
+    entity = signals.entity[at]
+    return Reason(
+        feature=rule.feature,
+        entity=entity,
+        value=round(value, 3) if np.isfinite(value) else 0.0,
+        usual=round(usual, 3) if np.isfinite(usual) else None,
+        unit=rule.unit,
+        share=round(share, 3),
+        since_ms=since_ms or None,
+        sentence=sentence(rule.name, entity, value, usual, since_ms, now_ms),
+    )
+
+
+def _action(node: int, signals: Signals, first: str) -> Action:
+    """The gravest action of the node's firm signals; `watch` when none is firm."""
+    firm = signals.rule[(signals.node == node) & signals.firm]
+    code = max((RULES[row].action for row in firm.tolist()), key=ACTIONS.index, default="watch")
+    words = ACTION_WORDS[code]
+    return Action(code, f"{words[0].upper()}{words[1:]}: {first}.")
+
+
+def empty_scores(nodes: int) -> RiskScores:
+    """Nothing known of anybody."""
+    shape = (len(RISK_KINDS), len(RISK_HORIZONS_S), nodes)
+    none: NDArray[np.bool_] = np.zeros(nodes, bool)
+    return RiskScores(np.full(shape, np.nan), {}, {}, none, "rules")

@@ -1,0 +1,113 @@
+"""What InfiniBand ports and whole nodes say against themselves: Columns in, Sight out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.memory import RiskMemory
+from models.peers import group_median, spread
+from models.signals import Array, Columns, Mask, Sight, Times
+
+ACTIVE = 4  # port state
+SYMBOL_ERRORS_10M = 120
+NODE_SILENT_S = 75.0
+EXPORTER_SILENT_S = 120.0
+FROZEN_S = 180.0
+MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
+
+
+def _sight(on: Mask, value: Array, usual: Array, strength: Array, since: Times | None = None) -> Sight:
+    strength = np.clip(np.nan_to_num(strength), 0.0, 1.0)
+    since = np.zeros(len(on), np.int64) if since is None else since
+    return Sight(on, value, usual, strength, since, np.ones(len(on), bool))
+
+
+def unseen(rows: int) -> Sight:
+    """A rule that is judged elsewhere: nothing here."""
+    return _sight(np.zeros(rows, bool), np.zeros(rows), np.full(rows, np.nan), np.zeros(rows))
+
+
+def port_sights(port: Columns, nodes: int, memory: RiskMemory) -> dict[str, Sight]:
+    """The rules of ports, by name. A port that was never up is not cabled; `slow_nic` needs to know the jobs."""
+    state, speed = port["state"], port["speed_bytes_per_s"]
+    was_up, was_speed = memory.learn_link(state == ACTIVE, speed)
+    unknown = np.full(port.rows, np.nan)
+    down = np.isfinite(state) & (state != ACTIVE) & was_up
+    flaps = np.fmax(port["link_downed_count_30m"], port["link_recoveries_count_30m"])
+    symbols = port["symbol_errors_count_10m"]
+    siblings = spread(group_median(np.where(was_up, speed, np.nan), port.node, nodes)[0], port.node)
+    best = np.fmax(np.fmax(port["max_speed_bytes_per_s"], was_speed), siblings)
+    slow = (speed > 0) & (speed < 0.95 * best) & (state == ACTIVE)
+    since = port.since("state")
+    return {
+        "link_down": _sight(down, state, np.full(port.rows, float(ACTIVE)), np.ones(port.rows), since),
+        "link_flap": _sight(flaps >= 1, flaps, unknown, 0.4 + 0.1 * flaps),
+        "link_errors": _sight(symbols >= SYMBOL_ERRORS_10M, symbols, unknown, np.log10(np.fmax(symbols, 1)) / 5),
+        "link_speed": _sight(slow, speed, best, 1.2 - speed / best),
+        "slow_nic": unseen(port.rows),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """(node,) seconds since anything came from a node's GPUs and from its ports; NaN where nothing ever came."""
+
+    gpu_s: Array
+    port_s: Array
+
+    @classmethod
+    def of(cls, gpu: Columns, port: Columns, nodes: int) -> "Quiet":
+        return cls(_newest(gpu, nodes), _newest(port, nodes))
+
+    @property
+    def any_s(self) -> Array:
+        return np.fmin(self.gpu_s, self.port_s)
+
+
+def _newest(columns: Columns, nodes: int) -> Array:
+    """(node,) the smallest age among a node's entities."""
+    age = columns.age_s
+    known = np.isfinite(age) & (columns.node >= 0)
+    newest = np.full(nodes, np.inf)
+    np.minimum.at(newest, columns.node[known], age[known])
+    return np.where(np.isfinite(newest), newest, np.nan)
+
+
+def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -> dict[str, Sight]:
+    """The rules of whole nodes, by name. `stated_gpus`: (node,) what the topology says, 0 where it does not."""
+    n, now_ms = node.rows, node.now_ms
+    unknown = np.full(n, np.nan)
+    silent = quiet.any_s >= NODE_SILENT_S
+    known = np.isfinite(quiet.any_s)
+    if silent.sum() > max(MOST * known.sum(), 1) and n > 1:
+        silent = np.zeros(n, bool)
+    mute = (quiet.gpu_s >= EXPORTER_SILENT_S) & ~silent & (quiet.port_s < NODE_SILENT_S)
+    frozen_s = _frozen(gpu, n)
+    reported, most = node["gpus_reported"], np.fmax(node["max_gpus_reported"], stated_gpus)
+    missing = (reported < most) & (reported > 0)
+    took, usual, noise = (
+        node["scrape_duration_s"],
+        node["scrape_duration_s_mean_30m"],
+        node["scrape_duration_s_std_30m"],
+    )
+    slow = (took > 1.0) & (took > 5 * usual) & (took > usual + 6 * np.nan_to_num(noise))
+    return {
+        "node_silent": _sight(silent, quiet.any_s, unknown, np.ones(n), _ago(now_ms, quiet.any_s)),
+        "exporter_silent": _sight(mute, quiet.gpu_s, unknown, np.ones(n), _ago(now_ms, quiet.gpu_s)),
+        "exporter_frozen": _sight(frozen_s >= FROZEN_S, frozen_s, unknown, np.ones(n), _ago(now_ms, frozen_s)),
+        "gpus_missing": _sight(missing, reported, most, 0.5 + 0.5 * (1 - reported / most)),
+        "scrape_slow": _sight(slow, took, usual, np.full(n, 0.5)),
+    }
+
+
+def _frozen(gpu: Columns, nodes: int) -> Array:
+    """(node,) how long no value of any of its GPUs has changed while scrapes arrive."""
+    frozen = gpu["frozen_s"]
+    fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu.age_s < NODE_SILENT_S)
+    least = np.full(nodes, np.inf)
+    np.minimum.at(least, gpu.node[fresh], frozen[fresh])
+    return np.where(np.isfinite(least), least, np.nan)
+
+
+def _ago(now_ms: int, seconds: Array) -> Times:
+    return np.where(np.isfinite(seconds), now_ms - np.nan_to_num(seconds) * 1000, 0).astype(np.int64)

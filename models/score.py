@@ -1,0 +1,204 @@
+"""Scoring: a frame to local evidence, and the evidence of all pipelines to the fleet's scores.
+
+`score_local` runs in every pipeline on its own entities; `score_fleet` runs in one place, because a gang may span
+pipelines. Both are functions of their arguments and of a RiskMemory that only they write.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from fleet.entities import Entities
+from fleet.jobs import JobTable, NodeTable
+from fleet.samples import EntityKind
+from fleet.topology import Topology
+from models.gang import GangColumns, gangs_of
+from models.gpu_signals import BRAKE, GPU_SIGHTS, THERMAL, GpuView, load_of, reason_bits
+from models.memory import Raised, RiskMemory
+from models.node_events import event_signals
+from models.node_risk import RiskFit, score_nodes, shipped_fit
+from models.peers import group_median, spread
+from models.port_signals import Quiet, node_sights, port_sights, unseen
+from models.rules import OF_KIND, ROW, RULES
+from models.scores import RiskScores
+from models.signals import Columns, Signals
+from models.straggler import find_stragglers, gang_signals
+
+if TYPE_CHECKING:
+    from features.extract import Frames
+
+GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
+HARD_RULES = np.array([rule.hard for rule in RULES])
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What one pipeline knows: evidence, and the columns that gangs are compared by. Rows are its own node rows."""
+
+    time_ms: int
+    nodes: tuple[str, ...]
+    known: NDArray[np.bool_]  # (node,) something was ever heard of it
+    signals: Signals
+    gpu: GangColumns
+    port: GangColumns
+    memory: RiskMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The scores of a tick. `stragglers`: job -> the body of `/jobs/{id}/stragglers`, less `as_of_ms`."""
+
+    risk: RiskScores
+    stragglers: dict[str, dict[str, Any]]
+
+
+def score_local(frames: "Frames", entities: Entities, topology: Topology, memory: RiskMemory, now_ms: int) -> Local:
+    """Evidence of one moment. Writes `memory`."""
+    names = tuple(entities[NODE].names)
+    nodes = len(names)
+    gpu, port, node = Columns(frames.gpu), Columns(frames.port), Columns(_padded(frames.node, nodes))
+    quiet = Quiet.of(gpu, port, nodes)
+    view = _gpu_view(gpu, nodes, memory)
+    signals = [
+        _gpu_signals(view, entities, memory, now_ms),
+        _port_signals(port, nodes, entities, memory, now_ms),
+        _node_signals(node, gpu, quiet, topology, memory, now_ms, names),
+    ]
+    known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
+    return Local(
+        time_ms=now_ms,
+        nodes=names,
+        known=known,
+        signals=Signals.concat(signals),
+        gpu=GangColumns.of_gpus(gpu, view, tuple(entities[GPU].names[: gpu.rows])),
+        port=GangColumns.of_ports(port, tuple(entities[PORT].names[: port.rows])),
+        memory=memory,
+    )
+
+
+def score_fleet(
+    locals: Sequence[Local],
+    jobs: JobTable,
+    nodes: NodeTable,
+    topology: Topology,
+    now_ms: int,
+    memory: RiskMemory | None = None,
+    fit: RiskFit | None = None,
+) -> Fleet:
+    """The fleet's risk, by rows of `topology`, and its stragglers.
+
+    `memory` is where gang comparisons are remembered (the first pipeline's by default), `fit` the coefficients (the
+    ones that ship by default). Nodes that `topology` does not name are left out until its next generation.
+    """
+    memory = memory or (locals[0].memory if locals else RiskMemory())
+    names = topology.names
+    rows = {name: row for row, name in enumerate(names)}
+    signals, gpu, port, known = _joined(locals, rows)
+    gangs = gangs_of(jobs.running(), gpu, port, names)
+    events = event_signals(nodes, rows, memory.fault_ms, now_ms)
+    signals = Signals.concat([signals, gang_signals(gangs, gpu, port, memory, now_ms), events])
+    if len(events):
+        known[events.node] = True
+    _note_faults(signals, names, memory, now_ms)
+    risk = score_nodes(signals, known, now_ms, fit or shipped_fit())
+    return Fleet(risk, find_stragglers(gangs, signals, gpu, port, memory, now_ms))
+
+
+def _joined(
+    locals: Sequence[Local], rows: Mapping[str, int]
+) -> tuple[Signals, GangColumns, GangColumns, NDArray[np.bool_]]:
+    """Everything that the pipelines sent, with node rows of the topology."""
+    known = np.zeros(len(rows), bool)
+    signals, gpus, ports = [], [], []
+    for local in locals:
+        to = np.array([rows.get(name, -1) for name in local.nodes], np.int32)
+        inside = to >= 0
+        known[to[inside]] |= local.known[inside]
+        moved = local.signals.on_nodes(to)
+        signals.append(moved.where(moved.node >= 0))
+        gpus.append(local.gpu.on_nodes(to))
+        ports.append(local.port.on_nodes(to))
+    if not locals:
+        return Signals.of(()), GangColumns.none(), GangColumns.none(), known
+    return Signals.concat(signals), GangColumns.concat(gpus), GangColumns.concat(ports), known
+
+
+def _note_faults(signals: Signals, names: tuple[str, ...], memory: RiskMemory, now_ms: int) -> None:
+    """Remember when each node last had a firm hard signal: faults come again (22 % within a day)."""
+    for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():
+        memory.fault_ms[names[signals.node[at]]] = now_ms
+
+
+def _gpu_view(gpu: Columns, nodes: int, memory: RiskMemory) -> GpuView:
+    bits, has_bits = reason_bits(gpu)
+    loaded, idle = load_of(gpu, bits)
+    clock = gpu["sm_clock_mhz"]
+    ceiling = gpu["max_sm_clock_mhz"]
+    usual = memory.learn_clock(clock, ceiling, loaded & ((bits & (THERMAL | BRAKE)) == 0))
+    peers = spread(group_median(usual, gpu.node, nodes)[0], gpu.node)
+    return GpuView(gpu, nodes, memory.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers))
+
+
+def _gpu_signals(view: GpuView, entities: Entities, memory: RiskMemory, now_ms: int) -> Signals:
+    sights = [GPU_SIGHTS[RULES[row].name](view) for row in OF_KIND[GPU]]
+    vanished = sights[OF_KIND[GPU].index(ROW["gpu_vanished"])].on
+    raised = memory.settle(GPU, sights, view.columns.age_s, now_ms, vanished)
+    return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
+
+
+def _port_signals(port: Columns, nodes: int, entities: Entities, memory: RiskMemory, now_ms: int) -> Signals:
+    sights = port_sights(port, nodes, memory)
+    ordered = [sights[RULES[row].name] for row in OF_KIND[PORT]]
+    raised = memory.settle(PORT, ordered, port.age_s, now_ms, np.zeros(port.rows, bool))
+    return _gathered(PORT, raised, entities[PORT].names, port.node)
+
+
+def _node_signals(
+    node: Columns,
+    gpu: Columns,
+    quiet: Quiet,
+    topology: Topology,
+    memory: RiskMemory,
+    now_ms: int,
+    names: tuple[str, ...],
+) -> Signals:
+    stated = np.zeros(node.rows)
+    stated[: len(topology)] = topology.gpus[: node.rows]
+    sights = node_sights(node, gpu, quiet, stated)
+    nothing = unseen(node.rows)
+    ordered = [sights.get(RULES[row].name, nothing) for row in OF_KIND[NODE]]
+    raised = memory.settle(NODE, ordered, node.age_s, now_ms, np.zeros(node.rows, bool))
+    return _gathered(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
+
+
+def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
+    """The raised ones as columns; entities that no node owns are left out."""
+    rule, entity = np.nonzero(raised.shown & (node >= 0)[None, :])
+    at = (rule, entity)
+    return Signals(
+        rule=np.array(OF_KIND[kind], np.int16)[rule],
+        node=node[entity].astype(np.int32),
+        entity=tuple(names[row] for row in entity.tolist()),
+        value=raised.value[at],
+        usual=raised.usual[at],
+        strength=raised.strength[at],
+        since_ms=raised.since_ms[at],
+        firm=raised.firm[at],
+    )
+
+
+def _padded(frame: FeatureFrame, rows: int) -> FeatureFrame:
+    """The node frame with unknown rows for nodes that joined after it was extracted."""
+    more = rows - len(frame.values)
+    if more <= 0:
+        return frame
+    return replace(
+        frame,
+        values=np.pad(frame.values, ((0, more), (0, 0)), constant_values=np.nan),
+        since_ms=np.pad(frame.since_ms, ((0, more), (0, 0))),
+        node=np.arange(rows, dtype=np.int32),
+    )

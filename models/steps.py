@@ -1,0 +1,182 @@
+"""Step times of one job: how fast it goes, how fast it should, and since when it does not.
+
+    observed   median of the last 3 steps
+    expected   the best sustained pace: the lowest median among blocks of 16 earlier steps
+    slow       at least 3 of the last 4 steps above max(1.10, 1 + 4 noise) times expected   (SLO: 3 steps or 60 s)
+
+Steps that a checkpoint falls into do not count: everybody waits for it, and it ends by itself.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Step
+from fleet.jobs import JobAttempt
+
+Array = NDArray[np.float64]
+
+LAST = 3
+WINDOW, ENOUGH = 4, 3
+BLOCK = 16
+FEWEST = 8
+SLOW_RATIO = 1.10
+NOISE_SIGMAS = 4.0
+PARTS = ("compute", "communication", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A job's step times. `ratio` is None until there is a reference; `worker` a rank whose own compute is slow."""
+
+    steps: int
+    observed_s: float | None = None
+    expected_s: float | None = None
+    ratio: float | None = None
+    slow: bool = False
+    since_ms: int | None = None
+    cause: str = "unknown"
+    worker: int | None = None
+    worker_excess_s: float = 0.0
+
+
+def pace_of(attempt: JobAttempt, expected_s: float | None = None) -> Pace:
+    """The pace of an attempt from the steps it kept; `expected_s` is a reference remembered from before."""
+    steps = whole_steps(list(attempt.steps))
+    if not steps:
+        return Pace(0)
+    duration = np.array([step.duration_s for step in steps])
+    end_ms = np.array([step.time_ms for step in steps], np.int64)
+    undisturbed = ~_in_checkpoint(attempt, duration, end_ms)
+    steps = [step for step, keep in zip(steps, undisturbed.tolist(), strict=True) if keep]
+    return _judge(attempt, steps, duration[undisturbed], end_ms[undisturbed], expected_s)
+
+
+def _judge(
+    attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], known: float | None
+) -> Pace:
+    if not len(duration):
+        return Pace(0)
+    observed_s = float(np.median(duration[-LAST:]))
+    reference = reference_pace(duration[:-WINDOW]) if len(duration) >= FEWEST else None
+    expected_s = known if reference is None else min(reference[0], known or np.inf)
+    if expected_s is None or expected_s <= 0:
+        return Pace(len(duration), observed_s)
+    limit_s = expected_s * max(SLOW_RATIO, 1 + NOISE_SIGMAS * (reference[1] if reference else 0.0))
+    over = duration >= limit_s
+    slow = bool(over[-WINDOW:].sum() >= ENOUGH and observed_s >= limit_s)
+    worker, excess_s = slow_worker(attempt) if slow else (None, 0.0)
+    return Pace(
+        steps=len(duration),
+        observed_s=observed_s,
+        expected_s=expected_s,
+        ratio=observed_s / expected_s,
+        slow=slow,
+        since_ms=_since(over, duration, end_ms) if slow else None,
+        cause=_cause(steps) if slow else "unknown",
+        worker=worker,
+        worker_excess_s=excess_s,
+    )
+
+
+def whole_steps(steps: list[Step]) -> list[Step]:
+    """One record a step: the job's own where it reports them, else the slowest rank of each step."""
+    whole = [step for step in steps if step.rank is None]
+    if whole or not steps:
+        return whole
+    slowest: dict[int, Step] = {}
+    for step in steps:
+        other = slowest.get(step.step)
+        if other is None or step.duration_s > other.duration_s:
+            slowest[step.step] = step
+    return [slowest[number] for number in sorted(slowest)]
+
+
+def reference_pace(duration: Array) -> tuple[float, float] | None:
+    """(seconds, relative noise) of the fastest block of consecutive steps; None when there are none.
+
+    >>> reference_pace(np.array([2.0] * 16 + [3.0] * 16))
+    (2.0, 0.0)
+    """
+    if not len(duration):
+        return None
+    blocks = [duration[max(0, end - BLOCK) : end] for end in range(len(duration), 0, -BLOCK)]
+    whole = [block for block in blocks if len(block) >= BLOCK // 2] or blocks[:1]
+    medians = [float(np.median(block)) for block in whole]
+    best = int(np.argmin(medians))
+    noise = 1.4826 * float(np.median(np.abs(whole[best] - medians[best])))
+    return medians[best], noise / medians[best] if medians[best] > 0 else 0.0
+
+
+def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(step,) a checkpoint began, ran or ended while the step did."""
+    start_ms = end_ms - (duration * 1000).astype(np.int64)
+    inside = np.zeros(len(duration), bool)
+    began: int | None = None
+    for edge in attempt.checkpoints:
+        if edge.edge == "begin":
+            began = edge.time_ms
+            inside |= (start_ms <= began) & (end_ms >= began)
+        elif began is not None:
+            inside |= (start_ms < edge.time_ms) & (end_ms > began)
+            began = None
+    return inside
+
+
+def _since(over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64]) -> int:
+    """When the first of the slow steps began: after the last two ordinary ones in a row."""
+    ordinary = ~over
+    pairs = np.flatnonzero(ordinary[:-1] & ordinary[1:])
+    first = int(pairs[-1]) + 2 if len(pairs) else 0
+    slow = np.flatnonzero(over[first:])
+    at = first + (int(slow[0]) if len(slow) else 0)
+    return int(end_ms[at] - duration[at] * 1000)
+
+
+def _cause(steps: list[Step]) -> str:
+    """Which part of the step grew most since the reference; unknown where parts are not reported."""
+    timed = [step for step in steps if step.parts is not None]
+    if len(timed) < FEWEST:
+        return "unknown"
+    growth = {}
+    for part in PARTS:
+        seconds = np.array([getattr(step.parts, part) for step in timed])
+        reference = reference_pace(seconds[:-WINDOW])
+        growth[part] = float(np.median(seconds[-LAST:])) - (reference[0] if reference else 0.0)
+    part = max(growth, key=lambda name: growth[name])
+    return part if growth[part] > 0 else "unknown"
+
+
+def slow_worker(attempt: JobAttempt) -> tuple[int | None, float]:
+    """The rank whose own compute exceeds its peers' in 3 of the last 4 steps, and by how many seconds.
+
+    Peers are the ranks of the same pipeline stage. Waiting for others is communication, so it names nobody.
+    """
+    by_step: dict[int, dict[tuple[int | None, int], float]] = {}
+    for step in attempt.steps:
+        if step.rank is not None and step.parts is not None and step.parts.compute > 0:
+            by_step.setdefault(step.step, {})[(step.stage, step.rank)] = step.parts.compute
+    last = [row for _, row in sorted(by_step.items())[-WINDOW:]]
+    votes: dict[int, list[float]] = {}
+    for row in last:
+        for rank, excess_s in _over_peers(row):
+            votes.setdefault(rank, []).append(excess_s)
+    known = {rank: excess for rank, excess in votes.items() if len(excess) >= ENOUGH}
+    if not known:
+        return None, 0.0
+    rank = max(known, key=lambda name: float(np.median(known[name])))
+    return rank, float(np.median(known[rank]))
+
+
+def _over_peers(row: dict[tuple[int | None, int], float]) -> list[tuple[int, float]]:
+    stages: dict[int | None, list[tuple[int, float]]] = {}
+    for (stage, rank), seconds in row.items():
+        stages.setdefault(stage, []).append((rank, seconds))
+    over = []
+    for members in stages.values():
+        if len(members) < 3:
+            continue
+        median = float(np.median([seconds for _, seconds in members]))
+        over += [(rank, seconds - median) for rank, seconds in members if seconds >= SLOW_RATIO * median]
+    return over

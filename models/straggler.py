@@ -1,0 +1,292 @@
+"""Stragglers: which gangs are slow, who holds them back, or nobody.
+
+A synchronous gang moves at the pace of its slowest member: when one GPU throttles, the power and the tensor activity
+of *all* fall together, because the others wait. So the culprit is not who does less, but who has a reason to: a clock
+that fell, a link that shrank, a port that moves less than its siblings, a compute time above its peers'. When most
+members have it, or none stands out, the answer is "nobody".
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.gang import GangColumns, Gangs
+from models.memory import RiskMemory
+from models.peers import group_median, robust_z, spread
+from models.rules import ROW, RULES
+from models.signals import Signal, Signals, sentence
+from models.steps import Pace, pace_of
+from models.words import number
+
+OUTLIER_Z = -6.0
+OUTLIER_RATIO = 0.88
+SLOW_PORT_RATIO = 0.7
+UNUSED_PORT_RATIO = 0.05
+BUSY_PORT_BYTES_PER_S = 1e8
+FEWEST_SIBLINGS = 4
+SUSTAINED_MS = 45_000  # three scrapes
+FORGET_MS = 60_000
+CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
+COMPUTE = frozenset({"thermal_throttle", "power_brake", "clock_low", "gang_outlier"})
+STOPPED = frozenset({"gpu_vanished", "node_silent", "node_lost", "link_down"})
+LINK = frozenset(
+    {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors", "link_flap", "link_errors", "link_speed", "slow_nic"}
+)
+PORT_RULES = frozenset({"link_down", "link_flap", "link_errors", "link_speed", "slow_nic"})
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A member with a reason to be slow. severity: the slowdown it alone would cause, 0 = none, as far as one knows."""
+
+    rule: str
+    entity: str
+    node: str
+    severity: float
+    firm: bool
+    since_ms: int
+    sentence: str
+
+
+def gang_signals(gangs: Gangs, gpu: GangColumns, port: GangColumns, memory: RiskMemory, now_ms: int) -> Signals:
+    """Evidence that only shows in comparison with the gang: slow clocks without a stated reason, slow ports."""
+    found = _slow_clocks(gangs, gpu) + _slow_ports(gangs, port)
+    return Signals.of(_sustained(found, memory, now_ms))
+
+
+def _slow_clocks(gangs: Gangs, gpu: GangColumns) -> list[Signal]:
+    """Nodes whose working GPUs are clocked far below their gang's, in the last sample and over two minutes."""
+    if not len(gangs.attempts):
+        return []
+    group = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1)
+    slow = np.ones(len(gpu.names), bool)
+    ratio = np.ones(len(gpu.names))
+    for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
+        z, median = robust_z(values, group, len(gangs.attempts))
+        ratio = values / median
+        slow &= (z <= OUTLIER_Z) & (ratio <= OUTLIER_RATIO)
+    worst: dict[int, Signal] = {}
+    for row in np.flatnonzero(slow).tolist():
+        node = int(gpu.node[row])
+        times = 1 / float(ratio[row])
+        if node not in worst or times > worst[node].value:
+            worst[node] = Signal("gang_outlier", node, gangs.nodes[node], times, 1.0, min(1.0, times - 1))
+    return list(worst.values())
+
+
+def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
+    """Ports that move far less than the other ports of the same node, while all of that node serves one gang."""
+    if not len(port.names) or not len(gangs.attempts):
+        return []
+    group = np.where((gangs.of_port >= 0) & gangs.together[gangs.of_port], port.node, -1)
+    slow = np.ones(len(port.names), bool)
+    median = np.zeros(len(port.names))
+    for values in (port.last["bytes_per_s"], port.mean["bytes_per_s"]):
+        middle, count = group_median(values, group, len(gangs.nodes))
+        median = spread(middle, group)
+        ratio = values / np.where(median > 0, median, np.nan)
+        slow &= (ratio < SLOW_PORT_RATIO) & (ratio > UNUSED_PORT_RATIO) & (median > BUSY_PORT_BYTES_PER_S)
+        slow &= spread(count.astype(np.float64), group) >= FEWEST_SIBLINGS
+    value = port.mean["bytes_per_s"]
+    return [
+        Signal(
+            "slow_nic",
+            int(port.node[row]),
+            port.names[row],
+            float(value[row]),
+            float(median[row]),
+            1 - float(value[row] / median[row]),
+        )
+        for row in np.flatnonzero(slow).tolist()
+    ]
+
+
+def _sustained(found: list[Signal], memory: RiskMemory, now_ms: int) -> list[Signal]:
+    """Those seen for SUSTAINED_MS without a pause; they stay for their rule's `clears_s` after they were last seen."""
+    for signal in found:
+        first_ms, last_ms, _ = memory.streaks.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
+        if now_ms - last_ms > FORGET_MS:
+            first_ms = now_ms
+        memory.streaks[signal.rule, signal.entity] = (first_ms, now_ms, signal)
+    kept = []
+    for key, (first_ms, last_ms, signal) in list(memory.streaks.items()):
+        firm = last_ms - first_ms >= SUSTAINED_MS
+        if now_ms - last_ms > (RULES[ROW[signal.rule]].clears_s * 1000 if firm else FORGET_MS):
+            del memory.streaks[key]
+        elif firm:
+            kept.append(
+                Signal(signal.rule, signal.node, signal.entity, signal.value, signal.usual, signal.strength, first_ms)
+            )
+    return kept
+
+
+def find_stragglers(
+    gangs: Gangs, signals: Signals, gpu: GangColumns, port: GangColumns, memory: RiskMemory, now_ms: int
+) -> dict[str, dict[str, Any]]:
+    """job -> body of `/jobs/{id}/stragglers` (without `as_of_ms`) for every running gang, and for jobs with steps."""
+    suspects = _suspects(gangs, signals, gpu, port, now_ms)
+    answers = {}
+    for index, attempt in enumerate(gangs.attempts):
+        if not gangs.together[index] and not attempt.steps:
+            continue
+        pace = _pace(index, gangs, memory)
+        answers[attempt.job] = _judge(index, gangs, pace, suspects.get(index, []), now_ms)
+    _forget_ended(gangs, memory)
+    return answers
+
+
+def _pace(index: int, gangs: Gangs, memory: RiskMemory) -> Pace:
+    """The attempt's pace; computed anew only when a step arrived. While it is slow its reference is kept."""
+    attempt = gangs.attempts[index]
+    if not attempt.steps:
+        return Pace(0)
+    stamp = (attempt.attempt, attempt.steps[-1].sequence, len(attempt.steps), attempt.written.get("placement"))
+    known = memory.paces.get(attempt.job)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    same = known is not None and known[0][0] == stamp[0] and known[0][3] == stamp[3]
+    kept_s = known[1].expected_s if known is not None and same and known[1].slow else None
+    pace = pace_of(attempt, kept_s)
+    memory.paces[attempt.job] = (stamp, pace)
+    return pace
+
+
+def _forget_ended(gangs: Gangs, memory: RiskMemory) -> None:
+    running = {attempt.job for attempt in gangs.attempts}
+    for job in [job for job in memory.paces if job not in running]:
+        del memory.paces[job]
+
+
+def _suspects(
+    gangs: Gangs, signals: Signals, gpu: GangColumns, port: GangColumns, now_ms: int
+) -> dict[int, list[Suspect]]:
+    """Attempt index -> members with a reason to be slow, gravest first."""
+    telling = np.array([rule.name in COMPUTE | STOPPED | LINK for rule in RULES])
+    rows = np.flatnonzero(telling[signals.rule]).tolist()
+    if not rows:
+        return {}
+    gpu_row = {name: row for row, name in enumerate(gpu.names)}
+    port_row = {name: row for row, name in enumerate(port.names)}
+    found: dict[int, list[Suspect]] = {}
+    for at in rows:
+        suspect = _suspect(signals, at, gangs.nodes[signals.node[at]], now_ms)
+        entity = suspect.entity
+        if entity in gpu_row:
+            members = [int(gangs.of_gpu[gpu_row[entity]])]
+        elif entity in port_row and gangs.of_port[port_row[entity]] >= 0:
+            members = [int(gangs.of_port[port_row[entity]])]
+        else:
+            members = gangs.jobs_on(suspect.node)
+        for index in members:
+            if index >= 0:
+                found.setdefault(index, []).append(suspect)
+    return {index: sorted(rows, key=lambda row: (-row.severity, row.entity)) for index, rows in found.items()}
+
+
+def _suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
+    rule = RULES[signals.rule[at]].name
+    value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
+    words = sentence(rule, signals.entity[at], value, usual, since_ms, now_ms)
+    severity = _severity(rule, value, usual)
+    return Suspect(rule, signals.entity[at], node, severity, bool(signals.firm[at]), since_ms, words)
+
+
+def _severity(rule: str, value: float, usual: float) -> float:
+    """Extra time that this member alone would cost, as a share of the step; a small constant where nobody can say."""
+    if rule in STOPPED:
+        return 10.0
+    if rule == "gang_outlier":
+        return value - 1
+    if rule in COMPUTE or rule in ("slow_nic", "link_speed"):
+        return max(0.05, usual / value - 1) if value > 0 and np.isfinite(usual) else 0.3
+    return 0.05
+
+
+def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms: int) -> dict[str, Any]:
+    culprit = _culprit(index, gangs, suspects)
+    attempt = gangs.attempts[index]
+    told = pace.ratio is not None
+    slow = pace.slow if told else culprit is not None and culprit.firm and culprit.severity >= 0.1
+    body: dict[str, Any] = {
+        "slow": slow,
+        "since_ms": None,
+        "observed_step_s": _round(pace.observed_s),
+        "expected_step_s": _round(pace.expected_s),
+        "ratio": _round(pace.ratio),
+        "culprit": {"kind": "nobody", "name": None, "share": 0.0},
+        "cause": "unknown",
+        "sentence": _steady(pace),
+    }
+    if not slow:
+        return body
+    body["since_ms"] = pace.since_ms if told else (culprit.since_ms if culprit else None) or None
+    excess = (pace.ratio or 1.0) - 1
+    if pace.worker is not None:
+        rank = next((row for row in attempt.ranks if row.rank == pace.worker), None)
+        name = (
+            f"{rank.node}/{rank.gpus[0]}" if rank and len(rank.gpus) == 1 else rank.node if rank else str(pace.worker)
+        )
+        share = min(1.0, pace.worker_excess_s / (excess * (pace.expected_s or 1.0))) if excess > 0 else 1.0
+        body["culprit"] = {"kind": "worker", "name": name, "share": round(share, 2)}
+        body["cause"] = "compute"
+        why = (
+            culprit.sentence
+            if culprit and culprit.node == (rank.node if rank else "")
+            else "its compute takes longer than its peers'"
+        )
+        body["sentence"] = f"{_slower(pace)}; {name} holds the gang back: {why}"
+    elif culprit is not None:
+        kind, name = _name(culprit, suspects)
+        share = min(1.0, culprit.severity / excess) if told and excess > 0 and culprit.severity > 0.05 else 1.0
+        body["culprit"] = {"kind": kind, "name": name, "share": round(share, 2)}
+        body["cause"] = "compute" if culprit.rule in COMPUTE else "communication"
+        body["sentence"] = f"{_slower(pace)}; {name} holds the gang back: {culprit.sentence}"
+    else:
+        body["cause"] = pace.cause
+        body["sentence"] = f"{_slower(pace)}; no member stands out"
+    return body
+
+
+def _culprit(index: int, gangs: Gangs, suspects: list[Suspect]) -> Suspect | None:
+    """The gravest suspect, unless most nodes of a gang of several have the same trouble: then nobody is to blame."""
+    if not suspects:
+        return None
+    first = suspects[0]
+    hosts = len(gangs.attempts[index].hosts)
+    alike = {row.node for row in suspects if row.rule == first.rule and row.severity >= CLEAR_CUT * first.severity}
+    if hosts >= 2 and len(alike) > hosts / 2:
+        return None
+    if hosts == 1 and first.rule in COMPUTE:
+        gpus = int((gangs.of_gpu == index).sum())
+        same = {row.entity for row in suspects if row.rule == first.rule}
+        return None if gpus > 1 and len(same) > gpus / 2 else first
+    return first
+
+
+def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
+    """Kind and name: one GPU is a worker, several GPUs of a node are the node, a port is a link."""
+    if culprit.rule in PORT_RULES:
+        return "link", culprit.entity
+    same = {row.entity for row in suspects if row.node == culprit.node and row.rule == culprit.rule}
+    if len(same) > 1 or culprit.entity == culprit.node:
+        return "node", culprit.node
+    return ("link" if culprit.rule in LINK else "worker"), culprit.entity
+
+
+def _slower(pace: Pace) -> str:
+    if pace.observed_s is None or pace.expected_s is None:
+        return "slower than it should be"
+    return f"steps take {number(pace.observed_s)} s, usually {number(pace.expected_s)}"
+
+
+def _steady(pace: Pace) -> str:
+    if pace.observed_s is None:
+        return "no step times reported, and no member stands out"
+    if pace.expected_s is None:
+        return f"steps take {number(pace.observed_s)} s; too few for a comparison yet"
+    return f"steps take {number(pace.observed_s)} s, as usual"
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,52 @@
+"""Numbers and times as people read them. No more digits than are known."""
+
+from datetime import UTC, datetime
+
+DAY_MS = 86_400_000
+
+
+def number(value: float) -> str:
+    """At most four significant digits, thousands separated.
+
+    >>> number(1980.0), number(0.4375), number(12.34)
+    ('1,980', '0.44', '12.3')
+    """
+    size = abs(value)
+    if size >= 100 or value == int(value):
+        return f"{round(value):,}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def age(seconds: float) -> str:
+    """A duration in its natural unit.
+
+    >>> age(45), age(95), age(7300)
+    ('45 s', '95 s', '2 h')
+    """
+    for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < limit:
+            return f"{round(seconds / size)} {unit}"
+    return f"{round(seconds / 86_400)} days"
+
+
+def clock_time(time_ms: int, now_ms: int) -> str:
+    """Hour and minute in UTC, with the day when it is not within the last 24 hours.
+
+    >>> clock_time(50_520_000, 50_520_000)
+    '14:02 UTC'
+    """
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    text = f"{moment:%H:%M} UTC"
+    return text if now_ms - time_ms < DAY_MS else f"{moment.day} {moment:%b} {text}"
+
+
+def rate(bytes_per_s: float) -> str:
+    """A byte rate.
+
+    >>> rate(25.2e9), rate(3.1e6)
+    ('25.2 GB/s', '3.10 MB/s')
+    """
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= size:
+            return f"{number(bytes_per_s / size)} {unit}"
+    return f"{number(bytes_per_s)} B/s"

@@ -1,0 +1,139 @@
+"""A small fleet whose features a test sets by hand."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from features.extract import Frames
+from features.frame import FeatureFrame
+from fleet.entities import Entities
+from fleet.events import Started, Submitted
+from fleet.jobs import JobTable, NodeTable
+from fleet.requests import Gang, RankPlacement
+from fleet.samples import EntityKind
+from fleet.topology import NodeSpec, Topology
+from models.memory import RiskMemory
+from models.score import Fleet, score_fleet, score_local
+
+START_MS = 1_750_000_000_000
+HEALTHY_GPU = {
+    "sm_clock_mhz": 1980.0,
+    "sm_clock_mhz_mean_2m": 1980.0,
+    "max_sm_clock_mhz": 1980.0,
+    "clock_event_reasons": 4.0,  # software power cap: normal under load
+    "gpu_temp_c": 62.0,
+    "power_w": 650.0,
+    "gpu_util": 0.99,
+    "sm_active": 0.8,
+    "tensor_active": 0.4,
+    "xid": 0.0,
+    "pcie_link_width": 16.0,
+    "pcie_max_link_width": 16.0,
+    "pcie_link_gen": 5.0,
+    "pcie_max_link_gen": 5.0,
+    "ecc_sbe_volatile_count_10m": 0.0,
+    "ecc_dbe_volatile_count_30m": 0.0,
+    "pcie_replays_count_10m": 0.0,
+    "nvlink_replay_errors_count_10m": 0.0,
+    "nvlink_recovery_errors_count_10m": 0.0,
+    "row_remap_failure": 0.0,
+    "retired_pages_pending": 0.0,
+    "remapped_rows_uncorrectable": 0.0,
+    "age_s": 1.0,
+    "silent_s": 0.0,
+    "frozen_s": 0.0,
+    "first_seen_s": 7200.0,
+}
+HEALTHY_PORT = {
+    "state": 4.0,
+    "speed_bytes_per_s": 50e9,
+    "max_speed_bytes_per_s": 50e9,
+    "rx_bytes": 10e9,
+    "tx_bytes": 10e9,
+    "rx_bytes_mean_2m": 10e9,
+    "tx_bytes_mean_2m": 10e9,
+    "link_downed_count_30m": 0.0,
+    "link_recoveries_count_30m": 0.0,
+    "symbol_errors_count_10m": 0.0,
+    "age_s": 1.0,
+}
+HEALTHY_NODE = {
+    "scrape_up": 1.0,
+    "scrape_duration_s": 0.02,
+    "scrape_duration_s_mean_30m": 0.02,
+    "scrape_duration_s_std_30m": 0.005,
+    "gpus_reported": 8.0,
+    "max_gpus_reported": 8.0,
+    "age_s": 1.0,
+}
+
+
+class SmallFleet:
+    """n nodes with 8 GPUs and 8 ports each; `gpu`, `port`, `node` are columns (entity,) to be changed by a test."""
+
+    def __init__(self, nodes: int = 4, names: list[str] | None = None) -> None:
+        self.names = names or [f"n{row + 1:03}" for row in range(nodes)]
+        self.entities = Entities()
+        for name in self.names:
+            for index in range(8):
+                self.entities.of_node(EntityKind.GPU, name, index)
+                self.entities.of_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
+        self.topology = Topology.build([NodeSpec(name, gpus=8, gpu_model="H100") for name in self.names])
+        n = len(self.names)
+        self.gpu = {name: np.full(8 * n, value) for name, value in HEALTHY_GPU.items()}
+        self.port = {name: np.full(8 * n, value) for name, value in HEALTHY_PORT.items()}
+        self.node = {name: np.full(n, value) for name, value in HEALTHY_NODE.items()}
+        self.gpu_since = {name: np.zeros(8 * n, np.int64) for name in HEALTHY_GPU}
+        self.jobs = JobTable()
+        self.node_events = NodeTable()
+        self.memory = RiskMemory()
+        self.now_ms = START_MS
+
+    def row(self, node: str, gpu: int) -> int:
+        row = self.entities[EntityKind.GPU].row(f"{node}/{gpu}")
+        assert row is not None
+        return row
+
+    def start(self, job: str, nodes: list[str], gpus: tuple[int, ...] = tuple(range(8))) -> None:
+        gang = Gang(len(nodes), len(nodes))
+        self.jobs.apply(Submitted(job=job, sequence=0, time_ms=START_MS, gang=gang, gpus_per_node=len(gpus)))
+        ranks = tuple(RankPlacement(rank, node, gpus) for rank, node in enumerate(nodes))
+        self.jobs.apply(Started(job=job, sequence=1, time_ms=START_MS, ranks=ranks))
+
+    def frames(self) -> Frames:
+        return Frames(
+            self._frame(EntityKind.GPU, self.gpu, self.gpu_since),
+            self._frame(EntityKind.PORT, self.port, {}),
+            self._frame(EntityKind.NODE, self.node, {}),
+        )
+
+    def _frame(self, kind: EntityKind, columns: dict[str, np.ndarray], since: dict[str, np.ndarray]) -> FeatureFrame:
+        values = np.stack(list(columns.values()), axis=1).astype(np.float32)
+        changed = np.stack([since.get(name, np.zeros(len(values), np.int64)) for name in columns], axis=1)
+        return FeatureFrame(kind, tuple(columns), values, self.entities[kind].node.copy(), changed, self.now_ms)
+
+    def tick(self, times: int = 1, every_s: float = 15.0) -> Fleet:
+        """Score `times` scrapes in a row; the last answer."""
+        for _ in range(times):
+            self.now_ms += int(every_s * 1000)
+            local = score_local(self.frames(), self.entities, self.topology, self.memory, self.now_ms)
+            answer = score_fleet([local], self.jobs, self.node_events, self.topology, self.now_ms)
+        return answer
+
+    def flagged(self, answer: Fleet) -> list[str]:
+        return [self.names[row] for row, action in answer.risk.actions.items() if action.code not in ("none", "watch")]
+
+    def sentences(self, answer: Fleet, node: str) -> list[str]:
+        return [reason.sentence for reason in answer.risk.reasons.get(self.names.index(node), ())]
+
+    def throttle(self, node: str, gpu: int, clock: float = 990.0) -> None:
+        row = self.row(node, gpu)
+        self.gpu["sm_clock_mhz"][row] = self.gpu["sm_clock_mhz_mean_2m"][row] = clock
+        self.gpu["clock_event_reasons"][row] = 32 + 4
+        self.gpu_since["clock_event_reasons"][row] = self.now_ms
+
+
+@pytest.fixture
+def small_fleet() -> Callable[..., SmallFleet]:
+    return SmallFleet
