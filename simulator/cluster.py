@@ -113,9 +113,14 @@ class SimulatedFleet:
         """Run a job on its GPUs from `now_ms` (which may lie in the past: then it is past its loading)."""
         self.gangs.start(job, attempt, [(rank, self.rows[rank.node]) for rank in ranks], profile, now_ms)
 
-    def stop_job(self, job: str, now_ms: int) -> bool:
-        """Take a job off its GPUs; False when it does not run (any more)."""
-        return self.gangs.stop(job) is not None
+    def stop_job(self, job: str, now_ms: int) -> None:
+        """Take a job off its GPUs; nothing happens when it does not run any more."""
+        self.gangs.stop(job)
+
+    def largest_job(self) -> str | None:
+        """The running job with most GPUs."""
+        gang = max(self.gangs.by_job.values(), key=lambda gang: len(gang.node), default=None)
+        return gang.job if gang else None
 
     def failed_jobs(self) -> list[FailedJob]:
         """Jobs that a fault has killed since the last call; they no longer hold GPUs."""

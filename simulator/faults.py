@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from simulator.effects import Effects, Load
-from simulator.fault_shapes import Shape, draw_shape
+from simulator.fault_shapes import draw_shape
+from simulator.shape import Shape
 from simulator.truth import FaultRecord
 
 FAULT_KINDS = (

@@ -1,0 +1,220 @@
+"""Faults of GPUs, their slots, their power and whole nodes. Times are fleet seconds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.effects import (
+    REASON_HW_SLOWDOWN,
+    REASON_HW_THERMAL,
+    REASON_POWER_BRAKE,
+    REASON_SW_THERMAL,
+    Bump,
+    Death,
+    Effects,
+    Load,
+)
+from simulator.shape import NeedsReset, Passing
+
+SOFT_HEAT, HARD_HEAT = 0.4, 0.75
+
+
+@dataclass(slots=True)
+class ThermalThrottle(Passing):
+    """`heat` goes 0..1 with time constant `tau_s` while the GPU is busy; soft above 0.4, hard above 0.75."""
+
+    hot_c: float
+    soft_ratio: float
+    hard_ratio: float
+    tau_s: float
+    hard: bool
+    heat: float = 0.0
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "ThermalThrottle":
+        return cls(
+            hot_c=rng.uniform(85, 90),
+            soft_ratio=rng.uniform(0.62, 0.8),
+            hard_ratio=rng.uniform(0.3, 0.5),
+            tau_s=rng.uniform(20, 60),
+            hard=bool(rng.random() < 0.75),
+        )
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        target = 0.0 if not load.busy[node, unit] else 0.35 if age_s < 0 else 1.0 if self.hard else 0.7
+        self.heat += (target - self.heat) * -float(np.expm1(-dt_s / self.tau_s))
+        if self.heat > 0.05 and load.busy[node, unit]:
+            effects.hot_c[node, unit] = 66.0 + (self.hot_c - 66.0) * min(1.0, self.heat / HARD_HEAT)
+        if self.heat < SOFT_HEAT or not load.busy[node, unit]:
+            return False
+        self._throttle(effects, node, unit)
+        return True
+
+    def _throttle(self, effects: Effects, node: int, unit: int) -> None:
+        if self.heat >= HARD_HEAT:
+            effects.clock_ratio[node, unit] = self.hard_ratio
+            effects.reasons[node, unit] |= REASON_HW_SLOWDOWN | REASON_HW_THERMAL
+            effects.thermal_share[node, unit] = 1.0
+            return
+        depth = (self.heat - SOFT_HEAT) / (HARD_HEAT - SOFT_HEAT)
+        effects.clock_ratio[node, unit] = 0.86 + (self.soft_ratio - 0.86) * depth
+        effects.reasons[node, unit] |= REASON_SW_THERMAL
+        effects.thermal_share[node, unit] = 0.2 + 0.6 * depth
+
+
+@dataclass(slots=True)
+class PowerBrake(Passing):
+    ratio: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "PowerBrake":
+        return cls(ratio=rng.uniform(0.4, 0.5))
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            return False
+        effects.clock_ratio[node] = self.ratio
+        effects.reasons[node] |= REASON_POWER_BRAKE | REASON_HW_SLOWDOWN
+        effects.power_share[node] = 1.0
+        return bool(load.busy[node].any())
+
+
+@dataclass(slots=True)
+class PcieDowngrade(NeedsReset):
+    width: int
+    gen: int
+    replays_per_s: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "PcieDowngrade":
+        narrow = rng.random() < 0.6
+        return cls(
+            width=int(rng.choice([1, 4, 8])) if narrow else 16,
+            gen=5 if narrow else int(rng.choice([1, 3])),
+            replays_per_s=rng.uniform(0.6, 3.0),
+        )
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        effects.replays_per_s[node, unit] += self.replays_per_s if age_s < 300 else 0.02
+        if age_s < 0:
+            return False
+        effects.link_width[node, unit] = self.width
+        effects.link_gen[node, unit] = self.gen
+        return bool(load.busy[node, unit])
+
+
+@dataclass(slots=True)
+class EccStorm(NeedsReset):
+    """Corrected errors in bursts; at `dbe_s` an uncorrected one with its XIDs, which kills the job."""
+
+    sbe_per_s: float
+    period_s: float
+    burst_s: float
+    dbe_s: float | None
+    remap_fails: bool
+    contained: bool
+    previous_s: float = -np.inf
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "EccStorm":
+        period_s = rng.uniform(120, 300)
+        return cls(
+            sbe_per_s=float(np.clip(rng.lognormal(1.2, 0.8), 1.0, 60.0)),
+            period_s=period_s,
+            burst_s=period_s * rng.uniform(0.4, 0.8),
+            dbe_s=rng.uniform(40, 240) if rng.random() < 0.6 else None,
+            remap_fails=bool(rng.random() < 0.25),
+            contained=bool(rng.random() < 0.6),
+        )
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            effects.sbe_per_s[node, unit] += 0.03
+            return False
+        if age_s % self.period_s < self.burst_s:
+            effects.sbe_per_s[node, unit] += self.sbe_per_s
+        if self.dbe_s is not None:
+            for due_s, bump in self._uncorrected(node, unit):
+                if self.previous_s < due_s <= age_s:
+                    effects.bumps.append(bump)
+            if self.previous_s < self.dbe_s + 4.0 <= age_s:
+                effects.deaths.append(Death(node, unit, "hardware", "CUDA error: uncorrectable ECC error (XID 48)"))
+        self.previous_s = age_s
+        return age_s > 20.0
+
+    def _uncorrected(self, node: int, unit: int) -> list[tuple[float, Bump]]:
+        assert self.dbe_s is not None
+
+        def bump(name: str, amount: float, sets: bool = False) -> Bump:
+            return Bump("gpu", name, node, unit, amount, sets)
+
+        remap = (
+            bump("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1, sets=True)
+            if self.remap_fails
+            else bump("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 1)
+        )
+        xid = "DCGM_FI_DEV_XID_ERRORS"
+        return [
+            (self.dbe_s, bump("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1)),
+            (self.dbe_s, bump(xid, 48, sets=True)),
+            (self.dbe_s + 1, bump(xid, 64 if self.remap_fails else 63, sets=True)),
+            (self.dbe_s + 1, remap),
+            (self.dbe_s + 4, bump(xid, 94 if self.contained else 95, sets=True)),
+        ]
+
+
+@dataclass(slots=True)
+class GpuOffBus(NeedsReset):
+    """`warns_s` before the series vanish the XID gauge says 79 (0: they vanish at once), or the page freezes."""
+
+    warns_s: float
+    freezes: bool
+    delay_s: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "GpuOffBus":
+        warns = rng.random() < 0.5
+        return cls(
+            warns_s=rng.uniform(15, 30) if warns else 0.0,
+            freezes=bool(rng.random() < 0.3),
+            delay_s=rng.uniform(0.1, 0.4),
+        )
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            return False
+        if load.slot[node, unit]:
+            self._stop_job(effects, load, node, unit, age_s)
+        effects.page_delay_s[node] = self.delay_s if age_s < 120 else self.delay_s / 4
+        if age_s < self.warns_s:
+            effects.frozen[node] = self.freezes
+            if not self.freezes:
+                effects.bumps.append(Bump("gpu", "DCGM_FI_DEV_XID_ERRORS", node, unit, 79, sets=True))
+            return not self.freezes
+        effects.present[node, unit] = False
+        return True
+
+    def _stop_job(self, effects: Effects, load: Load, node: int, unit: int, age_s: float) -> None:
+        job_s = load.age_s[load.slot[node, unit]]
+        if job_s >= age_s:
+            effects.hung[node, unit] = True
+        elif job_s > 8.0:
+            effects.deaths.append(Death(node, unit, "hardware", "CUDA error: no CUDA-capable device (XID 79)"))
+
+
+@dataclass(slots=True)
+class NodeLost(NeedsReset):
+    heartbeat_s: float = 45.0
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "NodeLost":
+        return cls()
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            return False
+        effects.page_down[node] = True
+        effects.hung[node] = load.slot[node] > 0
+        if age_s > self.heartbeat_s and (load.slot[node] > 0).any():
+            effects.deaths.append(Death(node, -1, "node_lost", "node stopped responding"))
+        return True

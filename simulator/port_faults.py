@@ -1,0 +1,73 @@
+"""Faults of InfiniBand ports: a link that flaps, a port that is slow. Port i serves GPU i."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.effects import Bump, Death, Effects, Load
+from simulator.shape import Passing
+
+FLAP_KILLS_S = 30.0
+
+
+@dataclass(slots=True)
+class IbFlap(Passing):
+    """A list of (begin, length) seconds, drawn ahead; what lies wholly inside one step still counts."""
+
+    flaps: list[tuple[float, float]]
+    symbols: int
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "IbFlap":
+        gaps = rng.uniform(25, 110, 600)
+        lengths = np.where(rng.random(600) < 0.02, rng.uniform(32, 45, 600), rng.uniform(1, 16, 600))
+        begins = np.concatenate([[2.0], 2.0 + np.cumsum(gaps + lengths)[:-1]])
+        return cls(list(zip(begins.tolist(), lengths.tolist(), strict=True)), symbols=int(rng.integers(40, 1500)))
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            effects.symbols_per_s[node, unit] += 0.05
+            return False
+        for begin_s, length_s in self.flaps:
+            if begin_s > age_s:
+                break
+            if begin_s > age_s - dt_s:
+                self._goes_down(effects, node, unit)
+            if age_s < begin_s + length_s:
+                effects.port_down[node, unit] = True
+                if age_s - begin_s > FLAP_KILLS_S and load.networked[node, unit]:
+                    effects.deaths.append(Death(node, unit, "network", "NCCL error 12: IB port went down"))
+            elif begin_s + length_s > age_s - dt_s:
+                effects.bumps.append(Bump("port", "link_error_recovery_total", node, unit, 1))
+        return age_s > self.flaps[0][0]
+
+    def _goes_down(self, effects: Effects, node: int, unit: int) -> None:
+        for name, amount in (
+            ("link_downed_total", 1),
+            ("symbol_error_total", self.symbols),
+            ("port_discards_transmitted_total", 3 + self.symbols // 50),
+            ("port_errors_received_total", 1 + self.symbols // 200),
+        ):
+            effects.bumps.append(Bump("port", name, node, unit, amount))
+
+
+@dataclass(slots=True)
+class SlowNic(Passing):
+    slow: float
+    wait_share: float
+    half_rate: bool
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "SlowNic":
+        half_rate = bool(rng.random() < 0.5)
+        slow = rng.uniform(1.5, 2.0) if half_rate else rng.uniform(1.2, 1.6)
+        return cls(slow, wait_share=rng.uniform(0.3, 0.6), half_rate=half_rate)
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            return False
+        effects.port_slow[node, unit] = 1.0 + (self.slow - 1.0) * min(1.0, age_s / 5.0)
+        effects.port_wait[node, unit] = self.wait_share
+        if self.half_rate:
+            effects.port_speed[node, unit] /= 2
+        return bool(load.networked[node, unit])
