@@ -73,7 +73,7 @@ RULES = (
     Rule("xid_reported", NODE, "xid", "code", (0.9, 0.9, 0.1), "drain_now", 1, 1, 600.0, True),
     Rule("node_lost", NODE, "node_lost", "flag", (0.99, 0.99, 0.0), "drain_now", 1, 1, 60.0, True),
     Rule("drain_requested", NODE, "drained", "flag", (0.0, 0.0, 0.0), "watch", 1, 1, 0.0),
-    Rule("gang_outlier", NODE, "gang_ratio", "ratio", (0.01, 0.1, 0.7), "avoid", 1, 1, 180.0),
+    Rule("gang_outlier", NODE, "sm_clock_mhz", "MHz", (0.01, 0.1, 0.7), "avoid", 1, 1, 180.0),
     Rule("recent_fault", NODE, "fault_age_s", "s", (0.02, 0.02, 0.02), "watch", 1, 1, 0.0),
 )
 ROW = {rule.name: row for row, rule in enumerate(RULES)}

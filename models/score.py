@@ -100,7 +100,7 @@ def score_fleet(
     signals, gpu, port, known = _joined(locals, rows)
     gangs = gangs_of(jobs.running(), gpu, port, names)
     events = event_signals(nodes, rows, memory.fault_ms, now_ms)
-    signals = Signals.concat([signals, gang_signals(gangs, gpu, port, memory, now_ms), events])
+    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms), events])
     if len(events):
         known[events.node] = True
     _note_faults(signals, names, memory, now_ms)

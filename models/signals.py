@@ -224,7 +224,7 @@ SAY: dict[str, Say] = {
     "xid_reported": lambda v, u, when, ago: f"{_xid(v, when)}, reported by the node",
     "node_lost": lambda v, u, when, ago: f"node reported lost{when.replace('since', 'at')}",
     "drain_requested": lambda v, u, when, ago: f"drained{when}",
-    "gang_outlier": lambda v, u, when, ago: f"{number(v)} times slower than its gang peers",
+    "gang_outlier": lambda v, u, when, ago: f"SM clocks down to {number(v)} MHz, its gang's at {number(u)}",
     "recent_fault": lambda v, u, when, ago: f"had a fault {age(v)} ago",
 }
 

@@ -33,6 +33,7 @@ STOPPED = frozenset({"gpu_vanished", "node_silent", "node_lost", "link_down"})
 LINK = frozenset(
     {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors", "link_flap", "link_errors", "link_speed", "slow_nic"}
 )
+COMPUTE_RULES = np.array([rule.name in COMPUTE for rule in RULES])
 PORT_RULES = frozenset({"link_down", "link_flap", "link_errors", "link_speed", "slow_nic"})
 
 
@@ -49,9 +50,13 @@ class Suspect:
     sentence: str
 
 
-def gang_signals(gangs: Gangs, gpu: GangColumns, port: GangColumns, memory: RiskMemory, now_ms: int) -> Signals:
+def gang_signals(
+    gangs: Gangs, signals: Signals, gpu: GangColumns, port: GangColumns, memory: RiskMemory, now_ms: int
+) -> Signals:
     """Evidence that only shows in comparison with the gang: slow clocks without a stated reason, slow ports."""
-    found = _slow_clocks(gangs, gpu) + _slow_ports(gangs, port)
+    explained = set(signals.node[COMPUTE_RULES[signals.rule]].tolist())
+    clocks = [signal for signal in _slow_clocks(gangs, gpu) if signal.node not in explained]
+    found = clocks + _slow_ports(gangs, port)
     return Signals.of(_sustained(found, memory, now_ms))
 
 
@@ -61,17 +66,16 @@ def _slow_clocks(gangs: Gangs, gpu: GangColumns) -> list[Signal]:
         return []
     group = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1)
     slow = np.ones(len(gpu.names), bool)
-    ratio = np.ones(len(gpu.names))
+    median = np.ones(len(gpu.names))
     for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
         z, median = robust_z(values, group, len(gangs.attempts))
-        ratio = values / median
-        slow &= (z <= OUTLIER_Z) & (ratio <= OUTLIER_RATIO)
+        slow &= (z <= OUTLIER_Z) & (values <= OUTLIER_RATIO * median)
     worst: dict[int, Signal] = {}
     for row in np.flatnonzero(slow).tolist():
         node = int(gpu.node[row])
-        times = 1 / float(ratio[row])
-        if node not in worst or times > worst[node].value:
-            worst[node] = Signal("gang_outlier", node, gangs.nodes[node], times, 1.0, min(1.0, times - 1))
+        clock, usual = float(gpu.mean["sm_clock_mhz"][row]), float(median[row])
+        if node not in worst or clock < worst[node].value:
+            worst[node] = Signal("gang_outlier", node, gangs.nodes[node], clock, usual, min(1.0, usual / clock - 1))
     return list(worst.values())
 
 
@@ -196,8 +200,6 @@ def _severity(rule: str, value: float, usual: float) -> float:
     """Extra time that this member alone would cost, as a share of the step; a small constant where nobody can say."""
     if rule in STOPPED:
         return 10.0
-    if rule == "gang_outlier":
-        return value - 1
     if rule in COMPUTE or rule in ("slow_nic", "link_speed"):
         return max(0.05, usual / value - 1) if value > 0 and np.isfinite(usual) else 0.3
     return 0.05
