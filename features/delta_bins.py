@@ -1,0 +1,100 @@
+"""DeltaBins: changes by bin of event time; levels are their running sums."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+ARRIVING, ARRIVING_JOBS, RUNNING, QUEUED, MARKS = range(5)
+ROWS = 5
+
+
+class DeltaBins:
+    """The newest `size` bins up to the clock, with all that came before them summed up in `before`.
+
+    Changes wait in a list until somebody reads. Only the reader's clock moves the window, and what lies ahead of it
+    goes on waiting, so one event from a wrong clock wipes nothing; when too many bins wait, all but the newest are
+    summed up (`floor` is the last of those). MARKS counts what is in a bin, so that the first one with anything in it
+    is known.
+    """
+
+    def __init__(self, bin_ms: int, size: int) -> None:
+        self.bin_ms = bin_ms
+        self.size = size
+        self.head: int | None = None
+        self.floor: int | None = None
+        self.before = np.zeros(ROWS)
+        self.bins = np.zeros((ROWS, size))
+        self._waiting: list[tuple[int, ...]] = []  # bin, then ROWS amounts
+        self._patience = 2 * size + 4096
+
+    def add(self, time_ms: int, amounts: tuple[int, ...]) -> None:
+        """Add (ROWS,) amounts to the bin of a time; negative ones take off what was added."""
+        self._waiting.append((time_ms // self.bin_ms, *amounts))
+        if len(self._waiting) > self._patience:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Sum up what waits by bin, and put it where it belongs."""
+        if not self._waiting:
+            return
+        rows = np.array(self._waiting, np.int64)
+        at, group = np.unique(rows[:, 0], return_inverse=True)
+        sums = np.stack([np.bincount(group, rows[:, row + 1], len(at)) for row in range(ROWS)], axis=1)
+        oldest = self._oldest(at)
+        self.before += sums[at < oldest].sum(axis=0)
+        head = -1 if self.head is None else self.head
+        inside = (at >= oldest) & (at <= head)
+        self.bins[:, at[inside] % self.size] += sums[inside].T
+        ahead = at > max(head, oldest - 1)
+        waiting = np.column_stack([at[ahead], sums[ahead]]).astype(np.int64)
+        self._waiting = [tuple(row) for row in waiting.tolist()]
+        self._patience = 2 * (self.size + len(self._waiting)) + 4096
+
+    def _oldest(self, waiting: NDArray[np.int64]) -> int:
+        """The first bin that is kept by itself, after a fold of what waits where that is too much."""
+        if self.head is None and len(waiting) > 2 * self.size:
+            self.floor = int(waiting[-2 * self.size - 1])
+        kept = -1 if self.head is None else self.head - self.size
+        return max(kept, -1 if self.floor is None else self.floor) + 1
+
+    def advance(self, head: int) -> None:
+        """Take in what waits, and move the window's last bin to `head`; never back."""
+        if self.head is not None and head > self.head:
+            leaving = np.arange(max(self.head + 1, head - self.size + 1), head + 1) % self.size
+            self.before += self.bins[:, leaving].sum(axis=1)
+            self.bins[:, leaving] = 0
+        self.head = head if self.head is None else max(self.head, head)
+        self._settle()
+
+    def _ordered(self, row: int) -> NDArray[np.float64]:
+        assert self.head is not None, "advance first"
+        return np.roll(self.bins[row], -((self.head + 1) % self.size))
+
+    def sums(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
+        """(bin,) amounts of the bins up to `last`; NaN outside the window."""
+        return self._cut(self._ordered(row), last, bins)
+
+    def levels(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
+        """(bin,) running sums at the ends of the bins up to `last`; NaN outside the window."""
+        return self._cut(self.before[row] + np.cumsum(self._ordered(row)), last, bins)
+
+    def _cut(self, values: NDArray[np.float64], last: int, bins: int) -> NDArray[np.float64]:
+        assert self.head is not None
+        cut = np.full(bins, np.nan)
+        stop = self.size - (self.head - last)
+        start = max(0, stop - bins)
+        if stop > start:
+            cut[bins - (stop - start) :] = values[start:stop]
+        return cut
+
+    def oldest_bin(self) -> int:
+        """The first bin that is still kept by itself."""
+        assert self.head is not None
+        return max(self.head - self.size, -1 if self.floor is None else self.floor) + 1
+
+    def first_bin(self) -> int:
+        """The first bin with anything in it; the oldest kept when there was something before."""
+        assert self.head is not None
+        if self.before[MARKS] > 0:
+            return self.oldest_bin()
+        marked = np.flatnonzero(self._ordered(MARKS) > 0)
+        return self.head - self.size + 1 + int(marked[0]) if len(marked) else self.head + 1

@@ -1,0 +1,71 @@
+"""FinishedRuns: how long finished jobs ran, by GPU count, over the newest of them."""
+
+from bisect import bisect_left, insort
+from typing import Any
+
+import numpy as np
+
+from fleet.jobs import JobAttempt
+
+KEPT = 2000
+Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s
+
+
+class FinishedRuns:
+    """The newest KEPT finished runs of each GPU count, and of all, in order of their end.
+
+    Only jobs that finished count: how long a job that failed or was cancelled ran says when it broke, not how long
+    such jobs take, and what still runs is not known.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[int, Run]] = {}
+        self._runs: dict[int | None, list[Run]] = {None: []}
+        self._quantiles: dict[int | None, dict[str, float]] = {}
+
+    def update(self, attempt: JobAttempt) -> None:
+        """Take in the present state of an attempt."""
+        key = (attempt.job, attempt.attempt)
+        new = _run_of(attempt)
+        old = self._known.get(key)
+        if new == old:
+            return
+        if old is not None:
+            del self._known[key]
+            for group in (old[0], None):
+                self._remove(group, old[1])
+        if new is not None:
+            self._known[key] = new
+            for group in (new[0], None):
+                self._insert(group, new[1])
+
+    def _insert(self, group: int | None, run: Run) -> None:
+        runs = self._runs.setdefault(group, [])
+        insort(runs, run)
+        if len(runs) > KEPT:
+            oldest = runs.pop(0)
+            if group is not None:
+                self._known.pop((oldest[1], oldest[2]), None)
+        self._quantiles.pop(group, None)
+
+    def _remove(self, group: int | None, run: Run) -> None:
+        runs = self._runs.get(group, [])
+        at = bisect_left(runs, run)
+        if at < len(runs) and runs[at] == run:
+            del runs[at]
+        self._quantiles.pop(group, None)
+
+    def quantiles(self) -> dict[str, Any]:
+        """{"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, seconds."""
+        for group, runs in self._runs.items():
+            if runs and group not in self._quantiles:
+                p50, p90 = np.quantile([run[3] for run in runs], (0.5, 0.9))
+                self._quantiles[group] = {"p50": float(p50), "p90": float(p90), "n": len(runs)}
+        by_gpus = {str(group): self._quantiles[group] for group in sorted(g for g in self._quantiles if g is not None)}
+        return {"by_gpus": by_gpus, "all": self._quantiles.get(None)}
+
+
+def _run_of(attempt: JobAttempt) -> tuple[int, Run] | None:
+    if attempt.outcome != "finished" or attempt.run_s is None or attempt.ended_ms is None or attempt.gpus <= 0:
+        return None
+    return attempt.gpus, (attempt.ended_ms, attempt.job, attempt.attempt, attempt.run_s)

@@ -1,0 +1,199 @@
+"""Demand in minutes after T0 (a full hour); 10-minute bins unless said otherwise."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.demand_series import TARGETS, DemandSeries
+from fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
+from fleet.jobs import JobTable
+
+T0 = 1_700_002_800_000
+MINUTE = 60_000
+
+
+def at(minute: float) -> int:
+    return T0 + round(minute * MINUTE)
+
+
+def submitted(job: str, minute: float, gpus: int = 8, queue: str = "train", attempt: int = 1) -> Submitted:
+    return Submitted(job=job, attempt=attempt, sequence=1, time_ms=at(minute), gang=1, gpus_per_node=gpus, queue=queue)
+
+
+def started(job: str, minute: float, attempt: int = 1) -> Started:
+    return Started(job=job, attempt=attempt, sequence=2, time_ms=at(minute), nodes=("n1",))
+
+
+def finished(job: str, minute: float) -> Finished:
+    return Finished(job=job, sequence=3, time_ms=at(minute))
+
+
+def demand_of(*events: JobEvent) -> DemandSeries:
+    jobs, demand = JobTable(), DemandSeries()
+    for event in events:
+        attempt = jobs.apply(event)
+        if attempt:
+            demand.update(attempt)
+    return demand
+
+
+def read(demand: DemandSeries, target, minute: float, bins: int, pool: str = "all", bin_s: int = 600) -> list[float]:
+    return demand.series(pool, target, at(minute), bin_s, bins).tolist()
+
+
+def test_a_job_waits_runs_and_leaves() -> None:
+    # bins      0-10 submitted   10-20 started   20-30   30-40 finished   40-50
+    demand = demand_of(submitted("a", 5), started("a", 12), finished("a", 33))
+    assert read(demand, "queued", 45, 5) == [8, 0, 0, 0, 0]
+    assert read(demand, "running", 45, 5) == [0, 8, 8, 0, 0]
+    assert read(demand, "wanted", 45, 5) == [8, 8, 8, 0, 0]
+
+
+def test_arrivals_end_with_the_last_full_bin() -> None:
+    demand = demand_of(submitted("a", 5), submitted("b", 8, gpus=2), submitted("c", 15), submitted("d", 25))
+    assert read(demand, "arriving", 29, 2) == [10, 8]
+    assert read(demand, "arriving_jobs", 29, 2) == [2, 1]
+
+
+def test_nothing_is_known_before_the_first_event() -> None:
+    demand = demand_of(submitted("a", 15), submitted("b", 35, queue="other"))
+    assert np.isnan(read(demand, "queued", 45, 5)).tolist() == [True, False, False, False, False]
+    assert read(demand, "queued", 45, 3, pool="other") == [0, 8, 8]
+
+
+def test_pools_are_the_queues_and_all() -> None:
+    demand = demand_of(submitted("a", 5), submitted("b", 5, gpus=4, queue="batch"), submitted("c", 6, queue="all"))
+    assert demand.pools() == ("batch", "train", "all")
+    assert [read(demand, "queued", 9, 1, pool) for pool in demand.pools()] == [[4], [8], [20]]
+
+
+def test_a_pool_never_seen_is_unknown() -> None:
+    assert np.isnan(read(demand_of(submitted("a", 5)), "queued", 9, 3, "nobody")).all()
+
+
+def test_a_minute_series_covers_the_same_jobs() -> None:
+    demand = demand_of(submitted("a", 1), started("a", 3), finished("a", 5))
+    assert read(demand, "wanted", 6, 6, bin_s=60) == [8, 8, 8, 8, 0, 0]
+
+
+def test_a_cancelled_job_leaves_the_queue() -> None:
+    demand = demand_of(submitted("a", 5), Failed(job="a", sequence=2, time_ms=at(15), category="cancelled"))
+    assert read(demand, "queued", 25, 3) == [8, 0, 0]
+
+
+def test_a_later_attempt_runs_but_does_not_arrive_again() -> None:
+    preempted = Preempted(job="a", sequence=3, time_ms=at(12))
+    again = (submitted("a", 13, attempt=2), started("a", 14, attempt=2))
+    demand = demand_of(submitted("a", 1), started("a", 2), preempted, *again)
+    assert read(demand, "arriving_jobs", 25, 2) == [1, 0]
+    assert read(demand, "running", 25, 3) == [8, 8, 8]
+
+
+def test_a_job_that_nobody_submitted_arrives_as_it_starts() -> None:
+    demand = demand_of(Started(job="a", sequence=1, time_ms=at(5), nodes=("n1", "n2")))
+    assert read(demand, "arriving", 15, 1) == [2]
+    assert read(demand, "queued", 15, 2) == [0, 0]
+
+
+def test_attempts_without_gpus_are_no_demand() -> None:
+    assert read(demand_of(submitted("a", 5, gpus=8), submitted("cpu", 5, gpus=0)), "arriving_jobs", 15, 1) == [1]
+
+
+def test_history_older_than_the_ring_still_runs() -> None:
+    demand = demand_of(submitted("a", 0), started("a", 1))
+    later = 50 * 24 * 60
+    assert read(demand, "running", later, 3) == [8, 8, 8]
+    assert read(demand, "running", later + 36 * 24 * 60, 3) == [8, 8, 8]
+
+
+def test_a_time_far_ahead_wipes_nothing() -> None:
+    demand = demand_of(submitted("a", 5), submitted("wrong clock", 10**7))
+    assert read(demand, "queued", 15, 2) == [8, 8]
+
+
+def test_a_very_long_history_keeps_its_newest_part() -> None:
+    demand = DemandSeries()
+    jobs = JobTable()
+    for minute in range(10_000):  # more minutes than may wait for the first reader
+        attempt = jobs.apply(submitted(f"job{minute}", minute, gpus=1))
+        assert attempt is not None
+        demand.update(attempt)
+    assert read(demand, "queued", 9_999, 3, bin_s=60) == [9_998, 9_999, 10_000]
+    assert read(demand, "arriving", 10_000, 1440, bin_s=60) == [1.0] * 1440
+
+
+def test_durations_are_of_finished_jobs_only() -> None:
+    events: list[JobEvent] = []
+    for i, minutes in enumerate((10, 20, 30)):
+        events += [submitted(f"f{i}", 0), started(f"f{i}", 0), finished(f"f{i}", minutes)]
+    events += [submitted("bad", 0), started("bad", 0), Failed(job="bad", sequence=3, time_ms=at(900), category="user")]
+    events += [submitted("open", 0), started("open", 0)]
+    demand = demand_of(*events)
+    assert demand.durations()["by_gpus"] == {"8": {"p50": 1200.0, "p90": pytest.approx(1680.0), "n": 3}}
+    assert demand.durations()["all"]["n"] == 3
+    assert demand.finished_run_s(8) == pytest.approx(1680.0)
+    assert demand.finished_run_s(4) is None
+
+
+def test_no_finished_job_no_durations() -> None:
+    assert DemandSeries().durations() == {"by_gpus": {}, "all": None}
+
+
+def test_durations_are_of_the_newest_jobs() -> None:
+    events: list[JobEvent] = []
+    for i in range(2010):
+        run = 1000 if i < 10 else 5
+        events += [submitted(f"f{i}", i), started(f"f{i}", i), finished(f"f{i}", i + run)]
+    durations = demand_of(*sorted(events, key=lambda event: event.time_ms)).durations()
+    assert durations["all"]["n"] == 2000
+
+
+@st.composite
+def histories(draw) -> list[JobEvent]:
+    events: list[JobEvent] = []
+    for job in range(draw(st.integers(1, 6))):
+        times = sorted(draw(st.lists(st.integers(0, 120), min_size=3, max_size=3)))
+        gpus, queue = draw(st.sampled_from((0, 1, 8))), draw(st.sampled_from(("a", "b", "all")))
+        name = f"job{job}"
+        events += [submitted(name, times[0], gpus, queue), started(name, times[1]), finished(name, times[2])][
+            : draw(st.integers(1, 3))
+        ]
+    return events
+
+
+def everything(demand: DemandSeries) -> dict[str, list[float]]:
+    rows = {
+        f"{pool} {target} {bin_s}": read(demand, target, 130, 140, pool, bin_s)
+        for pool in demand.pools()
+        for target in TARGETS
+        for bin_s in (60, 600)
+    }
+    return rows | {"durations": str(demand.durations())}
+
+
+@settings(deadline=None)
+@given(histories(), st.randoms(use_true_random=False), st.booleans())
+def test_any_order_and_any_repetition_give_the_same_series(events, random, read_early: bool) -> None:
+    straight = everything(demand_of(*events))
+    shuffled = events * 2
+    random.shuffle(shuffled)
+    jobs, demand = JobTable(), DemandSeries()
+    for event in shuffled:
+        jobs.apply(event)
+        attempt = jobs.get(event.job, event.attempt)
+        assert attempt is not None
+        demand.update(attempt)
+        if read_early:
+            demand.series("all", "wanted", at(60), 600, 3)
+    np.testing.assert_equal(everything(demand), straight)
+
+
+def test_sixty_thousand_attempts_take_a_moment() -> None:
+    jobs, demand = JobTable(), DemandSeries()
+    for i in range(3000):
+        for event in (submitted(f"j{i}", i, queue=f"q{i % 15}"), started(f"j{i}", i + 1), finished(f"j{i}", i + 60)):
+            jobs.apply(event)
+    for attempt in jobs:
+        demand.update(attempt)
+    assert demand.durations()["all"]["n"] == 2000
