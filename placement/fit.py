@@ -115,12 +115,14 @@ def _fits_of_level(
     request: PlacementRequest, topology: Topology, scores: NodeScores, offer: Room, size: int
 ) -> list[Fit]:
     """The best three domains of a level, each with its gang."""
+    if offer.level is Level.NODE:
+        return _fits_of_nodes(scores, np.flatnonzero(offer.members >= size), size)
     feasible = offer.members >= size
     index = np.cumsum(feasible) - 1  # domain -> place among the feasible ones
     n = int(feasible.sum())
     at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
     domain = index[offer.domain[at]]
-    order = np.arange(len(at)) if offer.level is Level.NODE else _order(topology, scores, offer.level, at, domain, size)
+    order = _order(topology, scores, offer.level, at, domain, size)
     at, domain = at[order], domain[order]
     take = _greedy(scores.room[at], domain, size, n)
     used = take > 0
@@ -135,6 +137,16 @@ def _fits_of_level(
         rows, takes = _tighten_last(scores, at[domain == best], chosen[mine], taken[mine])
         fits.append(Fit(offer.level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
     return fits
+
+
+def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
+    """The same where every domain is one node; at: (k,) candidates that hold the whole gang."""
+    parts = {name: part[at] for name, part in scores.node_parts(size).items()}
+    total = scores.total(parts)
+    return [
+        Fit(Level.NODE, scores.rows[at[[best]]], np.array([size]), float(total[best]), scores.points(parts, best))
+        for best in _best(total, 3)
+    ]
 
 
 def _best(total: NDArray[np.float64], count: int) -> list[int]:

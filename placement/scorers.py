@@ -77,18 +77,21 @@ class NodeScores:
         self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
         self.total_weight = sum(self.weights.values())
 
-    def of_nodes(self, size: int) -> NDArray[np.float64]:
-        """(c,) how good each node is for a share of `size` members, in [0, 1]."""
+    def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
+        """name → (c,) how good each node is for a share of `size` members."""
         hosted = np.minimum(self.room, size)
         span = -(-size // max(1, int(self.room.max(initial=1))))
-        parts = {
+        return {
             "risk": np.exp(span * self.survives),
             "slow": np.exp(span * self.keeps_pace),
             "fit": node_fit(self.free, hosted * self.request.gpus_per_node, self.gpus),
             "packing": hosted / size,
             **self.extra,
         }
-        return self.total(parts)
+
+    def of_nodes(self, size: int) -> NDArray[np.float64]:
+        """(c,) the weighted mean of `node_parts`, in [0, 1]."""
+        return self.total(self.node_parts(size))
 
     def of_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
 from fleet.topology import Level
-from placement.filters import Screen, count_free
+from placement.filters import Screen
 from placement.fit import Fit, room_at
 from placement.options import Options, worst_risk
 from placement.view import ClusterView
@@ -96,7 +96,7 @@ def avoided_rows(
     notable[chosen] = False
     mask |= notable
     rows = np.flatnonzero(mask)
-    roomy = count_free(view)[rows] >= request.gpus_per_node
+    roomy = screened.free_gpus[rows] >= request.gpus_per_node
     order: list[int] = rows[np.lexsort((-p[rows], ~roomy))].tolist()
     return order
 

@@ -40,4 +40,4 @@ def test_a_bad_value_is_refused_with_its_field(field: str, changed: dict[str, An
     with pytest.raises(RequestError) as caught:
         check_request(PlacementRequest(**({"request_id": "a"} | changed)))
     assert caught.value.field == field
-    assert field.split(".")[-1] in str(caught.value)
+    assert field.rsplit(".", maxsplit=1)[-1] in str(caught.value)

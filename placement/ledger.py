@@ -1,0 +1,319 @@
+"""The ledger: decisions, intents, the queue and the audit trail in one SQLite file, written before the reply.
+
+    decisions   request_id → the request as it was and the reply, byte for byte; `cursor` only grows
+    intents     what a placement holds until the job is seen running, ends, expires or is cancelled
+    queue       requests that wait, with the reply they were given
+    audit       who asked for what; append-only, triggers refuse anything else
+
+One process writes. A retry of a request gets the same bytes, a refusal and a restart included.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.errors import FleetcastError, RequestError
+from fleet.requests import Decision, PlacementRequest, RankPlacement
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS decisions (
+    cursor INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, body BLOB NOT NULL, reply BLOB NOT NULL,
+    outcome TEXT NOT NULL, job TEXT NOT NULL, attempt INTEGER NOT NULL, time_ms INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS intents (
+    request_id TEXT PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL, ranks BLOB NOT NULL, cpus REAL NOT NULL,
+    host_memory_gib REAL NOT NULL, limit_s REAL, created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    state TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS active_intents ON intents (state) WHERE state = 'active';
+CREATE TABLE IF NOT EXISTS queue (
+    request_id TEXT PRIMARY KEY, body BLOB NOT NULL, reply BLOB NOT NULL, queued_ms INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS audit (
+    audit_id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, caller TEXT NOT NULL, action TEXT NOT NULL,
+    request_id TEXT NOT NULL, decision_id TEXT NOT NULL, board_as_of_ms INTEGER NOT NULL, models TEXT NOT NULL,
+    sentence TEXT NOT NULL);
+CREATE TRIGGER IF NOT EXISTS audit_is_not_updated BEFORE UPDATE ON audit BEGIN
+    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
+CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit BEGIN
+    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
+"""
+AUDIT_COLUMNS = (
+    "audit_id",
+    "time_ms",
+    "caller",
+    "action",
+    "request_id",
+    "decision_id",
+    "board_as_of_ms",
+    "models",
+    "sentence",
+)
+
+encode = msgspec.json.Encoder().encode
+_decode_request = msgspec.json.Decoder(PlacementRequest).decode
+_decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
+
+
+class LedgerError(FleetcastError):
+    """The file is not a ledger that can be written: damaged, foreign, of another version, or locked."""
+
+
+class IntentState(StrEnum):
+    ACTIVE = "active"  # holds its GPUs: nothing has been seen of the job yet
+    SEEN = "seen"  # the job was seen running: occupancy holds the GPUs now
+    ENDED = "ended"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """GPUs promised to a job. cpus and host_memory_gib are per rank."""
+
+    request_id: str
+    job: str
+    attempt: int
+    ranks: tuple[RankPlacement, ...]
+    cpus: float
+    host_memory_gib: float
+    limit_s: float | None
+    created_ms: int
+    expires_ms: int
+
+    @property
+    def gpus(self) -> int:
+        return sum(len(rank.gpus) for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    request: PlacementRequest
+    reply: bytes
+    queued_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A stored decision: `reply` is what the caller got and gets again."""
+
+    cursor: int
+    request_id: str
+    reply: bytes
+    outcome: str
+    job: str
+    attempt: int
+    time_ms: int
+
+
+class Ledger:
+    """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.version = 0
+        # The service touches it from one event loop at a time, which need not be the thread that opened it.
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise LedgerError(f"{path} is not a usable ledger ({error}): move it away, or restore a copy") from None
+        except LedgerError:
+            self._db.close()
+            raise
+        self._intents = {intent.request_id: intent for intent in self._load_intents()}
+        self._queue = {entry.request.request_id: entry for entry in self._load_queue()}
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise LedgerError(f"{self.path} is damaged ({verdict}): move it away, or restore a copy")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, SCHEMA_VERSION):
+            raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
+        self._db.executescript(SCHEMA)
+        self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside reaches the disk together, or not at all; nested ones join the outer."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            self._intents = {intent.request_id: intent for intent in self._load_intents()}
+            self._queue = {entry.request.request_id: entry for entry in self._load_queue()}
+            raise
+        self._db.execute("COMMIT")
+
+    # -- decisions
+
+    def replay(self, request: PlacementRequest) -> bytes | None:
+        """The reply this request got before, None when it is new; RequestError when its id had another body."""
+        query = "SELECT body, reply FROM decisions WHERE request_id = ?"
+        row = self._db.execute(query, [request.request_id]).fetchone()
+        if row is None:
+            entry = self._queue.get(request.request_id)
+            if entry is None:
+                return None
+            row = encode(entry.request), entry.reply
+        body, reply = row
+        if body != encode(request):
+            raise RequestError(
+                f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
+            )
+        return bytes(reply)
+
+    def find(self, request_id: str) -> bytes | None:
+        """The reply of a request, queued or decided."""
+        row = self._db.execute("SELECT reply FROM decisions WHERE request_id = ?", [request_id]).fetchone()
+        if row is not None:
+            return bytes(row[0])
+        entry = self._queue.get(request_id)
+        return entry.reply if entry else None
+
+    def commit(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str, action: str) -> bytes:
+        """Store a final decision with its intent and its line of audit; returns the reply's bytes."""
+        reply = encode(decision)
+        with self.transaction():
+            self._db.execute(
+                "INSERT INTO decisions (request_id, body, reply, outcome, job, attempt, time_ms) "
+                "VALUES (?,?,?,?,?,?,?)",
+                [
+                    *(request.request_id, encode(request), reply, decision.outcome),
+                    *(request.job_name, request.attempt, now_ms),
+                ],
+            )
+            if decision.outcome == "placed":
+                self._hold(request, decision, now_ms)
+            if request.request_id in self._queue:
+                self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
+                del self._queue[request.request_id]
+            self.note(decision, now_ms, caller, action)
+        self.version += 1
+        return reply
+
+    def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
+        """Stored decisions in the order of their commit."""
+        rows = self._db.execute(
+            "SELECT cursor, request_id, reply, outcome, job, attempt, time_ms FROM decisions "
+            "WHERE cursor > ? ORDER BY cursor LIMIT ?",
+            [cursor, limit],
+        )
+        return [Committed(*row) for row in rows]
+
+    # -- intents
+
+    def _hold(self, request: PlacementRequest, decision: Decision, now_ms: int) -> None:
+        intent = Intent(
+            request_id=request.request_id,
+            job=request.job_name,
+            attempt=request.attempt,
+            ranks=decision.ranks,
+            cpus=float(request.cpus or 0),
+            host_memory_gib=request.host_memory_gib or 0.0,
+            limit_s=request.limit_s,
+            created_ms=now_ms,
+            expires_ms=decision.expires_ms,
+        )
+        self._db.execute(
+            "INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?)",
+            [
+                *(intent.request_id, intent.job, intent.attempt, encode(intent.ranks), intent.cpus),
+                *(intent.host_memory_gib, intent.limit_s, now_ms, intent.expires_ms, IntentState.ACTIVE.value),
+            ],
+        )
+        self._intents[intent.request_id] = intent
+
+    def active_intents(self) -> list[Intent]:
+        """Promises that nothing has been seen of, oldest first."""
+        return list(self._intents.values())
+
+    def intent_state(self, request_id: str) -> IntentState | None:
+        row = self._db.execute("SELECT state FROM intents WHERE request_id = ?", [request_id]).fetchone()
+        return IntentState(row[0]) if row else None
+
+    def settle(self, states: Iterable[tuple[str, IntentState]]) -> int:
+        """Move active intents to their last state; returns how many there were."""
+        rows = [(state.value, request_id) for request_id, state in states]
+        if not rows:
+            return 0
+        with self.transaction():
+            self._db.executemany("UPDATE intents SET state = ? WHERE request_id = ? AND state = 'active'", rows)
+            for _, request_id in rows:
+                self._intents.pop(request_id, None)
+        self.version += 1
+        return len(rows)
+
+    def _load_intents(self) -> list[Intent]:
+        rows = self._db.execute(
+            "SELECT request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms, expires_ms "
+            "FROM intents WHERE state = 'active' ORDER BY created_ms, rowid"
+        )
+        return [Intent(*(*row[:3], _decode_ranks(row[3]), *row[4:])) for row in rows]
+
+    # -- queue
+
+    def enqueue(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str) -> bytes:
+        """Store a waiting request and the reply it is given."""
+        reply = encode(decision)
+        with self.transaction():
+            self._db.execute("INSERT INTO queue VALUES (?,?,?,?)", [request.request_id, encode(request), reply, now_ms])
+            self._queue[request.request_id] = QueueEntry(request, reply, now_ms)
+            self.note(decision, now_ms, caller, "queue")
+        self.version += 1
+        return reply
+
+    def queued(self) -> list[QueueEntry]:
+        """Waiting entries in order of arrival."""
+        return list(self._queue.values())
+
+    def is_queued(self, request_id: str) -> bool:
+        return request_id in self._queue
+
+    def _load_queue(self) -> list[QueueEntry]:
+        rows = self._db.execute("SELECT body, reply, queued_ms FROM queue ORDER BY queued_ms, rowid")
+        return [QueueEntry(_decode_request(body), bytes(reply), queued_ms) for body, reply, queued_ms in rows]
+
+    # -- audit
+
+    def note(self, decision: Decision, now_ms: int, caller: str, action: str) -> None:
+        """Append one line to the audit trail."""
+        self._db.execute(
+            "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence) "
+            "VALUES (?,?,?,?,?,?,?,?)",
+            [
+                *(now_ms, caller, action, decision.request_id, decision.decision_id, decision.board_as_of_ms),
+                *(encode(decision.models).decode(), decision.sentence),
+            ],
+        )
+
+    def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
+        """Lines of the audit trail: the newest first, or those after an `audit_id` in order."""
+        where, values = ["1 = 1"], list[Any]()
+        if after is not None:
+            where, values = [*where, "audit_id > ?"], [*values, after]
+        if request_id is not None:
+            where, values = [*where, "request_id = ?"], [*values, request_id]
+        order = "ASC" if after is not None else "DESC"
+        query = f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(where)}"
+        found = self._db.execute(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        rows = [dict(zip(AUDIT_COLUMNS, row, strict=True)) for row in found]
+        for row in rows:
+            row["models"] = msgspec.json.decode(row["models"])
+        return rows
