@@ -130,7 +130,7 @@ _NODE = (
     _node("gpus_reported", "GPUs"),
     _node("ports_reported", "ports"),
     _node("cpu_steal", "ratio"),
-    _node("cpu_pressure", "ratio"),
+    _node("cpu_pressure", "s", COUNTER),  # its rate is the share of time in which some task waited for a CPU
     _node("bmc_power_w", "W"),
 )
 

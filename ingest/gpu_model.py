@@ -1,11 +1,13 @@
 """GPU model names: one short name for what NVML, dcgm-exporter and node labels spell differently."""
 
 import re
+from functools import lru_cache
 
 _VENDOR = re.compile(r"^(NVIDIA|Tesla|GRID)[ -]+", re.IGNORECASE)
 _FAMILIES = ("RTX", "GeForce", "Quadro", "TITAN")
 
 
+@lru_cache(256)
 def short_model(name: str) -> str:
     """The model without vendor, memory size and form factor; families of workstation cards keep their full name.
 

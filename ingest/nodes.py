@@ -1,0 +1,33 @@
+"""The name of a node: exporters, topology files and URLs spell one machine differently."""
+
+import re
+
+from fleet.entities import MAX_NAME_LENGTH, Entities
+from fleet.errors import RecordError
+from fleet.samples import EntityKind
+
+MAX_NODES = 200_000
+_IP = re.compile(r"[\d.]+|.*:.*")
+
+
+def node_name(stated: str, entities: Entities) -> str:
+    """The name under which the fleet knows `stated`: as it is, or its first part where only that is known.
+
+    Registers a new node. Raises RecordError: bad_label (no name), too_many_nodes.
+
+    >>> fleet = Entities()
+    >>> _ = fleet.node("n1")
+    >>> node_name("n1.cluster.example", fleet)
+    'n1'
+    """
+    nodes = entities[EntityKind.NODE]
+    if stated in nodes:
+        return stated
+    if not stated or "/" in stated or len(stated) > MAX_NAME_LENGTH or not stated.isprintable():
+        raise RecordError("bad_label", f"{stated[:80]!r} is no node name")
+    if not _IP.fullmatch(stated) and (short := stated.partition(".")[0]) in nodes:
+        return short
+    if len(nodes) >= MAX_NODES:
+        raise RecordError("too_many_nodes", f"more than {MAX_NODES:,}: {stated[:80]!r}")
+    entities.node(stated)
+    return stated
