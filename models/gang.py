@@ -1,7 +1,9 @@
 """Gangs: which GPUs and ports work for which job, and the columns that members are compared by."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,7 @@ from models.gpu_signals import GpuView
 from models.signals import Array, Columns
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class GangColumns:
     def of_ports(cls, columns: Columns, names: tuple[str, ...]) -> "GangColumns":
         last = np.nan_to_num(columns["rx_bytes"]) + np.nan_to_num(columns["tx_bytes"])
         mean = np.nan_to_num(columns["rx_bytes_mean_2m"]) + np.nan_to_num(columns["tx_bytes_mean_2m"])
-        return cls(names, columns.node, {"bytes_per_s": last}, {"bytes_per_s": mean})
+        waits = {"bytes_per_s": last, "tx_wait": columns["tx_wait"]}
+        return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait": columns["tx_wait_mean_2m"]})
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
         """The same entities with node rows translated by `rows` (old row -> new row)."""
@@ -104,10 +108,36 @@ def gangs_of(attempts: Sequence[JobAttempt], gpu: GangColumns, port: GangColumns
 
 
 def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
-    """(port,) the job that has the whole node to itself; -1 where the node is shared, partly free or empty."""
+    """(port,) the job that a port works for, -1 where nobody can say.
+
+    A node that one job has to itself lends it all ports. On a shared node with as many ports as GPUs, port i serves
+    GPU i (rail-optimised hosts are built so).
+    """
+    if not len(port.node) or not len(gpu.node):
+        return np.full(len(port.node), -1, np.int32)
     least = np.full(nodes, np.iinfo(np.int32).max, np.int32)
     most = np.full(nodes, -1, np.int32)
     np.minimum.at(least, gpu.node, of_gpu)
     np.maximum.at(most, gpu.node, of_gpu)
-    owner = np.where(least == most, most, -1).astype(np.int32)
-    return owner[port.node] if len(port.node) else np.zeros(0, np.int32)
+    alone = np.where(least == most, most, -1)[port.node]
+    gpus, ports = np.bincount(gpu.node, minlength=nodes), np.bincount(port.node, minlength=nodes)
+    paired = (gpus == ports)[port.node]
+    # Place of each entity within its node, then the GPU in the same place.
+    gpu_order = np.lexsort((_places(gpu.names), gpu.node))
+    port_order = np.lexsort((_places(port.names), port.node))
+    first_gpu, first_port = np.cumsum(gpus) - gpus, np.cumsum(ports) - ports
+    place = np.empty(len(port.node), np.int64)
+    place[port_order] = np.arange(len(port.node)) - first_port[port.node[port_order]]
+    peer = gpu_order[np.minimum(first_gpu[port.node] + place, len(gpu_order) - 1)]
+    return np.where(alone >= 0, alone, np.where(paired, of_gpu[peer], -1)).astype(np.int32)
+
+
+@lru_cache(maxsize=8)
+def _places(names: tuple[str, ...]) -> NDArray[np.int64]:
+    """(entity,) the last number in each name before its port: 3 of n1/3, 10 of n1/mlx5_10/1."""
+    return np.array([_place(name) for name in names], np.int64)
+
+
+def _place(name: str) -> int:
+    digits = _NUMBER.findall(name.split("/")[1]) if "/" in name else []
+    return int(digits[-1]) if digits else 0

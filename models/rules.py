@@ -78,3 +78,9 @@ RULES = (
 )
 ROW = {rule.name: row for row, rule in enumerate(RULES)}
 OF_KIND = {kind: tuple(row for row, rule in enumerate(RULES) if rule.kind is kind) for kind in (GPU, PORT, NODE)}
+
+# What a slow gang is put down to.
+COMPUTE = frozenset({"thermal_throttle", "power_brake", "clock_low", "gang_outlier"})
+STOPPED = frozenset({"gpu_vanished", "node_silent", "node_lost", "link_down"})
+PORT_RULES = frozenset(rule.name for rule in RULES if rule.kind is PORT)
+LINK = (PORT_RULES - STOPPED) | {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors"}

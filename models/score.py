@@ -16,7 +16,8 @@ from fleet.entities import Entities
 from fleet.jobs import JobTable, NodeTable
 from fleet.samples import EntityKind
 from fleet.topology import Topology
-from models.gang import GangColumns, gangs_of
+from models.gang import GangColumns, Gangs, gangs_of
+from models.gang_signals import gang_signals
 from models.gpu_signals import BRAKE, GPU_SIGHTS, THERMAL, GpuView, load_of, reason_bits
 from models.memory import Raised, RiskMemory
 from models.node_events import event_signals
@@ -26,7 +27,7 @@ from models.port_signals import Quiet, node_sights, port_sights, unseen
 from models.rules import OF_KIND, ROW, RULES
 from models.scores import RiskScores
 from models.signals import Columns, Signals
-from models.straggler import find_stragglers, gang_signals
+from models.straggler import find_stragglers
 
 if TYPE_CHECKING:
     from features.extract import Frames
@@ -95,17 +96,35 @@ def score_fleet(
     ones that ship by default). Nodes that `topology` does not name are left out until its next generation.
     """
     memory = memory or (locals[0].memory if locals else RiskMemory())
+    seen = fleet_evidence(locals, jobs, nodes, topology, now_ms, memory)
+    _note_faults(seen.signals, topology.names, memory, now_ms)
+    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit())
+    return Fleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, memory, now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that speaks for or against every node of the fleet: what models and their training see."""
+
+    signals: Signals
+    known: NDArray[np.bool_]  # (node,)
+    gangs: Gangs
+    gpu: GangColumns
+    port: GangColumns
+
+
+def fleet_evidence(
+    locals: Sequence[Local], jobs: JobTable, nodes: NodeTable, topology: Topology, now_ms: int, memory: RiskMemory
+) -> Evidence:
+    """The pipelines' signals with those of gang comparisons and of node events. Writes `memory`."""
     names = topology.names
     rows = {name: row for row, name in enumerate(names)}
     signals, gpu, port, known = _joined(locals, rows)
     gangs = gangs_of(jobs.running(), gpu, port, names)
     events = event_signals(nodes, rows, memory.fault_ms, now_ms)
     signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms), events])
-    if len(events):
-        known[events.node] = True
-    _note_faults(signals, names, memory, now_ms)
-    risk = score_nodes(signals, known, now_ms, fit or shipped_fit())
-    return Fleet(risk, find_stragglers(gangs, signals, gpu, port, memory, now_ms))
+    known[events.node] = True
+    return Evidence(signals, known, gangs, gpu, port)
 
 
 def _joined(

@@ -13,28 +13,13 @@ import numpy as np
 
 from models.gang import GangColumns, Gangs
 from models.memory import RiskMemory
-from models.peers import group_median, robust_z, spread
-from models.rules import ROW, RULES
-from models.signals import Signal, Signals, sentence
+from models.rules import COMPUTE, LINK, PORT_RULES, RULES, STOPPED
+from models.signals import Signals, sentence
 from models.steps import Pace, pace_of
 from models.words import number
 
-OUTLIER_Z = -6.0
-OUTLIER_RATIO = 0.88
-SLOW_PORT_RATIO = 0.7
-UNUSED_PORT_RATIO = 0.05
-BUSY_PORT_BYTES_PER_S = 1e8
-FEWEST_SIBLINGS = 4
-SUSTAINED_MS = 45_000  # three scrapes
-FORGET_MS = 60_000
 CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
-COMPUTE = frozenset({"thermal_throttle", "power_brake", "clock_low", "gang_outlier"})
-STOPPED = frozenset({"gpu_vanished", "node_silent", "node_lost", "link_down"})
-LINK = frozenset(
-    {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors", "link_flap", "link_errors", "link_speed", "slow_nic"}
-)
-COMPUTE_RULES = np.array([rule.name in COMPUTE for rule in RULES])
-PORT_RULES = frozenset({"link_down", "link_flap", "link_errors", "link_speed", "slow_nic"})
+TELLING = np.array([rule.name in COMPUTE | STOPPED | LINK for rule in RULES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,81 +33,6 @@ class Suspect:
     firm: bool
     since_ms: int
     sentence: str
-
-
-def gang_signals(
-    gangs: Gangs, signals: Signals, gpu: GangColumns, port: GangColumns, memory: RiskMemory, now_ms: int
-) -> Signals:
-    """Evidence that only shows in comparison with the gang: slow clocks without a stated reason, slow ports."""
-    explained = set(signals.node[COMPUTE_RULES[signals.rule]].tolist())
-    clocks = [signal for signal in _slow_clocks(gangs, gpu) if signal.node not in explained]
-    found = clocks + _slow_ports(gangs, port)
-    return Signals.of(_sustained(found, memory, now_ms))
-
-
-def _slow_clocks(gangs: Gangs, gpu: GangColumns) -> list[Signal]:
-    """Nodes whose working GPUs are clocked far below their gang's, in the last sample and over two minutes."""
-    if not len(gangs.attempts):
-        return []
-    group = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1)
-    slow = np.ones(len(gpu.names), bool)
-    median = np.ones(len(gpu.names))
-    for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
-        z, median = robust_z(values, group, len(gangs.attempts))
-        slow &= (z <= OUTLIER_Z) & (values <= OUTLIER_RATIO * median)
-    worst: dict[int, Signal] = {}
-    for row in np.flatnonzero(slow).tolist():
-        node = int(gpu.node[row])
-        clock, usual = float(gpu.mean["sm_clock_mhz"][row]), float(median[row])
-        if node not in worst or clock < worst[node].value:
-            worst[node] = Signal("gang_outlier", node, gangs.nodes[node], clock, usual, min(1.0, usual / clock - 1))
-    return list(worst.values())
-
-
-def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
-    """Ports that move far less than the other ports of the same node, while all of that node serves one gang."""
-    if not len(port.names) or not len(gangs.attempts):
-        return []
-    group = np.where((gangs.of_port >= 0) & gangs.together[gangs.of_port], port.node, -1)
-    slow = np.ones(len(port.names), bool)
-    median = np.zeros(len(port.names))
-    for values in (port.last["bytes_per_s"], port.mean["bytes_per_s"]):
-        middle, count = group_median(values, group, len(gangs.nodes))
-        median = spread(middle, group)
-        ratio = values / np.where(median > 0, median, np.nan)
-        slow &= (ratio < SLOW_PORT_RATIO) & (ratio > UNUSED_PORT_RATIO) & (median > BUSY_PORT_BYTES_PER_S)
-        slow &= spread(count.astype(np.float64), group) >= FEWEST_SIBLINGS
-    value = port.mean["bytes_per_s"]
-    return [
-        Signal(
-            "slow_nic",
-            int(port.node[row]),
-            port.names[row],
-            float(value[row]),
-            float(median[row]),
-            1 - float(value[row] / median[row]),
-        )
-        for row in np.flatnonzero(slow).tolist()
-    ]
-
-
-def _sustained(found: list[Signal], memory: RiskMemory, now_ms: int) -> list[Signal]:
-    """Those seen for SUSTAINED_MS without a pause; they stay for their rule's `clears_s` after they were last seen."""
-    for signal in found:
-        first_ms, last_ms, _ = memory.streaks.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
-        if now_ms - last_ms > FORGET_MS:
-            first_ms = now_ms
-        memory.streaks[signal.rule, signal.entity] = (first_ms, now_ms, signal)
-    kept = []
-    for key, (first_ms, last_ms, signal) in list(memory.streaks.items()):
-        firm = last_ms - first_ms >= SUSTAINED_MS
-        if now_ms - last_ms > (RULES[ROW[signal.rule]].clears_s * 1000 if firm else FORGET_MS):
-            del memory.streaks[key]
-        elif firm:
-            kept.append(
-                Signal(signal.rule, signal.node, signal.entity, signal.value, signal.usual, signal.strength, first_ms)
-            )
-    return kept
 
 
 def find_stragglers(
@@ -166,8 +76,7 @@ def _suspects(
     gangs: Gangs, signals: Signals, gpu: GangColumns, port: GangColumns, now_ms: int
 ) -> dict[int, list[Suspect]]:
     """Attempt index -> members with a reason to be slow, gravest first."""
-    telling = np.array([rule.name in COMPUTE | STOPPED | LINK for rule in RULES])
-    rows = np.flatnonzero(telling[signals.rule]).tolist()
+    rows = np.flatnonzero(TELLING[signals.rule]).tolist()
     if not rows:
         return {}
     gpu_row = {name: row for row, name in enumerate(gpu.names)}

@@ -1,0 +1,126 @@
+"""Evidence that only shows beside the gang: a clock below the others', a port that moves less than its siblings."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.gang import GangColumns, Gangs
+from models.memory import RiskMemory
+from models.peers import Array, Rows, group_median, robust_z, spread
+from models.rules import COMPUTE, ROW, RULES
+from models.signals import Mask, Signal, Signals
+
+OUTLIER_Z = -6.0
+OUTLIER_RATIO = 0.88
+SLOW_PORT_RATIO, SLOWISH_PORT_RATIO, WAITING_RATIO = 0.7, 0.88, 1.5
+UNUSED_PORT_RATIO = 0.05
+BUSY_PORT_BYTES_PER_S = 1e8
+FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
+SUSTAINED_MS = 45_000  # three scrapes
+FORGET_MS = 60_000
+COMPUTE_RULES = np.array([rule.name in COMPUTE for rule in RULES])
+
+
+def gang_signals(
+    gangs: Gangs, signals: Signals, gpu: GangColumns, port: GangColumns, memory: RiskMemory, now_ms: int
+) -> Signals:
+    """Evidence that only shows in comparison with the gang: slow clocks without a stated reason, slow ports."""
+    explained = set(signals.node[COMPUTE_RULES[signals.rule]].tolist())
+    clocks = [signal for signal in _slow_clocks(gangs, gpu) if signal.node not in explained]
+    found = clocks + _slow_ports(gangs, port)
+    return Signals.of(_sustained(found, memory, now_ms))
+
+
+def _slow_clocks(gangs: Gangs, gpu: GangColumns) -> list[Signal]:
+    """Nodes whose working GPUs are clocked far below their gang's, in the last sample and over two minutes."""
+    if not len(gangs.attempts):
+        return []
+    group = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1)
+    slow = np.ones(len(gpu.names), bool)
+    median = np.ones(len(gpu.names))
+    for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
+        z, median = robust_z(values, group, len(gangs.attempts))
+        slow &= (z <= OUTLIER_Z) & (values <= OUTLIER_RATIO * median)
+    worst: dict[int, Signal] = {}
+    for row in np.flatnonzero(slow).tolist():
+        node = int(gpu.node[row])
+        clock, usual = float(gpu.mean["sm_clock_mhz"][row]), float(median[row])
+        if node not in worst or clock < worst[node].value:
+            worst[node] = Signal("gang_outlier", node, gangs.nodes[node], clock, usual, min(1.0, usual / clock - 1))
+    return list(worst.values())
+
+
+def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
+    """Ports that move less than the others of their node that work for the same gang (healthy ones differ by 3 %).
+
+    Far less is enough; somewhat less counts when the port also keeps its data waiting longer than the others do.
+    """
+    if not len(port.names) or not len(gangs.attempts):
+        return []
+    together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
+    by_node = _numbered(np.where(together, port.node.astype(np.int64) * len(gangs.attempts) + gangs.of_port, -1))
+    by_gang = np.where(together, gangs.of_port, -1).astype(np.int64)
+    slow = together.copy()
+    usual = np.zeros(len(port.names))
+    for window in (port.last, port.mean):
+        moved = window["bytes_per_s"]
+        moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
+        usual, siblings = _sibling_median(moved, by_node, by_gang)
+        waits, _ = _sibling_median(np.where(np.isfinite(moved), window["tx_wait"], np.nan), by_node, by_gang)
+        waiting = window["tx_wait"] > WAITING_RATIO * waits
+        slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
+        slow &= (moved < SLOW_PORT_RATIO * usual) | ((moved < SLOWISH_PORT_RATIO * usual) & waiting)
+    value = port.mean["bytes_per_s"]
+    return [
+        Signal(
+            "slow_nic",
+            int(port.node[row]),
+            port.names[row],
+            float(value[row]),
+            float(usual[row]),
+            min(1.0, 0.3 + 1.4 * (1 - float(value[row] / usual[row]))),
+        )
+        for row in np.flatnonzero(slow).tolist()
+    ]
+
+
+def _sibling_median(values: Array, by_node: Rows, by_gang: Rows) -> tuple[Array, Mask]:
+    """(port,) median of the siblings on the node, or of the gang where the node has too few; and whether there are."""
+    near, near_count = group_median(values, by_node, int(by_node.max(initial=-1)) + 1)
+    far, far_count = group_median(values, by_gang, int(by_gang.max(initial=-1)) + 1)
+    enough = spread(near_count.astype(np.float64), by_node) >= FEWEST_SIBLINGS
+    known = enough | (spread(far_count.astype(np.float64), by_gang) >= FEWEST_IN_GANG)
+    return np.where(enough, spread(near, by_node), spread(far, by_gang)), known
+
+
+def _greatest(values: Array, group: Rows) -> Array:
+    greatest = np.zeros(int(group.max(initial=-1)) + 1)
+    inside = group >= 0
+    np.maximum.at(greatest, group[inside], np.nan_to_num(values[inside]))
+    return spread(greatest, group)
+
+
+def _numbered(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same groups numbered 0, 1, ...; -1 stays."""
+    known = keys >= 0
+    numbers = np.full(len(keys), -1, np.int64)
+    numbers[known] = np.unique(keys[known], return_inverse=True)[1]
+    return numbers
+
+
+def _sustained(found: list[Signal], memory: RiskMemory, now_ms: int) -> list[Signal]:
+    """Those seen for SUSTAINED_MS without a pause; they stay for their rule's `clears_s` after they were last seen."""
+    for signal in found:
+        first_ms, last_ms, _ = memory.streaks.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
+        if now_ms - last_ms > FORGET_MS:
+            first_ms = now_ms
+        memory.streaks[signal.rule, signal.entity] = (first_ms, now_ms, signal)
+    kept = []
+    for key, (first_ms, last_ms, signal) in list(memory.streaks.items()):
+        firm = last_ms - first_ms >= SUSTAINED_MS
+        if now_ms - last_ms > (RULES[ROW[signal.rule]].clears_s * 1000 if firm else FORGET_MS):
+            del memory.streaks[key]
+        elif firm:
+            kept.append(
+                Signal(signal.rule, signal.node, signal.entity, signal.value, signal.usual, signal.strength, first_ms)
+            )
+    return kept
