@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from features.extract import Frames, extract
-from models.score import score_fleet, score_local
+from numpy.typing import NDArray
 
+from features.demand_series import Target
+from features.extract import Frames, extract
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
@@ -29,6 +30,7 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from ingest.source import Batch, Source
+from models.score import score_fleet, score_local
 from service.board import BoardWriter, Section
 from service.config import Config
 from service.occupancy import observe
@@ -48,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 DEMAND_PERIOD_S = 60.0
 DEMAND_BINS = 28 * 144
-DEMAND_TARGETS = ("arriving", "running", "queued", "wanted")
+DEMAND_TARGETS: tuple[Target, ...] = ("arriving", "running", "queued", "wanted")
 BIN_S = 600
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
@@ -286,7 +288,7 @@ class Pipeline:
     async def _forecast(self) -> None:
         now_ms = self.clock.now_ms()
         demand = self.state.demand
-        series = {
+        series: dict[tuple[str, str], NDArray[np.float64]] = {
             (pool, target): demand.series(pool, target, now_ms, BIN_S, DEMAND_BINS)
             for pool in demand.pools()
             for target in DEMAND_TARGETS

@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from features.demand_series import DemandSeries
-from features.store import WindowStore
 from numpy.typing import NDArray
 
+from features.demand_series import DemandSeries
+from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.events import NodeEvent
 from fleet.jobs import JobTable, NodeTable
@@ -72,8 +72,8 @@ class FleetState:
             self.demand.update(attempt)
         fresh = [event for event in batch.node_events if self.nodes.apply(event) is not None]
         counts.events += len(fresh)
-        for event in fresh:
-            self.entities.node(event.node)
+        for news in fresh:
+            self.entities.node(news.node)
         for error in batch.bad:
             counts.bad[error.reason] += 1
             if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
