@@ -24,7 +24,7 @@ from fleet.entities import Entities
 from fleet.jobs import JobAttempt, NodeRecord, SeenSequences
 from fleet.topology import Topology
 from models.demand import DemandDesk
-from models.score import RiskMemory
+from models.memory import RiskMemory
 from service.board import replace_file
 from service.config import Config
 from service.state import FleetState

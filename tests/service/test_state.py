@@ -1,0 +1,93 @@
+import numpy as np
+
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.events import Finished, NodeEvent, Started, Submitted
+from fleet.metrics import metric_row
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import NodeSpec, Topology
+from ingest.source import Batch
+from service.state import FleetState, align
+
+POWER = metric_row(EntityKind.GPU, "power_w")
+MINUTE = 60_000
+
+
+def empty_state(nodes: list[NodeSpec] | None = None) -> FleetState:
+    entities = Entities()
+    return FleetState(entities, WindowStore(entities), Topology.build(nodes or []))
+
+
+def power(state: FleetState, node: str, gpu: int, time_ms: int, watts: float = 500.0) -> Batch:
+    row = state.entities.of_node(EntityKind.GPU, node, gpu)
+    return Batch(samples=(SampleBatch.of(EntityKind.GPU, [(POWER, row, time_ms, watts)]),))
+
+
+def test_a_host_that_no_topology_names_becomes_an_unplaced_node_with_its_gpus() -> None:
+    state = empty_state([NodeSpec("a", gpus=2)])
+    state.apply(power(state, "stranger", 3, MINUTE), MINUTE)
+    state.refresh_topology({"stranger": "L40S"})
+    assert state.topology.names == ("a", "stranger")
+    assert state.topology.placed.tolist() == [True, False]
+    assert state.topology.gpus.tolist() == [2, 4]
+    assert state.topology.nodes[1].gpu_model == "L40S"
+    assert state.gpu_rows().tolist() == [[-1, -1, -1, -1], [-1, -1, -1, 0]]
+
+
+def test_a_refresh_without_news_keeps_the_generation() -> None:
+    state = empty_state([NodeSpec("a", gpus=2)])
+    state.apply(power(state, "b", 0, MINUTE), MINUTE)
+    state.refresh_topology({})
+    generation = state.topology.generation
+    state.apply(power(state, "b", 0, 2 * MINUTE), 2 * MINUTE)
+    state.refresh_topology({})
+    assert state.topology.generation == generation
+
+
+def test_applying_a_batch_twice_changes_nothing_but_counters() -> None:
+    state = empty_state()
+    ranks = (RankPlacement(0, "a", (0,)),)
+    batch = Batch(
+        samples=power(state, "a", 0, MINUTE).samples,
+        events=(
+            Submitted(job="j", sequence=0, time_ms=1),
+            Started(job="j", sequence=1, time_ms=2, ranks=ranks),
+            Finished(job="j", sequence=2, time_ms=3),
+        ),
+        node_events=(NodeEvent(node="a", source="admin", sequence=0, time_ms=5, type="drain"),),
+    )
+    assert len(state.apply(batch, MINUTE)) == 1
+    once = (state.counts.samples, state.counts.events, state.jobs.position)
+    assert state.apply(batch, MINUTE) == []
+    assert (state.counts.samples, state.counts.events, state.jobs.position) == once
+    assert state.counts.duplicates == 3
+    assert state.counts.late == 1
+
+
+def test_bad_records_are_counted_by_reason_and_the_good_ones_are_kept() -> None:
+    state = empty_state()
+    batch = power(state, "a", 0, MINUTE)
+    bad = (RecordError("bad_value", "n/a"), RecordError("bad_value", "x"), RecordError("bad_line", "{"))
+    state.apply(Batch(samples=batch.samples, bad=bad), MINUTE)
+    assert state.counts.bad == {"bad_value": 2, "bad_line": 1}
+    assert state.counts.bad_examples["bad_line"] == "{"
+    assert state.counts.samples == 1
+
+
+def test_a_sample_far_ahead_of_the_clock_is_a_bad_record() -> None:
+    state = empty_state()
+    state.apply(power(state, "a", 0, 10 * MINUTE), MINUTE)
+    assert state.counts.bad["future"] == 1
+    assert state.counts.samples == 0
+
+
+def test_the_topology_follows_the_order_of_rows_that_a_snapshot_fixed() -> None:
+    entities = Entities()
+    entities.node("z")
+    entities.node("gone")
+    aligned = align(Topology.build([NodeSpec("a", gpus=1), NodeSpec("z", gpus=2)]), entities)
+    assert aligned.names == ("z", "gone", "a")
+    assert aligned.placed.tolist() == [True, False, True]
+    assert np.array_equal(aligned.gpus, [2, 0, 1])
