@@ -1,0 +1,302 @@
+"""The scraper: pulls exporter pages, each target in its own rhythm, and measures how well they answer.
+
+    target ── every interval_s (fleet time), at a phase of its own ── fetch ── decode ── pending
+    next() ── waits for the first page, gathers what arrives in the next 50 ms ── one large Batch
+
+A target has at most one request in flight; one that hangs holds up nobody (after a second it no longer counts against
+`concurrency`). Where pages come faster than they are taken, rounds are skipped, not queued.
+
+Every scrape also yields samples of the node: scrape_up, scrape_duration_s (wall seconds), gpus_reported and
+ports_reported. Where several exporters run on one node, the one that reports its GPUs speaks for the first two.
+"""
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from ingest.exporters import ExporterResolver
+from ingest.fetch import FetchError, fetch, open_session
+from ingest.nodes import node_name
+from ingest.source import Batch
+from ingest.targets import TargetList, TargetSpec
+from ingest.text import PageDecoder, Target
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.05  # wall
+SLOW_S = 1.0  # wall; a request older than this no longer counts against `concurrency`
+RELOAD_S = 2.0  # wall; how often a target file is looked at
+MAX_PENDING = 4096  # pages
+UNNAMED_ROUNDS = 3  # a target that never told its node is named after its host from this round on
+RATE_WINDOW_MS = 60_000
+
+_UP = metric_row(EntityKind.NODE, "scrape_up")
+_DURATION = metric_row(EntityKind.NODE, "scrape_duration_s")
+_GPUS = metric_row(EntityKind.NODE, "gpus_reported")
+_PORTS = metric_row(EntityKind.NODE, "ports_reported")
+
+
+class ScrapeOptions(Protocol):
+    """What the scraper needs of the configuration's [scrape]."""
+
+    @property
+    def interval_s(self) -> float: ...  # fleet time
+    @property
+    def timeout_s(self) -> float: ...  # wall time
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+
+
+@dataclass(slots=True)
+class ScrapeTarget:
+    """One exporter, and what its last scrapes said. `nodes`: node row -> does it report that node's (GPUs, ports)."""
+
+    spec: TargetSpec
+    decoder: PageDecoder
+    phase: float  # share of the interval
+    up: bool | None = None  # None: not tried yet
+    rounds: int = 0
+    nodes: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+
+
+class Scraper:
+    """A Source over all exporters of a configuration. Its position is empty: what nobody scraped is gone."""
+
+    name = "scrape"
+
+    def __init__(
+        self,
+        entities: Entities,
+        targets: Sequence[str],
+        options: ScrapeOptions,
+        clock: Clock,
+        *,
+        future_limit_s: float = 60.0,
+    ) -> None:
+        self.targets: dict[str, ScrapeTarget] = {}
+        self.resolver = ExporterResolver(entities)
+        self.failures: Counter[str] = Counter()  # scrapes without a page, by reason
+        self.noted: Counter[str] = Counter()  # lines that are neither good nor bad, by reason
+        self.skipped_rounds = 0
+        self._entities = entities
+        self._list = TargetList(targets)
+        self._options = options
+        self._clock = clock
+        self._future_limit_ms = round(future_limit_s * 1000)
+        self._gpu_targets: dict[int, set[str]] = {}  # node row -> URLs that report its GPUs
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: set[str] = set()
+        self._pending: list[Batch] = []
+        self._wake = asyncio.Event()
+        self._crash: BaseException | None = None
+        self._taken: deque[tuple[int, int, int]] = deque()  # (fleet ms, samples, bad records)
+        self._bad = 0
+
+    async def next(self) -> Batch:
+        if not self._tasks:
+            self._start()
+        await self._wake.wait()
+        if self._crash is not None:
+            raise self._crash
+        await asyncio.sleep(GATHER_S)
+        pages, self._pending = self._pending, []
+        self._wake.clear()
+        batch = Batch.merge(pages)
+        self._count(batch)
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        return {}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Nothing to do: the next scrape is the next scrape."""
+
+    async def close(self) -> None:
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def models(self) -> dict[str, str]:
+        """Node -> GPU model, as the pages say."""
+        return self.resolver.inventory.models()
+
+    def health(self) -> dict[str, Any]:
+        """Numbers for the ingestion document; rates are per second of fleet time, over the last minute."""
+        up = sum(target.up is True for target in self.targets.values())
+        down = sum(target.up is False for target in self.targets.values())
+        now_ms = self._clock.now_ms()
+        newest_ms = self._taken[-1][0] if self._taken else None
+        return {
+            "name": self.name,
+            "kind": "scrape",
+            "rate_per_s": self._rate(now_ms),
+            "lag_s": None if newest_ms is None else round((now_ms - newest_ms) / 1000, 3),
+            "bad": self._bad,
+            "up": up,
+            "down": down,
+            "targets_up": up,
+            "targets_down": down,
+            "failures": dict(self.failures),
+            "noted": {**self.noted, "unknown_metric": len(self.resolver.dcgm.unknown)},
+            "skipped_rounds": self.skipped_rounds,
+        }
+
+    def _rate(self, now_ms: int) -> float:
+        recent = [samples for at_ms, samples, _ in self._taken if at_ms > now_ms - RATE_WINDOW_MS]
+        span_ms = min(RATE_WINDOW_MS, now_ms - self._taken[0][0]) if self._taken else 0
+        return round(sum(recent) / (span_ms / 1000), 1) if span_ms > 0 else 0.0
+
+    def _count(self, batch: Batch) -> None:
+        now_ms = self._clock.now_ms()
+        self._bad += len(batch.bad)
+        self._taken.append((now_ms, len(batch), len(batch.bad)))
+        while self._taken[0][0] < now_ms - RATE_WINDOW_MS:
+            self._taken.popleft()
+
+    def _start(self) -> None:
+        interval_wall_s = self._clock.wall_s(self._options.interval_s)
+        self._session = open_session(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
+        self._reload()
+        self._spawn("", self._watch_list())
+
+    def _spawn(self, key: str, work: Any) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks[key] = task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """A task that ends by itself has a bug: `next` raises it."""
+        if not task.cancelled() and task.exception() is not None:
+            self._crash = task.exception()
+            self._wake.set()
+
+    async def _watch_list(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if self._list.watched:
+                self._reload()
+
+    def _reload(self) -> None:
+        """Start what the list names, stop what it no longer names."""
+        wanted = self._list.read()
+        for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
+            self._tasks.pop(url).cancel()
+            self._forget(self.targets.pop(url))
+        for url, spec in wanted.items():
+            if url not in self.targets:
+                self.targets[url] = self.target(spec)
+                self._spawn(url, self._scrape_forever(self.targets[url]))
+
+    def _forget(self, target: ScrapeTarget) -> None:
+        for urls in self._gpu_targets.values():
+            urls.discard(target.spec.url)
+
+    def target(self, spec: TargetSpec) -> ScrapeTarget:
+        decoder = PageDecoder(
+            self.resolver,
+            Target(spec.node or spec.host, fixed=bool(spec.node)),
+            noted=self.noted,
+            future_limit_ms=self._future_limit_ms,
+        )
+        return ScrapeTarget(spec, decoder, zlib.crc32(spec.url.encode()) / 2**32)
+
+    async def _scrape_forever(self, target: ScrapeTarget) -> None:
+        period_ms = self._options.interval_s * 1000
+        now_ms = self._clock.now_ms()
+        due_ms = now_ms + (target.phase * period_ms - now_ms) % period_ms
+        while True:
+            await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
+            if len(self._running) < self._options.concurrency and len(self._pending) < MAX_PENDING:
+                self._pending.append(await self.scrape(target))
+                self._wake.set()
+            else:
+                self.skipped_rounds += 1
+            late = max(0, int((self._clock.now_ms() - due_ms) // period_ms))
+            self.skipped_rounds += late
+            due_ms += (late + 1) * period_ms
+
+    async def scrape(self, target: ScrapeTarget) -> Batch:
+        """One round of one target. Never raises on what an exporter does."""
+        assert self._session is not None, "scrape before next"
+        url = target.spec.url
+        self._running.add(url)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._running.discard, url)
+        began = time.perf_counter()
+        try:
+            page = await fetch(self._session, url, self._options.max_body_bytes)
+        except FetchError as error:
+            self.failures[error.reason] += 1
+            return self._node_samples(target, Batch(), False, time.perf_counter() - began, str(error))
+        finally:
+            slow.cancel()
+            self._running.discard(url)
+        duration_s = time.perf_counter() - began
+        batch = target.decoder.decode(page, self._clock.now_ms())
+        junk = bool(batch.bad) and not batch.samples
+        if junk:
+            self.failures["no_samples"] += 1
+        return self._node_samples(target, batch, not junk, duration_s, "the page holds bad lines only")
+
+    def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
+        """The batch, with what the scrape tells of the target's nodes."""
+        if up is not target.up and (not up or target.up is False):
+            logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
+        target.up = up
+        target.rounds += 1
+        rows: list[tuple[int, int, int, float]] = []
+        now_ms = self._clock.now_ms()
+        for node in self._nodes_of(target, up):
+            if self._speaks_for(target, node):
+                rows += [(_UP, node, now_ms, float(up)), (_DURATION, node, now_ms, duration_s)]
+            reports_gpus, reports_ports = target.nodes.get(node, (False, False))
+            seen = target.decoder.reported.get(node)
+            if up and reports_gpus:
+                rows.append((_GPUS, node, now_ms, float(seen.gpus if seen else 0)))
+            if up and reports_ports:
+                rows.append((_PORTS, node, now_ms, float(seen.ports if seen else 0)))
+        if not rows:
+            return batch
+        return Batch(samples=(*batch.samples, SampleBatch.of(EntityKind.NODE, rows)), bad=batch.bad)
+
+    def _nodes_of(self, target: ScrapeTarget, up: bool) -> list[int]:
+        """Rows of the nodes that the target speaks of; its host's when it has not told for some rounds."""
+        reported = target.decoder.reported if up else {}
+        if reported.keys() - target.nodes.keys():  # a new name: those that are gone were its old ones
+            target.nodes = {node: devices for node, devices in target.nodes.items() if node in reported}
+        for node, seen in reported.items():
+            gpus, ports = target.nodes.get(node, (False, False))
+            target.nodes[node] = (gpus or seen.gpus > 0, ports or seen.ports > 0)
+            if seen.gpus:
+                self._gpu_targets.setdefault(node, set()).add(target.spec.url)
+        if not target.nodes and target.rounds >= UNNAMED_ROUNDS:
+            try:
+                target.nodes[self._entities.node(node_name(target.decoder.target.node, self._entities))] = (
+                    False,
+                    False,
+                )
+            except RecordError as error:
+                self.failures[error.reason] += 1
+        return list(target.nodes)
+
+    def _speaks_for(self, target: ScrapeTarget, node: int) -> bool:
+        urls = self._gpu_targets.get(node)
+        return not urls or target.spec.url in urls
