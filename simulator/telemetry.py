@@ -121,6 +121,7 @@ HOST_FIELDS = (
 
 CPU_MODES = ("idle", "iowait", "irq", "nice", "softirq", "steal", "system", "user")
 SHOWN_CPUS = 4
+XID_FIELD = "DCGM_FI_DEV_XID_ERRORS"
 
 GPU_ROW = {field.name: row for row, field in enumerate(GPU_FIELDS)}
 PORT_ROW = {field.name.removeprefix(_IB): row for row, field in enumerate(PORT_FIELDS)}
@@ -153,14 +154,16 @@ def gpu_labels(node: str, gpu: int) -> str:
 class DcgmPage:
     """The dcgm-exporter page of one node. The template is rebuilt when a GPU comes or goes or an XID appears."""
 
-    def __init__(self, node: str, gpus: int) -> None:
+    def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS) -> None:
+        self._fields = fields
+        self._xid_row = next((row for row, field in enumerate(fields) if field.name == XID_FIELD), -1)
         self._labels = [gpu_labels(node, gpu) for gpu in range(gpus)]
         self._key: tuple[bytes, bytes] | None = None
         self._template = b""
 
     def write(self, values: NDArray[np.float64], present: NDArray[np.bool_]) -> bytes:
-        """The page of `values` (field, gpu) in the order of GPU_FIELDS; absent GPUs have no lines."""
-        xids = values[_XID]
+        """The page of `values` (field, gpu) in the order of the fields; absent GPUs have no lines."""
+        xids = values[self._xid_row] if self._xid_row >= 0 else np.zeros(len(present))
         key = (present.tobytes(), xids.tobytes())
         if key != self._key:
             self._template = self._build(present, xids)
@@ -171,15 +174,12 @@ class DcgmPage:
     def _build(self, present: NDArray[np.bool_], xids: NDArray[np.float64]) -> bytes:
         gpus = np.flatnonzero(present).tolist()
         parts: list[str] = []
-        for row, field in enumerate(GPU_FIELDS):
+        for row, field in enumerate(self._fields):
             parts.append(field.header.replace("%", "%%"))
             for gpu in gpus:
-                labels = self._labels[gpu] + (_xid_labels(int(xids[gpu])) if row == _XID else "")
+                labels = self._labels[gpu] + (_xid_labels(int(xids[gpu])) if row == self._xid_row else "")
                 parts.append(f"{field.name}{{{labels}}} {field.format}\n")
         return "".join(parts).encode()
-
-
-_XID = GPU_ROW["DCGM_FI_DEV_XID_ERRORS"]
 
 
 def _xid_labels(xid: int) -> str:
@@ -189,16 +189,24 @@ def _xid_labels(xid: int) -> str:
 class NodePage:
     """The node_exporter page of one node: the collectors infiniband, cpu, pressure, loadavg, meminfo, hwmon, uname."""
 
-    def __init__(self, node: str, ports: int) -> None:
-        parts = [field.header + _port_lines(field, ports) for field in PORT_FIELDS]
+    def __init__(
+        self,
+        node: str,
+        ports: int,
+        port_fields: Sequence[Field] = PORT_FIELDS,
+        host_fields: Sequence[Field] = HOST_FIELDS,
+        cpus: int = SHOWN_CPUS,
+    ) -> None:
+        self._cpus = cpus
+        parts = [field.header + _port_lines(field, ports) for field in port_fields]
         parts.append(
             "# HELP node_infiniband_info Non-numeric data from /sys/class/infiniband/<device>, value is always 1.\n"
             "# TYPE node_infiniband_info gauge\n"
         )
         info = 'board_id="MT_0000000838",firmware_version="28.42.1000",hca_type="MT4129"'
         parts += [f'node_infiniband_info{{{info},device="mlx5_{port}"}} 1\n' for port in range(ports)]
-        parts.append(_cpu_lines())
-        parts += [field.header + _host_line(field) for field in HOST_FIELDS]
+        parts += [_cpu_lines(cpus)] if cpus else []
+        parts += [field.header + _host_line(field) for field in host_fields]
         parts.append(
             "# HELP node_uname_info Labeled system information as provided by the uname system call.\n"
             "# TYPE node_uname_info gauge\n"
@@ -209,25 +217,20 @@ class NodePage:
 
     def write(self, ports: NDArray[np.float64], cpu_seconds: NDArray[np.float64], host: NDArray[np.float64]) -> bytes:
         """The page of `ports` (field, port), `cpu_seconds` (mode,) of one CPU and `host` (field,)."""
-        return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * SHOWN_CPUS, *host.tolist())
+        return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * self._cpus, *host.tolist())
 
 
 def _port_lines(field: Field, ports: int) -> str:
     return "".join(f'{field.name}{{device="mlx5_{port}",port="1"}} {field.format}\n' for port in range(ports))
 
 
-def _cpu_lines() -> str:
+def _cpu_lines(cpus: int) -> str:
     head = "# HELP node_cpu_seconds_total Seconds the CPUs spent in each mode.\n# TYPE node_cpu_seconds_total counter\n"
     return head + "".join(
-        f'node_cpu_seconds_total{{cpu="{cpu}",mode="{mode}"}} %.2f\n' for cpu in range(SHOWN_CPUS) for mode in CPU_MODES
+        f'node_cpu_seconds_total{{cpu="{cpu}",mode="{mode}"}} %.2f\n' for cpu in range(cpus) for mode in CPU_MODES
     )
 
 
 def _host_line(field: Field) -> str:
     labels = '{chip="platform_power_meter",sensor="power1"}' if "hwmon" in field.name else ""
     return f"{field.name}{labels} {field.format}\n"
-
-
-def field_rows(names: Sequence[str]) -> list[int]:
-    """Rows of GPU fields by name; KeyError for a name that no page shows."""
-    return [GPU_ROW[name] for name in names]
