@@ -1,0 +1,271 @@
+"""The live driver: it plays all owners of jobs, and meets the product over HTTP only.
+
+At the start it tells the past (history, running jobs, queue). Then, in fleet time: it submits jobs as the trace brings
+them, starts what the engine places on the simulated fleet, tells steps, phases and checkpoints, ends jobs when
+their work is done, and resubmits those that a fault killed with the work since their last checkpoint.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import msgspec
+
+from fleet.clock import Clock
+from fleet.events import FailureCategory, NodeEvent
+from fleet.requests import RankPlacement
+from simulator.live_job import LiveJob
+from simulator.outbox import Outbox, ProductApi
+from simulator.replay import Replay, opening_events
+from simulator.traces import TraceJob
+from simulator.workload import WorkloadProfile
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25  # wall
+POLL_S = 0.5  # wall
+HISTORY_CHUNK = 2000
+VISITOR_RUN_S = 1800.0
+ONGOING_SEQUENCE = 2  # submitted and started came before
+_CATEGORIES = frozenset(get_args(FailureCategory))
+
+
+class JobHost(Protocol):
+    """What the driver needs of the simulated fleet."""
+
+    def start_job(
+        self, job: str, attempt: int, ranks: Sequence[RankPlacement], profile: WorkloadProfile, now_ms: int
+    ) -> None: ...
+    def stop_job(self, job: str, now_ms: int) -> object: ...
+    def step_time_s(self, job: str) -> float: ...
+    def phase(self, job: str) -> str: ...
+    def failed_jobs(self) -> list[tuple[str, str, str, str]]: ...
+    def answers(self, node: str, exporter: str) -> bool: ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the driver did since its start; `running` and `queued` are now."""
+
+    submitted: int = 0
+    placed: int = 0
+    finished: int = 0
+    failed: int = 0
+    refused: int = 0
+    running: int = 0
+    queued: int = 0
+
+
+@dataclass(slots=True)
+class Driver:
+    """`arrivals` are the jobs after the start, by time of submission; `profile_of` says what a job does to its GPUs."""
+
+    fleet: JobHost
+    api: ProductApi
+    clock: Clock
+    replay: Replay
+    arrivals: Iterable[TraceJob]
+    profile_of: Callable[[TraceJob], WorkloadProfile]
+    gpus_per_node: int = 8
+    counters: Counters = field(default_factory=Counters)
+    running: dict[str, LiveJob] = field(default_factory=dict)
+    waiting: dict[str, LiveJob] = field(default_factory=dict)  # by request id
+    live: asyncio.Event = field(default_factory=asyncio.Event)
+    outbox: Outbox = field(init=False)
+    _requests: "asyncio.Queue[LiveJob]" = field(default_factory=asyncio.Queue)
+    _decided: dict[str, "asyncio.Future[dict[str, Any]]"] = field(default_factory=dict)
+    _node_sequence: int = 0
+    _lost: set[str] = field(default_factory=set)
+    _cursor: int = 0
+    _ahead: Iterator[TraceJob] = field(init=False)
+    _next: TraceJob | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.api)
+        self._ahead = iter(self.arrivals)
+        self._next = next(self._ahead, None)
+
+    def start_ongoing(self) -> None:
+        """Put the jobs that run at the start on the fleet, as old as they are."""
+        for row in self.replay.ongoing:
+            live = self._live(row.job, row.remaining_s)
+            live.sequence, live.last_ms = ONGOING_SEQUENCE, self.replay.start_ms
+            live.ranks = row.ranks
+            self.fleet.start_job(live.name, 1, row.ranks, live.profile, row.started_ms)
+            self.running[live.name] = live
+
+    async def run(self) -> None:
+        """Tell the past, then live; ends by cancellation."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.outbox.run())
+            await self._tell_past()
+            self.live.set()
+            tasks.create_task(self._post_requests())
+            tasks.create_task(self._poll())
+            tasks.create_task(self._tick())
+
+    async def _tell_past(self) -> None:
+        await self.api.until_ready("/healthz")
+        history = self.replay.history
+        for begin in range(0, len(history), HISTORY_CHUNK):
+            await self.outbox.put(*history[begin : begin + HISTORY_CHUNK])
+        for row in self.replay.ongoing:
+            events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks)
+            await self.outbox.put(*events)
+        await self.outbox.drained()
+        logger.info("told %d events of the past", self.outbox.posted)
+        await self.api.until_ready("/readyz")
+        for job in self.replay.queue:
+            await self._submit(self._live(job, job.run_s), job.submit_ms)
+
+    def _live(self, job: TraceJob, remaining_s: float) -> LiveJob:
+        return LiveJob(job, self.profile_of(job), remaining_s=remaining_s, safe_s=remaining_s)
+
+    async def submit(self, live: LiveJob) -> "asyncio.Future[dict[str, Any]]":
+        """Send a job in; the future holds its decision once there is one."""
+        future = self._decided[live.request_id] = asyncio.get_running_loop().create_future()
+        await self._submit(live, self.clock.now_ms())
+        return future
+
+    async def _submit(self, live: LiveJob, time_ms: int) -> None:
+        self.waiting[live.request_id] = live
+        self.counters.submitted += 1
+        await self.outbox.put(*live.submitted(time_ms, self.gpus_per_node))
+        self._requests.put_nowait(live)
+
+    async def _post_requests(self) -> None:
+        while True:
+            live = await self._requests.get()
+            if not await self.api.enqueue(live.request(self.gpus_per_node)):
+                self._give_up(live.request_id)
+
+    def _give_up(self, request_id: str) -> None:
+        """The engine will never place this: its owner forgets it."""
+        if self.waiting.pop(request_id, None) is not None:
+            self.counters.refused += 1
+        self._decided.pop(request_id, None)
+
+    # Decisions
+
+    async def _poll(self) -> None:
+        while True:
+            answer = await self.api.get(f"/v1/placements?after={self._cursor}&limit=500") or {}
+            for row in answer.get("rows", ()):
+                await self._take_decision(row)
+                self._cursor = max(self._cursor, int(row["cursor"]))
+            await asyncio.sleep(POLL_S)
+
+    async def _take_decision(self, row: dict[str, Any]) -> None:
+        request_id = row["request_id"]
+        future = self._decided.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_result(row)
+        if row["outcome"] == "refused":
+            self._give_up(request_id)
+        if row["outcome"] != "placed":
+            return
+        now_ms = self.clock.now_ms()
+        expired = 0 < row.get("expires_ms", 0) <= now_ms
+        ranks = msgspec.convert(row["ranks"], tuple[RankPlacement, ...])
+        live = self.waiting.pop(request_id, None)
+        if live is not None and expired:
+            await self._resubmit(live)
+        elif live is not None:
+            await self._start(live, ranks, now_ms)
+        elif not expired and (row.get("job") or request_id) not in self.running:
+            await self._start_visitor(row, ranks, now_ms)
+
+    async def _start_visitor(self, row: dict[str, Any], ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
+        """A job that somebody else sent runs here, too: for half an hour."""
+        gpus = max(1, sum(len(rank.gpus) for rank in ranks))
+        job = TraceJob(row.get("job") or row["request_id"], now_ms, VISITOR_RUN_S, gpus, "", "training")
+        live = self._live(job, VISITOR_RUN_S)
+        live.attempt = int(row.get("attempt", 1))
+        await self.outbox.put(*live.submitted(now_ms, self.gpus_per_node))
+        await self._start(live, ranks, now_ms)
+
+    async def _start(self, live: LiveJob, ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
+        self.fleet.start_job(live.name, live.attempt, ranks, live.profile, now_ms)
+        self.running[live.name] = live
+        self.counters.placed += 1
+        await self.outbox.put(live.start(ranks, now_ms))
+
+    # Life of running jobs
+
+    async def _tick(self) -> None:
+        while True:
+            await self.advance(self.clock.now_ms())
+            await asyncio.sleep(TICK_S)
+
+    async def advance(self, now_ms: int) -> None:
+        """Submit what has arrived, let running jobs work until `now_ms`, bury the dead."""
+        while self._next is not None and self._next.submit_ms <= now_ms:
+            await self._submit(self._live(self._next, self._next.run_s), self._next.submit_ms)
+            self._next = next(self._ahead, None)
+        for job, category, node, message in self.fleet.failed_jobs():
+            await self._job_failed(job, category, node, message, now_ms)
+        await self._greet_returned(now_ms)
+        for live in list(self.running.values()):
+            await self._work(live, now_ms)
+        self.counters.running, self.counters.queued = len(self.running), len(self.waiting)
+
+    async def _work(self, live: LiveJob, now_ms: int) -> None:
+        phase, step_s = self.fleet.phase(live.name), self.fleet.step_time_s(live.name)
+        end_ms = live.progress(phase, step_s, now_ms)
+        if end_ms is None:
+            events = live.report(phase, step_s, now_ms)
+            if events:
+                await self.outbox.put(*events)
+            return
+        self._stop(live, now_ms)
+        self.counters.finished += 1
+        await self.outbox.put(live.finish(end_ms))
+
+    def _stop(self, live: LiveJob, now_ms: int) -> None:
+        self.fleet.stop_job(live.name, now_ms)
+        self.running.pop(live.name, None)
+
+    async def _job_failed(self, job: str, category: str, node: str, message: str, now_ms: int) -> None:
+        live = self.running.get(job)
+        if live is None:
+            return
+        await self.end(live, category, node, message)
+        if category == "node_lost" and node not in self._lost:
+            self._lost.add(node)
+            await self.outbox.put(self._node_event(node, "lost", message, now_ms))
+        await self._resubmit(live)
+
+    async def _greet_returned(self, now_ms: int) -> None:
+        for node in [name for name in self._lost if self.fleet.answers(name, "dcgm")]:
+            self._lost.remove(node)
+            await self.outbox.put(self._node_event(node, "returned", "answers again", now_ms))
+
+    async def end(self, live: LiveJob, category: str, node: str, message: str) -> None:
+        """Stop a running job and tell that it failed."""
+        now_ms = self.clock.now_ms()
+        self._stop(live, now_ms)
+        self.counters.failed += 1
+        await self.outbox.put(live.fail(_category(category), node, message, now_ms))
+
+    async def _resubmit(self, live: LiveJob) -> None:
+        await self._submit(live.again(), self.clock.now_ms())
+
+    def _node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:
+        """What a site's own health check says."""
+        self._node_sequence += 1
+        return NodeEvent(
+            node=node, source="site", sequence=self._node_sequence, time_ms=now_ms, type=type, message=message
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Counters for the status file."""
+        return {
+            "jobs": asdict(self.counters),
+            "events": {"posted": self.outbox.posted, "rejected": self.outbox.rejected, "retries": self.api.retries},
+        }
+
+
+def _category(text: str) -> FailureCategory:
+    return text if text in _CATEGORIES else "unknown"  # type: ignore[return-value]

@@ -1,0 +1,155 @@
+"""One job attempt as its owner's launcher sees it: work left, steps, phases, checkpoints, and the events it sends."""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any, TypeVar, get_args
+
+from fleet.events import (
+    Checkpoint,
+    Failed,
+    FailureCategory,
+    Finished,
+    JobEvent,
+    Phase,
+    PhaseName,
+    Queued,
+    Started,
+    Step,
+    Submitted,
+)
+from fleet.requests import Gang, PlacementRequest, RankPlacement
+from simulator.replay import POOL
+from simulator.traces import TraceJob
+from simulator.workload import WorkloadProfile
+
+GANG_GPUS = 8  # from this size on a job reports its steps
+STEP_EVERY_MS = 30_000
+NOISE_RATIO = 1.02  # a step this much longer than usual is not yet slow
+
+PHASES = frozenset(get_args(PhaseName))
+
+Event = TypeVar("Event", bound=JobEvent)
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """`remaining_s` is undisturbed run time still to do, `safe_s` what a restart from the last checkpoint has to do.
+
+    `sequence` is the next event's; a job that has not started has no ranks; `gang` replaces the trace's shape.
+    """
+
+    job: TraceJob
+    profile: WorkloadProfile
+    remaining_s: float
+    safe_s: float
+    attempt: int = 1
+    sequence: int = 0
+    ranks: tuple[RankPlacement, ...] = ()
+    gang: Gang | int | None = None
+    priority: int = 0
+    last_ms: int = 0
+    step: float = 0.0
+    next_step_ms: int = 0
+    phase: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.job.job
+
+    @property
+    def request_id(self) -> str:
+        """The job's name; a later attempt has its number behind it."""
+        return self.name if self.attempt == 1 else f"{self.name}.{self.attempt}"
+
+    @property
+    def gpus(self) -> int:
+        return sum(len(rank.gpus) for rank in self.ranks) or self.job.gpus
+
+    def tell(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
+        """The next event of this attempt."""
+        event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
+        self.sequence += 1
+        return event
+
+    def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
+        """The first events of an attempt."""
+        shape = self._shape(gpus_per_node)
+        return self.tell(Submitted, now_ms, **shape), self.tell(Queued, now_ms, reason="waits for GPUs")
+
+    def request(self, gpus_per_node: int) -> PlacementRequest:
+        """What it asks of the queue."""
+        shape = self._shape(gpus_per_node)
+        return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
+
+    def _shape(self, gpus_per_node: int) -> dict[str, Any]:
+        members, each = self.job.shape(gpus_per_node)
+        return {
+            "queue": POOL,
+            "user": self.job.user,
+            "class_": self.job.class_,
+            "gang": self.gang or members,
+            "gpus_per_node": each,
+            "priority": self.priority,
+        }
+
+    def start(self, ranks: tuple[RankPlacement, ...], now_ms: int) -> JobEvent:
+        self.ranks, self.last_ms, self.next_step_ms = ranks, now_ms, now_ms + STEP_EVERY_MS
+        return self.tell(Started, now_ms, ranks=ranks)
+
+    def progress(self, phase: str, step_s: float, now_ms: int) -> int | None:
+        """Do the work that fits between the last call and now; when it is done, the time of the end.
+
+        step_s: seconds of a step now; `nan` while the job loads, `inf` in a hung collective, which does no work.
+        Loading, checkpoints and evaluations are part of a job's run time: only steady work is slowed by slow steps.
+        """
+        dt_s = (now_ms - self.last_ms) / 1000
+        self.last_ms = now_ms
+        if step_s == inf:
+            return None
+        ratio = step_s / self.profile.step_s if phase in ("steady", "warmup") and isfinite(step_s) else 1.0
+        slowed = ratio if ratio > NOISE_RATIO else 1.0
+        if phase in ("steady", "warmup") and isfinite(step_s):
+            self.step += dt_s / step_s
+        self.remaining_s -= dt_s / slowed
+        return now_ms + int(self.remaining_s * slowed * 1000) if self.remaining_s <= 0 else None
+
+    def report(self, phase: str, step_s: float, now_ms: int) -> list[JobEvent]:
+        """Phase, checkpoint and step events that are due."""
+        events: list[JobEvent] = []
+        if phase and phase != self.phase:
+            events += self._change_phase(phase, now_ms)
+        steps = self.gpus >= GANG_GPUS and isfinite(step_s)
+        if steps and (now_ms >= self.next_step_ms or (events and phase == "checkpoint")):
+            self.next_step_ms = now_ms + STEP_EVERY_MS
+            events.append(self.tell(Step, now_ms, step=int(self.step), duration_s=round(step_s, 4)))
+        return events
+
+    def _change_phase(self, phase: str, now_ms: int) -> list[JobEvent]:
+        before, self.phase = self.phase, phase
+        events: list[JobEvent] = []
+        if phase in PHASES:
+            events.append(self.tell(Phase, now_ms, name=phase))
+        if phase == "checkpoint":
+            events.append(self.tell(Checkpoint, now_ms, edge="begin"))
+        if before == "checkpoint":
+            self.safe_s = self.remaining_s
+            events.append(self.tell(Checkpoint, now_ms, edge="end"))
+        return events
+
+    def finish(self, time_ms: int) -> JobEvent:
+        return self.tell(Finished, time_ms)
+
+    def fail(self, category: FailureCategory, node: str, message: str, time_ms: int) -> JobEvent:
+        return self.tell(Failed, time_ms, category=category, node=node, message=message)
+
+    def again(self) -> "LiveJob":
+        """The next attempt, with the work since the last checkpoint still to do."""
+        return LiveJob(
+            self.job,
+            self.profile,
+            remaining_s=self.safe_s,
+            safe_s=self.safe_s,
+            attempt=self.attempt + 1,
+            gang=self.gang,
+            priority=self.priority,
+        )

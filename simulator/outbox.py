@@ -1,0 +1,136 @@
+"""The door to the product: its HTTP API as a patient client sees it, and an outbox that never loses an event."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from fleet.events import JobEvent, NodeEvent
+from fleet.requests import PlacementRequest
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # wall time
+BATCH_EVENTS = 2000
+TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class ProductApi:
+    """Calls under `url`. Connection errors, time-outs and 5xx are tried again for ever, less and less often."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self.retries = 0
+
+    async def call(self, method: str, path: str, body: bytes | None = None, kind: str = "json") -> tuple[int, bytes]:
+        """(status, body) of the first answer that is not worth another try."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            answer = await self.once(method, path, body, kind)
+            if answer is not None and answer[0] not in TRY_AGAIN:
+                return answer
+            self.retries += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def once(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "json"
+    ) -> tuple[int, bytes] | None:
+        """(status, body), or None when there was no answer."""
+        headers = {"Content-Type": f"application/{kind}"} if body is not None else None
+        try:
+            async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+
+    async def get(self, path: str) -> dict[str, Any] | None:
+        """A JSON object by one try; None when there is none to be had now."""
+        answer = await self.once("GET", path)
+        if answer is None or answer[0] != 200:
+            return None
+        try:
+            return msgspec.json.decode(answer[1], type=dict[str, Any])
+        except msgspec.DecodeError:
+            return None
+
+    async def until_ready(self, path: str) -> None:
+        """Wait until `path` answers 200."""
+        while True:
+            answer = await self.once("GET", path)
+            if answer is not None and answer[0] == 200:
+                return
+            await asyncio.sleep(FIRST_PAUSE_S)
+
+    async def post_events(self, events: Sequence[JobEvent | NodeEvent]) -> int:
+        """Post one batch as JSON lines until it is taken; returns how many were rejected."""
+        body = b"\n".join(map(msgspec.json.encode, events)) + b"\n"
+        status, text = await self.call("POST", "/v1/events", body, "x-ndjson")
+        if status == 413 and len(events) > 1:
+            half = len(events) // 2
+            return await self.post_events(events[:half]) + await self.post_events(events[half:])
+        rejected = _rejected(status, text, len(events))
+        if rejected:
+            logger.warning("%d of %d events were rejected (%d): %.300s", rejected, len(events), status, text)
+        return rejected
+
+    async def enqueue(self, request: PlacementRequest) -> bool:
+        """Put a request into the queue; False when it is refused (which is logged)."""
+        status, text = await self.call("POST", "/v1/queue", msgspec.json.encode(request))
+        if status >= 400:
+            logger.warning("queue request %s was refused (%d): %.300s", request.request_id, status, text)
+        return status < 400
+
+
+def _rejected(status: int, text: bytes, count: int) -> int:
+    if status >= 400:
+        return count
+    try:
+        return len(msgspec.json.decode(text, type=dict[str, Any]).get("rejected", ()))
+    except msgspec.DecodeError:
+        return 0
+
+
+class Outbox:
+    """Events in order, posted in batches by `run`. A batch is repeated until it is taken (events are idempotent).
+
+    At most `limit` events wait; `put` then waits for room, so an API that is away slows the driver down instead of
+    filling memory.
+    """
+
+    def __init__(self, api: ProductApi, *, limit: int = 20_000) -> None:
+        self._api = api
+        self._limit = limit
+        self._waiting: deque[JobEvent | NodeEvent] = deque()
+        self._changed = asyncio.Condition()
+        self.posted = 0
+        self.rejected = 0
+
+    async def put(self, *events: JobEvent | NodeEvent) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._waiting) < self._limit)
+            self._waiting.extend(events)
+            self._changed.notify_all()
+
+    async def drained(self) -> None:
+        """Wait until everything that was put has been taken."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._waiting)
+
+    async def run(self) -> None:
+        """Post for ever; ends by cancellation only."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: bool(self._waiting))
+                batch = [self._waiting[row] for row in range(min(BATCH_EVENTS, len(self._waiting)))]
+            self.rejected += await self._api.post_events(batch)
+            self.posted += len(batch)
+            async with self._changed:
+                for _ in batch:
+                    self._waiting.popleft()
+                self._changed.notify_all()

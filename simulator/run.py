@@ -1,0 +1,246 @@
+"""The simulator's process: fleet (or recorded runs), exporter pages, driver and story, and the run folder.
+
+    topology.toml   what the service may read: racks and nodes           targets.txt   exporter URLs, one a line; last
+    truth.jsonl     faults as they happen; not for the service           story.jsonl   turns of the story
+    sim.json        status, replaced every second: jobs, events, pages served, bad lines injected
+
+SIGTERM and SIGINT end it; after SIGUSR1 no further page is broken, so that both sides can count the same ones.
+"""
+
+import asyncio
+import logging
+import signal
+import tomllib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from fleet.clock import ScaledClock
+from fleet.errors import ConfigError
+from fleet.events import Started, Submitted
+from fleet.requests import RankPlacement
+from ingest.topology import load_topology
+from simulator.cluster import FleetSpec, SimulatedFleet
+from simulator.driver import Driver
+from simulator.exporters import Breakage, ExporterServer, PageSource
+from simulator.faults import DEMO, FaultSettings
+from simulator.h100 import RecordedFleet, load_recorded_fleet
+from simulator.outbox import Outbox, ProductApi
+from simulator.replay import Replay, fast_forward
+from simulator.story import Story
+from simulator.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
+from simulator.truth import append_truth
+from simulator.workload import WorkloadProfile, profile_of
+
+logger = logging.getLogger(__name__)
+
+STEP_S = 0.25  # wall; the fleet moves at least this often
+STATUS_S = 1.0  # wall
+REQUEST_TIMEOUT_S = 15.0  # wall
+BAD_SHARE = 0.003
+WEEKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """`out`: the run folder; `api`: URL of the product; `data`: FLEETCAST_DATA; `faults`: TOML of FaultSettings."""
+
+    out: Path
+    api: str
+    clock: ScaledClock
+    data: Path
+    seed: int = 1
+    at: str = DEFAULT_AT
+    input: str = "trace"
+    story: bool = True
+    faults: Path | None = None
+    port: int = 0
+    spec: FleetSpec = field(default_factory=FleetSpec)
+    weeks: int = WEEKS
+
+
+async def run_simulation(options: SimulationOptions) -> None:
+    """Run until SIGTERM or SIGINT. Raises ConfigError when an input is missing or wrong."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    with _signals() as (stop, quiet):
+        if options.input == "h100":
+            await _run_recorded(options, stop, quiet)
+        else:
+            await _run_cluster(options, stop, quiet)
+
+
+async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: asyncio.Event) -> None:
+    spec = options.spec
+    fleet = SimulatedFleet(spec, options.seed, load_fault_settings(options.faults))
+    spec.write_topology(options.out / "topology.toml")
+    trace = load_trace(
+        options.data,
+        nodes=spec.nodes,
+        gpus_per_node=spec.gpus,
+        now_ms=options.clock.epoch_ms,
+        at=options.at,
+        seed=options.seed,
+    )
+    replay = fast_forward(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
+    logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
+    logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)
+    async with _session() as session:
+        driver = make_driver(options, fleet, trace, replay, ProductApi(session, options.api))
+        driver.start_ongoing()
+        story = Story(driver, fleet.faults, options.out / "story.jsonl")
+        about = {"note": trace.note, "source": trace.source, "skipped_jobs": trace.skipped}
+        works = [driver.run(), _advance(fleet, options)] + ([story.run()] if options.story else [])
+        async with _served(fleet, options) as served:
+            await _until(stop, works, served, options, quiet, lambda: about | driver.status())
+        append_truth(options.out / "truth.jsonl", fleet.faults.changes())
+
+
+def make_driver(
+    options: SimulationOptions, fleet: SimulatedFleet, trace: JobTrace, replay: Replay, api: ProductApi
+) -> Driver:
+    """A driver for the part of the trace after the start."""
+
+    def profile(job: TraceJob) -> WorkloadProfile:
+        return profile_of(job.job, job.gpus, job.class_, seed=options.seed)
+
+    first = int(np.searchsorted(trace.submit_ms, trace.start_ms))
+    arrivals = (trace.row(index) for index in range(first, len(trace)))
+    return Driver(fleet, api, options.clock, replay, arrivals, profile, options.spec.gpus)
+
+
+async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
+    """Keep the fleet moving whether or not anybody scrapes, and the truth on disk."""
+    while True:
+        fleet.advance(options.clock.now_ms())
+        append_truth(options.out / "truth.jsonl", fleet.faults.changes())
+        await asyncio.sleep(STEP_S)
+
+
+def load_fault_settings(path: Path | None) -> FaultSettings:
+    """The demonstration's settings, or those of a TOML file. Raises ConfigError that names the key."""
+    if path is None:
+        return DEMO
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), FaultSettings)
+    except OSError as error:
+        raise ConfigError(f"cannot read faults {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+# Recorded runs
+
+
+async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: asyncio.Event) -> None:
+    fleet = load_recorded_fleet(options.data)
+    (options.out / "truth.jsonl").touch()
+    async with _session() as session:
+        outbox = Outbox(ProductApi(session, options.api))
+        works = [outbox.run(), _tell_runs(fleet, outbox, options)]
+        about = {"note": f"{len(fleet.names)} recorded H100 nodes", "source": "h100", "skipped_jobs": 0}
+        async with _served(fleet, options) as served:
+            await _until(stop, works, served, options, quiet, lambda: about | {"jobs": {"running": len(fleet.names)}})
+
+
+async def _tell_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
+    """A recorded run is a job on its nodes (`t10-node0` and `t10-node1` are one); it runs as long as we do."""
+    now_ms = options.clock.now_ms()
+    for job in sorted({name.split("-")[0] for name in fleet.names}):
+        nodes = [name for name in fleet.names if name.split("-")[0] == job]
+        ranks = tuple(RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes))
+        await outbox.put(
+            Submitted(job=job, sequence=0, time_ms=now_ms, queue="recorded", gang=len(nodes), gpus_per_node=8),
+            Started(job=job, sequence=1, time_ms=now_ms, ranks=ranks),
+        )
+
+
+# The process
+
+
+@dataclass(slots=True)
+class _Served:
+    server: ExporterServer
+    breakage: Breakage
+
+
+@asynccontextmanager
+async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterator[_Served]:
+    """Exporter pages on loopback; the targets file is written last, when everything answers."""
+    breakage = Breakage(np.random.default_rng([options.seed, 5]), BAD_SHARE)
+    source.advance(options.clock.now_ms())
+    server = ExporterServer(source, options.clock, breakage)
+    await server.start("127.0.0.1", options.port)
+    try:
+        _replace(options.out / "targets.txt", "\n".join(server.urls()).encode() + b"\n")
+        yield _Served(server, breakage)
+    finally:
+        await server.close()
+
+
+async def _until(
+    stop: asyncio.Event,
+    works: list[Any],
+    served: _Served,
+    options: SimulationOptions,
+    quiet: asyncio.Event,
+    status: Callable[[], dict[str, Any]],
+) -> None:
+    """Run the works and write the status until `stop`; an error in any of them ends the process."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(work) for work in works]
+            while not stop.is_set():
+                if quiet.is_set():
+                    served.breakage.share = 0.0
+                _write_status(options, served.server, status())
+                await _first_of(stop, quiet)
+            for task in running:
+                task.cancel()
+    finally:
+        _write_status(options, served.server, status())
+
+
+async def _first_of(stop: asyncio.Event, quiet: asyncio.Event) -> None:
+    """Wait a status period, less when a signal comes."""
+    events = [event for event in (stop, quiet) if not event.is_set()]
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=STATUS_S, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def _write_status(options: SimulationOptions, server: ExporterServer, status: dict[str, Any]) -> None:
+    counts = {"pages_served": server.pages_served, "bad_records_injected": server.bad_records_injected}
+    body = {"time_ms": options.clock.now_ms(), "seed": options.seed} | counts | status
+    _replace(options.out / "sim.json", msgspec.json.encode(body))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S))
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """(stop, quiet): set by SIGTERM or SIGINT, and by SIGUSR1."""
+    loop = asyncio.get_running_loop()
+    stop, quiet = asyncio.Event(), asyncio.Event()
+    handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGUSR1: quiet.set}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield stop, quiet
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)

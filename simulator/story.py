@@ -1,0 +1,131 @@
+"""The story of a demonstration: a node under the largest gang throttles, and the next gang is kept away from it.
+
+It only does what an owner and a failing fan could do: it plans a fault, looks at the public API, sends a gang, ends a
+job. Each turn is a line of story.jsonl: {"time_ms", "event", "sentence"}.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.requests import Gang
+from simulator.driver import Driver
+from simulator.faults import FaultPlan
+from simulator.live_job import LiveJob
+from simulator.traces import TraceJob
+
+BEGINS_S = 20.0  # wall, after the driver went live
+PATIENCE_S = 25.0  # wall, from the injection to the owner's decision
+LOOK_S = 0.5  # wall
+LONG_ENOUGH_S = 3600.0
+NEXT_RUN_S = 4 * 3600.0
+PRIORITY = 100
+QUIET_CODES = frozenset({"none", "watch"})
+
+
+@dataclass(slots=True)
+class Story:
+    """Plays once; ends when the next gang has its place (or when no gang spans two nodes)."""
+
+    driver: Driver
+    faults: FaultPlan
+    path: Path
+    begins_s: float = BEGINS_S
+    patience_s: float = PATIENCE_S
+
+    async def run(self) -> None:
+        await self.driver.live.wait()
+        await asyncio.sleep(self.begins_s)
+        gang = largest_gang(self.driver, self.faults.faulty_nodes())
+        if gang is None:
+            self.tell("none", "no gang spans two healthy nodes: no story in this run")
+            return
+        node = self._throttle(gang)
+        await self._watch(gang, node)
+        decision = await self._send_next(gang, node)
+        await self._placed(decision, node)
+
+    def tell(self, event: str, sentence: str) -> None:
+        """Append one turn."""
+        line = {"time_ms": self.driver.clock.now_ms(), "event": event, "sentence": sentence}
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def _throttle(self, gang: LiveJob) -> str:
+        """A fan fails: one GPU of the gang's first node begins to throttle, hard."""
+        rank = gang.ranks[0]
+        gpu = rank.gpus[0]
+        now_ms = self.driver.clock.now_ms()
+        end_ms = now_ms + int(NEXT_RUN_S * 1000)
+        self.faults.inject(
+            "thermal_throttle", rank.node, gpu, now_ms, end_ms=end_ms, hard=True, hard_ratio=0.5, tau_s=25.0
+        )
+        size = f"{gang.gpus} GPUs on {len(hosts(gang))} nodes"
+        self.tell("throttle", f"a fan fails in {rank.node}: GPU {gpu} under {gang.name}, the largest gang ({size})")
+        return rank.node
+
+    async def _watch(self, gang: LiveJob, node: str) -> None:
+        """Look, as an operator would, until the node is flagged and the straggler named; not for ever."""
+        began = time.monotonic()
+        flagged = named = False
+        while not (flagged and named) and time.monotonic() - began < self.patience_s:
+            await asyncio.sleep(LOOK_S)
+            if not flagged and (sentence := flag_of(await self.driver.api.get(f"/v1/nodes/{node}"))):
+                flagged = True
+                self.tell("flagged", f"{node} is flagged: {sentence}")
+            if not named and (sentence := culprit_of(await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers"))):
+                named = True
+                self.tell("straggler", f"{gang.name} is slow: {sentence}")
+
+    async def _send_next(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
+        """The owner queues the next gang, elastic and first in line, then stops the slow one."""
+        driver = self.driver
+        members = len(hosts(gang))
+        each = driver.gpus_per_node
+        job = TraceJob("story-gang", driver.clock.now_ms(), NEXT_RUN_S, members * each, gang.job.user, "training")
+        following = LiveJob(job, driver.profile_of(job), NEXT_RUN_S, NEXT_RUN_S, priority=PRIORITY)
+        following.gang = Gang(max(1, members // 2), members)
+        decision = await driver.submit(following)
+        self.tell("next", f"the owner of {gang.name} stops it and sends the next gang: {members} x {each} GPUs")
+        if driver.running.get(gang.name) is gang:
+            await driver.end(gang, "cancelled", node, f"stopped by its owner: {node} is slow")
+        return decision
+
+    async def _placed(self, decision: "asyncio.Future[dict[str, Any]]", node: str) -> None:
+        row = await decision
+        used = {rank["node"] for rank in row.get("ranks", ())}
+        verdict = "avoided" if row["outcome"] == "placed" and node not in used else "not_avoided"
+        self.tell(verdict, f"the next gang: {row['sentence']}")
+
+
+def hosts(job: LiveJob) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rank.node for rank in job.ranks))
+
+
+def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
+    """The running gang on the most nodes that is healthy and will run for another hour; ties go to the hottest."""
+    fit = [
+        job
+        for job in driver.running.values()
+        if len(hosts(job)) > 1 and job.remaining_s > LONG_ENOUGH_S and not faulty & set(hosts(job))
+    ]
+    return max(fit, key=lambda job: (len(hosts(job)), job.profile.power_w), default=None)
+
+
+def flag_of(node: dict[str, Any] | None) -> str:
+    """The first reason of a flagged node (else what to do), "" while it is not flagged."""
+    if not node or node.get("action", {}).get("code", "none") in QUIET_CODES:
+        return ""
+    reasons = node.get("reasons") or [node["action"]]
+    return str(reasons[0]["sentence"])
+
+
+def culprit_of(stragglers: dict[str, Any] | None) -> str:
+    """The sentence that names a culprit, "" while nobody is blamed."""
+    if not stragglers or not stragglers.get("slow") or stragglers["culprit"]["kind"] == "nobody":
+        return ""
+    return str(stragglers["sentence"])
