@@ -1,0 +1,177 @@
+"""The API process: a FastAPI application over the board, the inbox and the placer.
+
+The hot routes come first in the table, so that they are matched first; OpenAPI is made from the same table. A route
+that somebody adds with FastAPI's own decorators is merged into it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from importlib import metadata
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.clock import Clock
+from fleet.errors import ConfigError, FleetcastError
+from ingest.inbox import InboxWriter, read_events
+from ingest.job_events import identity
+from service.config import Config
+from service.feed import BoardFeed
+from service.openapi import document
+from service.placer_link import PlacerLink
+from service.problems import Problem, as_problem
+from service.recent import RecentIdentities
+from service.routes import console, demand, events, fleet, health, jobs, later, placements, risk, stream
+from service.routes.context import Context
+from service.routes.table import Row, encode, routes_of
+from service.stream_hub import StreamHub
+from service.telemetry import ApiMetrics
+
+logger = logging.getLogger(__name__)
+
+EVENTS_REMEMBERED = 100_000
+GRACE_S = 5
+
+ROWS: tuple[Row, ...] = (
+    *risk.ROWS,
+    *placements.ROWS,
+    *events.ROWS,
+    *fleet.ROWS,
+    *stream.ROWS,
+    *demand.ROWS,
+    *jobs.ROWS,
+    *later.ROWS,
+    *jobs.JOB_ROWS,
+    *health.ROWS,
+)
+
+
+def create_app(config: Config, clock: Clock, *, writer: str = "api") -> FastAPI:
+    """The application. `writer` names its segments in the inbox; it opens them when it starts."""
+    feed = BoardFeed(config.board)
+    context = Context(
+        config, clock, feed, PlacerLink(config.placer.port), StreamHub(feed), ApiMetrics(), RecentIdentities()
+    )
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(_remember, context)
+        context.inbox = InboxWriter(config.inbox, writer)
+        try:
+            yield
+        finally:
+            await context.stream.close()
+            await context.inbox.close()
+            await context.placer.close()
+            context.inbox = None
+
+    rows = (
+        *ROWS,
+        Row("GET", "/openapi.json", _openapi, "This document", "docs", answer=dict),
+        Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
+        *console.ROWS,
+    )
+    app = FastAPI(
+        title="Fleetcast",
+        version=metadata.version("fleetcast"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=life,
+        routes=list(routes_of(rows, context)),
+        exception_handlers={HTTPException: _http_problem, FleetcastError: _tree_problem},
+    )
+    app.state.context = context
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            own = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            app.openapi_schema = document(rows, app.version, own)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def _remember(context: Context) -> None:
+    """The identities of the events still in the inbox, so that a retry across a restart is known for one."""
+    for event in read_events(context.config.inbox, EVENTS_REMEMBERED):
+        context.recent.add(identity(event))
+
+
+async def _openapi(request: Request, context: Context, query: Any) -> Response:
+    return Response(encode(request.app.openapi()), media_type="application/json")
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
+    return Problem(error.status_code, code, error.detail, headers=error.headers).response(request.scope["path"])
+
+
+async def _tree_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FleetcastError)
+    return as_problem(error).response(request.scope["path"])
+
+
+class ApiServer(uvicorn.Server):
+    """Ends its event streams before it waits for open connections, and leaves signals to `serve`."""
+
+    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+        super().__init__(config)
+        self.context = context
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.context.stream.close()
+        await super().shutdown(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The listening socket; ConfigError when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"api.host, api.port = {host}:{port}: {error.strerror or error}") from None
+    return sock
+
+
+async def serve(config: Config) -> None:
+    """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
+    app = create_app(config, config.make_clock())
+    settings = uvicorn.Config(
+        app,
+        http="httptools",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=30,
+        backlog=1024,
+    )
+    server = ApiServer(settings, app.state.context)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    with listen(config.api.host, config.api.port) as sock:
+        logger.info("api: listening on http://%s:%d/", config.api.host, config.api.port)
+        await server.serve([sock])
+    logger.info("api: stopped")

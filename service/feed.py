@@ -1,0 +1,86 @@
+"""What the API knows of the board: the newest one, mapped; its documents, decoded once; answers, made once.
+
+Everything kept here belongs to one board and goes with it, so nothing can be served with another board's age.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from service.board import Board, BoardReader
+from service.problems import warming
+
+T = TypeVar("T")
+MAX_KEPT = 256
+
+
+class BoardFeed:
+    """`hold_s` (wall): how long a look at the file is good for."""
+
+    def __init__(self, folder: Path, *, hold_s: float = 0.01) -> None:
+        self._reader = BoardReader(folder)
+        self._hold_s = hold_s
+        self._looked = -1e9
+        self._board: Board | None = None
+        self._kept: dict[Any, Any] = {}
+        self._node_names = b""
+        self._node_rows: dict[str, int] = {}
+
+    def latest(self) -> Board | None:
+        """The newest board, None before the first."""
+        now = time.monotonic()
+        if now - self._looked >= self._hold_s:
+            self._looked = now
+            board = self._reader.latest()
+            if board is not self._board:
+                self._board, self._kept = board, {}
+        return self._board
+
+    def board(self) -> Board:
+        """The newest board; a 503 problem before the first."""
+        board = self.latest()
+        if board is None:
+            raise warming()
+        return board
+
+    def section(self, board: Board, name: str) -> memoryview:
+        """A section's bytes; a 503 problem while the pipeline has not published it."""
+        try:
+            return board.raw(name)
+        except KeyError:
+            raise warming(f"the board has no {name} yet") from None
+
+    def document(self, board: Board, name: str) -> Any:
+        """A JSON section, decoded once a board. Nobody changes it."""
+        self.section(board, name)
+        return self.kept(board, ("document", name), lambda: board.json(name))
+
+    def kept(self, board: Board, key: Any, make: Callable[[], T]) -> T:
+        """`make()`, once a board and key."""
+        if board is not self._board:
+            return make()
+        if key not in self._kept:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = make()
+        found: T = self._kept[key]
+        return found
+
+    def as_of_ms(self, board: Board, name: str) -> int:
+        """When a section was made; the board's own time for one that is not there."""
+        try:
+            return int(board.meta(name)["as_of_ms"])
+        except KeyError:
+            return board.as_of_ms
+
+    def node_rows(self, board: Board) -> dict[str, int]:
+        """Row of each node by name, rebuilt only when the names change."""
+        return self.kept(board, "node_rows", lambda: self._rows_of(board))
+
+    def _rows_of(self, board: Board) -> dict[str, int]:
+        names = bytes(self.section(board, "names.node"))
+        if names != self._node_names:
+            self._node_names = names
+            self._node_rows = {name: row for row, name in enumerate(board.names("names.node"))}
+        return self._node_rows

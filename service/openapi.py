@@ -1,0 +1,101 @@
+"""The OpenAPI document: made from the route table and the types of the bodies, with an example a route."""
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from service.problems import MEDIA_TYPE, ProblemBody
+from service.routes.table import Param, Row
+
+REFERENCE = "#/components/schemas/{name}"
+DESCRIPTION = (
+    "Forecasts for GPU fleets: node risk, stragglers, demand, placements. Times are Unix milliseconds (_ms), durations "
+    "seconds (_s), ratios 0..1. Every body about the fleet says as_of_ms, and the Age header how old that is."
+)
+
+
+def document(rows: Sequence[Row], version: str, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """OpenAPI 3.1 of the table, merged into `base` (what FastAPI knows of its own routes)."""
+    types = list({id(kind): kind for row in rows for kind in (row.answer, *row.body) if _has_schema(kind)}.values())
+    schemas, components = msgspec.json.schema_components([*types, ProblemBody], ref_template=REFERENCE)
+    schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=False)}
+    paths: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.path != "/{file:path}":
+            paths.setdefault(_path(row.path), {})[row.method.lower()] = _operation(row, schema_of)
+    merged = dict(base or {})
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Fleetcast", "version": version, "description": DESCRIPTION},
+        "paths": {**merged.get("paths", {}), **paths},
+        "components": {"schemas": {**merged.get("components", {}).get("schemas", {}), **components}},
+    }
+
+
+def _has_schema(kind: Any) -> bool:
+    return kind is not None and kind not in (str, bytes, dict)
+
+
+def _path(path: str) -> str:
+    return path.replace(":path}", "}")
+
+
+def _operation(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(row),
+        "summary": row.summary,
+        "tags": [row.tag],
+        "parameters": [*_path_parameters(row.path), *(_parameter(param) for param in row.params or ())],
+        "responses": {**_answers(row, schema_of), **{str(status): _problem(status) for status in row.problems}},
+    }
+    if row.body:
+        content = {"schema": _body(row, schema_of), "example": row.body_example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation
+
+
+def _body(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    """One kind of object is itself; of several kinds, one object or an array."""
+    kinds = [schema_of[id(kind)] for kind in row.body]
+    if len(kinds) == 1:
+        only: dict[str, Any] = kinds[0]
+        return only
+    return {"anyOf": [*kinds, {"type": "array", "items": {"anyOf": kinds}}]}
+
+
+def _operation_id(row: Row) -> str:
+    words = re.findall(r"[a-z0-9_]+", _path(row.path).removeprefix("/v1"))
+    return "_".join([row.method.lower(), *words]) if words else f"{row.method.lower()}_root"
+
+
+def _answers(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    if row.answer is None:
+        return {}
+    plain = {str: {"type": "string"}, bytes: {"type": "string", "format": "binary"}, dict: {"type": "object"}}
+    content: dict[str, Any] = {"schema": plain.get(row.answer) or schema_of[id(row.answer)]}
+    if row.example is not None:
+        content["example"] = row.example
+    return {str(row.status): {"description": HTTPStatus(row.status).phrase, "content": {row.media_type: content}}}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    schema = {"$ref": REFERENCE.format(name=ProblemBody.__name__)}
+    return {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)(?::path)?}", path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _parameter(param: Param) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": {str: "string", int: "integer", float: "number"}[param.kind]}
+    for key, value in (("minimum", param.least), ("maximum", param.most), ("default", param.default)):
+        if value is not None:
+            schema[key] = value
+    if param.choices:
+        schema["enum"] = list(param.choices)
+    return {"name": param.name, "in": "query", "required": False, "description": param.text, "schema": schema}

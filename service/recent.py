@@ -1,0 +1,44 @@
+"""Recent identities: which events were taken in lately, so that a second delivery costs no disk.
+
+Bounded, so not complete: what was forgotten is appended again, and the fold downstream knows it for a duplicate.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from fleet.jobs import SeenSequences
+from ingest.job_events import Identity
+
+MAX_STREAMS = 50_000
+MAX_RUNS = 256
+
+
+class RecentIdentities:
+    """Sequences by stream (an attempt, or a node and source) as runs; the stream longest unused goes first."""
+
+    def __init__(self, max_streams: int = MAX_STREAMS) -> None:
+        self._max_streams = max_streams
+        self._streams: OrderedDict[Hashable, SeenSequences] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, identity: Identity) -> bool:
+        seen = self._streams.get(identity[:3])
+        if seen is None:
+            return False
+        at = bisect_right(seen.runs, identity[3], key=lambda run: run[0])
+        return at > 0 and identity[3] <= seen.runs[at - 1][1]
+
+    def add(self, identity: Identity) -> None:
+        stream = identity[:3]
+        seen = self._streams.get(stream)
+        if seen is None:
+            seen = self._streams[stream] = SeenSequences()
+            if len(self._streams) > self._max_streams:
+                self._streams.popitem(last=False)
+        self._streams.move_to_end(stream)
+        seen.add(identity[3])
+        if len(seen.runs) > MAX_RUNS:
+            del seen.runs[0]

@@ -1,0 +1,33 @@
+"""What the handlers of one API process share."""
+
+from dataclasses import dataclass
+
+from fleet.clock import Clock
+from fleet.errors import SourceError
+from ingest.inbox import InboxWriter
+from service.config import Config
+from service.feed import BoardFeed
+from service.placer_link import PlacerLink
+from service.recent import RecentIdentities
+from service.stream_hub import StreamHub
+from service.telemetry import ApiMetrics
+
+
+@dataclass(slots=True)
+class Context:
+    """Made by `create_app`; `inbox` is there from the application's start to its end."""
+
+    config: Config
+    clock: Clock
+    feed: BoardFeed
+    placer: PlacerLink
+    stream: StreamHub
+    metrics: ApiMetrics
+    recent: RecentIdentities
+    inbox: InboxWriter | None = None
+
+    def writer(self) -> InboxWriter:
+        """The inbox; SourceError before the start and after the end."""
+        if self.inbox is None:
+            raise SourceError("the inbox is not open; nothing was kept", retry_after_s=1.0)
+        return self.inbox

@@ -1,0 +1,140 @@
+"""POST /v1/events: decoded, checked for duplicates, on disk, and only then acknowledged."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import RecordError, SourceError
+from fleet.events import JobEvent, NodeEvent
+from ingest.event_body import DecodedBody, DecodedRecord, decode_body
+from ingest.inbox import InboxWriter, encode_refusals
+from ingest.job_events import Identity, identity
+from ingest.segments import RecordKind
+from service.problems import Problem
+from service.recent import RecentIdentities
+from service.request_body import read_body
+from service.routes import shapes
+from service.routes.context import Context
+from service.routes.table import JSON, NO_STORE, Query, Row, encode
+
+logger = logging.getLogger(__name__)
+
+IN_A_THREAD_BYTES = 131_072
+
+
+async def events(request: Request, context: Context, query: Query) -> Response:
+    """Take in every good record of the body; refuse the others one by one."""
+    writer = context.writer()
+    try:
+        body = await _body(request, context)
+    except Problem as problem:
+        context.metrics.refused.labels(problem.code).inc()
+        await _note_refusals(writer, [RecordError(problem.code, problem.detail)], context.clock.now_ms())
+        raise
+    now_ms = context.clock.now_ms()
+    decoded = await _decode(body, now_ms, dict(request.headers), context)
+    fresh = new_records(decoded.records, context.recent)
+    errors = [error for _, error in decoded.rejected]
+    keep = writer.append([record.raw for record, _ in fresh], now_ms) if fresh else asyncio.sleep(0)
+    await asyncio.gather(keep, _note_refusals(writer, errors, now_ms))
+    for _, key in fresh:
+        context.recent.add(key)
+    return _answer(context, decoded, len(fresh))
+
+
+async def _body(request: Request, context: Context) -> bytes:
+    kind = request.headers.get("content-type", "")
+    if kind.startswith("multipart/"):
+        raise Problem(415, "unknown_media_type", f"content-type {kind[:80]!r}: expected application/json")
+    body = await read_body(request, context.config.api.max_body_bytes)
+    if not body.strip():
+        raise Problem(422, "empty_body", "the body is empty: expected one event, an array, or JSON lines")
+    return body
+
+
+async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Context) -> DecodedBody:
+    limit_ms = round(context.config.pipeline.future_limit_s * 1000)
+    if len(body) < IN_A_THREAD_BYTES:
+        return decode_body(body, now_ms, headers, limit_ms)
+    return await asyncio.to_thread(decode_body, body, now_ms, headers, limit_ms)
+
+
+def new_records(records: Sequence[DecodedRecord], recent: RecentIdentities) -> list[tuple[DecodedRecord, Identity]]:
+    """The records that were not taken in before, nor earlier in the same body.
+
+    What another request has on its way to disk counts as new: it is not acknowledged yet, and may never be.
+    """
+    fresh: dict[Identity, DecodedRecord] = {}
+    for record in records:
+        key = identity(record.event)
+        if key not in recent:
+            fresh.setdefault(key, record)
+    return [(record, key) for key, record in fresh.items()]
+
+
+async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
+    """Let the pipeline count what was refused here. Refusals may get lost, so a full disk only costs their count."""
+    if not errors:
+        return
+    try:
+        await writer.append([encode_refusals(errors)], now_ms, RecordKind.REFUSED)
+    except SourceError as error:
+        logger.warning("%s; %d refusals are not counted", error, len(errors))
+
+
+def _answer(context: Context, decoded: DecodedBody, accepted: int) -> Response:
+    duplicates = len(decoded.records) - accepted
+    metrics = context.metrics
+    metrics.events.labels("accepted").inc(accepted)
+    metrics.events.labels("duplicate").inc(duplicates)
+    metrics.events.labels("rejected").inc(len(decoded.rejected))
+    for _, error in decoded.rejected:
+        metrics.refused.labels(error.reason).inc()
+    body = {
+        "accepted": accepted,
+        "duplicates": duplicates,
+        "rejected": [{"index": index, "reason": str(error)} for index, error in decoded.rejected],
+    }
+    return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/events",
+        events,
+        "Job and node events: one object, an array, JSON lines or CloudEvents 1.0",
+        "events",
+        status=202,
+        body=(JobEvent, NodeEvent),
+        body_example=[
+            {
+                "job": "train-42",
+                "attempt": 1,
+                "sequence": 7,
+                "time_ms": 1760000000000,
+                "type": "step",
+                "step": 7,
+                "duration_s": 1.6,
+            },
+            {
+                "node": "n042",
+                "source": "nhc",
+                "sequence": 1,
+                "time_ms": 1760000000000,
+                "type": "drain",
+                "message": "fan",
+            },
+        ],
+        answer=shapes.EventsAnswer,
+        example={
+            "accepted": 2,
+            "duplicates": 0,
+            "rejected": [{"index": 2, "reason": "future: time_ms 1760000120000 is 120 s ahead of the clock"}],
+        },
+        problems=(400, 413, 415, 422, 503),
+    ),
+)

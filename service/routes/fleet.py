@@ -1,0 +1,121 @@
+"""The fleet at a glance, ingestion health, and the board itself."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.routes import shapes
+from service.routes.context import Context
+from service.routes.table import Param, Query, Row, age_headers, answer, encode
+
+
+async def fleet(request: Request, context: Context, query: Query) -> Response:
+    """What the console's map and header show."""
+    return _document(context, "doc.fleet")
+
+
+async def ingestion(request: Request, context: Context, query: Query) -> Response:
+    """Sources, rates, lag and bad records by reason."""
+    return _document(context, "doc.ingestion")
+
+
+def _document(context: Context, name: str) -> Response:
+    """A section that is a whole body; `as_of_ms` is added where it lacks one."""
+    feed, board = context.feed, context.feed.board()
+    as_of_ms = feed.as_of_ms(board, name)
+    body = feed.kept(
+        board, ("body", name), lambda: _with_age(feed.section(board, name), feed.document(board, name), as_of_ms)
+    )
+    return answer(context, board, as_of_ms, body)
+
+
+def _with_age(raw: memoryview, document: dict[str, Any], as_of_ms: int) -> bytes:
+    return bytes(raw) if "as_of_ms" in document else encode({"as_of_ms": as_of_ms, **document})
+
+
+PARTS = ("board", "urgent")
+BOARD_PARAMS = (
+    Param("part", str, "the scored sections, or what was published since without a tick", "board", choices=PARTS),
+)
+
+
+async def board(request: Request, context: Context, query: Query) -> Response:
+    """The board's container, for a reader on another host. 304 when its ETag is the caller's."""
+    newest = context.feed.board()
+    headers = {**age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
+    known = request.headers.get("if-none-match", "")
+    tag, body = await asyncio.to_thread(_read, context.config.board / query["part"], known)
+    if tag is None:
+        return Response(status_code=204, headers=headers)
+    headers["etag"] = tag
+    if body is None:
+        return Response(status_code=304, headers=headers)
+    return Response(body, 200, headers, "application/octet-stream")
+
+
+def _read(path: Path, known: str) -> tuple[str | None, bytes | None]:
+    """ETag and bytes of a published file; no bytes when the caller knows the ETag, neither when there is no file."""
+    try:
+        with open(path, "rb") as file:
+            stat = os.fstat(file.fileno())
+            tag = f'"{stat.st_ino:x}-{stat.st_mtime_ns:x}"'
+            return tag, None if tag in known else file.read()
+    except FileNotFoundError:
+        return None, None
+
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/fleet",
+        fleet,
+        "The fleet at a glance: totals, and a row a node",
+        "fleet",
+        answer=shapes.Fleet,
+        problems=(422, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "name": "venus",
+            "gpus": {"running": 812, "free": 236, "unusable": 16, "total": 1064},
+            "queued_gpus": 88,
+            "queued_jobs": 5,
+            "at_risk": 1,
+            "nodes": [
+                {"node": "n042", "rack": "r03", "state": "degraded", "flagged": True, "p": 0.62, "jobs": ["train-42"]}
+            ],
+        },
+    ),
+    Row(
+        "GET",
+        "/v1/ingestion",
+        ingestion,
+        "Sources, rates, lag, and bad records by reason",
+        "fleet",
+        answer=shapes.Ingestion,
+        problems=(422, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "sources": [{"name": "scrape", "kind": "scrape", "rate_per_s": 3100.0, "lag_s": 0.2, "bad": 3, "up": True}],
+            "samples_per_s": 3100.0,
+            "events_per_s": 1.5,
+            "newest_sample_ms": 1759999999000,
+            "bad_records": {"not_a_number": 3},
+            "targets": {"up": 265, "down": 1},
+        },
+    ),
+    Row(
+        "GET",
+        "/v1/board",
+        board,
+        "The board itself, as published (see service/board.py for its layout)",
+        "fleet",
+        params=BOARD_PARAMS,
+        answer=bytes,
+        media_type="application/octet-stream",
+        problems=(422, 503),
+    ),
+)

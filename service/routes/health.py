@@ -1,0 +1,115 @@
+"""Health: alive, ready, and everything that Prometheus wants to know."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import SourceError
+from service.problems import Problem
+from service.routes import shapes
+from service.routes.context import Context
+from service.routes.table import JSON, NO_STORE, Query, Row, age_headers, encode
+from service.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
+
+PLACER_PAGE_S = 0.2
+PLACER_HEALTH_S = 1.0
+
+
+async def healthz(request: Request, context: Context, query: Query) -> Response:
+    """This process answers; nothing else is asked."""
+    return Response(b'{"status":"ok"}', 200, {"cache-control": NO_STORE}, JSON)
+
+
+async def readyz(request: Request, context: Context, query: Query) -> Response:
+    """Whether every part that an answer needs is there; 503 with the list of what is missing."""
+    missing = [*_missing_board(context), *await _missing_placer(context)]
+    if context.inbox is None:
+        missing.append("the inbox is not open")
+    if missing:
+        extra = {"missing": missing}
+        raise Problem(503, "not_ready", "; ".join(missing), headers={"retry-after": "5"}, extra=extra)
+    board = context.feed.board()
+    body = {"status": "ready", "as_of_ms": board.as_of_ms, "warming": _meta(context).get("warming")}
+    return Response(encode(body), 200, age_headers(context, board.as_of_ms, board), JSON)
+
+
+def _missing_board(context: Context) -> list[str]:
+    board = context.feed.latest()
+    if board is None:
+        return ["no board was published yet: the pipeline is starting or down"]
+    age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
+    limit_s = context.config.api.stale_after_s
+    if age_s > limit_s:
+        return [f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s are fresh: the pipeline is down or slow"]
+    return []
+
+
+async def _missing_placer(context: Context) -> list[str]:
+    try:
+        health = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_HEALTH_S)
+    except SourceError as error:
+        return [str(error)]
+    return [] if health.status < 500 else [f"the placer answers {health.status}"]
+
+
+def _meta(context: Context) -> dict[str, Any]:
+    board = context.feed.board()
+    try:
+        meta: dict[str, Any] = board.json("meta")
+    except KeyError:
+        return {}
+    return meta
+
+
+async def metrics(request: Request, context: Context, query: Query) -> Response:
+    """Our own metrics: this process, what the board tells of the pipeline, and the placer's page."""
+    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(context)]
+    return Response(merge_pages(*pages), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+
+def _pipeline_page(context: Context) -> str:
+    board = context.feed.latest()
+    if board is None:
+        return pipeline_page({}, None, None)
+    age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
+    try:
+        ingestion = board.json("doc.ingestion")
+    except KeyError:
+        ingestion = {}
+    return pipeline_page(ingestion, age_s, board.sequence)
+
+
+async def _placer_page(context: Context) -> str:
+    try:
+        answer = await asyncio.wait_for(context.placer.forward("GET", "/metrics"), PLACER_PAGE_S)
+    except (SourceError, TimeoutError):
+        return "# TYPE fleetcast_placer_up gauge\nfleetcast_placer_up 0\n"
+    up = "# TYPE fleetcast_placer_up gauge\nfleetcast_placer_up 1\n"
+    return up + (answer.body.decode("utf-8", "replace") if answer.status == 200 else "")
+
+
+ROWS = (
+    Row("GET", "/healthz", healthz, "This process answers", "health", answer=shapes.Health, example={"status": "ok"}),
+    Row(
+        "GET",
+        "/readyz",
+        readyz,
+        "Ready, or 503 with what is missing",
+        "health",
+        answer=shapes.Readiness,
+        problems=(503,),
+        example={"status": "ready", "as_of_ms": 1760000000000, "warming": {"have_s": 240, "need_s": 1800}},
+    ),
+    Row(
+        "GET",
+        "/metrics",
+        metrics,
+        "Our own metrics, for Prometheus",
+        "health",
+        answer=str,
+        media_type="text/plain",
+        example="# TYPE fleetcast_samples_total counter\nfleetcast_samples_total 812000.0\n",
+    ),
+)

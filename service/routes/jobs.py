@@ -1,0 +1,157 @@
+"""Jobs: what runs, waits and lately ended; one job; who slows it down."""
+
+from typing import Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import UnknownEntity
+from service.board import Board
+from service.feed import BoardFeed
+from service.routes import shapes
+from service.routes.context import Context
+from service.routes.table import Param, Query, Row, answer, encode
+
+STATES = get_args(shapes.JobState)
+MAX_ROWS = 100_000
+LIST_PARAMS = (
+    Param("state", str, "only jobs in this state", choices=STATES),
+    Param("limit", int, "at most this many rows", MAX_ROWS, least=1, most=MAX_ROWS),
+)
+
+
+async def jobs(request: Request, context: Context, query: Query) -> Response:
+    """Running, queued and lately ended jobs, in that order."""
+    feed, board = context.feed, context.feed.board()
+    as_of_ms = feed.as_of_ms(board, "doc.jobs")
+
+    def make() -> bytes:
+        rows = [row for row in _rows(feed, board) if query["state"] in (None, row["state"])]
+        return encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]})
+
+    return answer(context, board, as_of_ms, feed.kept(board, ("jobs", query["state"], query["limit"]), make))
+
+
+def _rows(feed: BoardFeed, board: Board) -> list[dict[str, Any]]:
+    document = feed.document(board, "doc.jobs")
+    rows: list[dict[str, Any]] = document["rows"] if isinstance(document, dict) else document
+    return rows
+
+
+def _find(feed: BoardFeed, board: Board, name: str) -> dict[str, Any]:
+    """The row of a job's latest attempt."""
+    by_name = feed.kept(board, "jobs_by_name", lambda: _latest(_rows(feed, board)))
+    row = by_name.get(name)
+    if row is None:
+        raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
+    return row
+
+
+def _latest(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    latest: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["job"] not in latest or row["attempt"] > latest[row["job"]]["attempt"]:
+            latest[row["job"]] = row
+    return latest
+
+
+async def job(request: Request, context: Context, query: Query) -> Response:
+    """One job's latest attempt, with its placement and last events."""
+    feed, board = context.feed, context.feed.board()
+    name = request.path_params["job"]
+    row = _find(feed, board, name)
+    as_of_ms = feed.as_of_ms(board, "doc.job")
+    detail = feed.document(board, "doc.job").get(name) or {"placement": [], "events": []}
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **row, **detail}))
+
+
+NO_SCORE = {
+    "slow": None,
+    "since_ms": None,
+    "observed_step_s": None,
+    "expected_step_s": None,
+    "ratio": None,
+    "culprit": {"kind": "nobody", "name": None, "share": None},
+    "cause": "unknown",
+    "sentence": "No step times and no peers to compare yet, so nothing is known of stragglers.",
+}
+
+
+async def stragglers(request: Request, context: Context, query: Query) -> Response:
+    """Whether a job is slow, since when, and who or what slows it."""
+    feed, board = context.feed, context.feed.board()
+    name = request.path_params["job"]
+    scores = feed.document(board, "doc.stragglers")
+    if name not in scores:
+        _find(feed, board, name)
+    as_of_ms = feed.as_of_ms(board, "doc.stragglers")
+    return answer(context, board, as_of_ms, encode({**scores.get(name, NO_SCORE), "as_of_ms": as_of_ms}))
+
+
+JOB = {
+    "job": "train-42",
+    "attempt": 1,
+    "state": "running",
+    "class": "training",
+    "user": "ada",
+    "queue": "train",
+    "gpus": 64,
+    "nodes": ["n041", "n042"],
+    "submitted_ms": 1759990000000,
+    "started_ms": 1759991000000,
+    "ended_ms": None,
+    "remaining_s": {"p50": 5400.0, "p90": 31000.0},
+    "slow": True,
+}
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/jobs",
+        jobs,
+        "Running, queued and lately ended jobs",
+        "jobs",
+        params=LIST_PARAMS,
+        answer=shapes.Jobs,
+        problems=(422, 503),
+        example={"as_of_ms": 1760000000000, "rows": [JOB]},
+    ),
+    Row(
+        "GET",
+        "/v1/jobs/{job:path}/stragglers",
+        stragglers,
+        "Whether a job is slow, and who or what slows it",
+        "jobs",
+        answer=shapes.Stragglers,
+        problems=(404, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "slow": True,
+            "since_ms": 1759999880000,
+            "observed_step_s": 2.9,
+            "expected_step_s": 1.6,
+            "ratio": 1.81,
+            "culprit": {"kind": "node", "name": "n042", "share": 0.94},
+            "cause": "compute",
+            "sentence": "Steps take 2.9 s, usual 1.6: n042 computes 1.8 times as long as its peers.",
+        },
+    ),
+)
+
+JOB_ROWS = (
+    Row(
+        "GET",
+        "/v1/jobs/{job:path}",
+        job,
+        "One job: placement, phase and last events",
+        "jobs",
+        answer=shapes.JobAnswer,
+        problems=(404, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            **JOB,
+            "placement": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}],
+            "events": [{"type": "step", "job": "train-42", "sequence": 9, "time_ms": 1760000000000, "step": 7}],
+        },
+    ),
+)

@@ -1,0 +1,73 @@
+"""Documented routes whose capability is not built yet: they say so with 501, never with a made-up value."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import NotBuiltError
+from service.routes.context import Context
+from service.routes.table import Handler, Query, Row
+
+
+def _not_built(reason: str) -> Handler:
+    async def refuse(request: Request, context: Context, query: Query) -> Response:
+        raise NotBuiltError(f"not built yet: {reason}")
+
+    return refuse
+
+
+def _row(method: str, path: str, summary: str, tag: str, reason: str) -> Row:
+    return Row(method, path, _not_built(reason), summary, tag, params=None, problems=(501,))
+
+
+ROWS = (
+    _row(
+        "POST", "/v1/risk/gang", "Risk of a set of nodes together", "risk", "gang risk needs correlated failure domains"
+    ),
+    _row("GET", "/v1/demand/model", "What a pool's demand is made of", "demand", "no demand model is fitted yet"),
+    _row(
+        "GET",
+        "/v1/jobs/{job:path}/fingerprint",
+        "A job's class, period and phase",
+        "jobs",
+        "no fingerprints are taken yet",
+    ),
+    _row(
+        "GET",
+        "/v1/jobs/{job:path}/checkpoint",
+        "The best checkpoint interval",
+        "jobs",
+        "failure rates by job are not fitted yet",
+    ),
+    _row(
+        "POST", "/v1/jobs/estimate", "Run time, needs and start of a request", "jobs", "durations are not modelled yet"
+    ),
+    _row("POST", "/v1/interference", "How much two jobs slow each other", "jobs", "interference is not modelled yet"),
+    _row("POST", "/v1/isolation/verify", "Whether an isolation holds", "jobs", "isolation is not observed yet"),
+    _row("GET", "/v1/spikes", "Load peaks ahead by domain", "fleet", "peaks by domain are not forecast yet"),
+    _row("GET", "/v1/utilisation", "What jobs make of their GPUs", "jobs", "utilisation verdicts are not built yet"),
+    _row(
+        "POST",
+        "/v1/adapters/{name}/{verb}",
+        "Calls of outside schedulers",
+        "adapters",
+        "no scheduler calls this way yet",
+    ),
+    _row(
+        "POST",
+        "/v1/webhooks/slurm-jobcomp",
+        "Job completions of Slurm",
+        "events",
+        "send events to /v1/events meanwhile",
+    ),
+    _row(
+        "POST", "/v1/webhooks/nvsentinel", "Node health of NVSentinel", "events", "send events to /v1/events meanwhile"
+    ),
+    _row(
+        "POST",
+        "/v1/webhooks/torchelastic",
+        "Worker events of torchelastic",
+        "events",
+        "send events to /v1/events meanwhile",
+    ),
+    _row("POST", "/api/v1/write", "Prometheus remote write", "events", "only scraping brings samples in so far"),
+)

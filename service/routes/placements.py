@@ -1,0 +1,157 @@
+"""Placements, the queue and the audit: forwarded to the placer, bytes and status verbatim."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import SourceError
+from fleet.requests import Decision, PlacementRequest
+from service.placer_link import Forwarded, PlacerLink
+from service.problems import Problem
+from service.request_body import read_body
+from service.routes import shapes
+from service.routes.context import Context
+from service.routes.table import Query, Row
+
+FORWARDED_HEADERS = ("content-type", "accept", "if-none-match", "user-agent")
+
+
+async def forward(request: Request, context: Context, query: Query) -> Response:
+    """The placer's answer to the same request without /v1."""
+    body = await read_body(request, context.config.api.max_body_bytes) if request.method == "POST" else None
+    headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+    if request.client is not None:
+        headers["x-forwarded-for"] = request.client.host
+    answer = await _ask(context.placer, request, body, headers)
+    return Response(answer.body, answer.status, {"cache-control": "no-store", **answer.headers})
+
+
+async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers: dict[str, str]) -> Forwarded:
+    try:
+        return await placer.forward(request.method, placer_path(request), body, headers)
+    except SourceError as error:
+        retry = {"retry-after": f"{max(1, round(error.retry_after_s))}"}
+        raise Problem(503, "placer_away", str(error), headers=retry) from None
+
+
+def placer_path(request: Request) -> str:
+    """Path and query as they came, still encoded, without /v1."""
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    path = raw.partition(b"?")[0].decode("ascii", "replace").removeprefix("/v1")
+    query: bytes = request.scope["query_string"]
+    return f"{path}?{query.decode('ascii', 'replace')}" if query else path
+
+
+REQUEST = {
+    "request_id": "train-42-1",
+    "job": "train-42",
+    "tenant": "research",
+    "queue": "train",
+    "user": "ada",
+    "gang": 8,
+    "gpus_per_node": 8,
+    "gpu_model": "H100",
+    "topology": {"required": "rack"},
+    "max_risk": 0.3,
+}
+DECISION = {
+    "request_id": "train-42-1",
+    "decision_id": "d-000017",
+    "outcome": "placed",
+    "sentence": "placed 8 x 8 GPUs in rack r03; avoided n042: SM clock 990 MHz, usual 1,980 (thermal slowdown)",
+    "ranks": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}],
+    "score": 0.91,
+    "parts": {"risk": 0.4, "locality": 0.51},
+    "nodes": 133,
+    "candidates": 21,
+    "rejected": {"busy": 111, "risk": 1},
+    "runners_up": [],
+    "topology_level": "rack",
+    "generation": 1,
+    "board_as_of_ms": 1760000000000,
+    "models": {"risk": "rules"},
+    "expires_ms": 1760000300000,
+}
+QUEUED = {
+    "request_id": "train-43-1",
+    "position": 1,
+    "tenant": "research",
+    "queue": "train",
+    "user": "ada",
+    "gang": 8,
+    "gpus_per_node": 8,
+    "priority": 0,
+    "waiting_s": 340.0,
+    "why": "needs 64 free GPUs in one rack; the most in one rack are 40",
+    "start_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
+}
+AS_OF = {"as_of_ms": 1760000000000}
+AUDIT = {
+    "audit_id": 17,
+    "time_ms": 1760000000000,
+    "caller": "ada",
+    "action": "place",
+    "request_id": "train-42-1",
+    "decision_id": "d-000017",
+    "board_as_of_ms": 1760000000000,
+    "models": {"risk": "rules"},
+    "sentence": DECISION["sentence"],
+}
+
+
+def _row(method: str, path: str, summary: str, **more: Any) -> Row:
+    problems = (404, 422, 503) if "{" in path else (409, 413, 422, 503) if method == "POST" else (422, 503)
+    return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
+
+
+PLACEMENT: dict[str, Any] = {"answer": Decision, "example": DECISION}
+SUBMISSION: dict[str, Any] = {"body": (PlacementRequest,), "body_example": REQUEST}
+
+ROWS = (
+    _row("POST", "/v1/placements", "Decide now: place a gang or say why not", **PLACEMENT, **SUBMISSION),
+    _row(
+        "GET",
+        "/v1/placements",
+        "Decisions since a cursor (after, limit)",
+        answer=shapes.Placements,
+        example={**AS_OF, "rows": [{**DECISION, "cursor": 17, "job": "train-42", "attempt": 1}], "cursor": 17},
+    ),
+    _row("GET", "/v1/placements/{request_id:path}", "One decision, the same bytes as at first", **PLACEMENT),
+    _row(
+        "DELETE",
+        "/v1/placements/{request_id:path}",
+        "Give a placement's GPUs back",
+        answer=dict,
+        example={"request_id": "train-42-1", "released": True},
+    ),
+    _row(
+        "GET",
+        "/v1/queue",
+        "Who waits, why, and when each will start",
+        answer=shapes.Queue,
+        example={**AS_OF, "rows": [QUEUED]},
+    ),
+    _row(
+        "POST",
+        "/v1/queue",
+        "Wait in the queue of the bundled engine",
+        answer=Decision,
+        example={**DECISION, "outcome": "queued", "sentence": QUEUED["why"], "ranks": []},
+        **SUBMISSION,
+    ),
+    _row(
+        "DELETE",
+        "/v1/queue/{request_id:path}",
+        "Leave the queue",
+        answer=dict,
+        example={"request_id": "train-43-1", "removed": True},
+    ),
+    _row(
+        "GET",
+        "/v1/audit",
+        "Who asked for what and what was decided",
+        answer=shapes.Audit,
+        example={**AS_OF, "rows": [AUDIT]},
+    ),
+)

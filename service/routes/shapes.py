@@ -1,0 +1,230 @@
+"""Bodies of the answers as types: what OpenAPI shows, and what a test holds every example against.
+
+The pipeline writes most of these bodies; unknown further keys are allowed everywhere (additions are free).
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+RiskKind = Literal["fail", "drain", "slow"]
+NodeState = Literal["ok", "degraded", "drained", "lost", "stale", "unknown"]
+JobState = Literal["queued", "running", "finished", "failed", "preempted"]
+
+
+class Action(msgspec.Struct):
+    """What to do about a node."""
+
+    code: str
+    sentence: str
+
+
+class RiskRow(msgspec.Struct):
+    """One node at one horizon; `p` is null where nothing is known."""
+
+    node: str
+    rack: str | None
+    p: float | None
+    kind: RiskKind | None
+    horizon_s: int
+    state: NodeState
+    placed: bool
+    reason: str | None
+    action: Action
+
+
+class RiskNodes(msgspec.Struct):
+    as_of_ms: int
+    model: str
+    rows: list[RiskRow]
+
+
+class NodeRisk(msgspec.Struct):
+    kind: RiskKind
+    horizon_s: int
+    p: float | None
+
+
+class NodeReason(msgspec.Struct):
+    """A measured value that speaks for a risk, beside its usual value."""
+
+    feature: str
+    entity: str
+    value: float | None
+    usual: float | None
+    unit: str
+    share: float
+    since_ms: int | None
+    sentence: str
+
+
+class NodeAnswer(msgspec.Struct):
+    node: str
+    as_of_ms: int
+    state: NodeState
+    placed: bool
+    risk: list[NodeRisk]
+    reasons: list[NodeReason]
+    action: Action
+    jobs: list[str]
+    gpus: list[dict[str, Any]]
+    model: str
+
+
+class DemandSeries(msgspec.Struct):
+    """`values`: one list a quantile, one number a horizon."""
+
+    pool: str
+    class_: str = msgspec.field(name="class")
+    group: str
+    target: str
+    now: float | None
+    model: str
+    issued_ms: int
+    horizons_s: list[int]
+    quantiles: list[float]
+    values: list[list[float | None]]
+    record: dict[str, Any] | None
+
+
+class Demand(msgspec.Struct):
+    as_of_ms: int
+    series: list[DemandSeries]
+
+
+class DemandRecord(msgspec.Struct):
+    """What was forecast and what then happened: [time_ms, value] and [time_ms, quantiles …] rows."""
+
+    as_of_ms: int
+    pool: str
+    target: str
+    history: list[list[float | None]]
+    forecast: list[list[float | None]]
+    old: list[list[float | None]]
+
+
+class RemainingTime(msgspec.Struct):
+    p50: float
+    p90: float
+
+
+class JobRow(msgspec.Struct, kw_only=True):
+    job: str
+    attempt: int
+    state: JobState
+    class_: str = msgspec.field(name="class")
+    user: str
+    gpus: int
+    nodes: list[str]
+    submitted_ms: int | None
+    started_ms: int | None
+    remaining_s: RemainingTime | None
+    slow: bool
+
+
+class Jobs(msgspec.Struct):
+    as_of_ms: int
+    rows: list[JobRow]
+
+
+class JobAnswer(JobRow, kw_only=True):
+    """A row, and where it runs and what it last said."""
+
+    as_of_ms: int
+    placement: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+class Culprit(msgspec.Struct):
+    kind: Literal["worker", "link", "stage", "node", "nobody"]
+    name: str | None
+    share: float | None
+
+
+class Stragglers(msgspec.Struct):
+    """`slow` is null while there are no step times or peers to compare."""
+
+    as_of_ms: int
+    slow: bool | None
+    since_ms: int | None
+    observed_step_s: float | None
+    expected_step_s: float | None
+    ratio: float | None
+    culprit: Culprit
+    cause: str
+    sentence: str
+
+
+class Refusal(msgspec.Struct):
+    index: int
+    reason: str
+
+
+class EventsAnswer(msgspec.Struct):
+    accepted: int
+    duplicates: int
+    rejected: list[Refusal]
+
+
+class QueueRow(msgspec.Struct):
+    request_id: str
+    position: int
+    tenant: str
+    queue: str
+    user: str
+    gang: Any
+    gpus_per_node: int
+    priority: int
+    waiting_s: float
+    why: str
+    start_ms: dict[str, int] | None
+
+
+class Queue(msgspec.Struct):
+    as_of_ms: int
+    rows: list[QueueRow]
+
+
+class Placements(msgspec.Struct):
+    """Decisions since a cursor, with job and attempt."""
+
+    as_of_ms: int
+    rows: list[dict[str, Any]]
+    cursor: Any
+
+
+class Audit(msgspec.Struct):
+    as_of_ms: int
+    rows: list[dict[str, Any]]
+
+
+class Ingestion(msgspec.Struct):
+    as_of_ms: int
+    sources: list[dict[str, Any]]
+    samples_per_s: float
+    events_per_s: float
+    newest_sample_ms: int | None
+    bad_records: dict[str, int]
+    targets: dict[str, int]
+
+
+class Fleet(msgspec.Struct):
+    as_of_ms: int
+    name: str
+    gpus: dict[str, int]
+    queued_gpus: int
+    queued_jobs: int
+    at_risk: int
+    nodes: list[dict[str, Any]]
+
+
+class Health(msgspec.Struct):
+    status: str
+
+
+class Readiness(msgspec.Struct):
+    """`warming` says how much history there is while it is less than the models want."""
+
+    status: str
+    as_of_ms: int
+    warming: dict[str, Any] | None

@@ -1,0 +1,177 @@
+"""The route table: one row a route. From it come the Starlette routes, the check of the query, and OpenAPI.
+
+A handler is `async (request, context, query) -> Response`. It raises errors of our tree for what the caller did wrong;
+the endpoint makes problem details of them, counts the answer, and turns a bug into a 500 with an id in the log.
+"""
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from fleet.errors import FleetcastError
+from service.board import Board
+from service.problems import FieldError, Problem, as_problem, unprocessable
+from service.routes.context import Context
+
+logger = logging.getLogger(__name__)
+
+Query = Mapping[str, Any]
+Handler = Callable[[Request, Context, Query], Awaitable[Response]]
+encode = msgspec.json.Encoder().encode
+JSON = "application/json"
+NO_STORE = "no-store"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One query parameter: its type, its bounds, and what it is when it is not given."""
+
+    name: str
+    kind: type[str] | type[int] | type[float]
+    text: str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+    def read(self, text: str) -> Any:
+        """The value, or a 422 problem that names it and what is allowed."""
+        try:
+            value = self.kind(text)
+        except ValueError:
+            raise unprocessable(self.name, text, self.expected()) from None
+        if self.choices and value not in self.choices:
+            raise unprocessable(self.name, text, self.expected())
+        if self.kind is not str and not self._within(float(value)):
+            raise unprocessable(self.name, text, self.expected())
+        return value
+
+    def _within(self, value: float) -> bool:
+        low = -math.inf if self.least is None else self.least
+        return math.isfinite(value) and low <= value <= (math.inf if self.most is None else self.most)
+
+    def expected(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        word = {str: "text", int: "a whole number", float: "a number"}[self.kind]
+        if self.least is not None and self.most is not None:
+            return f"{word} from {self.least:g} to {self.most:g}"
+        return word if self.least is None else f"{word} of at least {self.least:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route. `params` None: the query goes on verbatim to somebody else, who checks it.
+
+    `body`: the types that a request body may have (of several, a list is taken, too); `answer`: that of the answer.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    tag: str
+    params: tuple[Param, ...] | None = ()
+    body: tuple[Any, ...] = ()
+    body_example: Any = None
+    answer: Any = None
+    example: Any = None
+    status: int = 200
+    problems: tuple[int, ...] = ()
+    media_type: str = JSON
+
+
+def read_query(request: Request, params: Sequence[Param] | None) -> Query:
+    """The query by name with defaults filled in; unknown keys and bad values are 422 problems."""
+    if params is None:
+        return {}
+    values = {param.name: param.default for param in params}
+    if not request.scope["query_string"]:
+        return values
+    by_name = {param.name: param for param in params}
+    given = set()
+    for name, text in request.query_params.multi_items():
+        if name not in by_name:
+            known = ", ".join(by_name) or "no parameters"
+            error = FieldError(name, text, f"one of {known}" if by_name else known)
+            raise Problem(422, "bad_request", f"unknown parameter {name!r}: expected {known}", errors=[error])
+        if name in given:
+            raise unprocessable(name, text, "each parameter once")
+        given.add(name)
+        values[name] = by_name[name].read(text)
+    return values
+
+
+class Endpoint:
+    """One path: its rows by method, as an ASGI application."""
+
+    def __init__(self, path: str, rows: Mapping[str, Row], context: Context) -> None:
+        self.path = path
+        self.rows = dict(rows)
+        self.context = context
+        self.allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        method = scope["method"]
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request, "GET" if method == "HEAD" else method)
+        except FleetcastError as error:
+            response = as_problem(error).response(scope["path"])
+        except ClientDisconnect:
+            return
+        except HTTPException as error:
+            response = Problem(error.status_code, "http", error.detail).response(scope["path"])
+        except Exception:
+            response = bug(scope["path"])
+        self.context.metrics.observe(self.path, method, response.status_code, time.perf_counter() - began)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, method: str) -> Response:
+        row = self.rows.get(method)
+        if row is None:
+            detail = f"{request.method} is not allowed here: expected {self.allow}"
+            raise Problem(405, "method_not_allowed", detail, headers={"allow": self.allow})
+        return await row.handler(request, self.context, read_query(request, row.params))
+
+
+def bug(path: str) -> Response:
+    """A 500 that the log can be searched for; call it while the exception is being handled."""
+    number = uuid.uuid4().hex[:12]
+    logger.exception("answered 500 with id %s", number)
+    detail = f"an error of ours; the log has it under {number}"
+    return Problem(500, "bug", detail, extra={"id": number}).response(path)
+
+
+def routes_of(rows: Sequence[Row], context: Context) -> list[Route]:
+    """Starlette routes in the order of the rows, one a path."""
+    by_path: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_path.setdefault(row.path, {})[row.method] = row
+    return [Route(path, Endpoint(path, methods, context), name=path) for path, methods in by_path.items()]
+
+
+def age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
+    """`Age` in whole seconds of fleet time, and which board it was."""
+    age_s = max(0, (context.clock.now_ms() - as_of_ms) // 1000)
+    headers = {"age": str(age_s), "cache-control": NO_STORE}
+    if board is not None:
+        headers["x-fleetcast-board"] = str(board.sequence)
+    return headers
+
+
+def answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
+    """A JSON answer about the fleet, with its age."""
+    return Response(body, 200, age_headers(context, as_of_ms, board), JSON)

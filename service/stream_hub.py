@@ -1,0 +1,112 @@
+"""Server-sent events: one poller of the board, any number of clients. A slow client skips boards, it never queues them.
+
+event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
+event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
+: heartbeat                               every 15 s of silence
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from service.feed import BoardFeed
+
+POLL_S = 0.1
+HEARTBEAT_S = 15.0
+MAX_CLIENTS = 256
+HARD_KEPT = 256
+
+
+class StreamHub:
+    """All times are wall time. `close` ends every stream, so that a server can stop."""
+
+    def __init__(self, feed: BoardFeed, *, poll_s: float = POLL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self.feed = feed
+        self.clients = 0
+        self.closed = False
+        self._poll_s = poll_s
+        self._heartbeat_s = heartbeat_s
+        self._board: bytes = b""
+        self._boards = 0
+        self._hard: deque[tuple[int, Any]] = deque(maxlen=HARD_KEPT)
+        self._hard_count = 0
+        self._urgent: list[Any] = []
+        self._changed = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream of one client."""
+        self.clients += 1
+        if self._poller is None:
+            self._look()
+            self._poller = asyncio.ensure_future(self._poll())
+        boards, hard = -1, self._hard_count
+        try:
+            yield b"retry: 2000\n\n"
+            while not self.closed:
+                changed = self._changed
+                if self._boards != boards and self._board:
+                    boards = self._boards
+                    yield self._board
+                if self._hard_count != hard:
+                    rows = [row for number, row in self._hard if number > hard]
+                    hard = self._hard_count
+                    yield b"event: hard\ndata: " + msgspec.json.encode(rows) + b"\n\n"
+                try:
+                    await asyncio.wait_for(changed.wait(), self._heartbeat_s)
+                except TimeoutError:
+                    yield b": heartbeat\n\n"
+        finally:
+            self.clients -= 1
+            if not self.clients and self._poller is not None:
+                self._poller.cancel()
+                self._poller = None
+
+    async def _poll(self) -> None:
+        while not self.closed:
+            await asyncio.sleep(self._poll_s)
+            if self._look():
+                self._wake()
+
+    def _look(self) -> bool:
+        """Whether the board or its urgent part is new since the last look."""
+        board = self.feed.latest()
+        if board is None:
+            return False
+        data = msgspec.json.encode({"as_of_ms": board.as_of_ms, "sequence": board.sequence})
+        text = b"id: %d\nevent: board\ndata: %b\n\n" % (board.sequence, data)
+        changed = text != self._board
+        if changed:
+            self._board, self._boards = text, self._boards + 1
+        return self._look_urgent() or changed
+
+    def _look_urgent(self) -> bool:
+        board = self.feed.latest()
+        try:
+            document = board.json("doc.urgent") if board is not None else {}
+        except KeyError:
+            return False
+        rows = document.get("rows", []) if isinstance(document, dict) else document
+        fresh = [row for row in rows if row not in self._urgent]
+        self._urgent = rows
+        for row in fresh:
+            self._hard_count += 1
+            self._hard.append((self._hard_count, row))
+        return bool(fresh)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed = True
+        self._wake()
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+            self._poller = None

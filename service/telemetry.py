@@ -1,0 +1,145 @@
+"""Our own Prometheus metrics.
+
+The API counts its requests itself; what the pipeline counts is on the board (`doc.ingestion`) and is rendered from
+there, so a scrape of the API tells both; the placer's page is added as it is.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+class ApiMetrics:
+    """What one API process counts, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "fleetcast_http_requests", "Requests answered.", ("route", "method", "status"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "fleetcast_http_request_seconds",
+            "Wall time from routing to the end of the answer.",
+            ("route",),
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.events = Counter(
+            "fleetcast_api_events", "Events by what became of them.", ("outcome",), registry=self.registry
+        )
+        self.refused = Counter(
+            "fleetcast_api_refused_records",
+            "Records this process refused; the pipeline counts them, too.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
+        self._kept_requests: dict[tuple[str, str, int], Counter] = {}
+        self._kept_seconds: dict[str, Histogram] = {}
+
+    def observe(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        key = (route, method, status)
+        counter = self._kept_requests.get(key)
+        if counter is None:
+            counter = self._kept_requests[key] = self._requests.labels(route, method, str(status))
+        counter.inc()
+        histogram = self._kept_seconds.get(route)
+        if histogram is None:
+            histogram = self._kept_seconds[route] = self._seconds.labels(route)
+        histogram.observe(seconds)
+
+    def page(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+class _Families(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
+
+
+def pipeline_page(ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None) -> str:
+    """The pipeline's numbers as exposition text; what it does not tell is left out."""
+    families: list[Metric] = []
+    _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
+    _counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
+    _counter(families, "fleetcast_events", "Job and node events applied.", ingestion.get("events_total"))
+    _counter(families, "fleetcast_duplicate_events", "Events seen before.", ingestion.get("duplicates_total"))
+    _counter(families, "fleetcast_ticks", "Ticks finished.", ingestion.get("ticks"))
+    bad = CounterMetricFamily("fleetcast_bad_records", "Input records skipped, by reason.", labels=("reason",))
+    for reason, count in (ingestion.get("bad_records") or {}).items():
+        bad.add_metric((str(reason),), float(count))
+    families.append(bad)
+    _gauge(families, "fleetcast_samples_per_second", "Samples a fleet second.", ingestion.get("samples_per_s"))
+    _gauge(
+        families, "fleetcast_newest_sample_timestamp_seconds", "Newest sample.", _s(ingestion.get("newest_sample_ms"))
+    )
+    _quantiles(families, "fleetcast_tick_seconds", "Wall time of a tick.", ingestion.get("tick_ms"))
+    _quantiles(families, "fleetcast_lag_seconds", "Wall time from arrival to the board.", ingestion.get("lag_ms"))
+    targets = GaugeMetricFamily("fleetcast_targets", "Scrape targets by state.", labels=("state",))
+    for state, count in (ingestion.get("targets") or {}).items():
+        targets.add_metric((str(state),), float(count))
+    families.append(targets)
+    _gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
+    _gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return generate_latest(registry).decode()
+
+
+def _counter(families: list[Metric], name: str, text: str, value: float | None) -> None:
+    if value is not None:
+        families.append(CounterMetricFamily(name, text, value=float(value)))
+
+
+def _gauge(families: list[Metric], name: str, text: str, value: float | None) -> None:
+    if value is not None:
+        families.append(GaugeMetricFamily(name, text, value=float(value)))
+
+
+def _quantiles(families: list[Metric], name: str, text: str, values: Mapping[str, float | None] | None) -> None:
+    family = GaugeMetricFamily(name, text, labels=("quantile",))
+    for label, value in (values or {}).items():
+        if value is not None and label.startswith("p"):
+            family.add_metric((f"0.{label[1:]}",), value / 1000)
+    families.append(family)
+
+
+def _s(time_ms: float | None) -> float | None:
+    return None if time_ms is None else time_ms / 1000
+
+
+def merge_pages(*pages: str) -> str:
+    """Pages one after the other; a family that an earlier page has is left out, since a name may come only once."""
+    seen: set[str] = set()
+    lines: list[str] = []
+    for page in pages:
+        families = list(_by_family(page))
+        lines += [line for name, rows in families if name not in seen for line in rows]
+        seen.update(name for name, _ in families)
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _by_family(page: str) -> Iterator[tuple[str, list[str]]]:
+    """(name, lines) of each family of a page; every family begins with its HELP or TYPE line."""
+    name, rows = "", list[str]()
+    for line in page.splitlines():
+        words = line.split(" ", 3)
+        if len(words) >= 3 and words[0] == "#" and words[1] in ("HELP", "TYPE") and words[2] != name:
+            if rows:
+                yield name, rows
+            name, rows = words[2], []
+        if line:
+            rows.append(line)
+    if rows:
+        yield name, rows
