@@ -40,6 +40,8 @@ class Ring:
         self.capacity = 0
         self.head = -1
         self.closed = -1
+        self.touched_slot = 0  # the oldest slot and bucket written since they were last saved
+        self.touched_bucket = 0
         metrics, values = len(layout.metrics), len(layout.values)
         self.time_ms: NDArray[np.int64] = np.empty((metrics, 0), np.int64)
         self.raw: NDArray[np.float64] = np.empty((metrics, 0), np.float64)
@@ -79,6 +81,13 @@ class Ring:
     # -- time ---------------------------------------------------------------------------------------------------
 
     @property
+    def newest_bucket(self) -> int:
+        return self.head * self.span.interval_ms // BUCKET_MS
+
+    def forget_touched(self) -> None:
+        self.touched_slot, self.touched_bucket = self.head + 1, self.newest_bucket + 1
+
+    @property
     def end(self) -> int:
         """The slot at which windows end: the one that held the latest `now`."""
         return self.closed + OPEN_SLOTS
@@ -96,13 +105,15 @@ class Ring:
             return
         if head == self.head:
             return
+        self.touched_slot = min(self.touched_slot, self.head + 1)
         slots = np.arange(max(self.head + 1, head - self.span.slots + 1), head + 1) % self.span.slots
         self.fine[:, slots] = np.nan
         self.events[:, slots] = 0
-        was, bucket = (slot * self.span.interval_ms // BUCKET_MS for slot in (self.head, head))
-        if bucket > was:
-            self.coarse[:, np.arange(max(was + 1, bucket - BUCKETS + 1), bucket + 1) % BUCKETS] = np.nan
-        self.head = head
+        was, self.head = self.newest_bucket, head
+        if self.newest_bucket > was:
+            self.touched_bucket = min(self.touched_bucket, was + 1)
+            buckets = np.arange(max(was + 1, self.newest_bucket - BUCKETS + 1), self.newest_bucket + 1)
+            self.coarse[:, buckets % BUCKETS] = np.nan
 
     def _close(self, closed: int) -> None:
         if closed <= self.closed:
@@ -165,6 +176,7 @@ class Ring:
             np.minimum.at(self.first_seen_ms, entity[first], time_ms[first])
         slot = time_ms // self.span.interval_ms
         inside = slot > self.head - self.span.slots
+        self.touched_slot = min(self.touched_slot, int(slot.min()))
         self.dirty[entity[inside & (slot <= self.closed)]] = True
         stored = self._count(metric, entity, time_ms, value, before, raw, slot, inside)
         self._store(metric, entity, time_ms, stored, before, slot, inside)
@@ -268,8 +280,9 @@ class Ring:
 
     def _leave_bucket(self, row: NDArray[np.intp], entity: NDArray[np.intp], bucket: NDArray[np.int64]) -> None:
         count = self.bucket_count[row, entity]
-        newest = self.head * self.span.interval_ms // BUCKET_MS
-        done = (count > 0) & (bucket > newest - BUCKETS)
+        done = (count > 0) & (bucket > self.newest_bucket - BUCKETS)
+        if done.any():
+            self.touched_bucket = min(self.touched_bucket, int(bucket[done].min()))
         mean = self.bucket_total[row[done], entity[done]] / count[done]
         self.coarse[row[done], bucket[done] % BUCKETS, entity[done]] = mean
         self.bucket_total[row, entity] = 0.0
@@ -294,7 +307,7 @@ class Ring:
         """(bucket, entity) 10-minute means of a value metric over a day, oldest first, the current one last."""
         metric = self.layout.metrics.index(name)
         row = self.layout.value[metric]
-        newest = self.head * self.span.interval_ms // BUCKET_MS
+        newest = self.newest_bucket
         means = self.coarse[row, np.arange(newest - BUCKETS + 1, newest + 1) % BUCKETS, : self.size]
         count = self.bucket_count[row, : self.size]
         age = newest - self.time_ms[metric, : self.size] // BUCKET_MS

@@ -7,15 +7,20 @@ of a gauge in one slot: the newest wins; increments of event counters add up.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.layout import Span, layout_of
 from features.ring import Ring
+from features.store_files import SEGMENTS, SavedRing, StoreError, copy_ring, read_store, write_store
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
+
+__all__ = ["FrozenStore", "StoreError", "WindowStore", "Written"]
 
 LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its end
 
@@ -52,6 +57,8 @@ class WindowStore:
         self.entities = entities
         self.span = Span(round(interval_s * 1000), fine_slots, round(future_limit_s * 1000))
         self.rings: dict[EntityKind, Ring] = {}
+        self._files: list[Path] = []  # slot files of the last save; empty: the next one writes everything
+        self._freezes = 0
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +96,51 @@ class WindowStore:
         """Let time pass: slots close and empty also where no sample arrives."""
         for ring in self.rings.values():
             ring.advance(now_ms)
+
+    def freeze(self) -> "FrozenStore":
+        """A copy of what the next save must write, to be saved in a thread while this store goes on."""
+        self._freezes += 1
+        files, self._files = self._files if len(self._files) < SEGMENTS else [], []
+        about = {"span": asdict(self.span), "names": self.entities.dump()}
+        rings = {kind: copy_ring(ring, everything=not files) for kind, ring in self.rings.items()}
+        return FrozenStore(self, self._freezes, about, rings, files)
+
+    def save(self, folder: Path) -> None:
+        """Write everything a restart needs into `folder`; it may hold the previous save."""
+        self.freeze().save(folder)
+
+    def saved(self, number: int, files: list[Path]) -> None:
+        """Note that the frozen copy of this number is on disk: if it is the newest, the next one adds to it."""
+        if number == self._freezes:
+            self._files = files
+
+    @classmethod
+    def load(cls, folder: Path, *, interval_s: float | None = None) -> "WindowStore":
+        """The store of a folder, with entities of its own in their old rows.
+
+        Raises StoreError when it is missing or torn, or was cut at another interval than the wanted one.
+        """
+        entities, span, rings = read_store(folder)
+        if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
+            raise StoreError(f"{folder} has slots of {span.interval_ms} ms, wanted {interval_s} s")
+        store = cls(entities)
+        store.span, store.rings = span, rings
+        return store
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenStore:
+    """A copy of a store at one moment, as far as it is not on disk yet. `files`: the slot files it adds to."""
+
+    store: WindowStore
+    number: int
+    about: dict[str, Any]
+    rings: dict[EntityKind, SavedRing]
+    files: list[Path]
+
+    def save(self, folder: Path) -> None:
+        """Write and fsync. OSError leaves the store such that its next copy holds everything."""
+        self.store.saved(self.number, write_store(folder, self.about, self.rings, self.files))
 
 
 def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> Iterator[NDArray[np.intp] | slice]:

@@ -1,0 +1,170 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.extract import extract
+from features.store import StoreError, WindowStore
+from tests.features.oracle import GPU, T0, Row, batch, fleet
+
+METRICS = ("power_w", "xid", "energy_j", "ecc_sbe_volatile")
+minutes = st.lists(
+    st.tuples(
+        st.sampled_from(METRICS),
+        st.integers(0, 2),
+        st.integers(0, 45 * 60).map(lambda second: T0 + second * 1000),
+        st.integers(0, 6).map(float),
+    ),
+    max_size=40,
+).map(lambda rows: sorted(rows, key=lambda row: row[2]))
+
+
+def run(store: WindowStore, rows: list[Row]) -> WindowStore:
+    for row in rows:
+        store.write(batch(GPU, [row]), row[2])
+    return store
+
+
+def assert_same(left: WindowStore, right: WindowStore) -> None:
+    end = T0 + 46 * 60_000
+    ours, theirs = extract(left, end).gpu, extract(right, end).gpu
+    np.testing.assert_allclose(ours.values, theirs.values, rtol=1e-6)
+    np.testing.assert_array_equal(ours.since_ms, theirs.since_ms)
+    one, other = left.ring(GPU), right.ring(GPU)
+    for name in one.layout.values:
+        np.testing.assert_array_equal(one.slots(name, 120), other.slots(name, 120))
+        np.testing.assert_array_equal(one.day(name), other.day(name))
+
+
+@settings(deadline=None, max_examples=60)
+@given(minutes, st.lists(st.integers(0, 40), max_size=5).map(sorted), st.integers(0, 10))
+def test_snapshots_and_an_overlapping_replay_equal_a_straight_run(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], cuts: list[int], overlap: int
+) -> None:
+    folder = tmp_path_factory.mktemp("snapshots")
+    store, done = WindowStore(fleet()), 0
+    for number, cut in enumerate(cuts):
+        run(store, rows[done:cut])
+        done = max(done, cut)
+        store.save(folder / str(number))
+    if cuts:
+        store = WindowStore.load(folder / str(len(cuts) - 1))
+    run(store, rows[max(0, done - overlap) :])
+    assert_same(store, run(WindowStore(fleet()), rows))
+
+
+def rows_at(minute: int) -> list[Row]:
+    return [
+        ("power_w", gpu, T0 + minute * 60_000 + s, 400.0 + minute) for gpu in range(3) for s in range(0, 60_000, 15_000)
+    ]
+
+
+def saved_minutes(folder: Path, minutes_run: int) -> WindowStore:
+    store = WindowStore(fleet())
+    for minute in range(minutes_run):
+        run(store, rows_at(minute))
+        store.save(folder / str(minute))
+    return store
+
+
+def test_a_later_save_writes_only_what_is_new(tmp_path: Path) -> None:
+    saved_minutes(tmp_path, 40)
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "39").glob("*.slots"))]
+    assert len(sizes) == 40
+    assert max(sizes[1:]) < sizes[0] / 5
+
+
+def test_after_many_saves_one_file_holds_everything_again(tmp_path: Path) -> None:
+    store = saved_minutes(tmp_path, 65)
+    assert len(list((tmp_path / "64").glob("*.slots"))) == 5
+    assert_same(WindowStore.load(tmp_path / "64"), store)
+
+
+def test_older_folders_may_go(tmp_path: Path) -> None:
+    store = saved_minutes(tmp_path, 3)
+    for minute in (0, 1):
+        for path in (tmp_path / str(minute)).iterdir():
+            path.unlink()
+    assert_same(WindowStore.load(tmp_path / "2"), store)
+
+
+def test_a_folder_may_be_saved_into_again(tmp_path: Path) -> None:
+    store = WindowStore(fleet())
+    for minute in range(5):
+        run(store, rows_at(minute))
+        store.save(tmp_path / "here")
+    assert_same(WindowStore.load(tmp_path / "here"), store)
+
+
+def test_after_a_save_that_failed_the_next_one_holds_everything(tmp_path: Path) -> None:
+    store = saved_minutes(tmp_path, 2)
+    (tmp_path / "blocked").write_text("not a folder")
+    run(store, rows_at(2))
+    with pytest.raises(OSError, match="blocked"):
+        store.save(tmp_path / "blocked")
+    run(store, rows_at(3))
+    store.save(tmp_path / "next")
+    assert len(list((tmp_path / "next").glob("*.slots"))) == 1
+    assert_same(WindowStore.load(tmp_path / "next"), store)
+
+
+def test_a_copy_that_was_overtaken_is_not_built_upon(tmp_path: Path) -> None:
+    store = saved_minutes(tmp_path, 2)
+    slow = store.freeze()
+    run(store, rows_at(2))
+    store.save(tmp_path / "newer")
+    slow.save(tmp_path / "slow")
+    run(store, rows_at(3))
+    store.save(tmp_path / "last")
+    assert_same(WindowStore.load(tmp_path / "last"), store)
+
+
+def test_a_frozen_copy_does_not_change_with_the_store(tmp_path: Path) -> None:
+    store = run(WindowStore(fleet()), rows_at(0))
+    frozen = store.freeze()
+    run(store, rows_at(1))
+    frozen.save(tmp_path)
+    assert_same(WindowStore.load(tmp_path), run(WindowStore(fleet()), rows_at(0)))
+
+
+def test_entities_come_back_in_their_rows(tmp_path: Path) -> None:
+    store = WindowStore(fleet())
+    store.save(tmp_path)
+    assert WindowStore.load(tmp_path).entities.dump() == store.entities.dump()
+
+
+def test_a_missing_folder_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot load the store in .*state\.arrays"):
+        WindowStore.load(tmp_path)
+
+
+def test_another_interval_is_refused(tmp_path: Path) -> None:
+    WindowStore(fleet(), interval_s=15).save(tmp_path)
+    with pytest.raises(StoreError, match=r"15000 ms, wanted 30\.0 s"):
+        WindowStore.load(tmp_path, interval_s=30.0)
+
+
+@pytest.mark.parametrize("name", ["state.arrays", "000001.slots"])
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.3, 0.999])
+def test_a_torn_file_is_an_error_that_says_so(tmp_path: Path, name: str, keep: float) -> None:
+    saved_minutes(tmp_path, 1)
+    path = tmp_path / "0" / name
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(StoreError, match=name.replace(".", r"\.")):
+        WindowStore.load(tmp_path / "0")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 255))
+def test_a_flipped_byte_is_found(tmp_path_factory: pytest.TempPathFactory, where: float, flip: int) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    saved_minutes(folder, 1)
+    path = folder / "0" / "state.arrays"
+    data = bytearray(path.read_bytes())
+    data[int(where * len(data))] ^= flip
+    path.write_bytes(data)
+    with pytest.raises(StoreError):
+        WindowStore.load(folder / "0")
