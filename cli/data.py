@@ -33,7 +33,7 @@ def list_sets(data: DataOption = None) -> None:
     Example:  fleetcast data list
     """
     from training.public_sets import PUBLIC_SETS, public_set
-    from training.splits import set_names
+    from training.data_folders import set_names
 
     folder = data or data_folder()
     present = set_names(folder) if folder.is_dir() else ()
@@ -50,7 +50,7 @@ def list_sets(data: DataOption = None) -> None:
 
 
 def _echo_files(data: Path, name: str) -> None:
-    from training.splits import is_table, span_of
+    from training.data_folders import is_table, span_of
 
     files = sorted(path for path in (data / name).rglob("*") if path.is_file())
     tables = [path for path in files if is_table(path)]
@@ -90,7 +90,7 @@ def split(
       fleetcast data split jobs/ricc --at 6000000 --out split      (its clock is seconds)
     """
     from fleet.errors import ConfigError
-    from training.splits import split_set
+    from training.data_folders import split_set
 
     pairs = [item.partition("=") for item in hold_out or []]
     bad = next((key for key, sign, value in pairs if not (key and sign and value)), None)
