@@ -187,7 +187,7 @@ class FaultPlan:
         return fault_id
 
     def _note(self, incident: Incident, shows: bool, now_ms: int, dt_s: float) -> None:
-        if now_ms >= incident.start_ms and not incident.started:
+        if not incident.started:  # a precursor counts: who sees it is not wrong about the node
             incident.started = True
             self._record(incident, None)
         if not shows or incident.visible_ms is not None:

@@ -153,7 +153,7 @@ def _load_run(folder: Path, name: str) -> RecordedRun:
 
     telemetry, ib, bmc = path("telemetry"), path("ib"), path("bmc")
     return RecordedRun(
-        node="h100-" + name.replace("_", "-"),
+        node=name.replace("_", "-"),
         gpus=_read_gpus(telemetry) if telemetry else None,
         ports=_read_ports(ib) if ib else None,
         power=_read_power(bmc) if bmc else None,

@@ -51,12 +51,12 @@ def read(page: bytes, name: str) -> list[float]:
 
 def test_a_recorded_run_is_a_node_with_its_own_pages(tmp_path: Path) -> None:
     fleet = small_run(tmp_path)
-    assert list(fleet.targets()) == [("h100-t1", "dcgm"), ("h100-t1", "node")]
+    assert list(fleet.targets()) == [("t1", "dcgm"), ("t1", "node")]
     fleet.advance(50_000)
-    page = fleet.page("h100-t1", "dcgm", 53_000)
+    page = fleet.page("t1", "dcgm", 53_000)
     assert read(page, "DCGM_FI_DEV_POWER_USAGE") == [103, 203]
     assert read(page, "DCGM_FI_DEV_FB_FREE") == [80_559, 80_559]
-    assert b'Hostname="h100-t1"' in page
+    assert b'Hostname="t1"' in page
     assert b"DCGM_FI_DEV_SM_CLOCK" not in page
 
 
@@ -64,12 +64,12 @@ def test_a_run_starts_over_while_its_counters_go_on(tmp_path: Path) -> None:
     fleet = small_run(tmp_path)
     fleet.advance(0)
     seconds = (0, 5, 9, 12, 21)
-    pages = [fleet.page("h100-t1", "dcgm", second * 1000) for second in seconds]
+    pages = [fleet.page("t1", "dcgm", second * 1000) for second in seconds]
     assert [read(page, "DCGM_FI_DEV_POWER_USAGE")[0] for page in pages] == [100, 105, 109, 102, 102]
     energy = [read(page, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")[0] for page in pages]
     assert energy == sorted(energy)
     sent = [
-        read(fleet.page("h100-t1", "node", second * 1000), "node_infiniband_port_data_transmitted_bytes_total")[3]
+        read(fleet.page("t1", "node", second * 1000), "node_infiniband_port_data_transmitted_bytes_total")[3]
         for second in seconds
     ]
     assert sent == [0, 5000, 9000, 11_000, 20_000]
@@ -90,9 +90,9 @@ def test_a_recording_without_a_column_is_refused_by_name(tmp_path: Path) -> None
 def test_the_public_runs_show_power_and_traffic_as_recorded() -> None:
     fleet = load_recorded_fleet(DATA)
     fleet.advance(0)
-    power = read(fleet.page("h100-t3", "dcgm", 250_000), "DCGM_FI_DEV_POWER_USAGE")
+    power = read(fleet.page("t3", "dcgm", 250_000), "DCGM_FI_DEV_POWER_USAGE")
     assert len(power) == 8
     assert all(600 < watts < 700 for watts in power)
     name = "node_infiniband_port_data_transmitted_bytes_total"
-    before, after = (read(fleet.page("h100-t11-node0", "node", second * 1000), name) for second in (200, 250))
+    before, after = (read(fleet.page("t11-node0", "node", second * 1000), name) for second in (200, 250))
     assert (sum(after) - sum(before)) / 50 == pytest.approx(56e9, rel=0.1)
