@@ -100,7 +100,8 @@ class WindowStore:
     def freeze(self) -> "FrozenStore":
         """A copy of what the next save must write, to be saved in a thread while this store goes on."""
         self._freezes += 1
-        files, self._files = self._files if len(self._files) < SEGMENTS else [], []
+        there = len(self._files) < SEGMENTS and all(path.exists() for path in self._files)
+        files, self._files = self._files if there else [], []
         about = {"span": asdict(self.span), "names": self.entities.dump()}
         rings = {kind: copy_ring(ring, everything=not files) for kind, ring in self.rings.items()}
         return FrozenStore(self, self._freezes, about, rings, files)
@@ -138,9 +139,13 @@ class FrozenStore:
     rings: dict[EntityKind, SavedRing]
     files: list[Path]
 
-    def save(self, folder: Path) -> None:
-        """Write and fsync. OSError leaves the store such that its next copy holds everything."""
-        self.store.saved(self.number, write_store(folder, self.about, self.rings, self.files))
+    def save(self, folder: Path, *, becomes: Path | None = None) -> None:
+        """Write and fsync. OSError leaves the store such that its next copy holds everything.
+
+        `becomes`: where the caller will move the folder to, so that the next save finds what it can link.
+        """
+        files = write_store(folder, self.about, self.rings, self.files)
+        self.store.saved(self.number, [(becomes or folder) / path.name for path in files])
 
 
 def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> Iterator[NDArray[np.intp] | slice]:

@@ -110,6 +110,17 @@ def test_after_a_save_that_failed_the_next_one_holds_everything(tmp_path: Path) 
     assert_same(WindowStore.load(tmp_path / "next"), store)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_folder_may_be_moved_after_the_save(tmp_path: Path, told: bool) -> None:
+    store = WindowStore(fleet())
+    for minute in range(3):
+        run(store, rows_at(minute))
+        store.freeze().save(tmp_path / "beside", becomes=tmp_path / str(minute) if told else None)
+        (tmp_path / "beside").rename(tmp_path / str(minute))
+    assert len(list((tmp_path / "2").glob("*.slots"))) == (3 if told else 1)
+    assert_same(WindowStore.load(tmp_path / "2"), store)
+
+
 def test_a_copy_that_was_overtaken_is_not_built_upon(tmp_path: Path) -> None:
     store = saved_minutes(tmp_path, 2)
     slow = store.freeze()
