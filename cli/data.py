@@ -32,8 +32,8 @@ def list_sets(data: DataOption = None) -> None:
 
     Example:  fleetcast data list
     """
-    from training.public_sets import PUBLIC_SETS, public_set
     from training.data_folders import set_names
+    from training.public_sets import PUBLIC_SETS, public_set
 
     folder = data or data_folder()
     present = set_names(folder) if folder.is_dir() else ()
