@@ -11,8 +11,12 @@ from ingest.nodes import node_name
 from ingest.series import Series
 from ingest.text import Target
 
-# node_exporter's pressure stall information: seconds in which some task waited for a CPU.
-NODE_READINGS = {"node_pressure_cpu_waiting_seconds_total": metric_row(EntityKind.NODE, "cpu_pressure")}
+# node_exporter: seconds in which some task waited for a CPU (pressure stall information); the board's power meter.
+NODE_READINGS = {
+    "node_pressure_cpu_waiting_seconds_total": metric_row(EntityKind.NODE, "cpu_pressure"),
+    "node_hwmon_power_average_watt": metric_row(EntityKind.NODE, "bmc_power_w"),
+}
+_POWER_METER = "power_meter"  # the chip that sees the whole board; others are single rails
 
 
 class ExporterResolver:
@@ -30,5 +34,7 @@ class ExporterResolver:
         metric = NODE_READINGS.get(name)
         if metric is None:
             return self._ports(name, labels, target)
+        if "chip" in labels and _POWER_METER not in labels["chip"]:
+            return None
         node = self._entities.node(node_name(target.node, self._entities))
         return Series(EntityKind.NODE, metric, node, node)

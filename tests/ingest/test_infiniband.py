@@ -107,6 +107,14 @@ def test_cpu_pressure_belongs_to_the_node() -> None:
     assert Desk("n1").decode("node_pressure_cpu_waiting_seconds_total 14.036781") == {"cpu_pressure n1": 14.036781}
 
 
+def test_the_boards_power_meter_belongs_to_the_node_and_single_rails_do_not() -> None:
+    values = Desk("n1").decode(
+        'node_hwmon_power_average_watt{chip="platform_power_meter",sensor="power1"} 8100',
+        'node_hwmon_power_average_watt{chip="pci0000:00_0000:00:18_3",sensor="power1"} 90',
+    )
+    assert values == {"bmc_power_w n1": 8100.0}
+
+
 def test_ports_are_counted() -> None:
     desk = Desk("n1")
     desk.decode(*(f'node_infiniband_state_id{{device="mlx5_{port}",port="1"}} 4' for port in range(8)))
