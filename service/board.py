@@ -163,7 +163,8 @@ class BoardWriter:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._kept: dict[str, Section] = {}
-        self._sequence = 0
+        last = _map(folder / "board")
+        self._sequence = last.sequence if last else 0  # a restart goes on counting: readers cache by it
 
     def publish(self, sections: Sequence[Section], as_of_ms: int) -> None:
         self._sequence += 1

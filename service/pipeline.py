@@ -25,7 +25,7 @@ from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
 from fleet.events import NodeEvent
-from fleet.jobs import JobAttempt
+from fleet.jobs import JobAttempt, JobTable
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from fleet.topology import Topology
@@ -72,14 +72,15 @@ class Pipeline:
         self.config = config
         self.clock = clock
         self.snapshot = Snapshot(config.folder / "snapshot")
-        self.state, self.memory, self.desk, positions = self.snapshot.restore(config, topology)
+        restored = self.snapshot.restore(config, topology, clock.now_ms())
+        self.state, self.memory, self.desk = restored.state, restored.memory, restored.desk
+        self.began_ms = restored.began_ms
         self.sources = list(sources(self.state.entities))
         for source in self.sources:
-            if source.name in positions:
-                source.seek(positions[source.name])
+            if source.name in restored.positions:
+                source.seek(restored.positions[source.name])
         self.board = BoardWriter(config.board)
         self.models_of = models_of
-        self.began_ms = clock.now_ms()
         self.ticks = 0
         self.tick_ms: deque[float] = deque(maxlen=600)
         self.lag_ms: deque[float] = deque(maxlen=2000)
@@ -88,7 +89,7 @@ class Pipeline:
         self._last_xid = np.zeros(0)
         self._wake = asyncio.Event()
         self._rates = Rates()
-        self._ended: deque[JobAttempt] = deque()
+        self._ended = deque(_ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS))
         self._published_generation = -1
         self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
         self._record: dict[str, Any] = {}
@@ -312,7 +313,7 @@ class Pipeline:
         positions = {source.name: source.position() for source in self.sources}
         oldest_ms = self.clock.now_ms() - self.config.pipeline.history_days * 86_400_000
         self.state.jobs.forget_ended_before(oldest_ms)
-        await self.snapshot.save(self.state, self.desk, positions)
+        await self.snapshot.save(self.state, self.desk, positions, self.began_ms)
         for source in self.sources:
             prune = getattr(source, "prune", None)
             if prune is not None:
@@ -348,6 +349,11 @@ def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | Non
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
     return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
+
+
+def _ended_since(jobs: JobTable, time_ms: int) -> list[JobAttempt]:
+    """Attempts that ended after `time_ms`, oldest first."""
+    return sorted((row for row in jobs if (row.ended_ms or 0) > time_ms), key=lambda row: row.ended_ms or 0)
 
 
 def _health(source: Source) -> list[dict[str, Any]]:

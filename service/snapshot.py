@@ -14,12 +14,14 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from features.store import StoreError, WindowStore
+from features.store import FrozenStore, WindowStore
+from features.store_files import StoreError
 from fleet.entities import Entities
 from fleet.jobs import JobAttempt, NodeRecord, SeenSequences
 from fleet.topology import Topology
@@ -41,6 +43,17 @@ class _Saved(msgspec.Struct):
     nodes: list[tuple[NodeRecord, dict[str, SeenSequences]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a pipeline begins with. `began_ms`: since when its history reaches back."""
+
+    state: FleetState
+    memory: RiskMemory
+    desk: DemandDesk
+    positions: Positions
+    began_ms: int
+
+
 class Snapshot:
     """The snapshots of one pipeline in one folder."""
 
@@ -48,7 +61,7 @@ class Snapshot:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def restore(self, config: Config, topology: Topology) -> tuple[FleetState, RiskMemory, DemandDesk, Positions]:
+    def restore(self, config: Config, topology: Topology, now_ms: int) -> Restored:
         """The current snapshot, or an empty state where there is none that is whole."""
         number = self._current()
         if number is not None:
@@ -60,7 +73,7 @@ class Snapshot:
         store = WindowStore(
             entities, interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
         )
-        return FleetState(entities, store, topology), _memory(config), DemandDesk(), {}
+        return Restored(FleetState(entities, store, topology), _memory(config), DemandDesk(), {}, now_ms)
 
     def _current(self) -> str | None:
         try:
@@ -68,12 +81,10 @@ class Snapshot:
         except FileNotFoundError:
             return None
 
-    def _load(
-        self, folder: Path, config: Config, topology: Topology
-    ) -> tuple[FleetState, RiskMemory, DemandDesk, Positions]:
+    def _load(self, folder: Path, config: Config, topology: Topology) -> Restored:
         document = json.loads((folder / "state.json").read_bytes())
         saved = msgspec.msgpack.decode((folder / "jobs.msgpack").read_bytes(), type=_Saved)
-        store = WindowStore.load(folder / "store")
+        store = WindowStore.load(folder / "store", interval_s=config.scrape.interval_s)
         state = FleetState(store.entities, store, topology)
         for attempt in saved.jobs:
             state.jobs.put(attempt)
@@ -85,12 +96,15 @@ class Snapshot:
         desk = DemandDesk()
         desk.load(document["desk"])
         logger.info("snapshot %s: %d jobs, %d nodes restored", folder.name, len(state.jobs), len(state.topology))
-        return state, _memory(config), desk, document["positions"]
+        return Restored(state, _memory(config), desk, document["positions"], document["began_ms"])
 
-    async def save(self, state: FleetState, desk: DemandDesk, positions: Mapping[str, Mapping[str, Any]]) -> None:
+    async def save(
+        self, state: FleetState, desk: DemandDesk, positions: Mapping[str, Mapping[str, Any]], began_ms: int
+    ) -> None:
         """Copy the state in the loop (it must hold still), write it in a thread."""
         document = {
             "positions": positions,
+            "began_ms": began_ms,
             "jobs_position": state.jobs.position,
             "nodes_position": state.nodes.position,
             "newest_sample_ms": state.counts.newest_sample_ms,
@@ -101,11 +115,11 @@ class Snapshot:
         number = str(int(self._current() or "0") + 1)
         await asyncio.to_thread(self._write, self.folder / number, document, tables, frozen)
 
-    def _write(self, folder: Path, document: Mapping[str, Any], tables: bytes, frozen: Any) -> None:
+    def _write(self, folder: Path, document: Mapping[str, Any], tables: bytes, frozen: FrozenStore) -> None:
         beside = folder.with_name(f".{folder.name}.tmp")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        frozen.save(beside / "store")
+        frozen.save(beside / "store", becomes=folder / "store")
         replace_file(beside / "jobs.msgpack", tables, sync=True)
         replace_file(beside / "state.json", json.dumps(document).encode(), sync=True)
         os.rename(beside, folder)
