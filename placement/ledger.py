@@ -71,6 +71,12 @@ class IntentState(StrEnum):
     CANCELLED = "cancelled"
 
 
+SETTLED_WORDS = {
+    IntentState.EXPIRED: "did not start in time: its GPUs are free again",
+    IntentState.CANCELLED: "was cancelled before it started: its GPUs are free again",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """GPUs promised to a job. cpus and host_memory_gib are per rank."""
@@ -204,7 +210,7 @@ class Ledger:
             if request.request_id in self._queue:
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
                 del self._queue[request.request_id]
-            self.note(decision, now_ms, caller, action)
+            self.note(request.request_id, now_ms, caller, action, decision.sentence, decision)
         self.version += 1
         return reply
 
@@ -248,15 +254,17 @@ class Ledger:
         row = self._db.execute("SELECT state FROM intents WHERE request_id = ?", [request_id]).fetchone()
         return IntentState(row[0]) if row else None
 
-    def settle(self, states: Iterable[tuple[str, IntentState]]) -> int:
+    def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their last state; returns how many there were."""
-        rows = [(state.value, request_id) for request_id, state in states]
+        rows = [(request_id, state) for request_id, state in states if request_id in self._intents]
         if not rows:
             return 0
         with self.transaction():
-            self._db.executemany("UPDATE intents SET state = ? WHERE request_id = ? AND state = 'active'", rows)
-            for _, request_id in rows:
-                self._intents.pop(request_id, None)
+            for request_id, state in rows:
+                self._db.execute("UPDATE intents SET state = ? WHERE request_id = ?", [state.value, request_id])
+                job = self._intents.pop(request_id).job
+                if state in SETTLED_WORDS:
+                    self.note(request_id, now_ms, caller, state.value, f"{job} {SETTLED_WORDS[state]}")
         self.version += 1
         return len(rows)
 
@@ -275,7 +283,7 @@ class Ledger:
         with self.transaction():
             self._db.execute("INSERT INTO queue VALUES (?,?,?,?)", [request.request_id, encode(request), reply, now_ms])
             self._queue[request.request_id] = QueueEntry(request, reply, now_ms)
-            self.note(decision, now_ms, caller, "queue")
+            self.note(request.request_id, now_ms, caller, "queue", decision.sentence, decision)
         self.version += 1
         return reply
 
@@ -292,14 +300,17 @@ class Ledger:
 
     # -- audit
 
-    def note(self, decision: Decision, now_ms: int, caller: str, action: str) -> None:
+    def note(
+        self, request_id: str, now_ms: int, caller: str, action: str, sentence: str, decision: Decision | None = None
+    ) -> None:
         """Append one line to the audit trail."""
+        said = decision or Decision(request_id=request_id, decision_id="", outcome="refused", sentence=sentence)
         self._db.execute(
             "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence) "
             "VALUES (?,?,?,?,?,?,?,?)",
             [
-                *(now_ms, caller, action, decision.request_id, decision.decision_id, decision.board_as_of_ms),
-                *(encode(decision.models).decode(), decision.sentence),
+                *(now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
+                *(encode(said.models).decode(), sentence),
             ],
         )
 

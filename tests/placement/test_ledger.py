@@ -71,12 +71,14 @@ def test_an_intent_holds_until_it_is_settled(ledger: Ledger) -> None:
     for name in ("a", "b"):
         ledger.commit(PlacementRequest(request_id=name), placed(name), 1, "", "place")
     before = ledger.version
-    ledger.settle([("a", IntentState.SEEN)])
+    ledger.settle([("a", IntentState.SEEN), ("nobody", IntentState.SEEN)], 2)
     assert ledger.version > before
     assert [intent.request_id for intent in ledger.active_intents()] == ["b"]
     assert ledger.intent_state("a") is IntentState.SEEN
     assert ledger.intent_state("nobody") is None
-    assert ledger.settle([]) == 0
+    assert ledger.settle([("b", IntentState.EXPIRED)], 3) == 1
+    assert ledger.settle([], 4) == 0
+    assert "did not start in time" in ledger.audit(1)[0]["sentence"]
 
 
 def test_a_queued_request_moves_to_the_decisions_when_placed(path: Path) -> None:

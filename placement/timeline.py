@@ -1,0 +1,176 @@
+"""What will be free when: run-time estimates, and the view as running jobs end one after the other."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest, RankPlacement
+from placement.engine import fits_now
+from placement.options import Options
+from placement.view import ClusterView
+
+FALLBACK_S = 86_400.0
+FEWEST_JOBS = 5
+SPREAD_UNKNOWN = 1.0  # sigma of log seconds while only one number is known
+SPREAD_LEAST = 0.05
+SHORTEST_REST = 0.05  # a job past every estimate is given this share of its age more
+NORMAL = NormalDist()
+Z90 = NORMAL.inv_cdf(0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Run times of finished jobs as log-normals by GPU count: count → (p50_s, p90_s); 0 stands for all counts."""
+
+    by_gpus: Mapping[int, tuple[float, float]]
+
+    @classmethod
+    def of(cls, durations: Mapping[str, Any]) -> "RunTimes":
+        """From `{"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {...}}`; counts with few jobs fall back to all."""
+        rows = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
+        rows[0] = durations.get("all") or {}
+        return cls(
+            {
+                gpus: (float(row["p50"]), float(row["p90"]))
+                for gpus, row in rows.items()
+                if (row.get("n") or 0) >= FEWEST_JOBS and row.get("p50") and row.get("p90")
+            }
+        )
+
+    def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
+        """Quantile `q` of the run time of a job of `gpus` GPUs, given that it has run for `age_s`.
+
+        Its p90 is that of finished jobs of the same count, else of all, else the limit, else a day; never above the
+        limit. An estimate that has passed grows with the age.
+
+        >>> RunTimes({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
+        600.0
+        """
+        known = self.by_gpus.get(gpus) or self.by_gpus.get(0)
+        p90 = known[1] if known else limit_s or FALLBACK_S
+        sigma = max(SPREAD_LEAST, math.log(p90 / known[0]) / Z90) if known else SPREAD_UNKNOWN
+        mu = math.log(p90) - Z90 * sigma
+        passed = NORMAL.cdf((math.log(age_s) - mu) / sigma) if age_s > 0 else 0.0
+        share = passed + q * (1 - passed)
+        run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
+        if limit_s is not None:
+            run_s = min(run_s, limit_s)
+        return max(run_s, age_s * (1 + SHORTEST_REST))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job that holds GPUs."""
+
+    started_ms: int
+    gpus: int
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """GPUs that become free. gpus: (k,) flat index into the (n, g) arrays of the view."""
+
+    job: str
+    end_ms: int
+    gpus: NDArray[np.int64]
+
+
+def releases(
+    view: ClusterView, running: Mapping[str, Running], run_times: RunTimes, now_ms: int, q: float = 0.9
+) -> list[Release]:
+    """When every holder of GPUs should end, soonest first, by quantile `q` of its run time given its age."""
+    flat = view.holders.ravel()
+    order = np.argsort(flat, kind="stable")
+    edges = np.searchsorted(flat[order], np.arange(len(view.jobs) + 1))
+    found = []
+    for index, job in enumerate(view.jobs):
+        gpus = order[edges[index] : edges[index + 1]]
+        if len(gpus):
+            row = running.get(job) or Running(now_ms, len(gpus))
+            age_s = max(0.0, (now_ms - row.started_ms) / 1000)
+            run_s = run_times.run_s(row.gpus, q, age_s=age_s, limit_s=row.limit_s)
+            found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus))
+    return sorted(found, key=lambda release: (release.end_ms, release.job))
+
+
+def occupy(
+    view: ClusterView, job: str, ranks: Sequence[RankPlacement], *, cpus: float = 0.0, host_memory_gib: float = 0.0
+) -> ClusterView:
+    """The view with a placement in it; `job` is appended to `jobs`, CPUs and host memory are per rank."""
+    free, holders = view.free.copy(), view.holders.copy()
+    free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
+    for rank in ranks:
+        row = view.inventory.row.get(rank.node)
+        if row is None:
+            continue
+        gpus = [gpu for gpu in rank.gpus if gpu < free.shape[1]]
+        free[row, gpus] = False
+        holders[row, [gpu for gpu in gpus if holders[row, gpu] < 0]] = len(view.jobs)
+        free_cpus[row] -= cpus
+        free_memory[row] -= host_memory_gib
+    return replace(
+        view,
+        free=free,
+        holders=holders,
+        jobs=(*view.jobs, job),
+        free_cpus=free_cpus,
+        free_host_memory_gib=free_memory,
+    )
+
+
+def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
+    """The view with the answer to a request in it."""
+    return occupy(
+        view,
+        request.job_name,
+        ranks,
+        cpus=float(request.cpus or 0),
+        host_memory_gib=request.host_memory_gib or 0.0,
+    )
+
+
+class Timeline:
+    """A view and the releases ahead of it. Step k is the fleet after the first k of them."""
+
+    def __init__(self, view: ClusterView, ahead: Sequence[Release]) -> None:
+        self.view = view
+        self.ahead = ahead
+        self._gpus = np.concatenate([release.gpus for release in ahead]) if ahead else np.zeros(0, np.int64)
+        self._ends = np.cumsum([0, *(len(release.gpus) for release in ahead)])
+
+    def at(self, step: int) -> ClusterView:
+        """The view after `step` releases. CPUs and host memory come back in proportion to a node's GPUs."""
+        if step == 0:
+            return self.view
+        view = self.view
+        released = np.zeros(view.free.shape, bool)
+        released.ravel()[self._gpus[: self._ends[step]]] = True
+        held = np.maximum(np.count_nonzero(view.holders >= 0, axis=1), 1)
+        share = np.count_nonzero(released & (view.holders >= 0), axis=1) / held
+        return replace(
+            view,
+            free=view.free | (released & view.usable),
+            holders=np.where(released, np.int32(-1), view.holders),
+            free_cpus=view.free_cpus + share * (view.inventory.cpus - view.free_cpus),
+            free_host_memory_gib=view.free_host_memory_gib
+            + share * (view.inventory.host_memory_gib - view.free_host_memory_gib),
+        )
+
+    def first_fit(self, request: PlacementRequest, options: Options) -> int | None:
+        """The first step at which the request fits, by bisection: room only grows. None when it never does."""
+        low, high = 0, len(self.ahead)
+        if not fits_now(request, self.at(high), options):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if fits_now(request, self.at(middle), options):
+                high = middle
+            else:
+                low = middle + 1
+        return low
