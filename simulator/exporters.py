@@ -15,11 +15,13 @@ import numpy as np
 from fleet.clock import Clock
 
 ADVANCE_MS = 2000
+LONGEST_REQUEST = 65_536
+BLANK_WAY = 3  # DCGM prints 9223372036854775794 where it has no value: missing, not bad
 BREAKABLE = (
     b"DCGM_FI_DEV_POWER_USAGE{",
     b"DCGM_FI_DEV_GPU_TEMP{",
     b"DCGM_FI_DEV_MEM_COPY_UTIL{",
-    b"node_infiniband_port_packets_received_total{",
+    b"node_infiniband_port_data_received_bytes_total{",
 )
 
 
@@ -42,7 +44,10 @@ class PageSource(Protocol):
 
 @dataclass(slots=True)
 class Breakage:
-    """Breaks one line of a page now and then. `share` is the share of pages with one bad line."""
+    """Breaks one line of a page now and then; one time in four its number is only blanked, as DCGM does.
+
+    `share` is the share of pages that are touched.
+    """
 
     rng: np.random.Generator
     share: float = 0.003
@@ -57,8 +62,8 @@ class Breakage:
             return page, 0
         begin = begins[int(self.rng.integers(len(begins)))]
         end = page.index(b"\n", begin)
-        broken = _broken(page[begin:end], int(self.rng.integers(3)))
-        return page[:begin] + broken + page[end:], 1
+        way = int(self.rng.integers(4 if name.startswith(b"DCGM") else BLANK_WAY))
+        return page[:begin] + _broken(page[begin:end], way) + page[end:], int(way != BLANK_WAY)
 
 
 def _occurrences(page: bytes, text: bytes) -> list[int]:
@@ -71,11 +76,13 @@ def _occurrences(page: bytes, text: bytes) -> list[int]:
 
 
 def _broken(line: bytes, way: int) -> bytes:
-    """Cut off within the labels, without a number, or with a label that never closes."""
+    """Cut off within the labels, without a number, with a label that never closes, or with DCGM's "no data"."""
     if way == 0:
         return line[: line.index(b"{") + 9]
     if way == 1:
         return line[: line.rindex(b"}") + 1] + b" n/a"
+    if way == BLANK_WAY:
+        return line[: line.rindex(b"}") + 1] + b" 9223372036854775794"
     return line.replace(b'",', b",", 1)
 
 
@@ -192,6 +199,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         self._serve()
+        if len(self._buffer) > LONGEST_REQUEST:
+            self.drop()
 
     def resume_writing(self) -> None:
         """The write buffer is empty: what was written has been sent."""

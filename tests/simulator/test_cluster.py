@@ -5,6 +5,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.requests import RankPlacement
+from fleet.topology import Level, Topology
+from ingest.topology import parse_topology
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.workload import profile_of
 
@@ -33,10 +35,11 @@ def run(fleet: SimulatedFleet, until_s: int, step_s: int = 5) -> None:
 def test_the_default_fleet_has_133_nodes_in_seven_racks() -> None:
     spec = FleetSpec()
     assert (len(spec.names), spec.names[0], spec.names[-1]) == (133, "n001", "n133")
-    text = spec.topology_toml()
-    assert text.count("[[rack]]") == 7
-    assert {f'rail_group = "rg{group}"' in text for group in range(1, 5)} == {True}
-    assert text.count('block = "b1"') + text.count('block = "b2"') == 7
+    topology = Topology.build(parse_topology(spec.topology_toml()))
+    assert topology.names == spec.names
+    assert set(topology.gpus) == {8}
+    sizes = {level: len(names) for level, names in topology.domain_names.items()}
+    assert (sizes[Level.RACK], sizes[Level.RAIL_GROUP], sizes[Level.BLOCK]) == (7, 4, 2)
 
 
 def test_a_running_job_loads_its_gpus_and_leaves_the_others_idle() -> None:

@@ -45,11 +45,11 @@ def run(fleet: SimulatedFleet, until_s: int, step_s: int = 5) -> None:
 
 def gpu(fleet: SimulatedFleet, name: str) -> np.ndarray:
     """(node, GPU) of a field."""
-    return fleet.sensors.gpu[GPU_ROW[f"DCGM_FI_{name}"]].copy()
+    return np.array(fleet.sensors.gpu[GPU_ROW[f"DCGM_FI_{name}"]])
 
 
 def port(fleet: SimulatedFleet, name: str) -> np.ndarray:
-    return fleet.sensors.port[PORT_ROW[name]].copy()
+    return np.array(fleet.sensors.port[PORT_ROW[name]])
 
 
 def truth(fleet: SimulatedFleet) -> FaultRecord:
