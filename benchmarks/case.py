@@ -1,0 +1,144 @@
+"""One benchmark case: run a piece of work some times, beside a peer in the same process, and report one record.
+
+The record is the line that `fleetcast bench --json` writes. `unit` decides what `value` is, from the items that a run
+counts and the seconds it takes:
+
+    "samples/s", "nodes/s"       items per second                      (more is better)
+    "ns/sample", "us/decision"   time per item, in ns, us, ms or s     (less is better)
+    "ms", "s"                    time of a whole run                   (less is better)
+
+`value` is that of the fastest run; `min`, `median`, `max` are over the runs, `cpu_s` is the CPU time of the fastest.
+"""
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What others use for the same work; `run` counts the same items."""
+
+    name: str
+    run: Callable[[], int]
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    items: int
+    wall_s: float
+    cpu_s: float
+
+
+def measure(
+    bench: str,
+    case: str,
+    size: Mapping[str, int],
+    run: Callable[[], int],
+    unit: str,
+    *,
+    peer: Peer | None = None,
+    repeats: int = 5,
+) -> dict[str, Any]:
+    """Time `run`, which returns how many items it worked on, `repeats` times after one warm-up.
+
+    Raises AssertionError when the warm-up or any run counts no item: a benchmark must measure a success.
+    """
+    runs = _repeat(case, run, repeats)
+    fastest = min(runs, key=lambda one: one.wall_s / one.items)
+    values = [_value(one, unit) for one in runs]
+    value = _value(fastest, unit)
+    peer_value = None if peer is None else _peer_value(peer, unit)
+    return {
+        "bench": bench,
+        "case": case,
+        "size": dict(size),
+        "value": value,
+        "unit": unit,
+        "cpu_s": fastest.cpu_s,
+        "repeats": repeats,
+        "min": min(values),
+        "median": statistics.median(values),
+        "max": max(values),
+        "peer": None if peer is None else {"name": peer.name, "value": peer_value},
+        "ratio": None if not peer_value else value / peer_value,
+        "machine": machine(),
+    }
+
+
+def _repeat(case: str, run: Callable[[], int], repeats: int) -> list[_Run]:
+    _once(case, run)
+    gc.collect()
+    return [_once(case, run) for _ in range(repeats)]
+
+
+def _once(case: str, run: Callable[[], int]) -> _Run:
+    cpu, wall = time.process_time(), time.perf_counter()
+    items = run()
+    taken = _Run(items, time.perf_counter() - wall, time.process_time() - cpu)
+    assert items > 0, f"{case}: the run worked on nothing"
+    return taken
+
+
+def _peer_value(peer: Peer, unit: str) -> float:
+    values = [_value(one, unit) for one in _repeat(peer.name, peer.run, peer.repeats)]
+    return max(values) if _is_rate(unit) else min(values)
+
+
+def _is_rate(unit: str) -> bool:
+    return unit.endswith("/s")
+
+
+def _value(run: _Run, unit: str) -> float:
+    """
+    >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "samples/s")
+    2000.0
+    >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "us/sample")
+    500.0
+    """
+    if _is_rate(unit):
+        return run.items / run.wall_s
+    time_unit, _, per_item = unit.partition("/")
+    total = run.wall_s * _PER_SECOND[time_unit]
+    return total / run.items if per_item else total
+
+
+@lru_cache(1)
+def machine() -> dict[str, Any]:
+    """What the numbers depend on: processor, cores this process may use, memory, versions."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
