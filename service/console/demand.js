@@ -1,0 +1,191 @@
+// Demand: what was wanted, what will be, and how good such forecasts were.
+
+import { byId, h, keyed, radios, say } from "./dom.js";
+import { Fan, valueAt } from "./fan.js";
+import { clockTime, duration, list, num, object, percent, rows, text, whole } from "./format.js";
+
+const TARGETS = [
+  ["wanted", "wanted"],
+  ["running", "running"],
+  ["queued", "queued"],
+  ["arriving", "arriving"],
+];
+const MEANING = {
+  wanted: "GPUs running plus queued",
+  running: "GPUs running",
+  queued: "GPUs queued",
+  arriving: "GPUs asked for by jobs that arrive, per 10 min",
+};
+const SPANS_H = [6, 24];
+const HOUR_MS = 3_600_000;
+const READ_AT_S = [1800, 3600, 10_800, 21_600, 43_200, 86_400];
+
+/** Points [[ms, value], …] of a quantile of a series, [] when it has none near. */
+export function quantileOf(series, wanted) {
+  const quantiles = list(series.quantiles).map(num);
+  let at = -1;
+  quantiles.forEach((quantile, index) => {
+    if (quantile !== null && Math.abs(quantile - wanted) < 0.051 && (at < 0 || Math.abs(quantile - wanted) < Math.abs(quantiles[at] - wanted))) at = index;
+  });
+  const issued = num(series.issued_ms);
+  if (at < 0 || issued === null) return [];
+  const values = list(list(series.values)[at]);
+  return list(series.horizons_s)
+    .map((horizonS, index) => [issued + horizonS * 1000, num(values[index])])
+    .filter(([time, value]) => num(time) !== null && value !== null);
+}
+
+/** A past forecast as three paths, from the value known when it was made to now, so that the outcome lies over it. */
+function pastForecast(old, history, fromMs, nowMs) {
+  const paths = [1, 2, 3].map((column) => recorded(old, column).filter(([time]) => time >= fromMs && time <= nowMs));
+  const first = paths[1][0]?.[0];
+  const issued = history.filter(([time]) => time < first).at(-1);
+  return issued ? paths.map((path) => [issued, ...path]) : paths;
+}
+
+/** Points of a recorded path: `column` 1 is its first value. */
+const recorded = (points, column) =>
+  list(points)
+    .map((point) => [num(list(point)[0]), num(list(point)[column])])
+    .filter(([time, value]) => time !== null && value !== null);
+
+export class Demand {
+  constructor({ changed }) {
+    this.changed = changed;
+    this.pool = "all";
+    this.target = "wanted";
+    this.spanH = SPANS_H[0];
+    this.fan = new Fan(byId("fan"));
+    this.select = byId("pool");
+    this.select.addEventListener("change", () => this.choose({ pool: this.select.value }));
+    this.switches();
+  }
+
+  path() {
+    return `/demand?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
+  }
+
+  recordPath() {
+    return `/demand/record?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
+  }
+
+  switches() {
+    radios(byId("targets"), "target", TARGETS, this.target, (target) => this.choose({ target }));
+    radios(byId("spans"), "span", SPANS_H.map((hours) => [hours, `${hours} h`]), this.spanH, (spanH) => {
+      this.spanH = spanH;
+      this.draw();
+    });
+  }
+
+  choose(choice) {
+    Object.assign(this, choice, { series: null, record: null });
+    this.changed();
+  }
+
+  /** The pools to choose from: those of any series. */
+  pools(body) {
+    const names = [...new Set(["all", ...rows(object(body).series).map((row) => text(row.pool)).filter(Boolean)])];
+    keyed(this.select, names, (name) => name, (name) => h("option", { value: name }, name), () => {});
+    this.select.value = this.pool;
+  }
+
+  update(body) {
+    const found = rows(object(body).series).filter((row) => text(row.target) === this.target && (text(row.pool) || "all") === this.pool);
+    this.series = found[0] ?? null;
+    this.draw();
+  }
+
+  updateRecord(body) {
+    const answer = object(body);
+    this.record = object(answer.record ?? answer[`${this.pool}|${this.target}`] ?? answer);
+    this.draw();
+  }
+
+  /** `header`: the fleet document; gives the capacity line and the time. */
+  fleet(header, nowMs) {
+    const gpus = object(header.gpus);
+    this.capacity = num(gpus.running) === null ? null : gpus.running + (num(gpus.free) ?? 0);
+    this.nowMs = nowMs;
+    if (this.series) this.draw();
+  }
+
+  draw() {
+    const { series, nowMs } = this;
+    if (!series || nowMs === undefined || nowMs === null) {
+      this.fan.empty(series === null ? "No forecast yet: it needs some job events first." : "");
+      byId("ahead").replaceChildren();
+      return say(byId("demand-foot"), "");
+    }
+    const data = this.data(series);
+    if (data.median.length < 2) return this.fan.empty("The forecast of this series is empty.");
+    this.fan.draw(data);
+    this.readAhead(data);
+    this.foot(series);
+  }
+
+  data(series) {
+    const issued = num(series.issued_ms) ?? this.nowMs;
+    const fromMs = this.nowMs - this.spanH * 0.75 * HOUR_MS;
+    const now = num(series.now);
+    const ahead = (quantile) => {
+      const path = quantileOf(series, quantile);
+      const start = now === null || path.length === 0 ? path : [[issued, now], ...path];
+      const toMs = Math.min(this.nowMs + this.spanH * HOUR_MS, start.at(-1)?.[0] ?? 0);
+      const end = valueAt(start, toMs);
+      return [...start.filter(([time]) => time < toMs), ...(end === null ? [] : [[toMs, end]])];
+    };
+    const inside = (path) => path.filter(([time]) => time >= fromMs);
+    const record = object(this.record);
+    const history = inside(recorded(record.history, 1));
+    const median = ahead(0.5);
+    const [low, middle, high] = pastForecast(record.old, history, fromMs, this.nowMs);
+    return {
+      history: now !== null && history.length && history.at(-1)[0] < issued ? [...history, [issued, now]] : history,
+      median,
+      bands: { 50: [ahead(0.25), ahead(0.75)], 90: [ahead(0.05), ahead(0.95)] },
+      old: { median: middle, band: [low, high] },
+      capacity: this.pool === "all" && (this.target === "wanted" || this.target === "running") ? this.capacity : null,
+      nowMs: this.nowMs,
+      fromMs,
+      toMs: median.at(-1)?.[0] ?? this.nowMs + HOUR_MS,
+      noun: "GPUs",
+      words: `${MEANING[this.target]}, pool ${this.pool}: now ${whole(now)}, then the median forecast with its 50 % and 90 % bands`,
+    };
+  }
+
+  /** The forecast in figures, for a few horizons: also what a screen reader gets instead of the picture. */
+  readAhead(data) {
+    const [low, high] = data.bands[90];
+    const found = READ_AT_S.filter((ahead) => data.nowMs + ahead * 1000 <= data.toMs + 60_000)
+      .map((ahead) => {
+        const time = Math.min(data.nowMs + ahead * 1000, data.toMs);
+        return { ahead, median: valueAt(data.median, time), low: valueAt(low, time), high: valueAt(high, time) };
+      })
+      .filter(({ median }) => median !== null)
+      .slice(0, 5);
+    keyed(
+      byId("ahead"),
+      found,
+      ({ ahead }) => ahead,
+      () => h("div", {}, h("dt"), h("dd", {}, h("b"), h("span"))),
+      (item, { ahead, median, low: least, high: most }) => {
+        say(item.firstChild, `in ${duration(ahead)}`);
+        say(item.lastChild.firstChild, whole(median));
+        say(item.lastChild.lastChild, least === null ? "" : ` ${whole(least)}–${whole(most)}`);
+      },
+    );
+  }
+
+  foot(series) {
+    const record = object(series.record);
+    const wql = num(record.wql_vs_best_naive);
+    const parts = [
+      MEANING[this.target],
+      `ranges are 90 %`,
+      `model ${text(series.model) || "unknown"}, issued ${clockTime(num(series.issued_ms))}`,
+      wql !== null && num(record.origins) !== null && `record over ${whole(record.origins)} forecasts: error ${wql.toFixed(2)} of the best naive`,
+      num(record.coverage_80) !== null && `80 % band held ${percent(record.coverage_80)}`,
+    ];
+    say(byId("demand-foot"), parts.filter(Boolean).join(" · "));
+  }
+}

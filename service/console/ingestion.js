@@ -1,0 +1,71 @@
+// What comes in: sources with their rates and lags, and what was skipped, by reason.
+
+import { byId, h, keyed, say } from "./dom.js";
+import { count, duration, list, NONE, num, object, rows, short, text, whole, words } from "./format.js";
+
+const up = (row) => (row.up === false ? "away" : row.up === true ? "up" : NONE);
+
+export class Ingestion {
+  constructor() {
+    this.sources = h("tbody");
+    this.bad = h("dl", { class: "bad" });
+    this.none = h("p", { class: "why" }, "No bad record so far.");
+    byId("ingestion").replaceChildren(
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, ...["source", "", "per s", "lag", "bad"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
+        this.sources,
+      ),
+      h("h3", {}, "Skipped, by reason"),
+      this.bad,
+      this.none,
+    );
+  }
+
+  update(body) {
+    const answer = object(body);
+    const targets = object(answer.targets);
+    const total = num(targets.up) === null ? null : targets.up + (num(targets.down) ?? 0);
+    say(byId("ingestion-sub"), total === null ? "" : `${whole(targets.up)} of ${count(total, "target")} answer`);
+    keyed(this.sources, rows(answer.sources), (row) => `${text(row.name)} ${text(row.kind)}`, () => this.make(), (item, row) => this.write(item, row));
+    const reasons = Object.entries(object(answer.bad_records))
+      .map(([reason, number]) => [reason, num(number) ?? 0])
+      .sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]));
+    const examples = object(answer.bad_examples);
+    const most = Math.max(1, ...reasons.map(([, number]) => number));
+    this.none.hidden = reasons.length > 0;
+    keyed(
+      this.bad,
+      reasons.slice(0, 8),
+      ([reason]) => reason,
+      ([reason]) => h("div", {}, h("dt", {}, words(reason)), h("dd", {}, h("span", { class: "gauge" }), h("span", { class: "amount" }))),
+      (item, [reason, number]) => {
+        item.title = text(examples[reason]);
+        item.lastChild.firstChild.style.width = `${Math.max(2, (100 * number) / most)}%`;
+        say(item.lastChild.lastChild, whole(number));
+      },
+    );
+    const tick = object(answer.tick_ms);
+    const lag = object(answer.lag_ms);
+    const parts = [
+      num(answer.events_per_s) !== null && `${short(answer.events_per_s)} job events/s`,
+      num(tick.p50) !== null && `tick ${whole(tick.p50)} ms (p99 ${whole(tick.p99)})`,
+      num(lag.p50) !== null && `arrival to board ${whole(lag.p50)} ms (p99 ${whole(lag.p99)})`,
+    ];
+    say(byId("ingestion-foot"), list(parts).filter(Boolean).join(" · "));
+  }
+
+  make() {
+    return h("tr", {}, h("th", { scope: "row" }), h("td"), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" }));
+  }
+
+  write(item, row) {
+    const [name, state, rate, lag, bad] = item.children;
+    say(name, text(row.name) || text(row.kind));
+    say(state, up(row));
+    say(rate, short(num(row.rate_per_s)));
+    say(lag, duration(num(row.lag_s)));
+    say(bad, whole(num(row.bad)));
+  }
+}

@@ -1,0 +1,173 @@
+// One node: what to do, why, when it began, what runs there and what a drain would cost.
+
+import { shade } from "./colour.js";
+import { h, keyed, mark, say } from "./dom.js";
+import { clockTime, count, duration, figure, happening, horizon, list, NONE, num, object, percent, rows, span, text, whole } from "./format.js";
+import { timeline } from "./timeline.js";
+
+const KINDS = ["fail", "drain", "slow"];
+const GPU_COLUMNS = [
+  ["power_w", "power", "W", whole],
+  ["gpu_temp_c", "temp.", "°C", whole],
+  ["sm_clock_mhz", "SM clock", "MHz", whole],
+  ["sm_active", "SM busy", "", percent],
+  ["tensor_active", "tensor", "", percent],
+  ["xid", "XID", "", (value) => (value ? whole(value) : NONE)],
+];
+
+const section = (title, ...children) => h("section", {}, h("h3", {}, title), ...children);
+
+/** {element, update(body, context)}. context: {nowMs, risk: points seen, jobs: rows of /jobs}. */
+export function nodeView(acts) {
+  const parts = {
+    facts: h("p", { class: "facts" }),
+    action: h("p", { class: "action" }),
+    reasons: h("ol", { class: "reasons" }),
+    risk: h("table", { class: "grid" }),
+    when: h("div"),
+    jobs: h("ul", { class: "jobs" }),
+    drain: h("p", { class: "why" }),
+    gpus: h("table", { class: "grid gpus" }),
+    foot: h("p", { class: "foot" }),
+  };
+  const axis = timeline();
+  parts.when.append(axis.element);
+  const element = h(
+    "div",
+    {},
+    parts.facts,
+    parts.action,
+    section("Why", parts.reasons),
+    section("Risk", parts.risk),
+    section("Timeline, last 60 min", parts.when),
+    section("Jobs here", parts.jobs, parts.drain),
+    section("GPUs", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "GPUs of this node" }, parts.gpus)),
+    parts.foot,
+  );
+  const update = (body, context) => {
+    const answer = object(body);
+    const held = list(answer.jobs).map(text).filter(Boolean);
+    const known = new Map(rows(context.jobs).map((row) => [text(row.job), row]));
+    const gpus = rows(answer.gpus);
+    say(parts.facts, factsOf(answer, gpus));
+    const action = object(answer.action);
+    say(parts.action, text(action.sentence) || "Nothing to do.");
+    parts.action.hidden = text(action.code) === "none";
+    showReasons(parts.reasons, rows(answer.reasons), context.nowMs);
+    showRisk(parts.risk, rows(answer.risk));
+    axis.update({ reasons: rows(answer.reasons), risk: context.risk, jobs: held.map((job) => known.get(job)).filter(Boolean), nowMs: context.nowMs });
+    showJobs(parts.jobs, held, known, context.nowMs, acts);
+    say(parts.drain, drainSentence(held, known, gpus));
+    showGpus(parts.gpus, gpus, new Set(rows(answer.reasons).map((reason) => text(reason.entity))), text(answer.node));
+    say(parts.foot, `model ${text(answer.model) || "unknown"} · as of ${clockTime(num(answer.as_of_ms))} UTC`);
+  };
+  return { element, update };
+}
+
+function factsOf(answer, gpus) {
+  const busy = gpus.filter((gpu) => text(gpu.job)).length;
+  const place = answer.placed === false ? "unplaced: no topology names it" : text(answer.rack) && `rack ${text(answer.rack)}`;
+  return [text(answer.state), place, `${gpus.length} × ${text(answer.gpu_model) || "GPU"}`, `${busy} busy`].filter(Boolean).join(" · ");
+}
+
+/** "990 MHz, usual 1,980": the number behind the sentence, with the metric's name. */
+function evidence(reason, nowMs) {
+  const unit = text(reason.unit);
+  const usual = num(reason.usual) === null ? "" : `, usual ${figure(reason.usual)}`;
+  const since = num(reason.since_ms) === null ? "" : ` · since ${clockTime(reason.since_ms, nowMs)} (${duration((nowMs - reason.since_ms) / 1000)})`;
+  return `${figure(num(reason.value))}${unit ? ` ${unit}` : ""}${usual}${since}`;
+}
+
+function showReasons(root, reasons, nowMs) {
+  const shown = reasons.length ? reasons : [{ sentence: "Nothing unusual: the probability is what such nodes show on average.", feature: "", entity: "" }];
+  keyed(
+    root,
+    shown.map((reason, at) => ({ ...reason, key: `${text(reason.feature)} ${text(reason.entity)} ${at}` })),
+    (reason) => reason.key,
+    () => h("li", {}, h("p", { class: "sentence" }), h("p", { class: "evidence" }), h("p", { class: "code" }), h("span", { class: "gauge" })),
+    (item, reason) => {
+      const [sentence, value, code, bar] = item.children;
+      say(sentence, text(reason.sentence) || text(reason.feature));
+      say(value, text(reason.feature) ? evidence(reason, nowMs) : "");
+      const share = num(reason.share);
+      say(code, text(reason.feature) ? `${text(reason.feature)} of ${text(reason.entity)}${share === null ? "" : ` · ${percent(share)} of the score`}` : "");
+      bar.style.width = `${Math.round(100 * Math.min(1, share ?? 0))}%`;
+      bar.hidden = share === null;
+    },
+  );
+}
+
+function showRisk(table, risk) {
+  const horizons = [...new Set(risk.map((row) => num(row.horizon_s)).filter((seconds) => seconds !== null))].sort((a, b) => a - b);
+  const kinds = [...new Set([...KINDS, ...risk.map((row) => text(row.kind))])].filter(Boolean);
+  const shape = `${horizons} ${kinds}`;
+  if (table.dataset.shape !== shape) {
+    table.dataset.shape = shape;
+    const head = h("tr", {}, h("td"), ...horizons.map((seconds) => h("th", { scope: "col" }, `within ${horizon(seconds)}`)));
+    const body = kinds.map((kind) => h("tr", {}, h("th", { scope: "row" }, happening(kind)), ...horizons.map(() => h("td", {}, h("span", { class: "chance" })))));
+    table.replaceChildren(h("thead", {}, head), h("tbody", {}, ...body));
+  }
+  kinds.forEach((kind, at) => {
+    horizons.forEach((seconds, column) => {
+      const found = risk.find((row) => row.kind === kind && row.horizon_s === seconds);
+      const chip = table.tBodies[0].rows[at].cells[column + 1].firstChild;
+      shade(chip, num(found?.p));
+      say(chip, percent(found?.p));
+    });
+  });
+}
+
+function jobLine(row, nowMs) {
+  if (!row) return "";
+  const left = object(row.remaining_s);
+  const parts = [
+    text(row.user),
+    num(row.gpus) !== null && `${count(row.gpus, "GPU")} on ${count(list(row.nodes).length, "node")}`,
+    num(row.started_ms) !== null && `running ${duration((nowMs - row.started_ms) / 1000)}`,
+    num(left.p50) !== null && num(left.p90) !== null && `${span(left.p50, left.p90)} left (p50–p90)`,
+    row.slow === true && "runs slow",
+  ];
+  return parts.filter(Boolean).join(" · ");
+}
+
+function showJobs(root, held, known, nowMs, acts) {
+  keyed(
+    root,
+    held,
+    (job) => job,
+    (job) => h("li", {}, h("button", { class: "link name", title: "outline its nodes on the map", onclick: () => acts.select(job) }, job), h("span", { class: "place" })),
+    (item, job) => say(item.lastChild, jobLine(known.get(job), nowMs)),
+  );
+}
+
+/** What would change if the node were drained now: plain arithmetic on what runs there. */
+function drainSentence(held, known, gpus) {
+  if (held.length === 0) return "Nothing runs here: draining it now interrupts nobody.";
+  const stopped = held.map((job) => known.get(job)).filter(Boolean);
+  const total = stopped.reduce((sum, row) => sum + (num(row.gpus) ?? 0), 0);
+  const here = gpus.filter((gpu) => text(gpu.job)).length;
+  const whose = total ? `, ${count(total, "GPU")} in all (${whole(here)} here)` : "";
+  return `Draining it now would interrupt ${count(held.length, "job")}${whose} and take ${count(gpus.length, "GPU")} out of service.`;
+}
+
+/** `named`: entities that a reason names ("n042/3"); their rows stand out. */
+function showGpus(table, gpus, named, node) {
+  if (!table.tBodies.length) {
+    const names = ["GPU", "job", ...GPU_COLUMNS.map(([, name, unit]) => (unit ? `${name}, ${unit}` : name)), "age"];
+    table.append(h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), h("tbody"));
+  }
+  keyed(
+    table.tBodies[0],
+    gpus.map((gpu, at) => ({ ...gpu, at })),
+    (gpu) => gpu.at,
+    () => h("tr", {}, h("th", { scope: "row" }), h("td"), ...GPU_COLUMNS.map(() => h("td")), h("td")),
+    (row, gpu) => {
+      say(row.cells[0], whole(num(gpu.index) ?? gpu.at));
+      say(row.cells[1], text(gpu.job) || "free");
+      GPU_COLUMNS.forEach(([name, , , show], at) => say(row.cells[at + 2], show(num(gpu[name]))));
+      say(row.cells[row.cells.length - 1], duration(num(gpu.age_s)));
+      mark(row, "data-named", named.has(`${node}/${num(gpu.index) ?? gpu.at}`));
+      mark(row, "data-old", num(gpu.age_s) !== null && gpu.age_s > 60);
+    },
+  );
+}

@@ -1,0 +1,105 @@
+// Four questions, answered in words from what the other panels show in numbers.
+
+import { STATES } from "./columns.js";
+import { byId, h, say } from "./dom.js";
+import { clockTime, count, duration, figure, happening, horizon, list, NONE, num, object, percent, rows, text, whole } from "./format.js";
+import { quantileOf } from "./demand.js";
+
+/** How many nodes are in each state: {ok: 128, …}. */
+function tally(columns) {
+  const found = new Array(STATES.length).fill(0);
+  for (const state of columns.state) found[state]++;
+  return STATES.map((state, at) => [state, found[at]]).filter(([, number]) => number > 0);
+}
+
+export function health(header, columns, slowJobs) {
+  const risky = num(header.at_risk) ?? 0;
+  const line = columns.n === 0 ? "No node yet" : risky ? `${whole(risky)} of ${count(columns.n, "node")} at risk` : `All ${count(columns.n, "node")} in good order`;
+  say(byId("health"), line);
+  const parts = tally(columns).map(([state, number]) => `${whole(number)} ${state}`);
+  if (slowJobs !== null) parts.push(slowJobs === 0 ? "no job runs slow" : `${count(slowJobs, "job")} ${slowJobs === 1 ? "runs" : "run"} slow`);
+  say(byId("health-detail"), columns.n ? parts.join(" · ") : "");
+}
+
+/** The riskiest node that somebody should act on. */
+export function look(ranking, horizonS, open) {
+  const [first] = rows(ranking);
+  const p = num(first?.p);
+  const acts = first && p !== null && (text(first.reason) || p >= 0.05);
+  const line = byId("look");
+  if (!acts) {
+    say(line, first ? "Nowhere in particular" : NONE);
+    say(byId("look-detail"), first ? `The riskiest node, ${text(first.node)}, stands at ${percent(p)} within ${horizon(horizonS)}.` : "");
+    return;
+  }
+  const name = text(first.node);
+  const risk = ` ${happening(first.kind)} within ${horizon(horizonS)}: ${percent(p)}`;
+  if (line.textContent !== name + risk) {
+    line.replaceChildren(h("a", { href: `#node=${encodeURIComponent(name)}`, class: "name", onclick: (event) => open(event, name) }, name), risk);
+  }
+  say(byId("look-detail"), text(first.reason) || text(object(first.action).sentence));
+}
+
+/** Hours ahead at which a path first is at or below the line, interpolated; null when it is not. */
+function firstBelow(path, limit) {
+  for (let at = 1; at < path.length; at++) {
+    const [t0, v0] = path[at - 1];
+    const [t1, v1] = path[at];
+    if (v1 <= limit) return v0 <= limit ? t1 : t0 + ((v0 - limit) / (v0 - v1)) * (t1 - t0);
+  }
+  return null;
+}
+
+/** When demand (running plus queued) will fit in what is in service. `series`: the "wanted" forecast of all pools. */
+export function room(header, series, nowMs) {
+  const gpus = object(header.gpus);
+  const free = num(gpus.free);
+  const capacity = (num(gpus.running) ?? 0) + (free ?? 0);
+  const queued = num(header.queued_gpus) ?? 0;
+  const [line, detail] = [byId("room"), byId("room-detail")];
+  const median = series ? quantileOf(series, 0.5) : [];
+  const now = num(series?.now);
+  const path = now === null ? median : [[num(series.issued_ms) ?? nowMs, now], ...median];
+  if (path.length < 2 || nowMs === null) {
+    say(line, free === null || !num(gpus.total) ? NONE : `${count(free, "GPU")} free now`);
+    say(detail, "No forecast yet.");
+    return;
+  }
+  const ends = path.at(-1)[0];
+  const within = `the next ${duration((ends - nowMs) / 1000)}`;
+  const full = path[0][1] > capacity || queued > (free ?? 0);
+  if (full) {
+    const at = firstBelow(path, capacity);
+    const early = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.05)], capacity);
+    const late = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.95)], capacity);
+    say(line, at === null ? `Not in ${within}` : at <= nowMs + 600_000 ? "Any moment" : `In about ${duration((at - nowMs) / 1000)}, near ${clockTime(at, nowMs)}`);
+    const opens = late === null ? `after ${clockTime(ends, nowMs)}` : clockTime(late, nowMs);
+    const range = `It opens between ${clockTime(Math.max(early ?? nowMs, nowMs), nowMs)} and ${opens} (90 %).`;
+    say(detail, `${whole(queued)} GPUs wait, ${whole(free)} are free. ${early === null ? "Demand stays above what is in service, even at its 5 % quantile." : range}`);
+    return;
+  }
+  const peak = path.reduce((most, point) => (point[1] > most[1] ? point : most));
+  const fills = peak[1] > capacity;
+  say(line, fills ? `Yes, until about ${clockTime(path.find(([, value]) => value > capacity)[0], nowMs)}` : `Yes: ${count(free, "GPU")} free now`);
+  say(detail, fills ? `The median forecast passes the ${whole(capacity)} GPUs in service then.` : `The median forecast peaks at ${figure(peak[1])} of ${whole(capacity)} GPUs near ${clockTime(peak[0], nowMs)}, within ${within}.`);
+}
+
+export function trust(fresh, header, ingestion, series) {
+  say(byId("trust"), fresh.short);
+  if (fresh.state === "broken" || fresh.state === "starting" || fresh.state === "stale") {
+    say(byId("trust-detail"), fresh.sentence);
+    return;
+  }
+  const targets = object(ingestion.targets);
+  const up = num(targets.up);
+  const all = up === null ? null : up + (num(targets.down) ?? 0);
+  const bad = Object.values(object(ingestion.bad_records)).reduce((sum, value) => sum + (num(value) ?? 0), 0);
+  const record = object(series?.record);
+  const parts = [
+    fresh.state === "warming" && fresh.sentence.split(".")[0].replace("Warming: ", ""),
+    all ? `${whole(up)} of ${count(all, "exporter")} answer` : fresh.state === "empty" && "no exporter answers",
+    bad ? `${count(bad, "bad record")} skipped` : list(ingestion.sources).length > 0 && "no bad record",
+    num(record.coverage_80) !== null && `80 % bands held ${percent(record.coverage_80)} of the time`,
+  ];
+  say(byId("trust-detail"), parts.filter(Boolean).join(" · "));
+}
