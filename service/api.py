@@ -87,6 +87,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api") -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         lifespan=life,
         routes=list(routes_of(rows, context)),
         exception_handlers={HTTPException: _http_problem, FleetcastError: _tree_problem},

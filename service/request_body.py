@@ -1,12 +1,16 @@
 """Request bodies, bounded: never more than the limit is read or inflated, whatever the headers promise."""
 
+import asyncio
+import contextlib
 import zlib
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
 from service.problems import Problem
 
-CHUNK_BYTES = 65_536
+DISCARD_BYTES = 2**28
+DISCARD_S = 3.0  # wall
 GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
 
 
@@ -16,21 +20,39 @@ async def read_body(request: Request, most: int) -> bytes:
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         detail = f"content-encoding {coding!r}: expected gzip, deflate or none"
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "gzip, deflate"})
+    chunks = request.stream()
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
+        await _discard(request, chunks)
         raise too_large(f"{declared[:20]} bytes", most)
-    parts, size = [], 0
-    async for chunk in request.stream():
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
         size += len(chunk)
         if size > most:
-            raise too_large(f"more than {size} bytes", most)
+            parts.clear()
+            await _discard(request, chunks)
+            raise too_large(f"at least {size} bytes", most)
         parts.append(chunk)
     data = b"".join(parts)
     return data if coding in ("identity", "") else inflate(data, coding, most)
 
 
+async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
+    """Throw a bounded part of the rest away: who sends before he listens would see a reset, not the answer."""
+    if "100-continue" in request.headers.get("expect", "").lower():
+        return  # it waits for our word before it sends
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > DISCARD_BYTES:
+                    return
+
+
 def too_large(what: str, most: int) -> Problem:
-    """The connection is closed with the answer: the rest of the body is not read."""
+    """The connection is closed with the answer: a rest of the body that was not read is no next request."""
     return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers={"connection": "close"})
 
 

@@ -137,6 +137,8 @@ class Endpoint:
         except Exception:
             response = bug(scope["path"])
         self.context.metrics.observe(self.path, method, response.status_code, time.perf_counter() - began)
+        if method == "HEAD":
+            response = Response(None, response.status_code, dict(response.headers))
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, method: str) -> Response:
