@@ -370,10 +370,13 @@ def _refusals(payload: bytes) -> list[RecordError]:
 def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
     """The newest events still on disk, oldest first, about `most` of them: what a starting receiver has seen before."""
     rows = [path for segments in segments_of(folder).values() for _, path in segments]
-    rows.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     taken: list[list[Record]] = []
-    for path in rows:
-        records, _ = scan_records(path.read_bytes()[len(HEADER) :])
+    for _, path in sorted(((_modified_ns(path), path) for path in rows), reverse=True):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # pruned meanwhile
+            continue
+        records, _ = scan_records(data[len(HEADER) :])
         taken.append([record for record in records if record.kind == RecordKind.EVENT])
         if sum(map(len, taken)) >= most:
             break
@@ -381,3 +384,10 @@ def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
         batch = decode_records(records)
         yield from batch.events
         yield from batch.node_events
+
+
+def _modified_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
