@@ -125,7 +125,8 @@ class JobAttempt:
         return max(0.0, (self.ended_ms - self.started_ms) / 1000)
 
     def _wins(self, group: str, event: JobEvent) -> bool:
-        if event.sequence < self.written.get(group, -1):
+        last = self.written.get(group)
+        if last is not None and event.sequence < last:
             return False
         self.written[group] = event.sequence
         return True
@@ -158,7 +159,8 @@ class JobAttempt:
             case Checkpoint():
                 _keep(self.checkpoints, event, CHECKPOINTS_KEPT)
             case NodeLost():
-                self.lost_nodes[event.node] = event.reason
+                if self._wins(f"lost {event.node}", event):
+                    self.lost_nodes[event.node] = event.reason
             case Finished() | Failed() | Preempted():
                 self._end(event)
         return True
@@ -199,7 +201,7 @@ class JobTable:
         attempt = self.attempts.get(key)
         if attempt is None:
             attempt = self.attempts[key] = JobAttempt(event.job, event.attempt)
-            self.latest[event.job] = max(event.attempt, self.latest.get(event.job, 0))
+            self.latest[event.job] = max(event.attempt, self.latest.get(event.job, event.attempt))
         if not attempt.fold(event):
             return None
         self.position += 1
@@ -209,7 +211,7 @@ class JobTable:
     def put(self, attempt: JobAttempt) -> None:
         """Take over a whole attempt, as a snapshot kept it."""
         self.attempts[attempt.job, attempt.attempt] = attempt
-        self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, 0))
+        self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self._track(attempt)
 
     def _track(self, attempt: JobAttempt) -> None:
@@ -237,8 +239,12 @@ class JobTable:
         old = [key for key, row in self.attempts.items() if row.ended_ms is not None and row.ended_ms < time_ms]
         for key in old:
             del self.attempts[key]
-            if self.latest.get(key[0]) == key[1]:
-                del self.latest[key[0]]
+        forgotten = {job for job, _ in old}
+        for job in forgotten:
+            del self.latest[job]
+        for job, attempt in self.attempts if forgotten else ():
+            if job in forgotten:
+                self.latest[job] = max(attempt, self.latest.get(job, attempt))
         return len(old)
 
 
@@ -284,10 +290,10 @@ class NodeTable:
 
     def dump(self) -> list[tuple[NodeRecord, dict[str, SeenSequences]]]:
         """Records with the sequences seen of each source: what a snapshot keeps."""
-        return [
-            (record, {source: seen for (node, source), seen in self._seen.items() if node == record.node})
-            for record in self.nodes.values()
-        ]
+        sources: dict[str, dict[str, SeenSequences]] = {}
+        for (node, source), seen in self._seen.items():
+            sources.setdefault(node, {})[source] = seen
+        return [(record, sources[node]) for node, record in self.nodes.items()]
 
     def load(self, rows: list[tuple[NodeRecord, dict[str, SeenSequences]]]) -> None:
         """The inverse of `dump`, into an empty table."""

@@ -1,0 +1,367 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.events import (
+    Checkpoint,
+    Failed,
+    Finished,
+    JobEvent,
+    NodeEvent,
+    NodeLost,
+    Phase,
+    Preempted,
+    Queued,
+    Resized,
+    Started,
+    Step,
+    Submitted,
+)
+from fleet.jobs import EVENTS_KEPT, STEPS_KEPT, JobAttempt, JobTable, NodeTable, SeenSequences
+from fleet.requests import Gang, RankPlacement
+
+EIGHT = tuple(range(8))
+
+
+def rank(number: int, node: str, gpus: tuple[int, ...] = EIGHT) -> RankPlacement:
+    return RankPlacement(number, node, gpus)
+
+
+def submitted(job: str = "a", sequence: int = 1, time_ms: int = 10, **fields) -> Submitted:
+    return Submitted(job=job, sequence=sequence, time_ms=time_ms, gpus_per_node=8, **fields)
+
+
+def started(job: str = "a", sequence: int = 2, time_ms: int = 20, **fields) -> Started:
+    return Started(job=job, sequence=sequence, time_ms=time_ms, **fields)
+
+
+def finished(job: str = "a", sequence: int = 3, time_ms: int = 50, **fields) -> Finished:
+    return Finished(job=job, sequence=sequence, time_ms=time_ms, **fields)
+
+
+def attempt_of(*events: JobEvent) -> JobAttempt:
+    table = JobTable()
+    for event in events:
+        table.apply(event)
+    attempt = table.get(events[0].job)
+    assert attempt is not None
+    return attempt
+
+
+# -- sequences ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-5, 40)))
+def test_seen_sequences_are_a_set(sequences: list[int]) -> None:
+    seen, known = SeenSequences(), set()
+    for sequence in sequences:
+        assert seen.add(sequence) == (sequence not in known)
+        known.add(sequence)
+    assert {s for first, last in seen.runs for s in range(first, last + 1)} == known
+
+
+@given(st.permutations(range(20)))
+def test_a_gapless_attempt_costs_one_run(sequences: list[int]) -> None:
+    seen = SeenSequences()
+    for sequence in sequences:
+        seen.add(sequence)
+    assert seen.runs == [[0, 19]]
+
+
+# -- one attempt ----------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_waits_runs_and_ends() -> None:
+    table = JobTable()
+    states = []
+    for event in (submitted(), started(nodes=("n1",)), finished()):
+        attempt = table.apply(event)
+        assert attempt is not None
+        states.append((attempt.state, len(table.queued()), len(table.running())))
+    assert states == [("queued", 1, 0), ("running", 0, 1), ("finished", 0, 0)]
+    assert attempt.run_s == 0.03
+
+
+def test_a_duplicate_changes_nothing_and_is_said_to_be_one() -> None:
+    table = JobTable()
+    assert table.apply(submitted()) is not None
+    assert table.apply(submitted()) is None
+    assert table.position == 1
+
+
+def test_the_end_may_arrive_before_the_start() -> None:
+    attempt = attempt_of(finished(), started(nodes=("n1",)))
+    assert (attempt.state, attempt.started_ms, attempt.ended_ms) == ("finished", 20, 50)
+
+
+def test_a_resize_moves_the_attempt() -> None:
+    resized = Resized(job="a", sequence=5, time_ms=30, ranks=(rank(0, "n7"),))
+    for events in (
+        (started(ranks=(rank(0, "n1"), rank(1, "n2"))), resized),
+        (resized, started(ranks=(rank(0, "n1"),))),
+    ):
+        attempt = attempt_of(*events)
+        assert (attempt.hosts, attempt.gpus, attempt.started_ms) == (("n7",), 8, 20)
+
+
+def test_a_negative_sequence_counts_like_any_other() -> None:
+    assert attempt_of(submitted(sequence=-3)).submitted_ms == 10
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        (finished(), "finished"),
+        (Failed(job="a", sequence=3, time_ms=50, category="hardware"), "failed"),
+        (Preempted(job="a", sequence=3, time_ms=50, by="b"), "preempted"),
+    ],
+)
+def test_the_outcome_is_that_of_the_end(event: JobEvent, outcome: str) -> None:
+    attempt = attempt_of(submitted(), started(), event)
+    assert attempt.state == attempt.outcome == outcome
+    assert (attempt.failure is not None) == (outcome == "failed")
+
+
+def test_gpus_are_those_held_or_else_those_wanted() -> None:
+    assert attempt_of(submitted(gang=4)).gpus == 32
+    assert attempt_of(submitted(gang=Gang(2, 4))).gpus == 32
+    assert attempt_of(submitted(gang=4), started(nodes=("n1", "n2"))).gpus == 16
+    assert attempt_of(submitted(gang=4), started(ranks=(rank(0, "n1", (0, 1)), rank(1, "n1", (2, 3))))).gpus == 4
+    assert attempt_of(started(nodes=("n1",))).gpus == 1
+
+
+def test_hosts_are_named_once_in_rank_order() -> None:
+    assert attempt_of(started(ranks=(rank(0, "n2"), rank(1, "n1"), rank(2, "n2")))).hosts == ("n2", "n1")
+
+
+def test_a_phase_of_one_rank_is_not_the_phase_of_the_job() -> None:
+    steady = Phase(job="a", sequence=4, time_ms=30, name="steady")
+    one = Phase(job="a", sequence=5, time_ms=40, name="checkpoint", rank=3)
+    attempt = attempt_of(steady, one)
+    assert (attempt.phase, attempt.phase_since_ms) == ("steady", 30)
+
+
+def test_only_the_newest_steps_and_events_are_kept() -> None:
+    events = [Step(job="a", sequence=i, time_ms=i, step=i, duration_s=1.0) for i in range(STEPS_KEPT + 50)]
+    attempt = attempt_of(*reversed(events))
+    assert attempt.steps == events[-STEPS_KEPT:]
+    assert attempt.events == events[-EVENTS_KEPT:]
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_the_latest_attempt_is_meant_unless_one_is_named() -> None:
+    table = JobTable()
+    for number in (2, 1, 3):
+        table.apply(submitted(attempt=number, time_ms=number))
+    assert [row.submitted_ms for row in (table.get("a"), table.get("a", 1)) if row] == [3, 1]
+    assert table.get("nobody") is None
+
+
+def test_forgetting_drops_what_ended_long_ago_only() -> None:
+    table = JobTable()
+    for event in (submitted(), started(), finished(), submitted("b"), finished("b", time_ms=200), submitted("c")):
+        table.apply(event)
+    assert table.forget_ended_before(100) == 1
+    assert [row.job for row in table] == ["b", "c"]
+    assert table.get("a") is None
+
+
+def test_forgetting_the_latest_attempt_leaves_the_one_before_as_the_latest() -> None:
+    table = JobTable()
+    table.apply(submitted(attempt=1))
+    table.apply(finished(attempt=2, time_ms=5))
+    table.forget_ended_before(100)
+    latest = table.get("a")
+    assert latest is not None
+    assert latest.attempt == 1
+
+
+def test_an_attempt_that_was_kept_can_be_put_back() -> None:
+    table, again = JobTable(), JobTable()
+    for event in (submitted(), started(nodes=("n1",)), submitted("b")):
+        table.apply(event)
+    for attempt in table:
+        again.put(attempt)
+    assert [row.job for row in again.running()] == ["a"]
+    assert [row.job for row in again.queued()] == ["b"]
+    assert again.apply(started(nodes=("n1",))) is None
+
+
+def test_what_started_without_a_submission_is_not_queued() -> None:
+    table = JobTable()
+    table.apply(Queued(job="a", sequence=1, time_ms=1, reason="full"))
+    assert table.queued() == []
+
+
+nodes = st.sampled_from(("n1", "n2", "n3"))
+places = st.lists(nodes, max_size=3).map(lambda names: tuple(rank(i, name) for i, name in enumerate(names)))
+
+
+def event_of(kind: str, job: str, attempt: int, sequence: int, draw) -> JobEvent:
+    common = {"job": job, "attempt": attempt, "sequence": sequence, "time_ms": draw(st.integers(0, 100))}
+    match kind:
+        case "submitted":
+            return Submitted(**common, queue=draw(st.sampled_from(("", "q"))), gang=draw(st.integers(1, 3)))
+        case "queued":
+            return Queued(**common, reason=draw(st.sampled_from(("full", "quota"))))
+        case "started":
+            return Started(**common, ranks=draw(places))
+        case "resized":
+            return Resized(**common, ranks=draw(places))
+        case "phase":
+            return Phase(**common, name=draw(st.sampled_from(("warmup", "steady"))))
+        case "step":
+            return Step(**common, step=sequence, duration_s=1.0)
+        case "checkpoint":
+            return Checkpoint(**common, edge="begin")
+        case "node_lost":
+            return NodeLost(**common, node=draw(nodes), reason=draw(st.sampled_from(("power", "network"))))
+        case "failed":
+            return Failed(**common, category="user", message=draw(st.sampled_from(("x", "y"))))
+        case "preempted":
+            return Preempted(**common)
+    return Finished(**common)
+
+
+KINDS = (
+    "submitted",
+    "queued",
+    "started",
+    "resized",
+    "phase",
+    "step",
+    "checkpoint",
+    "node_lost",
+    "failed",
+    "preempted",
+    "finished",
+)
+
+
+@st.composite
+def histories(draw) -> list[JobEvent]:
+    """Events of a few attempts, each (job, attempt, sequence) once; any type may stand anywhere, also twice."""
+    keys = draw(st.sets(st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 12)), max_size=25))
+    return [event_of(draw(st.sampled_from(KINDS)), *key, draw) for key in sorted(keys)]
+
+
+def fold(events: list[JobEvent]) -> JobTable:
+    table = JobTable()
+    for event in events:
+        table.apply(event)
+    return table
+
+
+def assert_same(one: JobTable, other: JobTable) -> None:
+    assert one.attempts == other.attempts
+    assert one.latest == other.latest
+    assert one.position == other.position
+    for name in ("running", "queued"):
+        mine, theirs = ({(row.job, row.attempt) for row in getattr(table, name)()} for table in (one, other))
+        assert mine == theirs
+
+
+@settings(deadline=None)
+@given(histories(), st.randoms(use_true_random=False))
+def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
+    shuffled = list(events)
+    random.shuffle(shuffled)
+    assert_same(fold(shuffled), fold(events))
+
+
+@settings(deadline=None)
+@given(histories())
+def test_twice_is_once(events: list[JobEvent]) -> None:
+    assert_same(fold(events + events), fold(events))
+
+
+@settings(deadline=None)
+@given(histories(), st.data())
+def test_a_snapshot_and_an_overlapping_replay_equal_a_straight_run(events: list[JobEvent], data) -> None:
+    cut = data.draw(st.integers(0, len(events)))
+    overlap = data.draw(st.integers(0, cut))
+    before, table = fold(events[:cut]), JobTable()
+    for attempt in before:
+        table.put(attempt)
+    table.position = before.position
+    for event in events[overlap:]:
+        table.apply(event)
+    assert_same(table, fold(events))
+
+
+# -- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def node_event(type_: str, sequence: int, time_ms: int, source: str = "slurm", node: str = "n1") -> NodeEvent:
+    return NodeEvent(node=node, source=source, sequence=sequence, time_ms=time_ms, type=type_, message=f"at {time_ms}")
+
+
+def test_the_later_of_drain_and_undrain_wins() -> None:
+    table = NodeTable()
+    for event in (node_event("undrain", 2, 20), node_event("drain", 1, 10)):
+        table.apply(event)
+    assert not table.nodes["n1"].drained
+    table.apply(node_event("drain", 3, 30))
+    assert (table.nodes["n1"].drained, table.nodes["n1"].drain_message) == (True, "at 30")
+
+
+def test_a_lost_node_returns() -> None:
+    table = NodeTable()
+    table.apply(node_event("lost", 1, 10))
+    assert table.nodes["n1"].lost
+    table.apply(node_event("returned", 2, 20))
+    assert not table.nodes["n1"].lost
+
+
+def test_sources_count_their_own_sequences() -> None:
+    table = NodeTable()
+    assert table.apply(node_event("xid", 1, 10, "kernel")) is not None
+    assert table.apply(node_event("xid", 1, 10, "slurm")) is not None
+    assert table.apply(node_event("xid", 1, 10, "slurm")) is None
+
+
+node_histories = st.sets(
+    st.tuples(
+        st.sampled_from(("n1", "n2")),
+        st.sampled_from(("s", "t")),
+        st.integers(0, 9),
+    ),
+    max_size=20,
+).flatmap(
+    lambda keys: st.tuples(
+        *(
+            st.tuples(st.just(key), st.sampled_from(("drain", "undrain", "lost", "returned", "xid")), st.integers(0, 9))
+            for key in sorted(keys)
+        )
+    )
+)
+
+
+@settings(deadline=None)
+@given(node_histories, st.randoms(use_true_random=False))
+def test_any_order_and_repetition_give_the_same_nodes(rows, random) -> None:
+    events = [node_event(type_, seq, time, source, node) for (node, source, seq), type_, time in rows]
+    shuffled = events * 2
+    random.shuffle(shuffled)
+    tables = []
+    for order in (events, shuffled):
+        table = NodeTable()
+        for event in order:
+            table.apply(event)
+        tables.append(table)
+    assert tables[0].nodes == tables[1].nodes
+    assert tables[0].position == tables[1].position
+
+
+@settings(deadline=None)
+@given(node_histories)
+def test_a_kept_node_table_goes_on_as_before(rows) -> None:
+    events = [node_event(type_, seq, time, source, node) for (node, source, seq), type_, time in rows]
+    table, again = NodeTable(), NodeTable()
+    for event in events:
+        table.apply(event)
+    again.load(table.dump())
+    assert again.nodes == table.nodes
+    assert [again.apply(event) for event in events] == [None] * len(events)
