@@ -30,7 +30,7 @@ def test_batches_of_a_kind_are_joined_in_order() -> None:
 
 def test_batches_of_two_kinds_or_none_cannot_be_joined() -> None:
     gpu, node = SampleBatch.of(EntityKind.GPU, []), SampleBatch.of(EntityKind.NODE, [])
-    with pytest.raises(ValueError, match="gpu.*node"):
+    with pytest.raises(ValueError, match=r"gpu.*node"):
         SampleBatch.concat([gpu, node])
     with pytest.raises(ValueError, match="cannot concatenate"):
         SampleBatch.concat([])
