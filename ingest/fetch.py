@@ -41,11 +41,12 @@ async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -
     except TimeoutError:
         raise FetchError("timeout", url) from None
     except aiohttp.ClientConnectorError as error:
-        refused = isinstance(error.os_error, ConnectionRefusedError)
-        raise FetchError("refused" if refused else "unreachable", f"{url}: {error.os_error}") from None
+        cause = getattr(error, "os_error", error)  # certificate errors carry none
+        refused = isinstance(cause, ConnectionRefusedError)
+        raise FetchError("refused" if refused else "unreachable", f"{url}: {cause}") from None
     except aiohttp.ClientPayloadError as error:
         raise FetchError("truncated", f"{url}: {error}") from None
-    except aiohttp.ClientConnectionError as error:
+    except (aiohttp.ClientConnectionError, OSError) as error:
         raise FetchError("disconnected", f"{url}: {error}") from None
     except (aiohttp.ClientError, ValueError) as error:
         raise FetchError("bad_http", f"{url}: {str(error)[:200]}") from None

@@ -221,6 +221,17 @@ def test_errors_redirects_and_closed_ports_have_reasons_of_their_own() -> None:
     assert asyncio.run(scenario()) == {"http_status", "redirect", "refused"}
 
 
+def test_a_host_without_tls_or_address_is_a_reason_and_no_crash() -> None:
+    async def scenario() -> set[str]:
+        async with exporter(dcgm=answers(dcgm_page())) as url:
+            work = Round([f"{url.replace('http:', 'https:')}/dcgm", "http://nowhere.invalid:9400"])
+            await work.until(lambda: work.scraper.failures["unreachable"] >= 4)
+            await work.scraper.close()
+            return set(work.scraper.failures)
+
+    assert asyncio.run(scenario()) == {"unreachable"}
+
+
 def test_packed_pages_are_read() -> None:
     async def scenario() -> Round:
         packed = answers(gzip.compress(dcgm_page()), **{"Content-Encoding": "gzip"})
