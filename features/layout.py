@@ -13,7 +13,7 @@ from fleet.samples import EntityKind
 BUCKET_MS = 600_000
 BUCKETS = 144  # a day of 10-minute means
 OPEN_SLOTS = 2  # the newest slots are still being written: they are not yet in the running sums
-GUARD_SLOTS = 4  # room for ticks that come late
+GUARD_SLOTS = 2  # room for ticks that come late
 
 # Gauges and rates whose mean and spread over windows are kept up to date, by kind.
 SUMMED: dict[EntityKind, tuple[str, ...]] = {

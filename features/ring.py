@@ -1,7 +1,7 @@
 """Ring: the state of one entity kind, written one sample a series at a time.
 
 All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (49 metrics,
-128 fine slots of 4 bytes, 144 ten-minute means) that is about 50 KiB.
+126 fine slots of 4 bytes, 144 ten-minute means) that is about 50 KiB.
 
     time_ms, raw, changed_ms   (metric, entity)   newest sample of a series: when, what, since when this value
     rate                       (counter, entity)  newest rate per second, NaN before the second reading

@@ -164,6 +164,18 @@ def test_port_errors_are_counted_and_bytes_become_rates() -> None:
     assert (frame.column("speed_bytes_per_s")[0], frame.column("max_speed_bytes_per_s")[0]) == (2.5e10, 5e10)
 
 
+@pytest.mark.parametrize("interval_s", [1, 5, 30, 60, 300])
+def test_windows_follow_the_interval_as_far_as_the_ring_reaches(interval_s: int) -> None:
+    store = WindowStore(fleet(1), interval_s=interval_s)
+    for i in range(500):
+        now = at(i * interval_s)
+        store.write(batch(GPU, [("power_w", 0, now, float(i))]), now)
+    frame = extract(store, at(499 * interval_s)).gpu
+    for suffix, seconds in (("2m", 120), ("30m", 1800)):
+        slots = min(120, max(2, round(seconds / interval_s)))
+        assert frame.column(f"power_w_mean_{suffix}")[0] == np.mean(range(500 - slots, 500))
+
+
 def test_the_frames_do_not_change_with_the_store() -> None:
     store = WindowStore(fleet(1))
     store.write(batch(GPU, gpu_rows("power_w", [400.0])), T0)

@@ -33,7 +33,7 @@ def state(store: WindowStore) -> dict[str, np.ndarray]:
     ring = store.ring(GPU)
     names = ("time_ms", "raw", "changed_ms", "rate", "fine", "events", "first_seen_ms")
     arrays = {name: getattr(ring, name)[..., : ring.size] for name in names}
-    return arrays | {f"day {name}": ring.day(name) for name in ring.layout.values}
+    return arrays | {f"day {name}": ring.day(name) for name in METRICS[:3]}
 
 
 def assert_same(left: WindowStore, right: WindowStore) -> None:
@@ -121,9 +121,9 @@ def test_room_grows_with_the_entities() -> None:
     assert power[2:].tolist() == [300.0, *map(float, range(3, 500))]
 
 
-def test_memory_stays_below_64_kib_a_gpu() -> None:
+def test_memory_stays_below_64_kib_a_gpu_its_port_included() -> None:
     store = WindowStore(fleet(1000))
-    assert store.ring(GPU).nbytes / 1000 < 64 * 1024
+    assert (store.ring(GPU).nbytes + store.ring(PORT).nbytes) / 1000 < 64 * 1024
 
 
 def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
@@ -133,7 +133,7 @@ def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
     assert np.isnan(ring.fine[..., 0]).all()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(rows_of)
 def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
     store, naive = WindowStore(fleet()), NaiveStore(GPU)
@@ -158,7 +158,7 @@ def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
             assert counts.tolist() == [series.events.get(slot, 0) for slot in slots]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(rows_of)
 def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
     store, naive = store_of(rows), NaiveStore(GPU)
@@ -172,13 +172,13 @@ def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
         np.testing.assert_allclose(store.ring(GPU).day(name)[:, entity], means, rtol=1e-6)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(rows_of)
 def test_twice_is_once(rows: list[Row]) -> None:
     assert_same(store_of(rows, rows), store_of(rows))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(rows_of, st.randoms(use_true_random=False))
 def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows: list[Row], random) -> None:
     queues: dict[tuple[str, int], list[Row]] = {}
@@ -195,7 +195,7 @@ def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows
     assert_same(store_of(*shuffled), store_of(rows))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(rows_of)
 def test_moving_the_clock_between_batches_changes_nothing(rows: list[Row]) -> None:
     rows = sorted(rows, key=lambda row: row[2])
