@@ -57,8 +57,9 @@ class FleetState:
             written = self.store.write(samples, now_ms)
             counts.samples += written.applied
             counts.late += written.late
-            if written.future:
-                counts.bad["future"] += written.future
+            for reason, count in (("future", written.future), ("not_finite", written.not_finite)):
+                if count:
+                    counts.bad[reason] += count
             if len(samples):
                 newest = int(samples.time_ms.max())
                 if newest <= now_ms + 60_000:
