@@ -1,0 +1,110 @@
+"""The placer: the one process that decides. It owns the ledger, works the queue and answers on loopback.
+
+request → view (board + intents) → decide → commit → reply          in one step of the event loop
+queue   a pass every `queue_period_s`, at every new board, and when something new waits
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+
+import uvicorn
+
+from fleet.errors import ConfigError, StaleError
+from placement.ledger import Ledger, LedgerError
+from service.config import Config
+from service.placer_desk import Desk
+from service.placer_http import make_app
+from service.placer_metrics import PlacerMetrics
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+POLL_S = 0.1
+
+
+class QueueWorker:
+    """Passes over the queue until `stop`."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._wake = asyncio.Event()
+        self._stopped = False
+        self._next_ms = 0
+
+    def wake(self) -> None:
+        self._next_ms = 0
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        while not self._stopped:
+            self.step()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), POLL_S)
+
+    def step(self) -> None:
+        """A pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
+        fresh = self.desk.refresh()
+        now_ms = self.desk.clock.now_ms()
+        if not fresh and now_ms < self._next_ms:
+            return
+        self._next_ms = now_ms + round(self.desk.config.placer.queue_period_s * 1000)
+        try:
+            placed = self.desk.work_queue()
+        except StaleError as error:
+            logger.debug("the queue waits: %s", error)
+            return
+        if placed:
+            logger.info("placed %d from the queue, %d wait", placed, len(self.desk.ledger.queued()))
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to us: uvicorn would raise them again after its own shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def open_desk(config: Config) -> Desk:
+    """ConfigError when the ledger cannot be trusted: deciding without one would hand GPUs out twice."""
+    try:
+        ledger = Ledger(config.ledger)
+    except LedgerError as error:
+        raise ConfigError(str(error)) from None
+    return Desk(config, config.make_clock(), ledger, PlacerMetrics())
+
+
+async def serve(config: Config) -> None:
+    """Run until SIGTERM or SIGINT."""
+    desk = open_desk(config)
+    worker = QueueWorker(desk)
+    app = make_app(desk, worker.wake)
+    server = _Server(
+        uvicorn.Config(
+            app, HOST, config.placer.port, http="httptools", lifespan="off", access_log=False, log_config=None
+        )
+    )
+
+    def stop() -> None:
+        server.should_exit = True
+        worker.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.run())
+            await server.serve()
+            worker.stop()
+    finally:
+        desk.ledger.close()
+    logger.info("placer: stopped, %d requests wait", len(desk.ledger.queued()))

@@ -1,0 +1,243 @@
+"""The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems as they are."""
+
+import re
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
+from fleet.requests import Gang, PlacementRequest, TopologyConstraint
+from placement.ledger import Committed
+from service.placer_desk import Desk
+
+MAX_BODY_BYTES = 4_194_304
+MOST_ROWS = 1000
+CALLER = "x-fleetcast-caller"
+RETRY_AFTER_S = 2
+
+encode = msgspec.json.Encoder().encode
+decode_request = msgspec.json.Decoder(PlacementRequest).decode
+Handler = Callable[[Request], Awaitable[Response]]
+
+NESTED = {"gang": Gang, "topology": TopologyConstraint}
+
+
+class BodyTooLarge(Exception):
+    """The body passes `MAX_BODY_BYTES`."""
+
+
+def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> Starlette:
+    """`queue_changed` is called when something new waits."""
+
+    async def place(request: Request) -> Response:
+        wanted = decode(await read(request))
+        return answer(desk.place(wanted, caller_of(request, wanted)))
+
+    async def enqueue(request: Request) -> Response:
+        wanted = decode(await read(request))
+        reply = desk.enqueue(wanted, caller_of(request, wanted))
+        queue_changed()
+        return answer(reply, 202)
+
+    async def placements(request: Request) -> Response:
+        after, limit = number(request, "after", 0), limit_of(request)
+        rows = desk.ledger.decisions_after(after, limit)
+        return answer(page(desk.clock.now_ms(), rows, rows[-1].cursor if rows else after))
+
+    async def one_placement(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        reply = desk.ledger.find(request_id)
+        if reply is None:
+            raise UnknownEntity(f"no request {request_id!r}")
+        return answer(reply)
+
+    async def cancel(request: Request) -> Response:
+        return answer(encode(desk.cancel(request.path_params["request_id"], caller_of(request))))
+
+    async def queue(request: Request) -> Response:
+        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": desk.queue_rows()}))
+
+    async def withdraw(request: Request) -> Response:
+        reply = desk.withdraw(request.path_params["request_id"], caller_of(request))
+        queue_changed()
+        return answer(encode(reply))
+
+    async def audit(request: Request) -> Response:
+        after = number(request, "after", None) if "after" in request.query_params else None
+        rows = desk.ledger.audit(limit_of(request), after, request.query_params.get("request_id"))
+        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": rows}))
+
+    async def health(request: Request) -> Response:
+        desk.refresh()
+        as_of_ms = desk.board.as_of_ms if desk.board else None
+        waiting = len(desk.ledger.queued())
+        return answer(encode({"ok": True, "warming": as_of_ms is None, "board_as_of_ms": as_of_ms, "queued": waiting}))
+
+    async def metrics(request: Request) -> Response:
+        desk.metrics.intents.set(len(desk.ledger.active_intents()))
+        return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def guard(handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except ERRORS as error:
+                response = problem_of(error)
+                desk.metrics.refused_requests.labels(str(response.status_code)).inc()
+                return response
+
+        return guarded
+
+    return Starlette(
+        routes=[
+            Route("/placements", guard(place), methods=["POST"]),
+            Route("/placements", guard(placements)),
+            Route("/placements/{request_id:path}", guard(one_placement)),
+            Route("/placements/{request_id:path}", guard(cancel), methods=["DELETE"]),
+            Route("/queue", guard(enqueue), methods=["POST"]),
+            Route("/queue", guard(queue)),
+            Route("/queue/{request_id:path}", guard(withdraw), methods=["DELETE"]),
+            Route("/audit", guard(audit)),
+            Route("/healthz", health),
+            Route("/metrics", metrics),
+        ],
+        exception_handlers={HTTPException: http_problem},
+    )
+
+
+async def read(request: Request) -> bytes:
+    """The body, refused as soon as it grows too large."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def decode(body: bytes) -> PlacementRequest:
+    """The request; of unknown keys all are named, where msgspec would name the first."""
+    try:
+        return decode_request(body)
+    except msgspec.ValidationError:
+        refuse_unknown(body)
+        raise
+
+
+def refuse_unknown(body: bytes) -> None:
+    """UnknownKeys when there are any."""
+    document = msgspec.json.decode(body)
+    if not isinstance(document, dict):
+        raise RequestError(f"expected a JSON object, got {type(document).__name__}")
+    known = {field.encode_name for field in msgspec.structs.fields(PlacementRequest)}
+    unknown = sorted(set(document) - known)
+    for name, kind in NESTED.items():
+        inner = document.get(name)
+        if isinstance(inner, dict):
+            unknown += [f"{name}.{key}" for key in sorted(set(inner) - set(kind.__struct_fields__))]
+    if unknown:
+        raise UnknownKeys(unknown)
+
+
+class UnknownKeys(RequestError):
+    """Keys that no version of the request has."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"unknown {'key' if len(names) == 1 else 'keys'}: {', '.join(names)}", names[0])
+        self.names = names
+
+
+def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
+    return request.headers.get(CALLER) or (wanted.user if wanted else "") or "unknown"
+
+
+def number(request: Request, name: str, default: int | None) -> int:
+    text = request.query_params.get(name, "" if default is None else str(default))
+    if not re.fullmatch(r"\d{1,15}", text):
+        raise RequestError(f"{name}={text!r} is not a whole number of 0 or more", name)
+    return int(text)
+
+
+def limit_of(request: Request) -> int:
+    limit = number(request, "limit", 100)
+    if not 1 <= limit <= MOST_ROWS:
+        raise RequestError(f"limit is {limit}, it must lie in 1..{MOST_ROWS}", "limit")
+    return limit
+
+
+def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
+    """Stored replies, each with what the ledger knows of it appended; their bytes are not decoded."""
+    parts = [
+        row.reply[:-1]
+        + b","
+        + encode({"cursor": row.cursor, "time_ms": row.time_ms, "job": row.job, "attempt": row.attempt})[1:]
+        for row in rows
+    ]
+    return b'{"as_of_ms":%d,"rows":[%b],"cursor":%d}' % (as_of_ms, b",".join(parts), cursor)
+
+
+def answer(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+ERRORS = (
+    *(RequestError, UnknownEntity, ConflictError, StaleError, BodyTooLarge),
+    *(msgspec.ValidationError, msgspec.DecodeError, RecursionError),
+)
+
+
+def problem_of(error: Exception) -> Response:
+    """The problem document of an error that a caller can cause, or wait out."""
+    match error:
+        case UnknownKeys():
+            rows = [{"field": name, "message": "unknown key"} for name in error.names]
+            return problem(422, str(error), rows)
+        case RequestError():
+            return problem(422, str(error), [{"field": error.field, "message": str(error)}] if error.field else [])
+        case UnknownEntity():
+            return problem(404, str(error))
+        case ConflictError():
+            return problem(409, str(error))
+        case StaleError():
+            return problem(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
+        case BodyTooLarge():
+            return problem(413, str(error))
+        case msgspec.ValidationError():
+            return problem(422, str(error), [{"field": field_of(str(error)), "message": str(error)}])
+        case _:
+            return problem(400, f"the body is not JSON: {error}")
+
+
+def field_of(message: str) -> str:
+    """The key that msgspec's message is about.
+
+    >>> field_of("Expected `int`, got `str` - at `$.gang.min`"), field_of("Object missing required field `request_id`")
+    ('gang.min', 'request_id')
+    """
+    path = re.search(r"at `\$\.?([^`]*)`", message)
+    name = re.search(r"field `([^`]+)`", message)
+    return ".".join(found.group(1) for found in (path, name) if found and found.group(1))
+
+
+def problem(
+    status: int, detail: str, errors: list[dict[str, Any]] | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """RFC 9457."""
+    body: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
+    body |= {"detail": detail} | ({"errors": errors} if errors else {})
+    return Response(encode(body), status, headers, media_type="application/problem+json")
+
+
+async def http_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    return problem(error.status_code, detail, headers=dict(error.headers or {}))

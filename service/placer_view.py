@@ -1,0 +1,160 @@
+"""The placer's picture of the fleet: a board, and on top of it the intents that nobody has been seen to keep yet."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
+from models.scores import RISK_HORIZONS_S, RISK_KINDS
+from placement.ledger import Intent, IntentState
+from placement.timeline import Running, RunTimes, occupy
+from placement.view import ClusterView, Inventory
+from service.board import Board
+
+RISK_HORIZON_S = 3600
+OUT_OF_SERVICE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a board says: the fleet as job events tell it, at their position."""
+
+    view: ClusterView
+    running: dict[str, Running]
+    run_times: RunTimes
+    seen: frozenset[tuple[str, int]]
+    ended: frozenset[tuple[str, int]]
+
+
+class Observer:
+    """Decodes boards; the topology is kept until the board holds another one."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._topology = Topology.build([])
+        self._inventory = Inventory.of(self._topology)
+
+    def observe(self, board: Board) -> Observed:
+        """Raises KeyError when the board lacks a section, as the very first one may."""
+        meta = board.json("meta")
+        self._refresh(board, int(meta["generation"]))
+        occupancy = board.json("occupancy")
+        return Observed(
+            view=self._view(board, meta),
+            running={
+                row["job"]: Running(row["started_ms"] or board.as_of_ms, row["gpus"], row.get("limit_s"))
+                for row in board.json("jobs.running")
+            },
+            run_times=RunTimes.of(board.json("durations")),
+            seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
+            ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
+        )
+
+    def _refresh(self, board: Board, generation: int) -> None:
+        key = (generation, board.meta("names.node")["as_of_ms"], board.meta("names.node")["nbytes"])
+        if key != self._key:
+            self._topology = topology_of(board, generation)
+            self._inventory = Inventory.of(self._topology)
+            self._key = key
+
+    def _view(self, board: Board, meta: dict[str, Any]) -> ClusterView:
+        n = len(self._topology)
+        usable = _rows(board.array("gpu.usable"), n, False)
+        holders = _rows(board.array("gpu.job"), n, -1)
+        risk = board.array("node.risk")[:, RISK_HORIZONS_S.index(RISK_HORIZON_S), :].T
+        p = _rows(risk, n, np.nan)
+        rows = self._inventory.row
+        return ClusterView(
+            topology=self._topology,
+            free=usable & (holders < 0),
+            usable=usable,
+            state=_rows(board.array("node.state"), n, OUT_OF_SERVICE),
+            p_fail=p[:, RISK_KINDS.index("fail")],
+            p_slow=p[:, RISK_KINDS.index("slow")],
+            reason={rows[name]: text for name, text in board.json("risk.reason").items() if name in rows},
+            holders=holders,
+            jobs=board.names("names.job"),
+            free_cpus=_rows(board.array("node.free_cpus"), n, np.nan).astype(np.float64),
+            free_host_memory_gib=_rows(board.array("node.free_host_memory_gib"), n, np.nan).astype(np.float64),
+            risk_horizon_s=RISK_HORIZON_S,
+            as_of_ms=board.as_of_ms,
+            generation=self._topology.generation,
+            models=tuple((name, str(model)) for name, model in meta["models"].items()),
+            inventory=self._inventory,
+        )
+
+
+def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+    """A copy of `array` with exactly n rows: a section may be one topology generation older than the rest."""
+    if len(array) >= n:
+        return array[:n].copy()
+    missing = np.full((n - len(array), *array.shape[1:]), fill, array.dtype)
+    return np.concatenate([array, missing])
+
+
+def topology_of(board: Board, generation: int) -> Topology:
+    """The topology back from its sections."""
+    names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
+    domain: dict[Level, NDArray[np.int32]] = {
+        level: board.array(f"node.domain.{level}").copy() for level in DOMAIN_LEVELS
+    }
+    models, pools = board.names("names.gpu_model"), board.names("names.pool")
+    columns = [
+        np.nan_to_num(board.array(f"node.{name}"), nan=0).tolist()
+        for name in ("gpus", "gpu_model", "gpu_memory_gib", "cpus", "host_memory_gib", "pool")
+    ]
+    lists: dict[Level, list[int]] = {level: domain[level].tolist() for level in DOMAIN_LEVELS}
+    specs = [
+        NodeSpec(
+            name=name,
+            gpus=gpus,
+            gpu_model=models[model] if model >= 0 else "",
+            gpu_memory_gib=memory,
+            cpus=cpus,
+            host_memory_gib=host,
+            pool=pools[pool] if 0 <= pool < len(pools) else "default",
+            domains=_domains(row, lists, names),
+        )
+        for row, (name, gpus, model, memory, cpus, host, pool) in enumerate(
+            zip(board.names("names.node"), *columns, strict=True)
+        )
+    ]
+    return Topology(
+        nodes=tuple(specs),
+        placed=board.array("node.placed").copy(),
+        gpus=board.array("node.gpus").copy(),
+        domain=domain,
+        domain_names=names,
+        generation=generation,
+    )
+
+
+def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[str, ...]]) -> dict[Level, str]:
+    return {level: names[level][index] for level in DOMAIN_LEVELS if (index := lists[level][row]) >= 0}
+
+
+def with_intents(observed: Observed, intents: list[Intent]) -> Observed:
+    """What is observed plus what was promised: View = occupancy at its position + intents not yet seen."""
+    if not intents:
+        return observed
+    view, running = observed.view, dict(observed.running)
+    for intent in intents:
+        view = occupy(view, intent.job, intent.ranks, cpus=intent.cpus, host_memory_gib=intent.host_memory_gib)
+        running[intent.job] = Running(intent.created_ms, intent.gpus, intent.limit_s)
+    return Observed(view, running, observed.run_times, observed.seen, observed.ended)
+
+
+def settled(intents: list[Intent], observed: Observed, now_ms: int) -> list[tuple[str, IntentState]]:
+    """Intents that hold nothing any more: seen running (occupancy has them now), ended, or past their time."""
+    rows = []
+    for intent in intents:
+        key = (intent.job, intent.attempt)
+        if key in observed.ended:
+            rows.append((intent.request_id, IntentState.ENDED))
+        elif key in observed.seen:
+            rows.append((intent.request_id, IntentState.SEEN))
+        elif now_ms >= intent.expires_ms:
+            rows.append((intent.request_id, IntentState.EXPIRED))
+    return rows

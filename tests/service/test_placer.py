@@ -1,0 +1,298 @@
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from fleet.errors import ConfigError
+from fleet.requests import Decision
+from service.config import Config, PlacerConfig
+from service.placer import open_desk, serve
+from service.placer_desk import load_functions
+from service.placer_http import MAX_BODY_BYTES
+from tests.service.placer_world import NOW_MS, World, rack_of_64
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.board.publish()
+    yield world
+    world.close()
+
+
+def lawful(decision: dict[str, Any]) -> dict[str, Any]:
+    assert decision["nodes"] == decision["candidates"] + sum(decision["rejected"].values())
+    return decision
+
+
+def nodes(decision: dict[str, Any]) -> list[str]:
+    return sorted({rank["node"] for rank in decision["ranks"]})
+
+
+def test_scattered_gpus_are_refused_and_one_rack_is_filled_once_its_blocker_ends(world: World) -> None:
+    # 64 GPUs are free: seven nodes of r01, one of r02
+    world.board.jobs = {"blocker": [3], "other": range(9, 16)}
+    world.board.publish()
+    refused = lawful(world.place(**rack_of_64("first")))
+    assert refused["outcome"] == "refused"
+    assert "the best rack r01 has 56 free; 64 free GPUs are scattered over 2 racks" in refused["sentence"]
+    world.board.jobs = {"other": range(9, 16)}
+    world.board.ended = [("blocker", 1, NOW_MS)]
+    world.board.publish()
+    placed = lawful(world.place(**rack_of_64("second")))
+    assert placed["outcome"] == "placed"
+    assert nodes(placed) == [f"n{index:02d}" for index in range(1, 9)]
+    assert placed["topology_level"] == "rack"
+    assert placed["models"] == {"risk": "rules"}
+
+
+def test_the_same_request_gets_the_same_bytes_after_a_restart_refusals_too(world: World) -> None:
+    world.board.jobs = {"blocker": [3], "other": range(9, 16)}
+    world.board.publish()
+    bodies = [rack_of_64("big"), {"request_id": "small", "gang": 2}]
+    before = [world.ask("POST", "/placements", body).content for body in bodies]
+    world.board.jobs = {}
+    world.board.publish()
+    world.restart()
+    assert [world.ask("POST", "/placements", body).content for body in bodies] == before
+    assert world.ask("GET", "/placements/big").content == before[0]
+    # another order of keys and more white space is the same body
+    text = b' { "gang" : 2, "request_id": "small" } '
+    assert world.ask("POST", "/placements", text).content == before[1]
+
+
+def test_another_body_under_a_known_id_is_a_422_that_names_the_field(world: World) -> None:
+    world.place("a")
+    response = world.ask("POST", "/placements", {"request_id": "a", "gang": 2})
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["errors"][0]["field"] == "request_id"
+
+
+def test_two_decisions_on_one_board_do_not_overlap(world: World) -> None:
+    first = world.place("a", gang=8, gpus_per_node=8)
+    second = world.place("b", gang=8, gpus_per_node=8)
+    assert not set(nodes(first)) & set(nodes(second))
+    world.restart()
+    assert world.place("c", gang=1)["outcome"] == "refused"
+
+
+def test_a_retry_while_the_first_is_in_flight_gets_the_same_bytes(world: World) -> None:
+    async def both(client: httpx.AsyncClient) -> list[httpx.Response]:
+        posts = [client.post("/placements", content=b'{"request_id": "a", "gang": 3}') for _ in range(5)]
+        return list(await asyncio.gather(*posts))
+
+    replies = world.run(both)
+    assert len({reply.content for reply in replies}) == 1
+    assert len(world.ask("GET", "/placements").json()["rows"]) == 1
+
+
+def test_an_intent_ends_when_the_job_is_seen_and_when_it_ends(world: World) -> None:
+    world.place("a", gang=16, gpus_per_node=8)
+    assert world.place("b")["outcome"] == "refused"
+    world.board.jobs = {"a": range(16)}
+    world.board.publish()
+    assert world.place("c")["outcome"] == "refused"
+    assert world.desk.ledger.active_intents() == []
+    world.board.jobs, world.board.ended = {}, [("a", 1, NOW_MS)]
+    world.board.publish()
+    assert world.place("d")["outcome"] == "placed"
+
+
+def test_an_intent_that_nobody_starts_expires(world: World) -> None:
+    decision = world.place("a", gang=16, gpus_per_node=8)
+    assert decision["expires_ms"] == NOW_MS + 300_000
+    world.clock.advance(301)
+    world.board.as_of_ms += 301_000
+    world.board.publish()
+    assert world.place("b")["outcome"] == "placed"
+    assert "did not start in time" in world.ask("GET", "/audit").json()["rows"][1]["sentence"]
+    assert world.ask("DELETE", "/placements/a").status_code == 409
+
+
+def test_cancelling_gives_the_gpus_back_once_and_for_all(world: World) -> None:
+    world.place("a", gang=16, gpus_per_node=8)
+    for _ in range(2):
+        assert world.ask("DELETE", "/placements/a").json()["state"] == "cancelled"
+    assert world.place("b", gang=16, gpus_per_node=8)["outcome"] == "placed"
+    assert world.place("c")["outcome"] == "refused"
+    assert world.ask("DELETE", "/placements/c").status_code == 409
+    assert world.ask("DELETE", "/placements/nobody").status_code == 404
+
+
+def test_a_dry_run_leaves_no_trace(world: World) -> None:
+    assert world.place("a", gang=16, gpus_per_node=8, dry_run=True)["outcome"] == "placed"
+    assert world.ask("GET", "/placements/a").status_code == 404
+    assert world.place("a", gang=2)["outcome"] == "placed"
+    assert world.place("a", gang=3, dry_run=True)["outcome"] == "placed"
+
+
+def test_a_throttling_node_is_avoided_and_the_answer_says_so(world: World) -> None:
+    world.board.risk = {0: (0.9, "SM clock 990 MHz, usual 1,980 (thermal slowdown)")}
+    world.board.publish()
+    decision = lawful(world.place("a", gang=4, gpus_per_node=8, topology={"required": "rack"}))
+    assert "n01" not in nodes(decision)
+    assert decision["sentence"].endswith("avoided n01: SM clock 990 MHz, usual 1,980 (thermal slowdown)")
+
+
+def test_a_new_topology_generation_is_taken_over(world: World) -> None:
+    assert world.place("a")["generation"] == 1
+    world.board.generation = 2
+    world.board.publish()
+    assert world.place("b")["generation"] == 2
+
+
+def test_without_a_board_and_on_a_stale_one_the_answer_is_503(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    response = world.ask("POST", "/placements", {"request_id": "a"})
+    assert response.status_code == 503
+    assert "warming" in response.json()["detail"]
+    assert response.headers["retry-after"]
+    assert world.ask("GET", "/healthz").json()["warming"]
+    world.board.publish()
+    world.clock.advance(61)
+    assert "61 s old" in world.ask("POST", "/placements", {"request_id": "a"}).json()["detail"]
+    # waiting needs no board
+    assert world.ask("POST", "/queue", {"request_id": "q"}).status_code == 202
+    world.worker.step()
+    assert world.ask("GET", "/queue").json()["rows"][0]["why"] == "will be looked at in the next pass"
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "fields"),
+    [
+        (b"{", 400, None),
+        (b"\xff\xfe", 400, None),
+        (b"[" * 100_000, 400, None),
+        (b"[]", 422, None),
+        (b'{"gang": 1}', 422, ["request_id"]),
+        (b'{"request_id": "a", "gpus": 8, "zone": "x"}', 422, ["gpus", "zone"]),
+        (b'{"request_id": "a", "gang": {"min": 1, "desired": 2, "max": 3}}', 422, ["gang.max"]),
+        (b'{"request_id": "a", "topology": {"required": "shelf"}}', 422, ["topology.required"]),
+        (b'{"request_id": "a", "gang": 0}', 422, ["gang"]),
+        (b'{"request_id": "a", "gpu_share": 0.5}', 422, ["gpu_share"]),
+        (b'{"request_id": "a", "max_risk": NaN}', 400, None),
+        (b'{"request_id": "' + b"x" * MAX_BODY_BYTES + b'"}', 413, None),
+    ],
+)
+def test_a_bad_body_is_a_problem_that_names_what_is_wrong(
+    world: World, body: bytes, status: int, fields: list[str] | None
+) -> None:
+    for door in ("/placements", "/queue"):
+        response = world.ask("POST", door, body)
+        problem = response.json()
+        assert (response.status_code, problem["status"]) == (status, status)
+        assert problem["title"]
+        assert problem["detail"]
+        if fields:
+            assert [row["field"] for row in problem["errors"]] == fields
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("PUT", "/placements", 405),
+        ("GET", "/placements?limit=many", 422),
+        ("GET", "/placements?limit=100000", 422),
+        ("GET", "/placements?after=-1", 422),
+        ("DELETE", "/queue/nobody", 404),
+    ],
+)
+def test_other_bad_requests_are_problems_too(world: World, method: str, path: str, status: int) -> None:
+    response = world.ask(method, path)
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_placements_are_polled_by_cursor(world: World) -> None:
+    for name in ("a", "b", "c"):
+        world.place(name, job=f"job-{name}", attempt=2)
+    first = world.ask("GET", "/placements?limit=2").json()
+    assert [row["request_id"] for row in first["rows"]] == ["a", "b"]
+    assert first["rows"][0]["job"] == "job-a"
+    assert first["rows"][0]["attempt"] == 2
+    assert first["rows"][0]["time_ms"] == NOW_MS
+    assert first["rows"][1]["cursor"] == first["cursor"]
+    second = world.ask("GET", f"/placements?after={first['cursor']}").json()
+    assert [row["request_id"] for row in second["rows"]] == ["c"]
+    last = world.ask("GET", f"/placements?after={second['cursor']}").json()
+    assert last["rows"] == []
+    assert last["cursor"] == second["cursor"]
+
+
+def test_the_audit_says_who_asked_for_what(world: World) -> None:
+    world.ask("POST", "/placements", {"request_id": "a"}, headers={"x-fleetcast-caller": "ci"})
+    world.place("b", user="ada", gang=999)
+    rows = world.ask("GET", "/audit").json()["rows"]
+    assert [(row["caller"], row["action"]) for row in rows] == [("ada", "refuse"), ("ci", "place")]
+    assert set(rows[0]) == {
+        *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models"),
+        "sentence",
+    }
+
+
+def test_metrics_count_decisions_by_outcome(world: World) -> None:
+    world.place("a")
+    world.place("a")
+    world.place("b", gang=999)
+    text = world.ask("GET", "/metrics").text
+    assert 'fleetcast_placer_decisions_total{door="placements",outcome="placed"} 1.0' in text
+    assert 'fleetcast_placer_decisions_total{door="placements",outcome="refused"} 1.0' in text
+    assert "fleetcast_placer_intents 1.0" in text
+
+
+def test_a_damaged_ledger_refuses_to_start_and_names_the_file(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    config.ledger.write_bytes(b"scribble" * 1000)
+    with pytest.raises(ConfigError, match=r"ledger\.sqlite"):
+        open_desk(config)
+
+
+def test_operators_functions_are_loaded_by_import_path() -> None:
+    ((name, function),) = load_functions("placer.filters", ("placement.filters:drained",))
+    assert name == "drained"
+    assert callable(function)
+    for path in ("placement.filters:nothing", "nowhere:x", "plain"):
+        with pytest.raises(ConfigError, match=r"placer\.filters"):
+            load_functions("placer.filters", (path,))
+    assert PlacerConfig().filters == ()
+
+
+def test_it_serves_on_loopback_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = Config(state=str(tmp_path), placer=PlacerConfig(port=port))
+
+    async def talk_and_stop() -> dict[str, Any]:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            while True:
+                try:
+                    answer: dict[str, Any] = (await client.get("/healthz")).json()
+                    break
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return answer
+
+    async def main() -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            answer, _ = await asyncio.gather(talk_and_stop(), serve(config))
+        return answer
+
+    assert asyncio.run(main())["warming"] is True
+    assert config.ledger.exists()
+
+
+def test_the_reply_is_a_decision(world: World) -> None:
+    reply = world.ask("POST", "/placements", {"request_id": "a"}).content
+    assert msgspec.json.decode(reply, type=Decision).outcome == "placed"

@@ -1,0 +1,108 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.placer_world import NOW_MS, World, rack_of_64
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.board.jobs = {"a": range(8), "b": range(8, 14)}
+    world.board.publish()
+    yield world
+    world.close()
+
+
+def queue(world: World, request_id: str, **fields: Any) -> dict[str, Any]:
+    response = world.ask("POST", "/queue", {"request_id": request_id, **fields})
+    assert response.status_code == 202
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def rows(world: World) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = world.ask("GET", "/queue").json()["rows"]
+    return found
+
+
+def test_what_fits_is_placed_in_the_next_pass_and_polled(world: World) -> None:
+    assert queue(world, "x", gang=2, gpus_per_node=8)["outcome"] == "queued"
+    world.worker.step()
+    assert rows(world) == []
+    (row,) = world.ask("GET", "/placements").json()["rows"]
+    assert row["outcome"] == "placed"
+    assert {rank["node"] for rank in row["ranks"]} == {"n15", "n16"}
+    again = world.ask("POST", "/queue", {"request_id": "x", "gang": 2, "gpus_per_node": 8})
+    assert again.json()["outcome"] == "placed"
+
+
+def test_the_queue_says_why_and_when(world: World) -> None:
+    queue(world, **rack_of_64("head"), user="ada", tenant="t", queue="q")
+    queue(world, "next", gang=3, gpus_per_node=8, limit_s=50_000)
+    world.clock.advance(10)
+    world.worker.step()
+    head, second = rows(world)
+    assert set(head) >= {
+        *("request_id", "position", "tenant", "queue", "user", "gang", "gpus_per_node", "priority", "waiting_s"),
+        *("why", "start_ms"),
+    }
+    assert (head["position"], head["user"], head["tenant"], head["queue"]) == (1, "ada", "t", "q")
+    assert head["waiting_s"] == 10
+    assert head["why"].startswith("waits for 64 GPUs (8 x 8 GPUs) inside one rack; 16 free GPUs fit; starts about 20:")
+    assert NOW_MS < head["start_ms"]["p10"] < head["start_ms"]["p50"] < head["start_ms"]["p90"]
+    assert "head is next" in second["why"]
+
+
+def test_the_queue_survives_a_restart_and_moves_on_with_the_board(world: World) -> None:
+    reply = queue(world, **rack_of_64("head"))
+    world.restart()
+    assert world.ask("POST", "/queue", rack_of_64("head")).json() == reply
+    world.worker.step()
+    assert len(rows(world)) == 1
+    world.board.jobs = {"b": range(8, 14)}
+    world.board.publish()
+    world.worker.step()
+    assert rows(world) == []
+    assert world.ask("GET", "/placements/head").json()["topology_level"] == "rack"
+
+
+def test_placements_and_queue_share_one_ledger(world: World) -> None:
+    queue(world, "q", gang=2, gpus_per_node=8)
+    waiting = world.ask("POST", "/placements", {"request_id": "q", "gang": 2, "gpus_per_node": 8})
+    assert waiting.json()["outcome"] == "queued"
+    world.place("p", gang=2, gpus_per_node=8)
+    world.worker.step()
+    assert len(rows(world)) == 1  # p holds the two free nodes
+
+
+def test_a_request_is_withdrawn_for_good(world: World) -> None:
+    queue(world, "x", gang=9, gpus_per_node=8)
+    assert world.ask("DELETE", "/placements/x").status_code == 409
+    assert world.ask("DELETE", "/queue/x").json()["state"] == "withdrawn"
+    assert rows(world) == []
+    assert world.ask("DELETE", "/queue/x").status_code == 409
+    assert world.ask("GET", "/placements/x").json()["sentence"] == "refused: withdrawn from the queue"
+
+
+def test_a_dry_run_cannot_wait(world: World) -> None:
+    response = world.ask("POST", "/queue", {"request_id": "x", "dry_run": True})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "dry_run"
+
+
+def test_a_pass_happens_each_period_and_at_each_board(world: World) -> None:
+    world.worker.step()
+    queue(world, "x")
+    world.worker.wake()
+    world.worker.step()
+    assert rows(world) == []
+    queue(world, "y", gang=3, gpus_per_node=8)
+    world.worker.step()
+    assert rows(world)[0]["why"].startswith("waits for")
+    world.worker.step()  # nothing new, the period is not over
+    world.clock.advance(6)
+    world.worker.step()
+    assert rows(world)[0]["why"].startswith("waits for")
