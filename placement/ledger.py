@@ -133,6 +133,12 @@ class Ledger:
         except LedgerError:
             self._db.close()
             raise
+        self._intents: dict[str, Intent] = {}
+        self._queue: dict[str, QueueEntry] = {}
+        self._load()
+
+    def _load(self) -> None:
+        """What is asked for all the time is kept in memory, and always equal to the file."""
         self._intents = {intent.request_id: intent for intent in self._load_intents()}
         self._queue = {entry.request.request_id: entry for entry in self._load_queue()}
 
@@ -157,15 +163,16 @@ class Ledger:
         if self._db.in_transaction:
             yield
             return
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            self._intents = {intent.request_id: intent for intent in self._load_intents()}
-            self._queue = {entry.request.request_id: entry for entry in self._load_queue()}
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            self._db.rollback()
+            self._load()
+            if isinstance(error, sqlite3.OperationalError):
+                raise LedgerError(f"{self.path} cannot be written: {error}") from None
             raise
-        self._db.execute("COMMIT")
 
     # -- decisions
 

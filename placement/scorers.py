@@ -20,7 +20,7 @@ from placement.filters import Screen
 from placement.options import Options, known_risk
 from placement.view import ClusterView
 
-WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 1.0}
+WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
 PLUGIN_WEIGHT = 1.0
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included

@@ -43,6 +43,7 @@ class Desk:
         self._observed: tuple[Board, Observed] | None = None
         self._view: tuple[int, Observed] | None = None
         self._waits: dict[str, Wait] = {}
+        self._stalled = ""
         self._starts: dict[str, tuple[int, int, int]] = {}
         self._starts_of: tuple[int, str | None] = (-(10**18), None)
 
@@ -177,7 +178,12 @@ class Desk:
         if not queue:
             self._waits = {}
             return 0
-        observed, options = self.observed(), self.options()
+        try:
+            observed, options = self.observed(), self.options()
+        except StaleError as error:
+            self._stalled = f"nothing is decided now: {error}"
+            raise
+        self._stalled = ""
         with self.metrics.cycle_s.time():
             result = plan(queue, observed.view, observed.running, observed.run_times, options)
         with self.ledger.transaction():
@@ -221,7 +227,7 @@ class Desk:
             "gpus_per_node": request.gpus_per_node,
             "priority": request.priority,
             "waiting_s": max(0.0, (now_ms - entry.queued_ms) / 1000),
-            "why": wait.why if wait else NOT_LOOKED_AT,
+            "why": self._stalled or (wait.why if wait else NOT_LOOKED_AT),
             "start_ms": dict(zip(("p10", "p50", "p90"), start, strict=True)) if start else None,
             "job": request.job_name,
         }

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Gang, PlacementRequest, TopologyConstraint
-from placement.ledger import Committed
+from placement.ledger import Committed, LedgerError
 from service.placer_desk import Desk
 
 MAX_BODY_BYTES = 4_194_304
@@ -190,7 +190,7 @@ def answer(body: bytes, status: int = 200) -> Response:
 
 
 ERRORS = (
-    *(RequestError, UnknownEntity, ConflictError, StaleError, BodyTooLarge),
+    *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, BodyTooLarge),
     *(msgspec.ValidationError, msgspec.DecodeError, RecursionError),
 )
 
@@ -207,7 +207,7 @@ def problem_of(error: Exception) -> Response:
             return problem(404, str(error))
         case ConflictError():
             return problem(409, str(error))
-        case StaleError():
+        case StaleError() | LedgerError():
             return problem(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
         case BodyTooLarge():
             return problem(413, str(error))

@@ -205,6 +205,7 @@ def test_heavy_host_traffic_prefers_a_quiet_node(make_view) -> None:
     assert hosts(decide(ask(gang=4), view)) == ["n001"] * 4
     quiet = decide(ask(gang=4, host_offload=True), view)
     assert "quiet" in quiet.parts
+    assert hosts(quiet) == ["n002"] * 4
 
 
 def test_an_empty_fleet_refuses(make_view) -> None:

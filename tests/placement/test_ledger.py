@@ -118,6 +118,17 @@ def test_what_fails_half_way_leaves_nothing_behind(ledger: Ledger) -> None:
     assert ledger.decisions_after(0, 10) == []
 
 
+def test_a_ledger_that_cannot_be_written_says_so_and_promises_nothing(ledger: Ledger, path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    ledger._db.execute("PRAGMA busy_timeout = 10")
+    with pytest.raises(LedgerError, match="cannot be written"):
+        ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
+    other.close()
+    assert ledger.active_intents() == []
+    assert ledger.find("a") is None
+
+
 def test_the_audit_trail_is_append_only(ledger: Ledger, path: Path) -> None:
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 11, "alice", "place")
     ledger.commit(PlacementRequest(request_id="b"), refused("b"), 12, "bob", "place")
