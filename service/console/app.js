@@ -125,7 +125,7 @@ function summarize() {
 }
 
 function note(id) {
-  return (error) => error.kind === "missing" && say(byId(id), `Not available: ${error.message}`);
+  return (error) => (error.kind === "missing" || error.kind === "starting") && say(byId(id), `Not available: ${error.message}`);
 }
 
 feed.add({ name: "fleet", core: true, everyMs: 900, path: () => "/fleet", fetch: fetchFleet, apply: takeFleet });

@@ -40,7 +40,7 @@ function scale(ends) {
   const to = lab(ends.to);
   return Array.from({ length: STEPS + 1 }, (_, step) => {
     const rgb = srgb(from.map((value, axis) => value + ((to[axis] - value) * step) / STEPS));
-    return { fill: hex(rgb), ink: luminance(rgb) > 0.179 ? "#0b0e12" : "#ffffff" };
+    return { fill: hex(rgb), ink: luminance(rgb) > 0.179 ? "#000000" : "#ffffff" };
   });
 }
 

@@ -36,10 +36,11 @@ export function quantileOf(series, wanted) {
 }
 
 /** A past forecast as three paths, from the value known when it was made to now, so that the outcome lies over it. */
-function pastForecast(old, history, fromMs, nowMs) {
-  const paths = [1, 2, 3].map((column) => recorded(old, column).filter(([time]) => time >= fromMs && time <= nowMs));
+function pastForecast(record, history, fromMs, nowMs) {
+  const paths = [1, 2, 3].map((column) => recorded(record.old, column).filter(([time]) => time >= fromMs && time <= nowMs));
   const first = paths[1][0]?.[0];
-  const issued = history.filter(([time]) => time < first).at(-1);
+  const made = num(record.old_issued_ms) ?? first - 1;
+  const issued = history.filter(([time]) => time <= made && time < first).at(-1);
   return issued ? paths.map((path) => [issued, ...path]) : paths;
 }
 
@@ -65,8 +66,9 @@ export class Demand {
     return `/demand?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
   }
 
+  /** Null until there is a forecast to hold against a record. */
   recordPath() {
-    return `/demand/record?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
+    return !this.series ? null : `/demand/record?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
   }
 
   switches() {
@@ -138,7 +140,7 @@ export class Demand {
     const record = object(this.record);
     const history = inside(recorded(record.history, 1));
     const median = ahead(0.5);
-    const [low, middle, high] = pastForecast(record.old, history, fromMs, this.nowMs);
+    const [low, middle, high] = pastForecast(record, history, fromMs, this.nowMs);
     return {
       history: now !== null && history.length && history.at(-1)[0] < issued ? [...history, [issued, now]] : history,
       median,

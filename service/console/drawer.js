@@ -14,7 +14,7 @@ export class Drawer {
     this.title = h("h2", { id: "drawer-title", tabindex: -1 });
     this.body = h("div", { class: "drawer-body" });
     this.root.append(
-      h("header", {}, this.title, h("button", { class: "tool", "aria-label": "Close", onclick: () => this.close() }, "Esc")),
+      h("div", { class: "drawer-head" }, this.title, h("button", { class: "tool", "aria-label": "Close", onclick: () => this.close() }, "Esc")),
       this.body,
     );
   }
