@@ -1,8 +1,9 @@
 """Step times of one job: how fast it goes, how fast it should, and since when it does not.
 
     observed   median of the last 3 steps
-    expected   the best sustained pace: the lowest median among blocks of 16 earlier steps
-    slow       at least 3 of the last 4 steps above max(1.10, 1 + 4 noise) times expected   (SLO: 3 steps or 60 s)
+    expected   the best sustained pace: the lowest median among blocks of 8 earlier steps
+    slow       the last 4 steps above the limit: 1.10 times expected, 4 sigmas of its noise, and what 4 steps in a
+               row of this very job exceed every now and then (where a member has a reason, 2 steps will do)
 
 Steps that a checkpoint falls into do not count: everybody waits for it, and it ends by itself.
 """
@@ -18,11 +19,14 @@ from fleet.jobs import JobAttempt
 Array = NDArray[np.float64]
 
 LAST = 3
-WINDOW, ENOUGH = 4, 3
-BLOCK = 16
-FEWEST = 8
+WINDOW = 4
+VOTES = 3
+BLOCK = 8
+FEWEST = 16
+PEAK_QUANTILE, PEAK_MARGIN = 0.95, 1.03
 SLOW_RATIO = 1.10
 NOISE_SIGMAS = 4.0
+PAUSES = frozenset({"init", "loading", "evaluation", "checkpoint", "cooldown"})
 PARTS = ("compute", "communication", "data")
 
 
@@ -33,16 +37,19 @@ class Pace:
     steps: int
     observed_s: float | None = None
     expected_s: float | None = None
+    limit_s: float | None = None  # above it a step is slow
     ratio: float | None = None
     slow: bool = False
     since_ms: int | None = None
     cause: str = "unknown"
     worker: int | None = None
     worker_excess_s: float = 0.0
+    lately: bool = False  # the last two steps were: enough where a member has a reason to be slow
+    first_ms: int = 0  # end of the oldest step that counts
 
 
-def pace_of(attempt: JobAttempt, expected_s: float | None = None) -> Pace:
-    """The pace of an attempt from the steps it kept; `expected_s` is a reference remembered from before."""
+def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
+    """The pace of an attempt from the steps it kept. `before`: its last pace; while slow, its measure stays in force."""
     steps = whole_steps(list(attempt.steps))
     if not steps:
         return Pace(0)
@@ -50,34 +57,60 @@ def pace_of(attempt: JobAttempt, expected_s: float | None = None) -> Pace:
     end_ms = np.array([step.time_ms for step in steps], np.int64)
     undisturbed = ~_in_checkpoint(attempt, duration, end_ms)
     steps = [step for step, keep in zip(steps, undisturbed.tolist(), strict=True) if keep]
-    return _judge(attempt, steps, duration[undisturbed], end_ms[undisturbed], expected_s)
+    return _judge(attempt, steps, duration[undisturbed], end_ms[undisturbed], before)
 
 
 def _judge(
-    attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], known: float | None
+    attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], before: Pace | None
 ) -> Pace:
     if not len(duration):
         return Pace(0)
     observed_s = float(np.median(duration[-LAST:]))
-    reference = reference_pace(duration[:-WINDOW]) if len(duration) >= FEWEST else None
-    expected_s = known if reference is None else min(reference[0], known or np.inf)
-    if expected_s is None or expected_s <= 0:
-        return Pace(len(duration), observed_s)
-    limit_s = expected_s * max(SLOW_RATIO, 1 + NOISE_SIGMAS * (reference[1] if reference else 0.0))
+    measure = _measure(duration, before)
+    if measure is None:
+        return Pace(len(duration), observed_s, first_ms=int(end_ms[0]))
+    expected_s, limit_s = measure
     over = duration >= limit_s
-    slow = bool(over[-WINDOW:].sum() >= ENOUGH and observed_s >= limit_s)
+    runs = attempt.phase not in PAUSES
+    slow = bool(runs and over[-WINDOW:].all())
     worker, excess_s = slow_worker(attempt) if slow else (None, 0.0)
     return Pace(
         steps=len(duration),
         observed_s=observed_s,
         expected_s=expected_s,
+        limit_s=limit_s,
         ratio=observed_s / expected_s,
         slow=slow,
-        since_ms=_since(over, duration, end_ms) if slow else None,
+        lately=bool(runs and over[-2:].all()),
+        since_ms=_since(over, duration, end_ms) if over[-1] else None,
         cause=_cause(steps) if slow else "unknown",
         worker=worker,
         worker_excess_s=excess_s,
+        first_ms=int(end_ms[0]),
     )
+
+
+def _measure(duration: Array, before: Pace | None) -> tuple[float, float] | None:
+    """(expected, limit) in seconds; None until there are enough steps."""
+    if before is not None and before.since_ms is not None and before.expected_s and before.limit_s:
+        return before.expected_s, before.limit_s
+    reference = reference_pace(duration[:-WINDOW]) if len(duration) >= FEWEST else None
+    if reference is None or reference[0] <= 0:
+        return None
+    expected_s, noise = reference
+    return expected_s, max(expected_s * max(SLOW_RATIO, 1 + NOISE_SIGMAS * noise), usual_peak(duration[:-WINDOW]))
+
+
+def usual_peak(duration: Array) -> float:
+    """What 4 steps in a row of this job exceed every now and then, so that it is no alarm: 0 if unknown.
+
+    >>> usual_peak(np.repeat([1.0, 2.0, 1.0], 8))
+    2.06
+    """
+    if len(duration) < BLOCK:
+        return 0.0
+    windows = np.lib.stride_tricks.sliding_window_view(duration, WINDOW)
+    return PEAK_MARGIN * float(np.quantile(windows.min(axis=1), PEAK_QUANTILE))
 
 
 def whole_steps(steps: list[Step]) -> list[Step]:
@@ -101,7 +134,7 @@ def reference_pace(duration: Array) -> tuple[float, float] | None:
     """
     if not len(duration):
         return None
-    blocks = [duration[max(0, end - BLOCK) : end] for end in range(len(duration), 0, -BLOCK)]
+    blocks = [duration[start : start + BLOCK] for start in range(0, len(duration), BLOCK)]
     whole = [block for block in blocks if len(block) >= BLOCK // 2] or blocks[:1]
     medians = [float(np.median(block)) for block in whole]
     best = int(np.argmin(medians))
@@ -162,7 +195,7 @@ def slow_worker(attempt: JobAttempt) -> tuple[int | None, float]:
     for row in last:
         for rank, excess_s in _over_peers(row):
             votes.setdefault(rank, []).append(excess_s)
-    known = {rank: excess for rank, excess in votes.items() if len(excess) >= ENOUGH}
+    known = {rank: excess for rank, excess in votes.items() if len(excess) >= VOTES}
     if not known:
         return None, 0.0
     rank = max(known, key=lambda name: float(np.median(known[name])))

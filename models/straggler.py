@@ -6,19 +6,22 @@ that fell, a link that shrank, a port that moves less than its siblings, a compu
 members have it, or none stands out, the answer is "nobody".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fleet.jobs import JobAttempt
 from models.gang import GangColumns, Gangs
 from models.memory import RiskMemory
 from models.rules import COMPUTE, LINK, PORT_RULES, RULES, STOPPED
 from models.signals import Signals, sentence
-from models.steps import Pace, pace_of
-from models.words import number
+from models.steps import PAUSES, Pace, pace_of
+from models.words import age, number
 
 CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
+GRAVE = 0.15  # a reason that costs at least this share of a step
+STALLED_MS = 60_000
 TELLING = np.array([rule.name in COMPUTE | STOPPED | LINK for rule in RULES])
 
 
@@ -60,8 +63,7 @@ def _pace(index: int, gangs: Gangs, memory: RiskMemory) -> Pace:
     if known is not None and known[0] == stamp:
         return known[1]
     same = known is not None and known[0][0] == stamp[0] and known[0][3] == stamp[3]
-    kept_s = known[1].expected_s if known is not None and same and known[1].slow else None
-    pace = pace_of(attempt, kept_s)
+    pace = pace_of(attempt, known[1] if known is not None and same else None)
     memory.paces[attempt.job] = (stamp, pace)
     return pace
 
@@ -117,8 +119,7 @@ def _severity(rule: str, value: float, usual: float) -> float:
 def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms: int) -> dict[str, Any]:
     culprit = _culprit(index, gangs, suspects)
     attempt = gangs.attempts[index]
-    told = pace.ratio is not None
-    slow = pace.slow if told else culprit is not None and culprit.firm and culprit.severity >= 0.1
+    slow, by_steps = _is_slow(pace, culprit, attempt)
     body: dict[str, Any] = {
         "slow": slow,
         "since_ms": None,
@@ -131,7 +132,10 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
     }
     if not slow:
         return body
-    body["since_ms"] = pace.since_ms if told else (culprit.since_ms if culprit else None) or None
+    body["since_ms"] = (pace.since_ms if by_steps else None) or (culprit.since_ms if culprit else None) or None
+    if not by_steps:  # it never ran well since we know it: its own steps are no measure
+        body["expected_step_s"] = body["ratio"] = None
+        pace = replace(pace, expected_s=None, ratio=None)
     excess = (pace.ratio or 1.0) - 1
     if pace.worker is not None:
         rank = next((row for row in attempt.ranks if row.rank == pace.worker), None)
@@ -149,14 +153,30 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
         body["sentence"] = f"{_slower(pace)}; {name} holds the gang back: {why}"
     elif culprit is not None:
         kind, name = _name(culprit, suspects)
-        share = min(1.0, culprit.severity / excess) if told and excess > 0 and culprit.severity > 0.05 else 1.0
+        share = min(1.0, culprit.severity / excess) if excess > 0 and culprit.severity > 0.05 else 1.0
         body["culprit"] = {"kind": kind, "name": name, "share": round(share, 2)}
         body["cause"] = "compute" if culprit.rule in COMPUTE else "communication"
-        body["sentence"] = f"{_slower(pace)}; {name} holds the gang back: {culprit.sentence}"
+        how = _slower(pace) if by_steps or culprit.rule not in STOPPED else _stopped(attempt, now_ms)
+        body["sentence"] = f"{how}; {name} holds the gang back: {culprit.sentence}"
     else:
         body["cause"] = pace.cause
         body["sentence"] = f"{_slower(pace)}; no member stands out"
     return body
+
+
+def _is_slow(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
+    """(slow, as its own steps show).
+
+    Step times decide where there are any to compare: the last four, or the last two when a member has a
+    reason. Without a comparison (no steps, or the reason is older than they are), a grave and firm reason does.
+    """
+    if pace.slow or (pace.lately and culprit is not None and culprit.firm):
+        return True, True
+    if culprit is None or not culprit.firm or culprit.severity < GRAVE or attempt.phase in PAUSES:
+        return False, False
+    if culprit.rule in STOPPED:
+        return not pace.steps or attempt.steps[-1].time_ms < culprit.since_ms + STALLED_MS, False
+    return pace.ratio is None or culprit.since_ms < pace.first_ms + STALLED_MS, False
 
 
 def _culprit(index: int, gangs: Gangs, suspects: list[Suspect]) -> Suspect | None:
@@ -185,7 +205,12 @@ def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
     return ("link" if culprit.rule in LINK else "worker"), culprit.entity
 
 
+def _stopped(attempt: JobAttempt, now_ms: int) -> str:
+    return f"no step for {age((now_ms - attempt.steps[-1].time_ms) / 1000)}" if attempt.steps else "it cannot proceed"
+
+
 def _slower(pace: Pace) -> str:
+    """How slow, in words; the reference is left out where there is none."""
     if pace.observed_s is None or pace.expected_s is None:
         return "slower than it should be"
     return f"steps take {number(pace.observed_s)} s, usually {number(pace.expected_s)}"

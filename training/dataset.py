@@ -1,0 +1,166 @@
+"""Rows to learn node risk from: what the rules said of every node at many moments, and what came of it.
+
+An `Observer` is a pipeline without its processes: exporter pages → samples → rings → frames → signals, by the very
+code that serves. Whoever owns pages (a simulator, an archive) feeds it; what is not known at a moment is not seen.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.extract import extract
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.events import JobEvent
+from fleet.jobs import JobTable, NodeTable
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Topology
+from ingest.exporters import ExporterResolver
+from ingest.text import PageDecoder, Target
+from models.memory import RiskMemory
+from models.rules import RULES
+from models.score import Evidence, fleet_evidence, score_local
+from models.scores import RISK_KINDS
+from models.straggler import find_stragglers
+
+SCRAPE_UP = metric_row(EntityKind.NODE, "scrape_up")
+SCRAPE_DURATION = metric_row(EntityKind.NODE, "scrape_duration_s")
+GPUS_REPORTED = metric_row(EntityKind.NODE, "gpus_reported")
+# Which kinds of risk a fault of each sort is an instance of.
+RISKS_OF = {
+    "thermal_throttle": ("slow", "drain"),
+    "power_brake": ("slow", "drain"),
+    "slow_nic": ("slow",),
+    "ib_flap": ("slow", "drain"),
+    "pcie_downgrade": ("slow", "drain"),
+    "ecc_storm": ("fail", "drain"),
+    "gpu_off_bus": ("fail", "drain"),
+    "node_lost": ("fail", "drain"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer of one exporter; `body` None when it did not answer. `took_s`: wall seconds."""
+
+    node: str
+    exporter: str  # dcgm | node
+    body: bytes | None
+    took_s: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What really happened; `end_ms` None while it lasts."""
+
+    kind: str
+    node: str
+    start_ms: int
+    end_ms: int | None
+    visible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """n moments of nodes. levels: (n, rule) strengths as the risk model sees them; labels: (kind, n) came true."""
+
+    time_ms: NDArray[np.int64]
+    node: NDArray[np.int32]
+    levels: NDArray[np.float32]
+    labels: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.time_ms)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Rows"]) -> "Rows":
+        return cls(
+            np.concatenate([part.time_ms for part in parts]),
+            np.concatenate([part.node for part in parts]),
+            np.concatenate([part.levels for part in parts]),
+            np.concatenate([part.labels for part in parts], axis=1),
+        )
+
+
+class Observer:
+    """Watches a fleet through its pages, a scrape at a time."""
+
+    def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
+        self.topology = topology
+        self.entities = Entities()
+        for name in topology.names:
+            self.entities.node(name)
+        self.store = WindowStore(self.entities, interval_s=interval_s)
+        self.memory = RiskMemory(interval_s)
+        self.jobs = JobTable()
+        self.nodes = NodeTable()
+        self._resolver = ExporterResolver(self.entities)
+        self._decoders: dict[tuple[str, str], PageDecoder] = {}
+        self._moments: list[tuple[int, NDArray[np.float32]]] = []
+
+    def scrape(self, pages: Iterable[Page], events: Iterable[JobEvent], now_ms: int) -> Evidence:
+        """Take in one round of pages and the events since the last one; what the rules make of it."""
+        for event in events:
+            self.jobs.apply(event)
+        for page in pages:
+            self._take(page, now_ms)
+        frames = extract(self.store, now_ms, self.topology.generation)
+        local = score_local(frames, self.entities, self.topology, self.memory, now_ms)
+        return fleet_evidence([local], self.jobs, self.nodes, self.topology, now_ms, self.memory)
+
+    def keep(self, evidence: Evidence, now_ms: int) -> None:
+        """Remember this moment of all nodes as rows to learn from."""
+        self._moments.append((now_ms, evidence.signals.levels(len(self.topology)).astype(np.float32)))
+
+    def stragglers(self, evidence: Evidence, now_ms: int) -> dict[str, dict[str, object]]:
+        return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, self.memory, now_ms)
+
+    def rows(self, faults: Sequence[Fault], horizon_s: float) -> Rows:
+        """The moments kept, labelled by what was the case or began within the horizon."""
+        n = len(self.topology)
+        times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
+        node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))
+        levels = np.concatenate([row for _, row in self._moments]) if self._moments else np.zeros((0, len(RULES)))
+        return Rows(times, node, levels.astype(np.float32), label(times, node, faults, self.topology.names, horizon_s))
+
+    def _take(self, page: Page, now_ms: int) -> None:
+        reported = -1
+        if page.body is not None:
+            key = (page.node, page.exporter)
+            decoder = self._decoders.get(key)
+            if decoder is None:
+                decoder = self._decoders[key] = PageDecoder(self._resolver, Target(page.node, fixed=True))
+            for batch in decoder.decode(page.body, now_ms).samples:
+                self.store.write(batch, now_ms)
+            reported = sum(count.gpus for count in decoder.reported.values())
+        if page.exporter == "dcgm":
+            self._note_scrape(page, reported, now_ms)
+
+    def _note_scrape(self, page: Page, reported: int, now_ms: int) -> None:
+        node = self.entities.node(page.node)
+        rows = [(SCRAPE_UP, node, now_ms, float(page.body is not None)), (SCRAPE_DURATION, node, now_ms, page.took_s)]
+        if reported >= 0:
+            rows.append((GPUS_REPORTED, node, now_ms, float(reported)))
+        self.store.write(SampleBatch.of(EntityKind.NODE, rows), now_ms)
+
+
+def label(
+    time_ms: NDArray[np.int64],
+    node: NDArray[np.int32],
+    faults: Sequence[Fault],
+    names: Sequence[str],
+    horizon_s: float,
+) -> NDArray[np.bool_]:
+    """(kind, n) whether a fault of that kind of risk was active at the moment or began within the horizon after it."""
+    rows = {name: row for row, name in enumerate(names)}
+    labels = np.zeros((len(RISK_KINDS), len(time_ms)), bool)
+    for fault in faults:
+        here = node == rows[fault.node]
+        comes = time_ms >= fault.start_ms - horizon_s * 1000
+        lasts = np.ones(len(time_ms), bool) if fault.end_ms is None else time_ms < fault.end_ms
+        for kind in RISKS_OF.get(fault.kind, ()):
+            labels[RISK_KINDS.index(kind)] |= here & comes & lasts
+    return labels
