@@ -269,7 +269,7 @@ def _write_config(options: Options, folder: Path, clock: _Clock) -> Path:
         state=str(folder / "state"),
         fleet=FleetConfig(name="venus" if options.input == "trace" else "h100", topology=str(topology)),
         clock=ClockConfig(epoch_ms=clock.epoch_ms, wall_ms=clock.wall_ms, speed=options.speed),
-        scrape=ScrapeConfig(targets=(f"file:{folder / 'targets.txt'}",)),
+        scrape=ScrapeConfig(targets=(f"file:{folder / 'targets.txt'}",), timeout_s=15.0),
         pipeline=PipelineConfig(snapshot_s=40.0 * options.speed),
     )
     if not topology.exists():

@@ -146,6 +146,11 @@ class FaultPlan:
         end_ms = end_ms if end_ms is not None else start_ms + int(self._lasts_s(kind) * 1000)
         return self._add(kind, self._row[node], unit, start_ms, end_ms, 0, shape)
 
+    def begin(self, settings: FaultSettings) -> None:
+        """Draw faults as `settings` says, counted from the next step on."""
+        self.settings = settings
+        self._due_ms = {}
+
     def advance(self, effects: Effects, load: Load, now_ms: int, dt_s: float) -> None:
         """Start what is due, write what is active into `effects`, end what is over, keep the truth."""
         self._draw_due(load, now_ms)

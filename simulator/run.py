@@ -77,7 +77,8 @@ async def run_simulation(options: SimulationOptions) -> None:
 
 async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: asyncio.Event) -> None:
     spec = options.spec
-    fleet = SimulatedFleet(spec, options.seed, load_fault_settings(options.faults))
+    settings = load_fault_settings(options.faults)
+    fleet = SimulatedFleet(spec, options.seed)
     spec.write_topology(options.out / "topology.toml")
     trace = load_trace(
         options.data,
@@ -97,6 +98,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         about = {"note": trace.note, "source": trace.source, "skipped_jobs": trace.skipped}
         works = [driver.run(), _advance(fleet, options)] + ([story.run()] if options.story else [])
         async with _served(fleet, options) as served:
+            works.append(_trouble(driver, fleet, settings, served))
             await _until(stop, works, served, options, quiet, lambda: about | driver.status())
         append_truth(options.out / "truth.jsonl", fleet.faults.changes())
 
@@ -122,6 +124,13 @@ async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
         await asyncio.sleep(STEP_S)
 
 
+async def _trouble(driver: Driver, fleet: SimulatedFleet, settings: FaultSettings, served: "_Served") -> None:
+    """Faults and broken lines begin once the past is told: until then the product has nothing to compare with."""
+    await driver.live.wait()
+    fleet.faults.begin(settings)
+    served.breakage.share = BAD_SHARE
+
+
 def load_fault_settings(path: Path | None) -> FaultSettings:
     """The demonstration's settings, or those of a TOML file. Raises ConfigError that names the key."""
     if path is None:
@@ -141,11 +150,18 @@ async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: 
     fleet = load_recorded_fleet(options.data)
     (options.out / "truth.jsonl").touch()
     async with _session() as session:
-        outbox = Outbox(ProductApi(session, options.api))
+        api = ProductApi(session, options.api)
+        outbox = Outbox(api)
         works = [outbox.run(), _tell_runs(fleet, outbox, options)]
         about = {"note": f"{len(fleet.names)} recorded H100 nodes", "source": "h100", "skipped_jobs": 0}
         async with _served(fleet, options) as served:
+            works.append(_break_when_ready(api, served))
             await _until(stop, works, served, options, quiet, lambda: about | {"jobs": {"running": len(fleet.names)}})
+
+
+async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
+    await api.until_ready("/readyz")
+    served.breakage.share = BAD_SHARE
 
 
 async def _tell_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
@@ -172,7 +188,7 @@ class _Served:
 @asynccontextmanager
 async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterator[_Served]:
     """Exporter pages on loopback; the targets file is written last, when everything answers."""
-    breakage = Breakage(np.random.default_rng([options.seed, 5]), BAD_SHARE)
+    breakage = Breakage(np.random.default_rng([options.seed, 5]), 0.0)
     source.advance(options.clock.now_ms())
     server = ExporterServer(source, options.clock, breakage)
     await server.start("127.0.0.1", options.port)
