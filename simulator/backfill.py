@@ -7,6 +7,7 @@ future. As jobs of one size share the estimate, a size that failed once fails fo
 """
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,6 +77,12 @@ class GpuPool:
             held.append((node, tuple(gpus.tolist())))
         return tuple(held)
 
+    def retake(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+        """Occupy the very GPUs that `give_back` freed."""
+        for node, gpus in held:
+            self.free[node, list(gpus)] = False
+            self.count[node] -= len(gpus)
+
     def give_back(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         for node, gpus in held:
             self.free[node, list(gpus)] = True
@@ -102,14 +109,22 @@ def choose_nodes(count: NDArray[np.int64], rack: NDArray[np.int32], members: int
     return [int(node) for node in np.repeat(order, room[order])[:members]]
 
 
+Chooser = Callable[[TraceJob, NDArray[np.int64]], list[int] | None]
+"""A node for each member of a job, given how many GPUs (n,) it may use on each; None when it does not fit."""
+
+
 @dataclass(slots=True)
 class Backfill:
-    """Queue, running jobs and run times of one cluster; `start_ready` is the scheduling pass."""
+    """Queue, running jobs and run times of one cluster; `start_ready` is the scheduling pass.
+
+    `chooser` picks nodes instead of `choose_nodes`; it is asked only where counting says that the job fits.
+    """
 
     pool: GpuPool
     queue: list[TraceJob] = field(default_factory=list)
     running: dict[str, RunningJob] = field(default_factory=dict)
     run_times: RunTimes = field(default_factory=RunTimes)
+    chooser: Chooser | None = None
 
     @property
     def gpus_per_node(self) -> int:
@@ -133,7 +148,8 @@ class Backfill:
 
     def _fit(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
         members, each = gang_shape(job.gpus, self.gpus_per_node)
-        return choose_nodes(count, self.pool.rack, members, each)
+        nodes = choose_nodes(count, self.pool.rack, members, each)
+        return nodes if nodes is None or self.chooser is None else self.chooser(job, count)
 
     def _start(self, job: TraceJob, nodes: list[int], now_ms: int) -> RunningJob:
         _, each = gang_shape(job.gpus, self.gpus_per_node)

@@ -31,12 +31,16 @@ class OngoingJob:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """history: events of jobs that ended before the start, by time; queue: in order of arrival."""
+    """history: events of jobs that ended before the start, by time; queue: in order of arrival.
+
+    cluster: the same end as the scheduler's own state, for a simulation that goes on from here on a copy.
+    """
 
     start_ms: int
     history: tuple[JobEvent, ...]
     ongoing: tuple[OngoingJob, ...]
     queue: tuple[TraceJob, ...]
+    cluster: Backfill | None = None
 
     @property
     def running_gpus(self) -> int:
@@ -64,7 +68,7 @@ def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> Repl
         OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, ranks_of(row, names))
         for row in cluster.running.values()
     )
-    return Replay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue))
+    return Replay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue), cluster)
 
 
 def _empty_pool(topology: Topology) -> GpuPool:

@@ -1,0 +1,191 @@
+"""Measure on the real path what a fault does and when it is seen: pages → decoder → store → features → score.
+
+A small simulated fleet runs a gang of two nodes for every fault and every benign decoy. What is measured goes into the
+DetectionTable that the comparison of a day draws from; nothing in it is assumed.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from features.extract import extract
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.events import Failed, Started, Submitted
+from fleet.jobs import JobTable, NodeTable
+from fleet.metrics import metric_row
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Topology
+from ingest.exporters import ExporterResolver
+from ingest.text import PageDecoder, Target
+from ingest.topology import parse_toml
+from models.memory import RiskMemory
+from models.score import score_fleet, score_local
+from models.scores import RISK_KINDS, RiskScores
+from simulator.cluster import FleetSpec, SimulatedFleet
+from simulator.detection import INNOCENT, DetectionTable, Sighting
+from simulator.faults import DECOY_KINDS, FAULT_KINDS, FaultSettings
+from simulator.workload import WorkloadProfile, draw_profile
+
+COPIES = 3
+DECOY_COPIES = 2
+EPOCH_MS = 1_700_000_000_000
+SCRAPE_MS = 15_000
+STEP_MS = 3_000  # the fleet moves in steps that a short link flap does not slip through
+TICK_S = 10.0  # a flag is public at the next tick of the pipeline, at the latest this much later
+WARM_UP_ROUNDS = 20
+WATCH_ROUNDS = 48
+JOB_AGE_MS = 900_000
+WATCHDOG_S = 600.0
+QUIET_CODES = frozenset({"none", "watch"})
+UP, DURATION, GPUS, PORTS = (
+    metric_row(EntityKind.NODE, name) for name in ("scrape_up", "scrape_duration_s", "gpus_reported", "ports_reported")
+)
+FAIL, SLOW = RISK_KINDS.index("fail"), RISK_KINDS.index("slow")
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One gang of two nodes; the first one has the fault. Times are fleet ms."""
+
+    kind: str
+    job: str
+    nodes: tuple[str, str]
+    profile: WorkloadProfile
+    start_ms: int
+    before: list[float] = field(default_factory=list)  # step time over the usual one
+    during: list[float] = field(default_factory=list)
+    hangs: bool = False
+    killed_ms: int | None = None
+    flagged_ms: list[int] = field(default_factory=list)
+    innocent_ms: list[int] = field(default_factory=list)
+    p_fail: float = 0.0
+    p_slow: float = 0.0
+
+    def sighting(self) -> Sighting:
+        usual = float(np.mean(self.before)) if self.before else 1.0
+        ratio = float(np.mean(self.during)) / usual if self.during else 1.0
+        return Sighting(
+            self.kind,
+            slowdown=round(max(1.0, ratio), 3) if ratio > 1.03 else 1.0,
+            kills_s=math.inf if self.killed_ms is None else (self.killed_ms - self.start_ms) / 1000,
+            hangs=self.hangs,
+            delay_s=(self.flagged_ms[0] - self.start_ms) / 1000 + TICK_S if self.flagged_ms else math.inf,
+            p_fail=self.p_fail if self.flagged_ms else math.nan,
+            p_slow=self.p_slow if self.flagged_ms else math.nan,
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
+    """The table of one seed; some seconds of CPU, once a process."""
+    bench = _Bench(seed, copies)
+    for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
+        bench.round(EPOCH_MS + (number + 1) * SCRAPE_MS)
+    return bench.table()
+
+
+class _Bench:
+    """The small fleet, and the pipeline that looks at it."""
+
+    def __init__(self, seed: int, copies: int) -> None:
+        kinds = [*(FAULT_KINDS * copies), *(DECOY_KINDS * DECOY_COPIES)]
+        spec = FleetSpec(nodes=2 * len(kinds), rack_nodes=12)
+        self.rng = np.random.default_rng([seed, 7])
+        self.fleet = SimulatedFleet(spec, seed, FaultSettings(watchdog_s=WATCHDOG_S))
+        self.topology = Topology.build(parse_toml(spec.topology_toml()))
+        self.entities = Entities()
+        for name in spec.names:
+            self.entities.node(name)
+        resolver = ExporterResolver(self.entities)
+        self.decoders = {target: PageDecoder(resolver, Target(target[0])) for target in self.fleet.targets()}
+        self.store = WindowStore(self.entities)
+        self.memory = RiskMemory(SCRAPE_MS / 1000)
+        self.jobs = JobTable()
+        self.trials = [self._trial(number, kind, spec) for number, kind in enumerate(kinds)]
+        self.end_ms = EPOCH_MS + (WARM_UP_ROUNDS + WATCH_ROUNDS) * SCRAPE_MS
+
+    def _trial(self, number: int, kind: str, spec: FleetSpec) -> _Trial:
+        nodes = spec.names[2 * number], spec.names[2 * number + 1]
+        profile = draw_profile(self.rng, 16)
+        ranks = tuple(RankPlacement(rank, node, tuple(range(spec.gpus))) for rank, node in enumerate(nodes))
+        job, began_ms = f"trial-{number:02d}", EPOCH_MS - JOB_AGE_MS
+        self.fleet.start_job(job, 1, ranks, profile, began_ms)
+        self.jobs.apply(Submitted(job=job, sequence=0, time_ms=began_ms, gang=2, gpus_per_node=spec.gpus))
+        self.jobs.apply(Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks))
+        start_ms = EPOCH_MS + WARM_UP_ROUNDS * SCRAPE_MS + int(self.rng.integers(SCRAPE_MS))
+        gpu = int(self.rng.integers(profile.ib_ports))
+        self.fleet.faults.inject(kind, nodes[0], gpu, start_ms)
+        return _Trial(kind, job, nodes, profile, start_ms)
+
+    def round(self, now_ms: int) -> None:
+        """Move the fleet, scrape every page, score."""
+        for step_ms in range(now_ms - SCRAPE_MS + STEP_MS, now_ms + 1, STEP_MS):
+            self.fleet.advance(step_ms)
+            self._bury(step_ms)
+        batches: dict[EntityKind, list[SampleBatch]] = {}
+        for batch in self._scrape(now_ms):
+            batches.setdefault(batch.kind, []).append(batch)
+        for parts in batches.values():
+            self.store.write(SampleBatch.concat(parts), now_ms)
+        local = score_local(extract(self.store, now_ms), self.entities, self.topology, self.memory, now_ms)
+        risk = score_fleet([local], self.jobs, NodeTable(), self.topology, now_ms).risk
+        for trial in self.trials:
+            self._note(trial, risk, now_ms)
+
+    def _bury(self, now_ms: int) -> None:
+        for job, _, node, message in self.fleet.failed_jobs():
+            trial = next(trial for trial in self.trials if trial.job == job)
+            trial.killed_ms = now_ms
+            self.jobs.apply(Failed(job=job, sequence=2, time_ms=now_ms, category="unknown", node=node, message=message))
+
+    def _scrape(self, now_ms: int) -> list[SampleBatch]:
+        """All pages decoded, with what a scrape tells of its node."""
+        batches: list[SampleBatch] = []
+        rows: list[tuple[int, int, int, float]] = []
+        for (node, exporter), decoder in self.decoders.items():
+            row = self.entities.node(node)
+            up = self.fleet.answers(node, exporter)
+            if up:
+                batches += decoder.decode(self.fleet.page(node, exporter), now_ms).samples
+                seen = decoder.reported.get(row)
+                count = 0 if seen is None else seen.gpus if exporter == "dcgm" else seen.ports
+                rows.append((GPUS if exporter == "dcgm" else PORTS, row, now_ms, float(count)))
+            if exporter == "dcgm":
+                late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03))
+                rows += [(UP, row, now_ms, float(up)), (DURATION, row, now_ms, late_s)]
+        return [*batches, SampleBatch.of(EntityKind.NODE, rows)]
+
+    def _note(self, trial: _Trial, risk: RiskScores, now_ms: int) -> None:
+        step_s = self.fleet.step_time_s(trial.job)
+        began = now_ms > trial.start_ms
+        trial.hangs = trial.hangs or (began and step_s == math.inf)
+        if math.isfinite(step_s) and self.fleet.phase(trial.job) == "steady":
+            (trial.during if began else trial.before).append(step_s / trial.profile.step_s)
+        bad, innocent = (self.entities.node(name) for name in trial.nodes)
+        if began and self._flagged(risk, bad):
+            trial.flagged_ms.append(now_ms)
+            trial.p_fail = max(trial.p_fail, float(risk.values[FAIL, 0, bad]))
+            trial.p_slow = max(trial.p_slow, float(risk.values[SLOW, 0, bad]))
+        if self._flagged(risk, innocent):
+            trial.innocent_ms.append(now_ms)
+
+    def _flagged(self, risk: RiskScores, row: int) -> bool:
+        action = risk.actions.get(row)
+        return action is not None and action.code not in QUIET_CODES
+
+    def table(self) -> DetectionTable:
+        faults = {kind: tuple(row.sighting() for row in self._of(kind)) for kind in FAULT_KINDS}
+        decoys = {kind: tuple(_seconds(row.flagged_ms) for row in self._of(kind)) for kind in DECOY_KINDS}
+        innocent = tuple(_seconds(row.innocent_ms) for row in self.trials if row.kind in FAULT_KINDS)
+        return DetectionTable(faults, decoys | {INNOCENT: innocent})
+
+    def _of(self, kind: str) -> list[_Trial]:
+        return [trial for trial in self.trials if trial.kind == kind]
+
+
+def _seconds(flagged_ms: list[int]) -> float:
+    return len(flagged_ms) * SCRAPE_MS / 1000

@@ -1,0 +1,66 @@
+"""What was measured of each kind of fault: how it slows or kills a job, and when, if ever, it is seen.
+
+The numbers come from outside (a run of the real path on a small fleet); here is only their shape.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+INNOCENT = "innocent_peer"  # a healthy node beside a faulty one, among the decoys
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One measured fault.
+
+    slowdown: step time while it lasts over the usual one; kills_s: seconds until it kills the job (inf: it does not);
+    hangs: the job stands still until then; delay_s: from its first effect until the node is flagged (inf: never);
+    p_fail, p_slow: the node's risk within an hour once it is flagged.
+    """
+
+    kind: str
+    slowdown: float = 1.0
+    kills_s: float = math.inf
+    hangs: bool = False
+    delay_s: float = math.inf
+    p_fail: float = math.nan
+    p_slow: float = math.nan
+
+    @property
+    def kills(self) -> bool:
+        return math.isfinite(self.kills_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionTable:
+    """Measured faults by kind, and for benign decoys by kind the seconds for which each falsely flagged its node."""
+
+    faults: Mapping[str, tuple[Sighting, ...]]
+    decoys: Mapping[str, tuple[float, ...]]
+
+    def draw(self, rng: np.random.Generator, kind: str) -> Sighting:
+        """One of the measured faults of a kind, all alike likely."""
+        rows = self.faults[kind]
+        return rows[int(rng.integers(len(rows)))]
+
+    def summary(self) -> dict[str, dict[str, float | None]]:
+        """By kind: how many were measured, the share that was seen, the median delay of those that were."""
+        return {kind: _summary([row.delay_s for row in rows]) for kind, rows in self.faults.items()}
+
+    @property
+    def false_alarm_share(self) -> float:
+        """Share of decoys that flagged a node."""
+        alarms = [seconds > 0 for rows in self.decoys.values() for seconds in rows]
+        return sum(alarms) / max(1, len(alarms))
+
+
+def _summary(delays_s: list[float]) -> dict[str, float | None]:
+    seen = [delay_s for delay_s in delays_s if math.isfinite(delay_s)]
+    return {
+        "measured": len(delays_s),
+        "seen_share": round(len(seen) / len(delays_s), 3),
+        "median_delay_s": round(float(np.median(seen)), 1) if seen else None,
+    }
