@@ -49,7 +49,7 @@ class Pace:
 
 
 def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
-    """The pace of an attempt from the steps it kept. `before`: its last pace; while slow, its measure stays in force."""
+    """The pace of an attempt from the steps it kept. `before`: its last pace, whose measure stays while slow."""
     steps = whole_steps(list(attempt.steps))
     if not steps:
         return Pace(0)

@@ -1,6 +1,7 @@
 """Numbers and times as people read them. No more digits than are known."""
 
 from datetime import UTC, datetime
+from math import isfinite
 
 DAY_MS = 86_400_000
 
@@ -12,6 +13,8 @@ def number(value: float) -> str:
     ('1,980', '0.44', '12.3')
     """
     size = abs(value)
+    if not isfinite(value):
+        return "unknown"
     if size >= 100 or value == int(value):
         return f"{round(value):,}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"

@@ -105,8 +105,12 @@ class Observer:
         """Take in one round of pages and the events since the last one; what the rules make of it."""
         for event in events:
             self.jobs.apply(event)
+        batches: dict[EntityKind, list[SampleBatch]] = {}
         for page in pages:
-            self._take(page, now_ms)
+            for batch in self._decode(page, now_ms):
+                batches.setdefault(batch.kind, []).append(batch)
+        for parts in batches.values():
+            self.store.write(SampleBatch.concat(parts), now_ms)
         frames = extract(self.store, now_ms, self.topology.generation)
         local = score_local(frames, self.entities, self.topology, self.memory, now_ms)
         return fleet_evidence([local], self.jobs, self.nodes, self.topology, now_ms, self.memory)
@@ -126,25 +130,26 @@ class Observer:
         levels = np.concatenate([row for _, row in self._moments]) if self._moments else np.zeros((0, len(RULES)))
         return Rows(times, node, levels.astype(np.float32), label(times, node, faults, self.topology.names, horizon_s))
 
-    def _take(self, page: Page, now_ms: int) -> None:
-        reported = -1
-        if page.body is not None:
-            key = (page.node, page.exporter)
-            decoder = self._decoders.get(key)
-            if decoder is None:
-                decoder = self._decoders[key] = PageDecoder(self._resolver, Target(page.node, fixed=True))
-            for batch in decoder.decode(page.body, now_ms).samples:
-                self.store.write(batch, now_ms)
-            reported = sum(count.gpus for count in decoder.reported.values())
+    def _decode(self, page: Page, now_ms: int) -> list[SampleBatch]:
+        """A page's samples, and those of the scrape itself."""
+        if page.body is None:
+            return [self._of_scrape(page, None, now_ms)] if page.exporter == "dcgm" else []
+        key = (page.node, page.exporter)
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            decoder = self._decoders[key] = PageDecoder(self._resolver, Target(page.node, fixed=True))
+        samples = list(decoder.decode(page.body, now_ms).samples)
         if page.exporter == "dcgm":
-            self._note_scrape(page, reported, now_ms)
+            reported = sum(count.gpus for count in decoder.reported.values())
+            samples.append(self._of_scrape(page, reported, now_ms))
+        return samples
 
-    def _note_scrape(self, page: Page, reported: int, now_ms: int) -> None:
+    def _of_scrape(self, page: Page, reported: int | None, now_ms: int) -> SampleBatch:
         node = self.entities.node(page.node)
         rows = [(SCRAPE_UP, node, now_ms, float(page.body is not None)), (SCRAPE_DURATION, node, now_ms, page.took_s)]
-        if reported >= 0:
+        if reported is not None:
             rows.append((GPUS_REPORTED, node, now_ms, float(reported)))
-        self.store.write(SampleBatch.of(EntityKind.NODE, rows), now_ms)
+        return SampleBatch.of(EntityKind.NODE, rows)
 
 
 def label(

@@ -1,0 +1,126 @@
+"""Laws of the node risk model, with and without fitted coefficients."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fleet.events import NodeEvent
+from fleet.jobs import NodeTable
+from models.calibrate import QuantileTracker
+from models.node_events import event_signals
+from models.node_risk import KindFit, RiskFit, excess_hazard, probabilities, score_nodes, shipped_fit
+from models.rules import ACTIONS, ROW, RULES
+from models.signals import SAY, Signal, Signals, sentence
+
+FIT = RiskFit(
+    version=1,
+    kinds={"slow": KindFit(-6.0, {"thermal_throttle": 8.0, "gpu_hot": 2.0}, (0.0, 0.5, 1.0), (0.0, 0.4, 0.9))},
+)
+NOW_MS = 1_750_000_000_000
+
+
+def random_levels(rows=200):
+    rng = np.random.default_rng(3)
+    return rng.random((rows, len(RULES))) * (rng.random((rows, len(RULES))) < 0.1)
+
+
+@pytest.mark.parametrize("fit", [None, FIT, "shipped"], ids=["priors", "hand-made", "shipped"])
+def test_probabilities_lie_in_their_range_and_grow_with_the_horizon(fit):
+    levels = random_levels()
+    fit = shipped_fit() if fit == "shipped" else fit
+    excess = excess_hazard(levels, fit)
+    values = probabilities(excess, levels[:, ROW["recent_fault"]], np.ones(len(levels), bool))
+    assert ((values >= 0) & (values <= 1)).all()
+    assert (np.diff(values, axis=1) >= 0).all()
+
+
+def test_parts_of_the_hazard_sum_to_it():
+    excess = excess_hazard(random_levels(), FIT)
+    assert np.allclose(excess.parts.sum(axis=2), excess.total)
+    assert (excess.parts >= 0).all()
+
+
+def test_more_evidence_never_lowers_a_risk():
+    levels = random_levels()
+    more = np.minimum(levels + random_levels() * 0.5, 1.0)
+    assert (excess_hazard(more, None).total >= excess_hazard(levels, None).total - 1e-12).all()
+
+
+def test_the_fit_raises_what_the_priors_leave_low():
+    levels = np.zeros((1, len(RULES)))
+    levels[0, ROW["gpu_hot"]] = 1.0
+    levels[0, ROW["thermal_throttle"]] = 0.1
+    slow = 2
+    assert excess_hazard(levels, FIT).total[slow, 0] >= excess_hazard(levels, None).total[slow, 0]
+
+
+def test_the_gravest_firm_action_is_given_with_the_first_reason():
+    signals = Signals.of(
+        [
+            Signal("link_flap", 0, "n1/mlx5_0/1", 2.0),
+            Signal("row_remap_failure", 0, "n1/4", 1.0),
+            Signal("thermal_throttle", 1, "n2/0", 990.0, 1980.0, firm=False),
+        ]
+    )
+    scores = score_nodes(signals, np.ones(3, bool), NOW_MS, None)
+    assert scores.actions[0].code == "replace_part"
+    assert scores.actions[0].sentence == "Drain now and replace the part: GPU 4: row remapping failed."
+    assert scores.actions[1].code == "watch"
+    assert scores.hard.tolist() == [True, False, False]
+    assert 2 not in scores.reasons
+
+
+def test_every_rule_has_a_sentence_and_a_known_action():
+    assert set(SAY) == set(ROW)
+    assert {rule.action for rule in RULES} <= set(ACTIONS)
+    for rule in RULES:
+        assert sentence(rule.name, "n1", 3.0, 4.0, NOW_MS - 60_000, NOW_MS)
+        assert "nan" not in sentence(rule.name, "n1", 3.0, float("nan"), 0, NOW_MS)
+
+
+def test_events_of_a_node_are_evidence():
+    nodes = NodeTable()
+    hour_ms = 3_600_000
+    events = [
+        NodeEvent(node="n1", source="kernel", sequence=1, time_ms=NOW_MS - hour_ms, type="xid", gpu=3, code=79),
+        NodeEvent(node="n1", source="kernel", sequence=2, time_ms=NOW_MS - hour_ms, type="xid", gpu=3, code=31),
+        NodeEvent(node="n2", source="admin", sequence=1, time_ms=NOW_MS - 60_000, type="lost"),
+        NodeEvent(node="n3", source="admin", sequence=1, time_ms=NOW_MS - 60_000, type="drain"),
+        NodeEvent(node="elsewhere", source="admin", sequence=1, time_ms=NOW_MS, type="lost"),
+    ]
+    for event in events:
+        nodes.apply(event)
+    rows = {"n1": 0, "n2": 1, "n3": 2}
+    signals = event_signals(nodes, rows, {}, NOW_MS)
+    said = {(RULES[rule].name, entity) for rule, entity in zip(signals.rule.tolist(), signals.entity, strict=True)}
+    assert said == {
+        ("xid_reported", "n1/3"),
+        ("recent_fault", "n1"),
+        ("node_lost", "n2"),
+        ("recent_fault", "n2"),
+        ("drain_requested", "n3"),
+    }
+
+
+def test_a_recent_fault_raises_the_week_more_than_the_hour():
+    signals = Signals.of([Signal("recent_fault", 0, "n1", 3600.0)])
+    values = score_nodes(signals, np.ones(2, bool), NOW_MS, None).values
+    gain = values[0, :, 0] - values[0, :, 1]
+    assert (np.diff(gain) > 0).all()
+    assert 0.2 < gain[2] < 0.25  # 22 % again within a day
+
+
+def test_serving_imports_no_scikit_learn():
+    code = "import sys, models.score, models.demand; sys.exit('sklearn' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_quantile_that_is_missed_too_often_moves():
+    tracker = QuantileTracker.of((0.1, 0.9), eta=0.1)
+    for _ in range(50):
+        tracker.learn(np.array([0.0, 1.0]), 5.0, 1.0)
+    low, high = tracker.apply(np.array([0.0, 1.0]))
+    assert low > 0.0
+    assert high > 4.0
