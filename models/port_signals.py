@@ -50,14 +50,18 @@ def port_sights(port: Columns, nodes: int, memory: RiskMemory) -> dict[str, Sigh
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """(node,) seconds since anything came from a node's GPUs and from its ports; NaN where nothing ever came."""
+    """(node,) seconds for which a node's GPUs and its ports told nothing; NaN where nothing ever came.
+
+    Counted up to the last time that somebody looked (the node's own samples tell): when we are late, nobody is silent.
+    """
 
     gpu_s: Array
     port_s: Array
 
     @classmethod
-    def of(cls, gpu: Columns, port: Columns, nodes: int) -> "Quiet":
-        return cls(_newest(gpu, nodes), _newest(port, nodes))
+    def of(cls, gpu: Columns, port: Columns, node: Columns) -> "Quiet":
+        looked_s = np.nan_to_num(node.age_s)
+        return cls(*(np.maximum(_newest(part, node.rows) - looked_s, 0.0) for part in (gpu, port)))
 
     @property
     def any_s(self) -> Array:

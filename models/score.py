@@ -62,7 +62,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, memory
     names = tuple(entities[NODE].names)
     nodes = len(names)
     gpu, port, node = Columns(frames.gpu), Columns(frames.port), Columns(_padded(frames.node, nodes))
-    quiet = Quiet.of(gpu, port, nodes)
+    quiet = Quiet.of(gpu, port, node)
     view = _gpu_view(gpu, nodes, memory)
     signals = [
         _gpu_signals(view, entities, memory, now_ms),

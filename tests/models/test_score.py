@@ -159,11 +159,18 @@ def test_a_flapped_link_is_named(small_fleet):
 def test_a_silent_node_is_flagged_and_a_silent_fleet_is_our_own_trouble(small_fleet):
     fleet = small_fleet()
     fleet.tick(2)
-    fleet.gpu["age_s"][:8] = fleet.port["age_s"][:8] = 95.0
+    fleet.gpu["age_s"][:8] = fleet.port["age_s"][:8] = 96.0
     answer = fleet.tick()
     assert fleet.sentences(answer, "n001") == ["node has not answered for 95 s"]
     assert fleet.flagged(answer) == ["n001"]
     fleet.gpu["age_s"][:] = fleet.port["age_s"][:] = 95.0
+    assert fleet.flagged(fleet.tick(3)) == []
+
+
+def test_a_node_that_nobody_looked_at_is_not_silent(small_fleet):
+    fleet = small_fleet()
+    fleet.tick(2)
+    fleet.gpu["age_s"][:8] = fleet.port["age_s"][:8] = fleet.node["age_s"][:1] = 95.0
     assert fleet.flagged(fleet.tick(3)) == []
 
 
