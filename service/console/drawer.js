@@ -2,7 +2,7 @@
 
 import { shade } from "./colour.js";
 import { byId, h, say } from "./dom.js";
-import { percent, text } from "./format.js";
+import { percent, sentence, text } from "./format.js";
 import { nodeView } from "./node.js";
 
 export class Drawer {
@@ -50,7 +50,7 @@ export class Drawer {
           "button",
           { class: "row", onclick: () => this.acts.open(columns.names[row]) },
           h("span", { class: "name" }, columns.names[row]),
-          h("span", { class: "place" }, columns.reasons[row] ?? ""),
+          h("span", { class: "place" }, sentence(columns.reasons[row])),
           chance,
         ),
       );

@@ -123,5 +123,14 @@ export const happening = (kind) => KINDS[kind] ?? text(kind);
 
 
 
+/** A sentence as a line of its own: it begins with a capital. */
+export const sentence = (value) => text(value).replace(/^[a-z]/, (letter) => letter.toUpperCase());
+
+/** What to do, without the reason that stands beside it already. */
+export function advice(action, reason) {
+  const full = sentence(object(action).sentence) || sentence(action);
+  return (reason && full.includes(reason) ? full.slice(0, full.indexOf(reason)) : full).replace(/[:;,.\s]+$/, "");
+}
+
 /** A code as words: "not_a_number" → "not a number". */
 export const words = (code) => text(code).replaceAll("_", " ");

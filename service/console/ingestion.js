@@ -3,7 +3,11 @@
 import { byId, h, keyed, say } from "./dom.js";
 import { count, duration, list, NONE, num, object, rows, short, text, whole, words } from "./format.js";
 
-const up = (row) => (row.up === false ? "away" : row.up === true ? "up" : NONE);
+/** Whether a source answers: one that reads many targets says how many do. */
+function up(row) {
+  if (num(row.up) === null) return row.up === false ? "away" : row.up === true ? "up" : NONE;
+  return num(row.down) ? `${whole(row.up)} up, ${whole(row.down)} down` : `${whole(row.up)} up`;
+}
 
 export class Ingestion {
   constructor() {

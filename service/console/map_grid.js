@@ -115,7 +115,7 @@ export class GridMap {
       h("span", { class: "name" }, this.columns.names[row]),
       s(
         "svg",
-        { class: "ticks", width, height: 9, viewBox: `0 0 ${width} 9`, "aria-hidden": true },
+        { class: "ticks", width, height: 9, viewBox: `0 0 ${width} 9`, preserveAspectRatio: "none", "aria-hidden": true },
         s("path", { class: "tick-busy" }),
         s("path", { class: "tick-free" }),
         s("path", { class: "tick-bad" }),

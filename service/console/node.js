@@ -2,7 +2,25 @@
 
 import { shade } from "./colour.js";
 import { h, keyed, mark, say } from "./dom.js";
-import { clockTime, count, duration, figure, happening, horizon, list, NONE, num, object, percent, rows, span, text, whole } from "./format.js";
+import {
+  advice,
+  clockTime,
+  count,
+  duration,
+  figure,
+  happening,
+  horizon,
+  list,
+  NONE,
+  num,
+  object,
+  percent,
+  rows,
+  sentence,
+  span,
+  text,
+  whole,
+} from "./format.js";
 import { timeline } from "./timeline.js";
 
 const KINDS = ["fail", "drain", "slow"];
@@ -51,9 +69,9 @@ export function nodeView(acts) {
     const gpus = rows(answer.gpus);
     say(parts.facts, factsOf(answer, gpus));
     const action = object(answer.action);
-    say(parts.action, text(action.sentence) || "Nothing to do.");
+    say(parts.action, advice(action, text(rows(answer.reasons)[0]?.sentence)) || "Nothing to do");
     parts.action.hidden = text(action.code) === "none";
-    showReasons(parts.reasons, rows(answer.reasons), context.nowMs);
+    showReasons(parts.reasons, alike(rows(answer.reasons)), context.nowMs);
     showRisk(parts.risk, rows(answer.risk));
     axis.update({ reasons: rows(answer.reasons), risk: context.risk, jobs: held.map((job) => known.get(job)).filter(Boolean), nowMs: context.nowMs });
     showJobs(parts.jobs, held, known, context.nowMs, acts);
@@ -68,6 +86,35 @@ function factsOf(answer, gpus) {
   const busy = gpus.filter((gpu) => text(gpu.job)).length;
   const place = answer.placed === false ? "unplaced: no topology names it" : text(answer.rack) && `rack ${text(answer.rack)}`;
   return [text(answer.state), place, `${gpus.length} × ${text(answer.gpu_model) || "GPU"}`, `${busy} busy`].filter(Boolean).join(" · ");
+}
+
+/** Reasons that say the same of several GPUs or ports as one, with their shares added: a hot node heats all its GPUs. */
+function alike(reasons) {
+  const groups = new Map();
+  for (const reason of reasons) {
+    const about = text(reason.sentence).replace(/^(GPU|port) [^:]+: /, "");
+    const key = `${text(reason.feature)}|${about}`;
+    const group = groups.get(key);
+    if (group) group.push(reason);
+    else groups.set(key, [reason]);
+  }
+  return [...groups.values()].map((group) => ({
+    ...group[0],
+    entities: group.map((reason) => text(reason.entity)),
+    share: group.reduce((sum, reason) => sum + (num(reason.share) ?? 0), 0) || null,
+  }));
+}
+
+/** "GPU 0: SM clock …" of eight GPUs is "GPU 0 and 7 more: SM clock …". */
+function headline(reason) {
+  const more = list(reason.entities).length - 1;
+  const line = sentence(reason.sentence) || text(reason.feature);
+  return more > 0 ? line.replace(/^(GPU|Port) [^:]+/, (name) => `${name} and ${more} more`) : line;
+}
+
+function namesOf(reason) {
+  const names = list(reason.entities);
+  return names.length > 2 ? `${names[0]} and ${names.length - 1} more` : names.join(" and ");
 }
 
 /** "990 MHz, usual 1,980": the number behind the sentence, with the metric's name. */
@@ -86,11 +133,11 @@ function showReasons(root, reasons, nowMs) {
     (reason) => reason.key,
     () => h("li", {}, h("p", { class: "sentence" }), h("p", { class: "evidence" }), h("p", { class: "code" }), h("span", { class: "gauge" })),
     (item, reason) => {
-      const [sentence, value, code, bar] = item.children;
-      say(sentence, text(reason.sentence) || text(reason.feature));
+      const [line, value, code, bar] = item.children;
+      say(line, headline(reason));
       say(value, text(reason.feature) ? evidence(reason, nowMs) : "");
       const share = num(reason.share);
-      say(code, text(reason.feature) ? `${text(reason.feature)} of ${text(reason.entity)}${share === null ? "" : ` · ${percent(share)} of the score`}` : "");
+      say(code, text(reason.feature) ? `${text(reason.feature)} of ${namesOf(reason)}${share === null ? "" : ` · ${percent(share)} of the score`}` : "");
       bar.style.width = `${Math.round(100 * Math.min(1, share ?? 0))}%`;
       bar.hidden = share === null;
     },

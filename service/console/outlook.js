@@ -2,7 +2,24 @@
 
 import { STATES } from "./columns.js";
 import { byId, h, say } from "./dom.js";
-import { clockTime, count, duration, figure, happening, horizon, list, NONE, num, object, percent, rows, text, whole } from "./format.js";
+import {
+  advice,
+  clockTime,
+  count,
+  duration,
+  figure,
+  happening,
+  horizon,
+  list,
+  NONE,
+  num,
+  object,
+  percent,
+  rows,
+  sentence,
+  text,
+  whole,
+} from "./format.js";
 import { quantileOf } from "./demand.js";
 
 /** How many nodes are in each state: {ok: 128, …}. */
@@ -37,7 +54,7 @@ export function look(ranking, horizonS, open) {
   if (line.textContent !== name + risk) {
     line.replaceChildren(h("a", { href: `#node=${encodeURIComponent(name)}`, class: "name", onclick: (event) => open(event, name) }, name), risk);
   }
-  say(byId("look-detail"), text(first.reason) || text(object(first.action).sentence));
+  say(byId("look-detail"), sentence(first.reason) || advice(first.action, ""));
 }
 
 /** Hours ahead at which a path first is at or below the line, interpolated; null when it is not. */
@@ -99,7 +116,7 @@ export function trust(fresh, header, ingestion, series) {
     fresh.state === "warming" && fresh.sentence.split(".")[0].replace("Warming: ", ""),
     all ? `${whole(up)} of ${count(all, "exporter")} answer` : fresh.state === "empty" && "no exporter answers",
     bad ? `${count(bad, "bad record")} skipped` : list(ingestion.sources).length > 0 && "no bad record",
-    num(record.coverage_80) !== null && `80 % bands held ${percent(record.coverage_80)} of the time`,
+    num(record.coverage_80) !== null && `80 % bands held ${percent(record.coverage_80)}`,
   ];
   say(byId("trust-detail"), parts.filter(Boolean).join(" · "));
 }

@@ -1,7 +1,7 @@
 // The queue: who waits, for what shape, why, and until when.
 
 import { byId, h, keyed, say, unique } from "./dom.js";
-import { clockTime, count, duration, num, object, rows, span, text, whole } from "./format.js";
+import { clockTime, count, duration, num, object, rows, sentence, span, text, whole } from "./format.js";
 
 const SHOWN = 6;
 
@@ -73,6 +73,6 @@ export class Queue {
     say(times, expected.times);
     const groups = [...new Set([text(row.user), text(row.tenant), text(row.queue)])].filter(Boolean).join(" · ");
     say(who, `${groups}${groups ? " · " : ""}waits ${duration(row.waiting_s)}`);
-    say(why, text(row.why));
+    say(why, sentence(row.why));
   }
 }

@@ -2,7 +2,7 @@
 
 import { shade } from "./colour.js";
 import { byId, h, keyed, radios, say, unique } from "./dom.js";
-import { clockTime, happening, horizon, num, object, percent, rows, text } from "./format.js";
+import { advice, clockTime, happening, horizon, num, object, percent, rows, sentence, text } from "./format.js";
 import { redraw, Seen, sparkline } from "./seen.js";
 
 const HORIZONS_S = [3600, 18_000, 86_400, 604_800];
@@ -10,7 +10,7 @@ const SHOWN = 10;
 const SPARK = [56, 18];
 
 /** Two neighbours change places only when the lower one is clearly riskier: noise moves no row. */
-export const clearlyAbove = (lower, upper) => lower > upper * 1.15 + 0.01;
+export const clearlyAbove = (lower, upper) => lower - upper > Math.max(0.005, Math.min(0.04, 0.15 * upper));
 
 /** The rows of `ranking` in an order as near as possible to `before` (names): what is already there keeps its place. */
 export function steady(ranking, before) {
@@ -108,8 +108,8 @@ export class RiskList {
     redraw(spark, this.seen.of(`${row.node} ${this.horizonS}`), ...SPARK);
     shade(chance, row.p);
     say(chance, percent(row.p));
-    say(why, text(row.reason) || "Nothing unusual; what its kind of node shows on average.");
+    say(why, sentence(row.reason) || "Nothing unusual; what its kind of node shows on average.");
     item.classList.toggle("quiet-row", !text(row.reason));
-    say(act, text(action.code) === "none" ? "" : text(action.sentence) || text(row.action));
+    say(act, text(action.code) === "none" ? "" : advice(row.action, text(row.reason)));
   }
 }

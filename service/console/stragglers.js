@@ -1,7 +1,7 @@
 // Jobs that run slower than they should, and who holds each back.
 
 import { byId, h, keyed, say } from "./dom.js";
-import { clockTime, count, figure, list, num, object, rows, text, times, words } from "./format.js";
+import { clockTime, count, figure, list, num, object, rows, sentence, text, times, words } from "./format.js";
 
 const SHOWN = 6;
 
@@ -65,6 +65,7 @@ export class Stragglers {
     say(place, `${culprit(row)}${cause && cause !== "unknown" ? ` · ${words(cause)}` : ""}${since}`);
     say(ratio, times(num(row.ratio)));
     const steps = num(row.observed_step_s) === null ? "" : ` Steps take ${figure(row.observed_step_s)} s, expected ${figure(row.expected_step_s)} s.`;
-    say(why, `${text(row.sentence)}${text(row.sentence) && !/[.!?]$/.test(text(row.sentence)) ? "." : ""}${steps}`);
+    const said = sentence(row.sentence);
+    say(why, /step/i.test(said) ? said : `${said}${said && !/[.!?]$/.test(said) ? "." : ""}${steps}`);
   }
 }

@@ -2,7 +2,7 @@
 
 import { bits, jobsOf, STATES } from "./columns.js";
 import { byId, h } from "./dom.js";
-import { NONE, percent } from "./format.js";
+import { NONE, percent, sentence } from "./format.js";
 
 const EDGE = 8;
 
@@ -19,7 +19,7 @@ export function describe(columns, row) {
     place: [columns.racks[row], columns.groups[row], columns.blocks[row]].filter(Boolean).join(" · ") || "unplaced",
     risk: Number.isNaN(p) ? "risk unknown" : `${percent(p)} within 1 h`,
     state,
-    reason: columns.reasons[row] ?? (state === "ok" ? "Nothing unusual." : ""),
+    reason: sentence(columns.reasons[row]) || (state === "ok" ? "Nothing unusual." : ""),
     gpus:
       `${busy} of ${columns.gpus[row]} GPUs busy` + (bad ? `, ${bad} out` : "") + (names ? `: ${names}` : ""),
   };

@@ -15,6 +15,7 @@ HORIZONS_S = (3600, 18000, 86400, 604800)
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 DEMAND_HORIZONS_S = (600, 1200, 1800, 3600, 7200, 10800, 18000, 28800, 43200, 64800, 86400)
 GPUS = 8
+DECISIONS = 340  # before the scene begins
 RACK_NODES = 19
 START_MS = 1_795_202_400_000  # a Friday in November 2026, 18:00 UTC
 HOUR_MS = 3_600_000
@@ -534,8 +535,8 @@ class Scene:
         """One decision a fleet minute; a cursor is its number."""
         if self.state == "empty":
             return {"as_of_ms": self.as_of_ms(), "rows": [], "cursor": after or 0}
-        last = 40 + (self.as_of_ms() - START_MS) // 60_000
-        first = max(last - limit, after or 0)
+        last = DECISIONS + (self.as_of_ms() - START_MS) // 60_000
+        first = min(last, after or 0)
         return {
             "as_of_ms": self.as_of_ms(),
             "rows": [self._decision(number) for number in range(first + 1, min(last, first + limit) + 1)],
@@ -554,7 +555,7 @@ class Scene:
             "request_id": f"req-{number}",
             "decision_id": f"d-{number}",
             "cursor": number,
-            "time_ms": START_MS + (number - 40) * 60_000,
+            "time_ms": START_MS + (number - DECISIONS) * 60_000,
             "job": f"train-{9000 + number}",
             "attempt": 1,
             "outcome": outcome,
