@@ -165,10 +165,14 @@ async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
 
 
 async def _tell_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
-    """A recorded run is a job on its nodes (`t10-node0` and `t10-node1` are one); it runs as long as we do."""
+    """A recorded run is a job on its nodes (`t10-node0` and `t10-node1` are one); it runs as long as we do.
+
+    Nodes without a page of their GPUs are left out: nobody knows of GPUs there.
+    """
     now_ms = options.clock.now_ms()
-    for job in sorted({name.split("-")[0] for name in fleet.names}):
-        nodes = [name for name in fleet.names if name.split("-")[0] == job]
+    seen = [node for node, exporter in fleet.targets() if exporter == "dcgm"]
+    for job in sorted({name.split("-")[0] for name in seen}):
+        nodes = [name for name in seen if name.split("-")[0] == job]
         ranks = tuple(RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes))
         await outbox.put(
             Submitted(job=job, sequence=0, time_ms=now_ms, queue="recorded", gang=len(nodes), gpus_per_node=8),
