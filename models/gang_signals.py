@@ -12,10 +12,11 @@ from models.signals import Mask, Signal, Signals
 OUTLIER_Z = -6.0
 OUTLIER_RATIO = 0.88
 SLOW_PORT_RATIO, SLOWISH_PORT_RATIO, WAITING_RATIO = 0.7, 0.88, 1.5
+MEAN_SHARE = 0.3  # the two-minute mean shows a new fault only in part
 UNUSED_PORT_RATIO = 0.05
 BUSY_PORT_BYTES_PER_S = 1e8
 FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
-SUSTAINED_MS = 45_000  # three scrapes
+SUSTAINED_MS = 30_000  # three scrapes in a row
 FORGET_MS = 60_000
 COMPUTE_RULES = np.array([rule.name in COMPUTE for rule in RULES])
 
@@ -61,15 +62,16 @@ def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
     by_gang = np.where(together, gangs.of_port, -1).astype(np.int64)
     slow = together.copy()
     usual = np.zeros(len(port.names))
-    for window in (port.last, port.mean):
+    for window, depth in ((port.mean, MEAN_SHARE), (port.last, 1.0)):
         moved = window["bytes_per_s"]
         moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
         usual, siblings = _sibling_median(moved, by_node, by_gang)
         waits, _ = _sibling_median(np.where(np.isfinite(moved), window["tx_wait"], np.nan), by_node, by_gang)
         waiting = window["tx_wait"] > WAITING_RATIO * waits
         slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
-        slow &= (moved < SLOW_PORT_RATIO * usual) | ((moved < SLOWISH_PORT_RATIO * usual) & waiting)
-    value = port.mean["bytes_per_s"]
+        far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
+        slow &= (moved < far * usual) | ((moved < somewhat * usual) & (waiting | (depth < 1)))
+    value = port.last["bytes_per_s"]
     return [
         Signal(
             "slow_nic",

@@ -128,7 +128,7 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
         "ratio": _round(pace.ratio),
         "culprit": {"kind": "nobody", "name": None, "share": 0.0},
         "cause": "unknown",
-        "sentence": _steady(pace),
+        "sentence": _steady(pace, attempt.phase),
     }
     if not slow:
         return body
@@ -216,7 +216,9 @@ def _slower(pace: Pace) -> str:
     return f"steps take {number(pace.observed_s)} s, usually {number(pace.expected_s)}"
 
 
-def _steady(pace: Pace) -> str:
+def _steady(pace: Pace, phase: str) -> str:
+    if phase in PAUSES:
+        return f"in {phase}: its steps are not compared"
     if pace.observed_s is None:
         return "no step times reported, and no member stands out"
     if pace.expected_s is None:

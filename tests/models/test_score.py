@@ -164,6 +164,7 @@ def test_a_silent_node_is_flagged_and_a_silent_fleet_is_our_own_trouble(small_fl
     assert fleet.sentences(answer, "n001") == ["node has not answered for 95 s"]
     assert fleet.flagged(answer) == ["n001"]
     fleet.gpu["age_s"][:] = fleet.port["age_s"][:] = 95.0
+    fleet.node["scrape_up"][:] = 0.0
     assert fleet.flagged(fleet.tick(3)) == []
 
 
