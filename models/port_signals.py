@@ -11,7 +11,6 @@ from models.signals import Array, Columns, Mask, Sight, Times
 ACTIVE = 4  # port state
 SYMBOL_ERRORS_10M = 120
 NODE_SILENT_S = 75.0
-LATE_TIMES = 4.0  # when we are late ourselves, everybody seems silent
 EXPORTER_SILENT_S = 120.0
 FROZEN_S = 180.0
 MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
@@ -84,8 +83,7 @@ def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -
     unknown = np.full(n, np.nan)
     known = np.isfinite(quiet.any_s)
     unanswered = ~(node["scrape_up"] > 0)  # asked in vain, or nobody asks and the node sends by itself
-    typical_s = float(np.median(quiet.any_s[known])) if known.any() else 0.0
-    silent = unanswered & (quiet.any_s >= max(NODE_SILENT_S, LATE_TIMES * typical_s))
+    silent = unanswered & (quiet.any_s >= NODE_SILENT_S)
     if silent.sum() > max(MOST * known.sum(), 1) and n > 1:
         silent = np.zeros(n, bool)
     mute = (quiet.gpu_s >= EXPORTER_SILENT_S) & ~silent & (quiet.port_s < NODE_SILENT_S)

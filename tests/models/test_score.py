@@ -160,6 +160,8 @@ def test_a_silent_node_is_flagged_and_a_silent_fleet_is_our_own_trouble(small_fl
     fleet = small_fleet()
     fleet.tick(2)
     fleet.gpu["age_s"][:8] = fleet.port["age_s"][:8] = 96.0
+    assert fleet.flagged(fleet.tick()) == []  # the exporter answered, with an empty page
+    fleet.node["scrape_up"][0] = 0.0
     answer = fleet.tick()
     assert fleet.sentences(answer, "n001") == ["node has not answered for 95 s"]
     assert fleet.flagged(answer) == ["n001"]
