@@ -106,12 +106,16 @@ def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -
 
 
 def _frozen(gpu: Columns, nodes: int) -> Array:
-    """(node,) how long no value of any of its GPUs has changed while scrapes arrive."""
+    """(node,) how long no value of any of its GPUs has changed while scrapes arrive.
+
+    NaN for a page that has hardly ever moved since we know it: a file served by hand is no sick exporter.
+    """
     frozen = gpu["frozen_s"]
     fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu.age_s < NODE_SILENT_S)
-    least = np.full(nodes, np.inf)
+    least, longest = np.full(nodes, np.inf), np.zeros(nodes)
     np.minimum.at(least, gpu.node[fresh], frozen[fresh])
-    return np.where(np.isfinite(least), least, np.nan)
+    np.maximum.at(longest, gpu.node[fresh], np.nan_to_num(gpu["first_seen_s"][fresh]))
+    return np.where(np.isfinite(least) & (longest - least > FROZEN_S), least, np.nan)
 
 
 def _ago(now_ms: int, seconds: Array) -> Times:

@@ -177,6 +177,16 @@ def test_a_node_that_nobody_looked_at_is_not_silent(small_fleet):
     assert fleet.flagged(fleet.tick(3)) == []
 
 
+def test_a_page_that_stops_moving_is_watched_and_one_that_never_moved_is_not(small_fleet):
+    fleet = small_fleet()
+    fleet.gpu["frozen_s"][:8] = 400.0
+    fleet.gpu["frozen_s"][8:16] = fleet.gpu["first_seen_s"][8:16] = 400.0  # a file served by hand
+    answer = fleet.tick(3)
+    assert fleet.sentences(answer, "n001") == ["exporter frozen: no value has changed for 7 min"]
+    assert answer.risk.actions[0].code == "watch"
+    assert list(answer.risk.reasons) == [0]
+
+
 def test_a_node_that_was_never_heard_has_no_score(small_fleet):
     fleet = small_fleet()
     fleet.gpu["age_s"][:8] = fleet.port["age_s"][:8] = np.nan
