@@ -89,7 +89,8 @@ def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -
     mute = (quiet.gpu_s >= EXPORTER_SILENT_S) & ~silent & (quiet.port_s < NODE_SILENT_S)
     frozen_s = _frozen(gpu, n)
     reported, most = node["gpus_reported"], np.fmax(node["max_gpus_reported"], stated_gpus)
-    missing = (reported < most) & (reported > 0)
+    vanished = np.bincount(gpu.node[np.nan_to_num(gpu["silent_s"]) > 0], minlength=n) > 0  # each speaks for itself
+    missing = (reported < most) & (reported > 0) & ~vanished
     took, usual, noise = (
         node["scrape_duration_s"],
         node["scrape_duration_s_mean_30m"],
