@@ -3,7 +3,7 @@
 import { byId, h, keyed, say, unique } from "./dom.js";
 import { clockTime, num, object, rows, sentence, text } from "./format.js";
 
-const SHOWN = 6;
+const SHOWN = 5;
 const PAGE = 50;
 
 /**

@@ -2,7 +2,7 @@
 
 import { byId, h, keyed, radios, say } from "./dom.js";
 import { Fan, valueAt } from "./fan.js";
-import { clockTime, duration, list, num, object, percent, rows, text, whole } from "./format.js";
+import { clockTime, duration, list, num, object, percent, rows, text, whole, words } from "./format.js";
 
 const TARGETS = [
   ["wanted", "wanted"],
@@ -184,7 +184,7 @@ export class Demand {
     const parts = [
       MEANING[this.target],
       `ranges are 90 %`,
-      `model ${text(series.model) || "unknown"}, issued ${clockTime(num(series.issued_ms))}`,
+      `model ${words(series.model).replaceAll("+", " + ") || "unknown"}, issued ${clockTime(num(series.issued_ms))}`,
       wql !== null && num(record.origins) !== null && `record over ${whole(record.origins)} forecasts: error ${wql.toFixed(2)} of the best naive`,
       num(record.coverage_80) !== null && `80 % band held ${percent(record.coverage_80)}`,
     ];

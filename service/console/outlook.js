@@ -29,10 +29,17 @@ function tally(columns) {
   return STATES.map((state, at) => [state, found[at]]).filter(([, number]) => number > 0);
 }
 
+/** Only what is known to be well is called well. */
+function verdict(risky, columns) {
+  const known = columns.p.reduce((sum, p) => sum + (Number.isNaN(p) ? 0 : 1), 0);
+  if (columns.n === 0) return "No node yet";
+  if (risky) return `${whole(risky)} of ${count(columns.n, "node")} at risk`;
+  if (known === 0) return `Nothing known yet of ${count(columns.n, "node")}`;
+  return known === columns.n ? `No node of ${whole(columns.n)} at risk` : `None at risk of the ${whole(known)} known`;
+}
+
 export function health(header, columns, slowJobs) {
-  const risky = num(header.at_risk) ?? 0;
-  const line = columns.n === 0 ? "No node yet" : risky ? `${whole(risky)} of ${count(columns.n, "node")} at risk` : `All ${count(columns.n, "node")} in good order`;
-  say(byId("health"), line);
+  say(byId("health"), verdict(num(header.at_risk) ?? 0, columns));
   const parts = tally(columns).map(([state, number]) => `${whole(number)} ${state}`);
   if (slowJobs !== null) parts.push(slowJobs === 0 ? "no job runs slow" : `${count(slowJobs, "job")} ${slowJobs === 1 ? "runs" : "run"} slow`);
   say(byId("health-detail"), columns.n ? parts.join(" · ") : "");
@@ -45,8 +52,8 @@ export function look(ranking, horizonS, open) {
   const acts = first && p !== null && (text(first.reason) || p >= 0.05);
   const line = byId("look");
   if (!acts) {
-    say(line, first ? "Nowhere in particular" : NONE);
-    say(byId("look-detail"), first ? `The riskiest node, ${text(first.node)}, stands at ${percent(p)} within ${horizon(horizonS)}.` : "");
+    say(line, p === null ? NONE : "Nowhere in particular");
+    say(byId("look-detail"), p === null ? "No node has a score yet." : `The riskiest node, ${text(first.node)}, stands at ${percent(p)} within ${horizon(horizonS)}.`);
     return;
   }
   const name = text(first.node);

@@ -108,7 +108,7 @@ export class RiskList {
     redraw(spark, this.seen.of(`${row.node} ${this.horizonS}`), ...SPARK);
     shade(chance, row.p);
     say(chance, percent(row.p));
-    say(why, sentence(row.reason) || "Nothing unusual; what its kind of node shows on average.");
+    say(why, sentence(row.reason) || (row.p === null ? "Nothing is known of it yet." : "Nothing unusual; what such nodes show on average."));
     item.classList.toggle("quiet-row", !text(row.reason));
     say(act, text(action.code) === "none" ? "" : advice(row.action, text(row.reason)));
   }

@@ -29,7 +29,7 @@ export class Strip {
     for (const [name, value] of [["running", gpus.running], ["free", gpus.free], ["out", gpus.unusable]]) {
       byId(`share-${name}`).style.flexBasis = `${(100 * (num(value) ?? 0)) / total}%`;
     }
-    say(byId("queued"), num(header.queued_gpus) === null ? NONE : `${whole(header.queued_gpus)} GPUs in ${count(num(header.queued_jobs) ?? 0, "job")}`);
+    say(byId("queued"), num(header.queued_gpus) === null ? NONE : header.queued_gpus === 0 ? "nothing" : `${whole(header.queued_gpus)} GPUs in ${count(num(header.queued_jobs) ?? 0, "job")}`);
     say(byId("at-risk"), whole(header.at_risk));
     say(byId("samples"), num(header.samples_per_s) === null ? NONE : `${short(header.samples_per_s)} /s`);
   }

@@ -10,116 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.service.console_traffic import HOUR_MS, POOLS, START_MS, Traffic
+from tests.service.console_troubles import TROUBLES, Trouble
+
 KINDS = ("fail", "drain", "slow")
 HORIZONS_S = (3600, 18000, 86400, 604800)
-QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-DEMAND_HORIZONS_S = (600, 1200, 1800, 3600, 7200, 10800, 18000, 28800, 43200, 64800, 86400)
 GPUS = 8
-DECISIONS = 340  # before the scene begins
 RACK_NODES = 19
-START_MS = 1_795_202_400_000  # a Friday in November 2026, 18:00 UTC
-HOUR_MS = 3_600_000
-POOLS = ("all", "train", "research", "serve")
-STATES = ("live", "empty", "warming", "stale", "broken")
-
-
-@dataclass(slots=True)
-class Trouble:
-    """Why a node is at risk: probabilities at an hour and the evidence."""
-
-    fail: float
-    drain: float
-    slow: float
-    feature: str
-    entity: str
-    value: float
-    usual: float | None
-    unit: str
-    sentence: str
-    action: str
-    advice: str
-    since_s: float
-
-
-TROUBLES = {
-    41: Trouble(
-        0.21,
-        0.12,
-        0.83,
-        "sm_clock_mhz",
-        "n042/3",
-        990.0,
-        1980.0,
-        "MHz",
-        "GPU 3: SM clock 990 MHz, usual 1,980 (thermal slowdown)",
-        "avoid",
-        "Place no gang here until the clock is back; check the airflow of GPU 3.",
-        460,
-    ),
-    16: Trouble(
-        0.57,
-        0.36,
-        0.09,
-        "ecc_sbe_volatile_count_30m",
-        "n017/6",
-        1240.0,
-        0.0,
-        "errors",
-        "GPU 6: 1,240 corrected memory errors in 30 min, usual 0",
-        "drain_at_job_end",
-        "Drain when its job ends and run memory diagnostics.",
-        2900,
-    ),
-    100: Trouble(
-        0.12,
-        0.05,
-        0.41,
-        "link_downed_count_30m",
-        "n101/mlx5_4",
-        7.0,
-        0.0,
-        "times",
-        "Port mlx5_4 went down 7 times in 30 min, usual 0",
-        "avoid",
-        "Place no gang here; reseat or replace the cable of mlx5_4.",
-        1320,
-    ),
-    76: Trouble(
-        0.04,
-        0.03,
-        0.22,
-        "pcie_link_width",
-        "n077/1",
-        8.0,
-        16.0,
-        "lanes",
-        "GPU 1: PCIe link is 8 lanes wide, usual 16",
-        "watch",
-        "Watch: host transfers are at half speed.",
-        8400,
-    ),
-    118: Trouble(
-        0.93,
-        0.88,
-        0.02,
-        "silent_s",
-        "n119/5",
-        610.0,
-        0.0,
-        "s",
-        "GPU 5: series vanished 10 min ago while the exporter answers (fell off the bus, XID 79)",
-        "drain_now",
-        "Drain now and power-cycle the node.",
-        610,
-    ),
-}
-
-WHY = (
-    "needs {n} GPUs inside one rack; the freest rack has 24",
-    "needs {n} GPUs; 41 are free and usable",
-    "waits behind train-9117 (its start would be delayed)",
-    "n042 and n119 are too risky for a gang of this length",
-)
+STATES = ("live", "empty", "unheard", "warming", "stale", "broken")
 
 
 @dataclass(slots=True)
@@ -133,7 +31,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Scene:
+class Scene(Traffic):
     """A fleet of `nodes`. `drift` lets probabilities wobble with the time; `clock_ms` is wall time."""
 
     nodes: int = 133
@@ -205,13 +103,15 @@ class Scene:
         }
 
     def flagged(self, row: int) -> bool:
-        return row in self.troubles and self.troubles[row].action not in ("none", "watch")
+        return self.state != "unheard" and row in self.troubles and self.troubles[row].action not in ("none", "watch")
 
     def node_state(self, row: int) -> str:
+        if self.state == "unheard":
+            return "unknown"
         return self.marked.get(row, "degraded" if self.flagged(row) else "ok")
 
     def reason(self, row: int) -> str | None:
-        return self.troubles[row].sentence if row in self.troubles else None
+        return self.troubles[row].sentence if row in self.troubles and self.state != "unheard" else None
 
     def action(self, row: int) -> dict[str, str]:
         trouble = self.troubles.get(row)
@@ -230,7 +130,7 @@ class Scene:
         }
 
     def unknown(self, row: int) -> bool:
-        return self.state == "empty" or self.marked.get(row) == "stale"
+        return self.state in ("empty", "unheard") or self.marked.get(row) == "stale"
 
     def usable(self, row: int, gpu: int) -> bool:
         trouble = self.troubles.get(row)
@@ -239,7 +139,7 @@ class Scene:
     # documents, one function a route
 
     def newest_ms(self) -> int | None:
-        return {"empty": None, "stale": START_MS - 30_000}.get(self.state, self.as_of_ms() - 3000)
+        return {"empty": None, "unheard": None, "stale": START_MS - 30_000}.get(self.state, self.as_of_ms() - 3000)
 
     def warming(self) -> dict[str, int] | None:
         if self.state == "empty":
@@ -302,8 +202,8 @@ class Scene:
                 {
                     "node": self.name(row),
                     "rack": self.place(row)["rack"],
-                    "p": p,
-                    "kind": kind,
+                    "p": None if self.unknown(row) else p,
+                    "kind": None if self.unknown(row) else kind,
                     "horizon_s": horizon_s,
                     "state": self.node_state(row),
                     "placed": True,
@@ -311,7 +211,7 @@ class Scene:
                     "action": self.action(row),
                 }
             )
-        rows.sort(key=lambda row: -row["p"])
+        rows.sort(key=lambda row: -(row["p"] or -1))
         return {"as_of_ms": self.as_of_ms(), "model": "rules", "rows": rows[:limit]}
 
     def node(self, name: str) -> dict[str, Any] | None:
@@ -389,95 +289,6 @@ class Scene:
             "xid": 0.0,
         }
 
-    def _level(self, pool: str, target: str, time_ms: int) -> float:
-        """A day's swing plus ripples, a pure function of the time."""
-        share = {"all": 1.0, "train": 0.55, "research": 0.3, "serve": 0.15}.get(pool, 0.1)
-        hours = time_ms / HOUR_MS
-        day = math.sin((hours - 9) / 24 * 2 * math.pi)
-        ripple = 0.35 * math.sin(hours * 2.1) + 0.25 * math.sin(hours * 5.3 + 1) + 0.2 * math.sin(hours * 11.7)
-        running = min(1050.0, 1000 + 34 * day + 20 * ripple)
-        queued = max(0.0, 90 + 190 * day + 60 * ripple)
-        level = {"running": running, "queued": queued, "wanted": running + queued}.get(
-            target, 46 + 30 * day + 16 * ripple
-        )
-        return round(share * level * self.nodes / 133)
-
-    def _quantiles(self, pool: str, target: str, issued_ms: int, ahead_s: float) -> list[float]:
-        level = self._level(pool, target, issued_ms)
-        pull = 1 - math.exp(-ahead_s / 30_000)
-        middle = level + pull * (self._level(pool, target, issued_ms + int(ahead_s * 1000)) - level) * 0.8
-        width = max(4.0, 0.02 * level) + 1.6 * math.sqrt(ahead_s / 60) * max(0.1, level / 1100)
-        return [max(0.0, round(middle + width * z, 1)) for z in (-2.0, -1.5, -0.75, 0, 0.85, 1.8, 2.5)]
-
-    def demand(self, pool: str | None, target: str | None) -> dict[str, Any]:
-        issued = self.as_of_ms() // 600_000 * 600_000
-        series = [
-            {
-                "pool": each_pool,
-                "class": None,
-                "group": None,
-                "target": each,
-                "now": self._level(each_pool, each, self.as_of_ms()),
-                "model": "persistence" if each != "arriving" else "seasonal naive (day)",
-                "issued_ms": issued,
-                "horizons_s": list(DEMAND_HORIZONS_S),
-                "quantiles": list(QUANTILES),
-                "values": [
-                    list(path)
-                    for path in zip(
-                        *(self._quantiles(each_pool, each, issued, h) for h in DEMAND_HORIZONS_S), strict=True
-                    )
-                ],
-                "record": {"wql_vs_best_naive": 0.97, "coverage_80": 0.81, "origins": 214},
-            }
-            for each_pool in POOLS
-            for each in ("arriving", "running", "queued", "wanted")
-            if pool in (None, each_pool) and target in (None, each)
-        ]
-        return {"as_of_ms": self.as_of_ms(), "series": [] if self.state == "empty" else series}
-
-    def record(self, pool: str, target: str) -> dict[str, Any]:
-        issued = self.as_of_ms() // 600_000 * 600_000
-        old = issued - HOUR_MS
-        return {
-            "as_of_ms": self.as_of_ms(),
-            "pool": pool,
-            "target": target,
-            "history": [[t, self._level(pool, target, t)] for t in range(issued - 24 * HOUR_MS, issued + 1, 600_000)],
-            "forecast": [],
-            "old": [
-                [old + h * 1000, *(self._quantiles(pool, target, old, h)[at] for at in (0, 3, 6))]
-                for h in DEMAND_HORIZONS_S
-                if h <= 7200
-            ],
-        }
-
-    def queue(self) -> dict[str, Any]:
-        if self.state == "empty":
-            return {"as_of_ms": self.as_of_ms(), "rows": []}
-        now, rows = self.as_of_ms(), []
-        for position, gang in enumerate((8, 16, 4, 4, 1, 8, 2, 1, 1, 2, 4), start=1):
-            chance = random.Random(position * 31)
-            start = now + int(position * 7.3 * 60_000)
-            known = position != 9
-            rows.append(
-                {
-                    "request_id": f"req-{9100 + position * 17}",
-                    "job": f"train-{9100 + position * 17}",
-                    "position": position,
-                    "tenant": "research" if position % 3 else "platform",
-                    "queue": POOLS[1 + position % 3],
-                    "user": f"u{chance.randint(10, 60)}",
-                    "gang": {"min": gang, "desired": gang, "step": 1},
-                    "gpus_per_node": 8 if gang > 1 else chance.choice((1, 2, 4)),
-                    "priority": 0,
-                    "waiting_s": 4000 - position * 310,
-                    "why": WHY[(position - 1) % len(WHY)].format(n=gang * 8),
-                    "start_ms": {"p10": start, "p50": start + 600_000, "p90": start + 2_500_000} if known else None,
-                }
-            )
-        return {"as_of_ms": now, "rows": rows}
-
     def job_rows(self) -> dict[str, Any]:
         rows = [
             {
@@ -529,65 +340,4 @@ class Scene:
             "sentence": f"{job} runs {(ratio - 1) * 100:.0f} % slower: {trouble.entity} holds the gang back; "
             + trouble.sentence,
             "model": "peers",
-        }
-
-    def placements(self, after: int | None, limit: int) -> dict[str, Any]:
-        """One decision a fleet minute; a cursor is its number."""
-        if self.state == "empty":
-            return {"as_of_ms": self.as_of_ms(), "rows": [], "cursor": after or 0}
-        last = DECISIONS + (self.as_of_ms() - START_MS) // 60_000
-        first = min(last, after or 0)
-        return {
-            "as_of_ms": self.as_of_ms(),
-            "rows": [self._decision(number) for number in range(first + 1, min(last, first + limit) + 1)],
-            "cursor": min(last, first + limit),
-        }
-
-    def _decision(self, number: int) -> dict[str, Any]:
-        sentence, outcome = (
-            ("placed 4 x 8 GPUs in rack r03; avoided n042: SM clock 990 MHz, usual 1,980 (thermal slowdown)", "placed"),
-            ("placed 1 x 4 GPUs on n088", "placed"),
-            ("refused: needs 64 GPUs inside one rack; the freest rack has 24 (133 nodes: 102 busy, 2 risk)", "refused"),
-            ("placed 2 x 8 GPUs in rack r05; avoided n119: series vanished (XID 79)", "placed"),
-            ("queued at position 6: 41 GPUs free, needs 64", "queued"),
-        )[number % 5]
-        return {
-            "request_id": f"req-{number}",
-            "decision_id": f"d-{number}",
-            "cursor": number,
-            "time_ms": START_MS + (number - DECISIONS) * 60_000,
-            "job": f"train-{9000 + number}",
-            "attempt": 1,
-            "outcome": outcome,
-            "sentence": sentence,
-            "ranks": [],
-            "nodes": 133,
-            "candidates": 12,
-            "rejected": {"busy": 119, "risk": 2},
-        }
-
-    def ingestion(self) -> dict[str, Any]:
-        quiet = self.state in ("empty", "stale")
-        lag = None if self.state == "empty" else 274.0 if quiet else 3.1
-        count = 0 if self.state == "empty" else self.nodes
-        return {
-            "as_of_ms": self.as_of_ms(),
-            "sources": [
-                {
-                    "name": "scrape",
-                    "kind": "scrape",
-                    "rate_per_s": 0 if quiet else 3810.2,
-                    "lag_s": lag,
-                    "bad": 17,
-                    "up": not quiet,
-                },
-                {"name": "inbox", "kind": "inbox", "rate_per_s": 2.2, "lag_s": 0.4, "bad": 2, "up": True},
-            ],
-            "samples_per_s": 0.0 if quiet else 3812.4,
-            "events_per_s": 2.2,
-            "newest_sample_ms": self.newest_ms(),
-            "bad_records": {} if self.state == "empty" else {"not_a_number": 12, "unknown_metric": 5, "future": 2},
-            "targets": {"up": 0 if quiet else count * 2 - 3, "down": count * 2 if quiet else min(3, count)},
-            "tick_ms": {"p50": 21.4, "p99": 48.0},
-            "lag_ms": {"p50": 410.0, "p99": 880.0},
         }

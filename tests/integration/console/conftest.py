@@ -1,0 +1,3 @@
+from tests.integration.console.page import browser, open_console
+
+__all__ = ["browser", "open_console"]

@@ -1,0 +1,74 @@
+"""The console on the real service: a page of metrics served by hand, and what an operator then sees."""
+
+import functools
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.integration.service_process import Service
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def page_folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the URL of the file `metrics` in it."""
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def metrics(*, throttled: bool) -> str:
+    """Two GPUs of one node; the second may be held at half its clock by heat."""
+    lines = []
+    for gpu, hot in ((0, False), (1, throttled)):
+        labels = f'gpu="{gpu}",UUID="GPU-{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="hand07"'
+        values = {
+            "DCGM_FI_DEV_SM_CLOCK": 990 if hot else 1980,
+            "DCGM_FI_DEV_GPU_TEMP": 89 if hot else 60,
+            "DCGM_FI_DEV_POWER_USAGE": 420 if hot else 640,
+            "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": 64 + 8 if hot else 0,
+            "DCGM_FI_PROF_SM_ACTIVE": 0.8,
+        }
+        lines += [f"{name}{{{labels}}} {value}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def test_a_node_that_throttles_is_seen_red_with_its_sentence(
+    browser: Browser, start_service: Callable[..., Service], page_folder: tuple[Path, str]
+) -> None:
+    folder, url = page_folder
+    (folder / "metrics").write_text(metrics(throttled=False))
+    service = start_service(scrape={"targets": [url]})
+    service.until("the board", lambda: service.get("/v1/fleet"))
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"http://127.0.0.1:{service.port}/")
+    cell = page.locator(".node", has_text="hand07")
+    expect(cell).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("group", name="no rack")).to_be_visible()
+    expect(page.locator("#notice")).to_contain_text("Warming", timeout=20_000)
+    (folder / "metrics").write_text(metrics(throttled=True))
+    expect(page.locator("#risk li").first).to_contain_text("990 MHz", timeout=20_000)
+    expect(cell).to_have_attribute("data-state", "degraded")
+    cell.click()
+    expect(page.locator("#drawer .reasons")).to_contain_text("sm_clock_mhz of hand07/1")
+    assert errors == []
+    page.close()
