@@ -226,7 +226,8 @@ class Scraper:
         while True:
             await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
             if len(self._running) < self._options.concurrency and len(self._pending) < MAX_PENDING:
-                self._pending.append(await self.scrape(target))
+                batch = await self.scrape(target)
+                self._pending.append(batch)  # not before the await: `next` takes the list away meanwhile
                 self._wake.set()
             else:
                 self.skipped_rounds += 1

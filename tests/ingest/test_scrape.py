@@ -141,6 +141,25 @@ def test_an_exporter_that_hangs_delays_nobody() -> None:
     assert max(work.values("scrape_duration_s", "n001")) < 0.4
 
 
+def test_a_slow_page_is_not_lost_while_quick_ones_flow() -> None:
+    served = 0
+
+    async def slow(request: web.Request) -> web.Response:
+        nonlocal served
+        await asyncio.sleep(0.12)
+        served += 1
+        return web.Response(body=dcgm_page(node="slow01") + b"broken\n")
+
+    async def scenario() -> None:
+        async with exporter(slow=slow, quick=answers(NODE_PAGE)) as url:
+            round_ = Round([f"{url}/slow", f"{url}/quick"])
+            await round_.until(lambda: served >= 4)
+            await round_.until(lambda: sum(len(batch.bad) for batch in round_.batches) >= 4)
+            await round_.scraper.close()
+
+    asyncio.run(scenario())
+
+
 def test_hanging_exporters_free_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "SLOW_S", 0.1)
 
