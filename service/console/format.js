@@ -123,8 +123,8 @@ export const happening = (kind) => KINDS[kind] ?? text(kind);
 
 
 
-/** A sentence as a line of its own: it begins with a capital. */
-export const sentence = (value) => text(value).replace(/^[a-z]/, (letter) => letter.toUpperCase());
+/** A sentence as a line of its own: a plain first word gets its capital, a name such as n042 stays as it is. */
+export const sentence = (value) => text(value).replace(/^[a-z](?=[a-z]*[ ,:])/, (letter) => letter.toUpperCase());
 
 /** What to do, without the reason that stands beside it already. */
 export function advice(action, reason) {
