@@ -1,10 +1,10 @@
 """The gate: a rolling back-test of every forecaster, and which one serves.
 
-Origins lie a lead apart (never closer), so their outcomes are independent; at each origin a forecaster sees only what
-was known then. An origin's scores never change, so each is computed once and kept.
+Origins lie a lead apart, or six hours where that is less: then several count as one. At each origin a forecaster sees
+only what was known then. An origin's scores never change, so each is computed once and kept.
 
     WQL = 2 sum(pinball) / sum |y| over the quantile levels; the challenger with the lowest serves
-          when it beats persistence by 3 % over at least 20 origins, else persistence does
+          when it beats persistence by 3 %, and by more than chance, over at least 20 origins; else persistence does
 """
 
 from collections import deque
@@ -20,11 +20,12 @@ from models.naive import FORECASTERS, ErrorForecaster, error_quantiles, trimmed
 
 Array = NDArray[np.float64]
 
-ORIGINS_KEPT = 36
+ORIGINS_KEPT = 60
 FEWEST_ORIGINS = 20
-CLOSEST_ORIGINS = 6  # bins
+CLOSEST_ORIGINS, WIDEST_ORIGINS = 6, 36  # bins
 WARM_BINS = 144
 WIN = 0.97
+SURE_T = 2.0
 BASELINES = ("persistence", "seasonal_naive")
 LEVELS = np.array(QUANTILES)
 LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
@@ -57,7 +58,12 @@ class LeadTest:
 
     @property
     def spacing(self) -> int:
-        return max(self.step, CLOSEST_ORIGINS)
+        return min(max(self.step, CLOSEST_ORIGINS), WIDEST_ORIGINS)
+
+    @property
+    def overlap(self) -> float:
+        """How many origins share one lead: so many count as one."""
+        return max(1.0, self.step / self.spacing)
 
     def loss(self) -> Array:
         """(forecaster,) mean loss over the kept origins; inf for one that missed any of them."""
@@ -68,11 +74,18 @@ class LeadTest:
 
     def chosen(self) -> int:
         """Which forecaster serves: 0, persistence, unless a challenger has earned it."""
-        if len(self.losses) < FEWEST_ORIGINS:
+        if len(self.losses) < FEWEST_ORIGINS * self.overlap:
             return 0
         loss = self.loss()
         best = int(loss.argmin())
-        return best if loss[best] <= WIN * loss[0] else 0
+        return best if bool(loss[best] <= WIN * loss[0]) and self._surely(best) else 0
+
+    def _surely(self, challenger: int) -> bool:
+        """Is the gain over persistence larger than chance gives? One-sided t of the paired losses."""
+        table = np.array(self.losses)
+        gain = table[:, 0] - table[:, challenger]
+        error = float(gain.std(ddof=1)) * (self.overlap / len(gain)) ** 0.5
+        return bool(gain.mean() > SURE_T * error)
 
 
 class SeriesTest:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from models.backtest import SeriesTest
 from models.forecast import QUANTILES
-from models.naive import BIN_MS, BIN_S, error_quantiles, trimmed
+from models.naive import BIN_MS, BIN_S, error_quantiles, filled, trimmed
 
 Array = NDArray[np.float64]
 Key = tuple[str, str]  # pool, target
@@ -41,6 +41,7 @@ class Series:
     values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(STEPS))))
     issued: deque[tuple[int, list[list[float]]]] = field(default_factory=lambda: deque(maxlen=ISSUED_KEPT))
     old: tuple[int, list[list[float]]] | None = None
+    record: dict[str, float | int | None] = field(default_factory=dict)
 
 
 class DemandDesk:
@@ -63,7 +64,7 @@ class DemandDesk:
         for key, history in series.items():
             known = trimmed(np.asarray(history, np.float64))
             if len(known):
-                rows.append(self._row(key, _filled(known), now_ms, (capacity or {}).get(key[0], 0)))
+                rows.append(self._row(key, filled(known), now_ms, (capacity or {}).get(key[0], 0)))
         return rows
 
     def _row(self, key: Key, history: Array, now_ms: int, capacity: int) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class DemandDesk:
         if now_bin != state.bin:
             state.test.extend(history, now_bin)
             state.models, state.spread = _choose(state.test, history)
+            state.record = state.test.record()
             state.old = self._old(state, history, now_ms, ceiling)
         state.values = _clipped(_bases(state.test, state.models, history) + state.spread, ceiling)
         if now_bin != state.bin:
@@ -91,7 +93,7 @@ class DemandDesk:
             "horizons_s": list(HORIZONS_S),
             "quantiles": list(QUANTILES),
             "values": np.round(state.values, 1).tolist(),
-            "record": state.test.record(),
+            "record": state.record,
         }
 
     def _old(self, state: Series, history: Array, now_ms: int, ceiling: float) -> tuple[int, list[list[float]]] | None:
@@ -145,15 +147,6 @@ def forecast_demand(
 ) -> list[dict[str, Any]]:
     """The rows of `/demand` for (pool, target) -> history, from nothing; `DemandDesk` keeps what can be kept."""
     return DemandDesk().update(series, now_ms, capacity)
-
-
-def _filled(history: Array) -> Array:
-    """Unknown bins carry the last known value on."""
-    known = np.isfinite(history)
-    if known.all():
-        return history
-    at = np.maximum.accumulate(np.where(known, np.arange(len(history)), 0))
-    return history[at]
 
 
 def _choose(test: SeriesTest, history: Array) -> tuple[tuple[str, ...], Array]:

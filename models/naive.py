@@ -4,7 +4,7 @@ Every forecaster here is a *base* (a value that it would bet on) plus the empiri
 the same lead. Persistence bets on the last value: on real GPU demand that is the baseline to fear, so it serves unless
 a rolling back-test has shown a challenger to be better (models/backtest.py).
 
-A history is (bin,) of ten minutes, oldest first; NaN before the first known value.
+A history is (bin,) of ten minutes, oldest first. `predict` takes NaN as unknown; `base` and `errors` want it `filled`.
 """
 
 from typing import Protocol
@@ -19,6 +19,7 @@ BIN_MS = BIN_S * 1000
 DAY_BINS = 144
 ERRORS_KEPT = 14 * DAY_BINS
 FEWEST_ERRORS = 20
+THIN_STEPS = 6
 LEVEL_BINS = 7 * DAY_BINS
 # Without any history: about 3 % of what there is within an hour, growing with the root of time (Venus: 1.7 % sMAPE).
 PRIOR_SHARE_1H = 0.03
@@ -50,7 +51,7 @@ class _Empirical:
         raise NotImplementedError
 
     def predict(self, history: Array, steps: tuple[int, ...], quantiles: tuple[float, ...]) -> Array:
-        known = trimmed(history)
+        known = filled(trimmed(history))
         columns = [
             self.base(known, step) + error_quantiles(self.errors(known, step), quantiles, known, step) for step in steps
         ]
@@ -66,8 +67,7 @@ class Persistence(_Empirical):
         return float(history[-1]) if len(history) else float("nan")
 
     def errors(self, history: Array, step: int) -> Array:
-        recent = history[-(ERRORS_KEPT + step) :]
-        return recent[step:] - recent[:-step] if len(recent) > step else np.zeros(0)
+        return _changes(history, step, step)
 
 
 class SeasonalNaive(_Empirical):
@@ -86,9 +86,7 @@ class SeasonalNaive(_Empirical):
         return float(history[-back]) if len(history) >= back else float("nan")
 
     def errors(self, history: Array, step: int) -> Array:
-        lag = self._lag(step)
-        recent = history[-(ERRORS_KEPT + lag) :]
-        return recent[lag:] - recent[:-lag] if len(recent) > lag else np.zeros(0)
+        return _changes(history, self._lag(step), step)
 
 
 class RecentLevel(_Empirical):
@@ -98,14 +96,29 @@ class RecentLevel(_Empirical):
 
     def base(self, history: Array, step: int) -> float:
         recent = history[-LEVEL_BINS:]
-        return float(np.nanmedian(recent)) if len(recent) >= DAY_BINS else float("nan")
+        return float(np.median(recent)) if len(recent) >= DAY_BINS else float("nan")
 
     def errors(self, history: Array, step: int) -> Array:
         recent = history[-LEVEL_BINS:]
-        return recent - np.nanmedian(recent) if len(recent) >= DAY_BINS else np.zeros(0)
+        return recent - np.median(recent) if len(recent) >= DAY_BINS else np.zeros(0)
 
 
 FORECASTERS: tuple[ErrorForecaster, ...] = (Persistence(), SeasonalNaive(), RecentLevel())
+
+
+def _changes(history: Array, lag: int, step: int) -> Array:
+    """(error,) changes over `lag` bins. At long leads neighbours tell the same, so they are thinned."""
+    recent = history[-(ERRORS_KEPT + lag) :]
+    thin = min(max(step // THIN_STEPS, 1), THIN_STEPS)
+    return (recent[lag:] - recent[:-lag])[::-thin] if len(recent) > lag else np.zeros(0)
+
+
+def filled(history: Array) -> Array:
+    """Unknown bins carry the last known value on. The first bin must be known (see `trimmed`)."""
+    known = np.isfinite(history)
+    if known.all():
+        return history
+    return history[np.maximum.accumulate(np.where(known, np.arange(len(history)), 0))]
 
 
 def trimmed(history: Array) -> Array:
@@ -119,7 +132,7 @@ def error_quantiles(errors: Array, quantiles: tuple[float, ...], history: Array,
 
     A history of one value has no errors at all: then the spread is a prior, PRIOR_SHARE_1H.
     """
-    known = errors[np.isfinite(errors)] if len(errors) else errors
+    known = errors if np.isfinite(errors).all() else errors[np.isfinite(errors)]
     if len(known) >= FEWEST_ERRORS:
         return sorted_quantiles(np.sort(known), quantiles)
     spread = _short_spread(history, step)

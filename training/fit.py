@@ -22,7 +22,7 @@ HORIZON_S = RISK_HORIZONS_S[0]
 UNAVAILABLE = 0.023
 FEWEST_EVENTS = 30
 FEWEST_ROWS_OF_RULE = 10
-INVERSE_PENALTY = 1.0
+INVERSE_PENALTY = 10.0
 POINTS_KEPT = 24
 LARGEST_P = 0.98
 
@@ -36,7 +36,8 @@ def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
         if split.fit.labels[k].sum() >= FEWEST_EVENTS and split.calibrate.labels[k].any():
             kinds[kind] = fit_kind(split.fit, split.calibrate, k)
     fit = RiskFit(version=1, kinds=kinds, notes={})
-    return RiskFit(version=1, kinds=kinds, notes={**notes, "test": judge(split.test, fit)})
+    scores = {"test": judge(split.test, fit), "test_rule_priors": judge(split.test, None)}
+    return RiskFit(version=1, kinds=kinds, notes={**notes, **scores})
 
 
 def prevalence(kind: int) -> float:
