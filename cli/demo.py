@@ -128,7 +128,8 @@ class DemoRun:
             await self._until_ready(session, simulation, service)
             self.screen.ready()
             began = time.monotonic()
-            worth = asyncio.ensure_future(self._compare()) if self.options.worth else None
+            if self.options.input == "h100":
+                await self._place_one(session)
             while not self.stop.is_set():
                 elapsed_s = time.monotonic() - began
                 if self.options.seconds is not None and elapsed_s >= self.options.seconds:
@@ -144,9 +145,10 @@ class DemoRun:
             simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
             await asyncio.sleep(SETTLE_S)
             await self._poll(session)
-            if worth is not None:
-                self.screen.say("simulating a day with a risk-blind engine beside ours")
-                self._worth = await worth
+        if self.options.worth and self.options.input == "trace":
+            self.stop.clear()
+            self.screen.say("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
+            self._worth = await self._compare()
         return self._report(elapsed_s)
 
     async def _until_ready(
@@ -186,14 +188,28 @@ class DemoRun:
                 self.screen.say(json.loads(line)["sentence"])
             self._story_lines = len(lines)
 
-    async def _compare(self) -> dict[str, Any]:
-        """Run in a process of its own, at low priority, so that it does not slow what the person looks at."""
+    async def _place_one(self, session: Any) -> None:
+        """Recorded runs bring no job queue: ask for one GPU, on the node whose run left its GPUs idle."""
+        async with session.post("/v1/placements", json={"request_id": "demo-1", "gpus_per_node": 1}) as response:
+            self.screen.say((await response.json()).get("sentence", f"status {response.status}"))
+
+    async def _compare(self) -> dict[str, Any] | None:
+        """The day, in a process of its own; None when it was interrupted."""
         process = await asyncio.create_subprocess_exec(
-            *("nice", "-n", "15", sys.executable, "-m", "cli.compare", "--seed", str(self.options.seed)),
+            *(sys.executable, "-m", "cli.compare", "--seed", str(self.options.seed)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
-        output, _ = await process.communicate()
+        work = asyncio.ensure_future(process.communicate())
+        stopped = asyncio.ensure_future(self.stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not work.done():
+            process.terminate()
+        output, _ = await work
+        if self.stop.is_set():
+            return None
         return dict(json.loads(output)) if process.returncode == 0 else {"error": f"ended with {process.returncode}"}
 
     def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
