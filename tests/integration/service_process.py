@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,14 @@ class Service:
         request.add_header("Content-Type", "application/json")
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
-                return response.status, _decode(response.read()), dict(response.headers)
+                return (
+                    response.status,
+                    _decode(response.read()),
+                    _lower(response.headers),
+                )
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _decode(error.read()), dict(error.headers)
+                return error.code, _decode(error.read()), _lower(error.headers)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return 0, None, {}
 
@@ -115,6 +120,10 @@ class Service:
                 return answer
             time.sleep(0.1)
         raise AssertionError(f"{what}: not within {limit_s:.0f} s\n{self.log()[-3000:]}")
+
+
+def _lower(headers: Message) -> dict[str, str]:
+    return {key.lower(): value for key, value in headers.items()}
 
 
 def _decode(raw: bytes) -> Any:
