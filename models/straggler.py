@@ -16,7 +16,7 @@ from models.gang import GangColumns, Gangs
 from models.memory import RiskMemory
 from models.rules import COMPUTE, LINK, PORT_RULES, RULES, STOPPED
 from models.signals import Signals, sentence
-from models.steps import PAUSES, Pace, pace_of
+from models.steps import PAUSES, SLOW_RATIO, Pace, pace_of
 from models.words import age, number
 
 CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
@@ -167,10 +167,11 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
 def _is_slow(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
     """(slow, as its own steps show).
 
-    Step times decide where there are any to compare: the last four, or the last two when a member has a
-    reason. Without a comparison (no steps, or the reason is older than they are), a grave and firm reason does.
+    Step times decide where there are any to compare: the last four against the job's own noise, or plainly the last
+    two or three when a member has a reason. Without a comparison (no steps, or the reason is older than they are), a grave and firm reason does.
     """
-    if pace.slow or (pace.lately and culprit is not None and culprit.firm):
+    firm = culprit is not None and culprit.firm and attempt.phase not in PAUSES
+    if pace.slow or (firm and (pace.lately or (pace.ratio or 0.0) >= SLOW_RATIO)):
         return True, True
     if culprit is None or not culprit.firm or culprit.severity < GRAVE or attempt.phase in PAUSES:
         return False, False
@@ -188,10 +189,6 @@ def _culprit(index: int, gangs: Gangs, suspects: list[Suspect]) -> Suspect | Non
     alike = {row.node for row in suspects if row.rule == first.rule and row.severity >= CLEAR_CUT * first.severity}
     if hosts >= 2 and len(alike) > hosts / 2:
         return None
-    if hosts == 1 and first.rule in COMPUTE:
-        gpus = int((gangs.of_gpu == index).sum())
-        same = {row.entity for row in suspects if row.rule == first.rule}
-        return None if gpus > 1 and len(same) > gpus / 2 else first
     return first
 
 

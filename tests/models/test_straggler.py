@@ -207,3 +207,14 @@ def test_ranks_that_report_their_compute_name_the_worker(small_fleet):
     assert body["slow"]
     assert body["culprit"] == {"kind": "worker", "name": "n003/0", "share": 1.0}
     assert body["cause"] == "compute"
+
+
+def test_a_braked_node_is_to_blame_for_the_job_that_has_it_to_itself(small_fleet):
+    fleet = small_fleet()
+    fleet.start("train-1", ["n001"])
+    fleet.tick(2)
+    for gpu in range(8):
+        fleet.throttle("n001", gpu)
+    body = fleet.tick(3).stragglers["train-1"]
+    assert body["slow"]
+    assert body["culprit"]["kind"] == "node"
