@@ -4,9 +4,10 @@ Rounding is to what is known: probabilities to three digits, watts to one, tempe
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
 NO_ACTION = Action("none", "Nothing to do.")
 UNFLAGGED = frozenset({"none", "watch"})
 GPU_FIELDS = (
+    ("age_s", 0),
     ("power_w", 0),
     ("gpu_temp_c", 0),
     ("sm_clock_mhz", 0),
@@ -64,34 +66,56 @@ def node_states(in_service: NDArray[np.int8], flags: NDArray[np.bool_], node: Fe
     return states
 
 
-def risk_rows(risk: RiskScores, row: int) -> list[dict[str, Any]]:
+def risk_rows(values: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """values: (kind, horizon) of one node."""
     return [
-        {"kind": kind, "horizon_s": horizon_s, "p": probability(risk.values[k, h, row])}
+        {"kind": kind, "horizon_s": horizon_s, "p": probability(values[k, h])}
         for k, kind in enumerate(RISK_KINDS)
         for h, horizon_s in enumerate(RISK_HORIZONS_S)
     ]
 
 
-def gpu_rows(
-    gpu: FeatureFrame | None, rows: Sequence[int], holders: Sequence[int], jobs: Sequence[str], count: int
-) -> list[dict[str, Any]]:
-    """What a node's GPUs do now: index, job, whether they answer, and their last values."""
+def risk_by_kind(values: NDArray[np.float64]) -> dict[str, list[float | None]]:
+    """values: (kind, horizon) of one node."""
+    return {kind: [probability(value) for value in values[k].tolist()] for k, kind in enumerate(RISK_KINDS)}
+
+
+def encode_alike(risk: RiskScores, render: Callable[[NDArray[np.float64]], Any]) -> list[msgspec.Raw]:
+    """JSON of every node's (kind, horizon) values. Most nodes have the same ones: each is rendered once."""
+    made: dict[bytes, msgspec.Raw] = {}
     answer = []
-    for index in range(count):
-        row = rows[index] if index < len(rows) else -1
-        holder = holders[index] if index < len(holders) else -1
-        entry: dict[str, Any] = {"index": index, "job": jobs[holder] if holder >= 0 else None}
-        if gpu is not None and 0 <= row < len(gpu.values):
-            entry["age_s"] = number(float(gpu.column("age_s")[row]), 0)
-            entry |= {name: number(float(gpu.column(name)[row]), digits) for name, digits in GPU_FIELDS}
-        answer.append(entry)
+    for values in np.ascontiguousarray(risk.values.transpose(2, 0, 1)):
+        key = values.tobytes()
+        if key not in made:
+            made[key] = msgspec.Raw(msgspec.json.encode(render(values)))
+        answer.append(made[key])
     return answer
+
+
+def gpu_readings(gpu: FeatureFrame | None) -> list[dict[str, float]]:
+    """Last values of every GPU row, rounded. NaN is unknown, and null in JSON."""
+    if gpu is None:
+        return []
+    names = [name for name, _ in GPU_FIELDS]
+    columns = [np.round(gpu.column(name).astype(np.float64), digits).tolist() for name, digits in GPU_FIELDS]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def gpu_rows(
+    readings: Sequence[dict[str, float]], rows: Sequence[int], holders: Sequence[int], jobs: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What a node's GPUs do now: index, job, and their last values. `rows`: rows of `readings`, -1 was never heard."""
+    return [
+        {"index": index, "job": jobs[holder] if holder >= 0 else None} | (readings[row] if row >= 0 else {})
+        for index, (row, holder) in enumerate(zip(rows, holders, strict=True))
+    ]
 
 
 def ranking(risk: RiskScores, topology: Topology, states: Sequence[str]) -> list[dict[str, Any]]:
     """All nodes, riskiest first within an hour, with every kind and horizon: what `/v1/risk/nodes` selects from."""
     worst = np.nan_to_num(risk.values[:, 0, :], nan=-1.0).max(axis=0)
     racks = domain_of(topology, Level.RACK)
+    probabilities = encode_alike(risk, risk_by_kind)
     rows = []
     for row in np.argsort(-worst, kind="stable").tolist():
         reasons = risk.reasons.get(row, ())
@@ -103,10 +127,7 @@ def ranking(risk: RiskScores, topology: Topology, states: Sequence[str]) -> list
                 "placed": bool(topology.placed[row]),
                 "reason": reasons[0].sentence if reasons else None,
                 "action": risk.actions.get(row, NO_ACTION),
-                "p": {
-                    kind: [probability(value) for value in risk.values[k, :, row].tolist()]
-                    for k, kind in enumerate(RISK_KINDS)
-                },
+                "p": probabilities[row],
             }
         )
     return rows

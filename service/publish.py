@@ -124,7 +124,10 @@ def score_sections(tick: Tick) -> list[Section]:
 def node_answers(tick: Tick, states: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     """The bodies of `GET /v1/nodes/{node}`, one after the other, and where each begins: (n + 1,)."""
     parts = []
-    rows, holders = tick.gpu_rows.tolist(), tick.occupancy.holder.tolist()
+    readings = documents.gpu_readings(tick.gpu)
+    gpu_rows = np.where(tick.gpu_rows < len(readings), tick.gpu_rows, -1).tolist()
+    holders, counts = tick.occupancy.holder.tolist(), tick.topology.gpus.tolist()
+    risk = documents.encode_alike(tick.risk, documents.risk_rows)
     racks = documents.domain_of(tick.topology, Level.RACK)
     for row, node in enumerate(tick.topology.nodes):
         parts.append(
@@ -136,12 +139,12 @@ def node_answers(tick: Tick, states: Sequence[str]) -> tuple[bytes, NDArray[np.i
                     "placed": bool(tick.topology.placed[row]),
                     "rack": racks[row],
                     "gpu_model": node.gpu_model,
-                    "risk": documents.risk_rows(tick.risk, row),
+                    "risk": risk[row],
                     "reasons": tick.risk.reasons.get(row, ()),
                     "action": tick.risk.actions.get(row, documents.NO_ACTION),
                     "jobs": tick.occupancy.node_jobs.get(row, []),
                     "gpus": documents.gpu_rows(
-                        tick.gpu, rows[row], holders[row], tick.occupancy.jobs, int(tick.topology.gpus[row])
+                        readings, gpu_rows[row][: counts[row]], holders[row][: counts[row]], tick.occupancy.jobs
                     ),
                     "model": tick.risk.model,
                 }

@@ -49,6 +49,7 @@ class FleetState:
         self.demand = DemandSeries()
         self.counts = Counts()
         self._gpu_rows_seen = 0
+        self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
         """Take a batch in; returns the node events that were new (hard signals among them)."""
@@ -106,13 +107,17 @@ class FleetState:
 
     def gpu_rows(self) -> NDArray[np.int32]:
         """(n, g) row in Entities[GPU] of each node's GPU indices, -1 where none was ever seen."""
+        table = self.entities[EntityKind.GPU]
+        key = (len(table), self.topology.generation)
+        if self._gpu_rows[0] == key:
+            return self._gpu_rows[1]
         width = max(1, int(self.topology.gpus.max(initial=1)))
         rows = np.full((len(self.topology), width), -1, np.int32)
-        table = self.entities[EntityKind.GPU]
         for row, (name, node) in enumerate(zip(table.names, table.node.tolist(), strict=True)):
             index = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else width
             if index < width and node < len(rows):
                 rows[node, index] = row
+        self._gpu_rows = (key, rows)
         return rows
 
 
