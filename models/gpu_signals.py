@@ -10,7 +10,8 @@ from models.peers import group_median, spread
 from models.signals import Array, Columns, Mask, Sight, Times
 from models.xids import HARD, PART, SOFT
 
-IDLE, POWER_CAP, THERMAL, BRAKE = 1, 4, 8 | 32 | 64, 128
+IDLE, POWER_CAP, SLOWDOWN, BRAKE = 1, 4, 8, 128
+THERMAL = SLOWDOWN | 32 | 64
 LOW_CLOCK = 0.92  # of the usual clock
 LOW_CLOCK_WITHOUT_BITS = 0.8
 XID_FRESH_S = 86_400.0
@@ -92,9 +93,13 @@ def _unknown(view: GpuView) -> Array:
 
 
 def thermal_throttle(view: GpuView) -> Sight:
-    """A thermal or hardware slowdown bit, and a clock that fell. Bit 4 (software power cap) is normal under load."""
+    """A thermal or hardware slowdown bit, and a clock that fell. Bit 4 (software power cap) is normal under load.
+
+    A power brake sets the hardware slowdown bit, too: then that bit says nothing of heat.
+    """
     ratio = view.clock / view.usual_clock
-    bit = (view.bits & THERMAL) > 0
+    braked = (view.bits & BRAKE) > 0
+    bit = (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
     since = np.where(bit, view.since("clock_event_reasons"), 0)

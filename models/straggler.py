@@ -168,7 +168,8 @@ def _is_slow(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[
     """(slow, as its own steps show).
 
     Step times decide where there are any to compare: the last four against the job's own noise, or plainly the last
-    two or three when a member has a reason. Without a comparison (no steps, or the reason is older than they are), a grave and firm reason does.
+    two or three when a member has a reason. Without a comparison (no steps, or the reason is older than they are), a
+    grave and firm reason does.
     """
     firm = culprit is not None and culprit.firm and attempt.phase not in PAUSES
     if pace.slow or (firm and (pace.lately or (pace.ratio or 0.0) >= SLOW_RATIO)):

@@ -225,3 +225,14 @@ def test_a_frame_with_nothing_but_a_clock_and_a_bit_is_enough(small_fleet):
     fleet.gpu["sm_clock_mhz"][row] = 990.0
     fleet.gpu["clock_event_reasons"][row] = 64.0
     assert fleet.flagged(fleet.tick(2)) == ["n002"]
+
+
+def test_a_power_brake_is_not_called_thermal(small_fleet):
+    fleet = small_fleet()
+    fleet.tick(2)
+    for gpu in range(8):
+        fleet.throttle("n001", gpu)
+    fleet.gpu["clock_event_reasons"][:8] = 128 + 8 + 4
+    answer = fleet.tick(2)
+    assert fleet.flagged(answer) == ["n001"]
+    assert all("power brake since" in sentence for sentence in fleet.sentences(answer, "n001"))
