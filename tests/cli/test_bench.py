@@ -5,7 +5,7 @@ from cli.bench import available
 
 
 def test_every_benchmark_module_can_run() -> None:
-    assert {"decode", "store", "decide"} <= set(available())
+    assert {"decode", "store", "decide", "tick"} <= set(available())
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -20,7 +20,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     assert "decode" in result.output
 
 
-@pytest.mark.parametrize("name", ["decode", "store", "decide"])
+@pytest.mark.parametrize("name", ["decode", "store", "decide", "tick"])
 def test_a_benchmark_line_has_the_contract_keys(name: str) -> None:
     import importlib
 
