@@ -13,7 +13,6 @@ import tomli_w
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
 
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
