@@ -13,7 +13,8 @@ app = typer.Typer(
     name="fleetcast",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # rich would swallow "[now]" as markup and break lines where the source does
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="A weather service for GPU fleets: node risk, stragglers, demand and placement from live telemetry.\n\n"
     "Start here:  fleetcast demo   (a simulated fleet, the console at http://127.0.0.1:8080/)\n\n"
     "Your fleet:  fleetcast run --scrape http://node1:9400/metrics --scrape http://node2:9400/metrics",

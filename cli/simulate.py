@@ -7,6 +7,7 @@ import typer
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode=None,
     help="A simulated GPU fleet that meets Fleetcast only through exporter pages and its HTTP API.\n\n"
     "Example:  fleetcast simulate cluster --out var/fleet --api http://127.0.0.1:8080",
 )
@@ -38,8 +39,10 @@ def cluster(
 
       fleetcast simulate cluster --out var/fleet
 
-      fleetcast run --config FILE      with [fleet] topology, [scrape] targets = ["file:var/fleet/targets.txt"] and
-                                       the [clock] that this command prints
+      fleetcast run --config FILE
+
+    FILE names [fleet] topology = "var/fleet/topology.toml", [scrape] targets = ["file:var/fleet/targets.txt"] and
+    the [clock] that this command prints.
     """
     import asyncio
     import time

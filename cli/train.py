@@ -9,7 +9,11 @@ import typer
 if TYPE_CHECKING:
     from training.dataset import Rows
 
-app = typer.Typer(no_args_is_help=True, help="Fit models. Example:  fleetcast train risk --seed 7 --out node_risk.json")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Fit models.\n\nExample:  fleetcast train risk --seed 7 --out node_risk.json",
+)
 
 EPOCH_MS = 1_750_000_000_000
 SCRAPE_MS = 15_000

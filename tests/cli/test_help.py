@@ -1,0 +1,27 @@
+"""Every command teaches: its help shows it in use, and nothing is swallowed on the way to the terminal."""
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+
+COMMANDS = (
+    *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster"),
+    *("data", "data list", "data split", "data import", "train", "train risk"),
+)
+
+
+def help_of(command: str) -> str:
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_shows_it_in_use(command: str) -> None:
+    assert f"  fleetcast {command}".rstrip() in help_of(command)
+
+
+def test_what_stands_in_brackets_reaches_the_reader() -> None:
+    assert "[now]" in help_of("simulate cluster")
+    assert "[fleet] topology" in help_of("simulate cluster")
