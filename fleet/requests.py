@@ -125,6 +125,8 @@ MAX_NAME_LENGTH = 253
 MAX_MEMBERS = 1_000_000
 MAX_GPUS_PER_NODE = 1024
 MAX_AVOIDED = 100_000
+MAX_COUNT = 2**53  # what every JSON reader and the ledger can hold exactly
+MAX_AMOUNT = 1e12  # of seconds, GiB, CPUs: more is a mistake, and sums must stay finite
 NOT_HONOURED_YET = (
     "gpu_share",
     "mig_profile",
@@ -144,10 +146,14 @@ def check_request(request: PlacementRequest) -> None:
     for name in NOT_HONOURED_YET:
         if getattr(request, name) is not None:
             raise RequestError(f"{name} is not honoured yet; leave it out", name)
-    if not 0 < len(request.request_id) <= MAX_NAME_LENGTH:
+    if not request.request_id:
         raise RequestError(f"request_id must have 1 to {MAX_NAME_LENGTH} characters", "request_id")
-    if len(request.job) > MAX_NAME_LENGTH:
-        raise RequestError(f"job must have at most {MAX_NAME_LENGTH} characters", "job")
+    for name in ("request_id", "job", "cluster", "tenant", "queue", "user", "gpu_model"):
+        _check_text(name, getattr(request, name))
+    if not 0 <= request.attempt <= MAX_COUNT:
+        raise RequestError(f"attempt is {_shown(request.attempt)}, it must lie in 0..{MAX_COUNT}", "attempt")
+    if abs(request.priority) > MAX_COUNT:
+        raise RequestError(f"priority is {_shown(request.priority)}, at most {MAX_COUNT} either way", "priority")
     _check_gang(request)
     if len(request.avoid_nodes) > MAX_AVOIDED:
         raise RequestError(f"avoid_nodes holds {len(request.avoid_nodes)}, at most {MAX_AVOIDED}", "avoid_nodes")
@@ -155,26 +161,42 @@ def check_request(request: PlacementRequest) -> None:
         raise RequestError(f"max_risk is {request.max_risk}, it must lie in 0..1", "max_risk")
     for name in ("gpu_memory_gib", "cpus", "host_memory_gib", "limit_s"):
         value = getattr(request, name)
-        if value is not None and not value > 0:
-            raise RequestError(f"{name} is {value}, it must be greater than 0", name)
-    if request.checkpoint_cost_s is not None and request.checkpoint_cost_s < 0:
-        raise RequestError(
-            f"checkpoint_cost_s is {request.checkpoint_cost_s}, it must be 0 or more", "checkpoint_cost_s"
-        )
+        if value is not None and not 0 < value <= MAX_AMOUNT:
+            limits = f"greater than 0 and at most {MAX_AMOUNT:.0e}"
+            raise RequestError(f"{name} is {_shown(value)}, it must be {limits}", name)
+    if request.checkpoint_cost_s is not None and not 0 <= request.checkpoint_cost_s <= MAX_AMOUNT:
+        cost = _shown(request.checkpoint_cost_s)
+        raise RequestError(f"checkpoint_cost_s is {cost}, it must lie in 0..{MAX_AMOUNT:.0e}", "checkpoint_cost_s")
+
+
+def _check_text(name: str, text: str) -> None:
+    """Names are lines and labels elsewhere, and job events refuse unprintable ones: such a job could never be seen."""
+    if len(text) > MAX_NAME_LENGTH:
+        raise RequestError(f"{name} must have at most {MAX_NAME_LENGTH} characters, it has {len(text)}", name)
+    if not text.isprintable():
+        raise RequestError(f"{name} is {_shown(text)}: it has characters that cannot be printed", name)
+
+
+def _shown(value: object) -> str:
+    """A value in a message, cut where it is long; Python writes no number of thousands of digits."""
+    huge = isinstance(value, int) and value.bit_length() > 1000
+    text = "a number of hundreds of digits" if huge else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _check_gang(request: PlacementRequest) -> None:
     gang = request.members
     if gang.min < 1:
         field = "gang.min" if isinstance(request.gang, Gang) else "gang"
-        raise RequestError(f"{field} is {gang.min}, a gang has at least one member", field)
+        raise RequestError(f"{field} is {_shown(gang.min)}, a gang has at least one member", field)
     if gang.desired < gang.min:
-        raise RequestError(f"gang.desired is {gang.desired}, less than gang.min, {gang.min}", "gang.desired")
+        sizes = f"{_shown(gang.desired)}, less than gang.min, {_shown(gang.min)}"
+        raise RequestError(f"gang.desired is {sizes}", "gang.desired")
     if gang.desired > MAX_MEMBERS:
-        raise RequestError(f"the gang has {gang.desired} members, at most {MAX_MEMBERS}", "gang")
+        raise RequestError(f"the gang has {_shown(gang.desired)} members, at most {MAX_MEMBERS}", "gang")
     if gang.step < 1:
         raise RequestError(f"gang.step is {gang.step}, it must be at least 1", "gang.step")
     if not 1 <= request.gpus_per_node <= MAX_GPUS_PER_NODE:
         raise RequestError(
-            f"gpus_per_node is {request.gpus_per_node}, it must lie in 1..{MAX_GPUS_PER_NODE}", "gpus_per_node"
+            f"gpus_per_node is {_shown(request.gpus_per_node)}, it must lie in 1..{MAX_GPUS_PER_NODE}", "gpus_per_node"
         )

@@ -61,6 +61,9 @@ class QueueWorker:
         except StaleError as error:
             logger.debug("the queue waits: %s", error)
             return
+        except LedgerError as error:
+            logger.error("%s; the queue waits", error)
+            return
         if placed:
             logger.info("placed %d from the queue, %d wait", placed, len(self.desk.ledger.queued()))
 

@@ -77,6 +77,8 @@ class Desk:
         self.metrics.view_age_s.set(age_s)
         if age_s > self.stale_after_s():
             raise StaleError(f"the board is {age_s:.0f} s old, at most {self.stale_after_s():.0f} s is decided upon")
+        if age_s < -self.stale_after_s():
+            raise StaleError(f"the board is {-age_s:.0f} s ahead of the clock: it is another clock's")
         self.ledger.settle(settled(self.ledger.active_intents(), base, now_ms), now_ms)
         if self._view is None or self._view[0] != self.ledger.version:
             self._view = self.ledger.version, with_intents(base, self.ledger.active_intents())
@@ -103,8 +105,11 @@ class Desk:
         check_request(request)
         if not request.dry_run and (before := self.ledger.replay(request)) is not None:
             return before
+        observed = self.observed()
+        if not request.dry_run and (why := self._taken(request, observed)):
+            raise ConflictError(why)
         began = time.perf_counter()
-        decision = decide(request, self.observed().view, self.options())
+        decision = decide(request, observed.view, self.options())
         self.metrics.decide_s.observe(time.perf_counter() - began)
         if request.dry_run:
             return msgspec.json.encode(decision)
@@ -119,12 +124,32 @@ class Desk:
             raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
         if (before := self.ledger.replay(request)) is not None:
             return before
+        key = (request.job_name, request.attempt)
+        if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.queued()):
+            raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
+        if self._observed and (why := self._taken(request, self._observed[1])):
+            raise ConflictError(why)
         now_ms = self.clock.now_ms()
         before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.queued())
         others = "nobody is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
         decision = self._note(request, "queued", f"queued: {others} before it", now_ms)
         self.metrics.decisions.labels("queued", "queue").inc()
         return self.ledger.enqueue(request, decision, now_ms, caller)
+
+    def _taken(self, request: PlacementRequest, observed: Observed) -> str:
+        """Why this attempt cannot be placed (again); empty when it can.
+
+        An intent is settled by the events of its attempt. One for an attempt that runs, has ended or is promised GPUs
+        already would be settled by events that are not its own, and its GPUs would be handed out twice.
+        """
+        key = (request.job_name, request.attempt)
+        name = f"attempt {request.attempt} of {request.job_name}"
+        if key in observed.ended:
+            return f"{name} has ended already: name the next attempt"
+        if key in observed.seen:
+            return f"{name} runs already: name the next attempt"
+        holder = next((row for row in self.ledger.active_intents() if (row.job, row.attempt) == key), None)
+        return f"{name} was promised GPUs already, as request {holder.request_id}: cancel that first" if holder else ""
 
     def withdraw(self, request_id: str, caller: str) -> dict[str, str]:
         """Take a request out of the queue; its stored decision becomes a refusal that says so."""
@@ -184,6 +209,7 @@ class Desk:
             self._stalled = f"nothing is decided now: {error}"
             raise
         self._stalled = ""
+        queue = self._still_wanted(queue, observed)
         with self.metrics.cycle_s.time():
             result = plan(queue, observed.view, observed.running, observed.run_times, options)
         with self.ledger.transaction():
@@ -194,6 +220,20 @@ class Desk:
         self._estimate(observed, [wait.entry for wait in result.waiting], options, changed=bool(result.placed))
         self.metrics.queue_length.set(len(result.waiting))
         return len(result.placed)
+
+    def _still_wanted(self, queue: Sequence[Waiting], observed: Observed) -> list[Waiting]:
+        """The queue without attempts that somebody else has started meanwhile: those are refused, with the reason."""
+        wanted: list[Waiting] = []
+        for entry in queue:
+            why = self._taken(entry.request, observed)
+            if why:
+                now_ms = self.clock.now_ms()
+                decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
+                self.ledger.commit(entry.request, decision, now_ms, "queue", "refuse")
+                self.metrics.decisions.labels("refused", "queue").inc()
+            else:
+                wanted.append(entry)
+        return wanted
 
     def _estimate(self, observed: Observed, waiting: Sequence[Waiting], options: Options, *, changed: bool) -> None:
         """Start times of the first entries: dearer than a pass, so only now and then."""

@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,15 +11,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
+from fleet.errors import ConflictError, FleetcastError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Gang, PlacementRequest, TopologyConstraint
 from placement.ledger import Committed, LedgerError
 from service.placer_desk import Desk
+from service.problems import FieldError, Problem, as_problem
 
 MAX_BODY_BYTES = 4_194_304
 MOST_ROWS = 1000
 CALLER = "x-fleetcast-caller"
 RETRY_AFTER_S = 2
+UNKNOWN = "no such key"
+NOW = {"age": "0"}  # what the placer tells of itself is as of now
 
 encode = msgspec.json.Encoder().encode
 decode_request = msgspec.json.Decoder(PlacementRequest).decode
@@ -50,7 +51,7 @@ def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> St
     async def placements(request: Request) -> Response:
         after, limit = number(request, "after", 0), limit_of(request)
         rows = desk.ledger.decisions_after(after, limit)
-        return answer(page(desk.clock.now_ms(), rows, rows[-1].cursor if rows else after))
+        return answer(page(desk.clock.now_ms(), rows, rows[-1].cursor if rows else after), headers=NOW)
 
     async def one_placement(request: Request) -> Response:
         request_id = request.path_params["request_id"]
@@ -63,7 +64,7 @@ def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> St
         return answer(encode(desk.cancel(request.path_params["request_id"], caller_of(request))))
 
     async def queue(request: Request) -> Response:
-        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": desk.queue_rows()}))
+        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": desk.queue_rows()}), headers=NOW)
 
     async def withdraw(request: Request) -> Response:
         reply = desk.withdraw(request.path_params["request_id"], caller_of(request))
@@ -73,7 +74,7 @@ def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> St
     async def audit(request: Request) -> Response:
         after = number(request, "after", None) if "after" in request.query_params else None
         rows = desk.ledger.audit(limit_of(request), after, request.query_params.get("request_id"))
-        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": rows}))
+        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": rows}), headers=NOW)
 
     async def health(request: Request) -> Response:
         desk.refresh()
@@ -90,7 +91,7 @@ def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> St
             try:
                 return await handler(request)
             except ERRORS as error:
-                response = problem_of(error)
+                response = problem_of(error).response("/v1" + request.url.path)
                 desk.metrics.refused_requests.labels(str(response.status_code)).inc()
                 return response
 
@@ -185,36 +186,37 @@ def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
     return b'{"as_of_ms":%d,"rows":[%b],"cursor":%d}' % (as_of_ms, b",".join(parts), cursor)
 
 
-def answer(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type="application/json")
+def answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")
 
 
 ERRORS = (
     *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, BodyTooLarge),
-    *(msgspec.ValidationError, msgspec.DecodeError, RecursionError),
+    *(msgspec.ValidationError, msgspec.DecodeError, RecursionError, UnicodeDecodeError),
 )
 
 
-def problem_of(error: Exception) -> Response:
+def problem_of(error: Exception) -> Problem:
     """The problem document of an error that a caller can cause, or wait out."""
     match error:
         case UnknownKeys():
-            rows = [{"field": name, "message": "unknown key"} for name in error.names]
-            return problem(422, str(error), rows)
-        case RequestError():
-            return problem(422, str(error), [{"field": error.field, "message": str(error)}] if error.field else [])
-        case UnknownEntity():
-            return problem(404, str(error))
-        case ConflictError():
-            return problem(409, str(error))
-        case StaleError() | LedgerError():
-            return problem(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
+            return Problem(
+                422, "bad_request", str(error), errors=[FieldError(name, expected=UNKNOWN) for name in error.names]
+            )
+        case LedgerError():
+            return Problem(503, "unavailable", str(error), headers={"retry-after": str(RETRY_AFTER_S)})
+        case StaleError():
+            return Problem(503, "stale", str(error), headers={"retry-after": str(RETRY_AFTER_S)})
+        case FleetcastError():
+            return as_problem(error)
         case BodyTooLarge():
-            return problem(413, str(error))
+            return Problem(413, "too_large", str(error))
         case msgspec.ValidationError():
-            return problem(422, str(error), [{"field": field_of(str(error)), "message": str(error)}])
+            return Problem(
+                422, "bad_request", str(error), errors=[FieldError(field_of(str(error)), expected=str(error))]
+            )
         case _:
-            return problem(400, f"the body is not JSON: {error}")
+            return Problem(400, "not_json", f"the body is not JSON: {error}")
 
 
 def field_of(message: str) -> str:
@@ -228,16 +230,7 @@ def field_of(message: str) -> str:
     return ".".join(found.group(1) for found in (path, name) if found and found.group(1))
 
 
-def problem(
-    status: int, detail: str, errors: list[dict[str, Any]] | None = None, headers: dict[str, str] | None = None
-) -> Response:
-    """RFC 9457."""
-    body: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
-    body |= {"detail": detail} | ({"errors": errors} if errors else {})
-    return Response(encode(body), status, headers, media_type="application/problem+json")
-
-
 async def http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return problem(error.status_code, detail, headers=dict(error.headers or {}))
+    return Problem(error.status_code, "http", detail, headers=error.headers).response("/v1" + request.url.path)

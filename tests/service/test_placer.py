@@ -296,3 +296,77 @@ def test_it_serves_on_loopback_until_it_is_told_to_stop(tmp_path: Path) -> None:
 def test_the_reply_is_a_decision(world: World) -> None:
     reply = world.ask("POST", "/placements", {"request_id": "a"}).content
     assert msgspec.json.decode(reply, type=Decision).outcome == "placed"
+
+
+def test_an_attempt_that_runs_has_ended_or_is_promised_gpus_is_not_placed_again(world: World) -> None:
+    # its intent would be settled by events that are not its own, and the GPUs given to the next one
+    world.place("a", job="train", gpus_per_node=8)
+    promised = world.ask("POST", "/placements", {"request_id": "b", "job": "train", "gpus_per_node": 8})
+    world.board.jobs, world.board.ended = {"runs": [0], "train": [1]}, [("ended", 1, NOW_MS)]
+    world.board.publish()
+    running = world.ask("POST", "/placements", {"request_id": "c", "job": "train"})
+    ended = world.ask("POST", "/placements", {"request_id": "d", "job": "ended"})
+    assert [row.status_code for row in (promised, running, ended)] == [409, 409, 409]
+    assert "runs already" in running.json()["detail"]
+    assert world.place("e", job="train", attempt=2)["outcome"] == "placed"
+    assert world.place("a", job="train", gpus_per_node=8)["outcome"] == "placed"  # the same bytes as before
+    assert world.place("f", job="train", dry_run=True)["outcome"] == "placed"
+
+
+def test_a_waiting_attempt_that_was_started_elsewhere_leaves_the_queue(world: World) -> None:
+    world.board.jobs = {"other": range(16)}
+    world.board.publish()
+    assert world.ask("POST", "/queue", {"request_id": "q", "job": "train"}).status_code == 202
+    assert world.ask("POST", "/queue", {"request_id": "r", "job": "train"}).status_code == 409
+    world.board.jobs = {"train": [3]}
+    world.board.publish()
+    world.worker.step()
+    assert world.desk.ledger.queued() == []
+    assert "runs already" in world.ask("GET", "/placements/q").json()["sentence"]
+
+
+def test_a_board_of_another_clock_is_not_decided_upon(world: World) -> None:
+    world.board.as_of_ms = NOW_MS + 86_400_000
+    world.board.publish()
+    response = world.ask("POST", "/placements", {"request_id": "a"})
+    assert response.status_code == 503
+    assert "ahead of the clock" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"request_id": "a", "attempt": 9223372036854775808}', 422),
+        (b'{"request_id": "a", "cpus": 1' + b"0" * 400 + b"}", 422),
+        (b'{"request_id": "a\\n"}', 422),
+        (b'{"request_id": "\xed\xa0\x80"}', 400),
+    ],
+)
+def test_what_the_ledger_cannot_hold_is_refused_at_both_doors(world: World, body: bytes, status: int) -> None:
+    for door in ("/placements", "/queue"):
+        response = world.ask("POST", door, body)
+        assert response.status_code == status
+        assert response.json()["instance"] == "/v1" + door
+    world.worker.step()
+    assert world.desk.ledger.queued() == []
+
+
+def test_what_the_placer_tells_of_itself_is_as_of_now(world: World) -> None:
+    for path in ("/queue", "/audit", "/placements"):
+        response = world.ask("GET", path)
+        assert response.headers["age"] == "0"
+        assert response.json()["as_of_ms"] == NOW_MS
+
+
+def test_a_ledger_that_cannot_be_written_leaves_the_placer_alive(world: World) -> None:
+    world.place("a")
+    world.board.jobs = {"a": [0]}
+    world.board.publish()
+    assert world.ask("POST", "/queue", {"request_id": "q"}).status_code == 202
+    world.desk.ledger._db.execute("PRAGMA query_only = ON")
+    world.worker.step()
+    assert world.ask("POST", "/placements", {"request_id": "b"}).status_code == 503
+    world.desk.ledger._db.execute("PRAGMA query_only = OFF")
+    world.clock.advance(6)
+    world.worker.step()
+    assert world.ask("GET", "/placements/q").json()["outcome"] == "placed"
