@@ -39,11 +39,12 @@ def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS) -> bytes:
     return "".join(lines).encode()
 
 
-def run(sizes: Sequence[int] = (10, 100, 1000)) -> list[dict[str, Any]]:
-    """A record for each case and number of nodes."""
+def run(sizes: Sequence[int] = (1_000, 10_000)) -> list[dict[str, Any]]:
+    """A record for each case and size in GPUs."""
     rng = np.random.default_rng(1)
     records = []
-    for nodes in sizes:
+    for gpus in sizes:
+        nodes = max(1, gpus // GPUS)
         size = {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * FIELDS}
         rounds = [{f"n{node:05d}": page_of(f"n{node:05d}", rng) for node in range(nodes)} for _ in range(2)]
         records.append(measure("decode", "steady", size, _steady(rounds), "samples/s", peer=_peer(rounds[0])))

@@ -57,6 +57,11 @@ def _run(name: str, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
 
 def _human(line: dict[str, Any]) -> str:
     peer = line.get("peer")
-    beside = f"   {peer['name']} {peer['value']:,.0f}, ratio {line['ratio']:.1f}" if peer else ""
+    beside = f"   {peer['name']} {_short(peer['value'])}, ratio {line['ratio']:.2f}" if peer else ""
     size = " ".join(f"{key}={value:,}" for key, value in line["size"].items())
-    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {line['value']:>14,.1f} {line['unit']}{beside}"
+    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {_short(line['value']):>12} {line['unit']}{beside}"
+
+
+def _short(value: float) -> str:
+    """Three digits of what is below a thousand, whole numbers above."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
