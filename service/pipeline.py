@@ -54,6 +54,7 @@ DEMAND_TARGETS: tuple[Target, ...] = ("arriving", "running", "queued", "wanted")
 BIN_S = 600
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
+CATCH_UP_POLL_S, CATCH_UP_PATIENCE_S = 0.02, 1.0  # wall
 XID = metric_row(EntityKind.GPU, "xid")
 HARD_EVENTS = frozenset({"drain", "undrain", "lost", "returned", "xid"})
 
@@ -168,6 +169,7 @@ class Pipeline:
         self.board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
 
     async def _tick_forever(self) -> None:
+        await self._caught_up()
         while True:
             began = time.monotonic()
             await self.tick()
@@ -176,6 +178,18 @@ class Pipeline:
             rest_s = max(SHORTEST_TICK_WALL_S, period_s - (time.monotonic() - began))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), rest_s)
+
+    async def _caught_up(self) -> None:
+        """Fold what is on disk before the first board, else the GPUs of jobs in there would look free.
+
+        A backlog that shrinks no more is not waited for: it is a torn tail, or grows as fast as it is read.
+        """
+        left, shrank = sum(map(_backlog_bytes, self.sources)), time.monotonic()
+        while left and time.monotonic() - shrank < CATCH_UP_PATIENCE_S:
+            await asyncio.sleep(CATCH_UP_POLL_S)
+            now = sum(map(_backlog_bytes, self.sources))
+            if now < left:
+                left, shrank = now, time.monotonic()
 
     async def tick(self) -> None:
         """Extract, score and publish once."""
@@ -363,6 +377,12 @@ def _health(source: Source) -> list[dict[str, Any]]:
         return [{"name": source.name}]
     answer = health()
     return list(answer) if isinstance(answer, list) else [answer]
+
+
+def _backlog_bytes(source: Source) -> int:
+    """What a source that reads from disk has not read yet; 0 for others."""
+    backlog = getattr(source, "backlog_bytes", None)
+    return int(backlog()) if backlog is not None else 0
 
 
 def _urgent_row(event: NodeEvent) -> dict[str, Any]:
