@@ -7,6 +7,7 @@ their work is done, and resubmits those that a fault killed with the work since 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, get_args
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25  # wall
 POLL_S = 0.5  # wall
+HEARD_POLL_S, HEARD_LIMIT_S = 0.1, 60.0  # wall
 HISTORY_CHUNK = 2000
 VISITOR_RUN_S = 1800.0
 ONGOING_SEQUENCE = 2  # submitted and started came before
@@ -117,8 +119,22 @@ class Driver:
         await self.outbox.drained()
         logger.info("told %d events of the past", self.outbox.posted)
         await self.api.until_ready("/readyz")
+        await self._until_heard()
         for job in self.replay.queue:
             await self._submit(self._live(job, job.run_s), job.submit_ms)
+
+    async def _until_heard(self) -> None:
+        """Events are acknowledged once they are on disk: wait until the board knows the running jobs, too.
+
+        A queue that came before would be given their GPUs.
+        """
+        began = time.monotonic()
+        while time.monotonic() - began < HEARD_LIMIT_S:
+            fleet = await self.api.get("/v1/fleet") or {}
+            if fleet.get("gpus", {}).get("running", -1) >= self.replay.running_gpus:
+                return
+            await asyncio.sleep(HEARD_POLL_S)
+        logger.warning("after %.0f s the product does not know every running job, going on", HEARD_LIMIT_S)
 
     def _live(self, job: TraceJob, remaining_s: float) -> LiveJob:
         return LiveJob(job, self.profile_of(job), remaining_s=remaining_s, safe_s=remaining_s)

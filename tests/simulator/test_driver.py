@@ -69,10 +69,12 @@ class FakeProduct:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.broken = 0
         self.unready = 0
+        self.deaf = 0
         self.refuses = False
         self.app = web.Application()
         self.app.router.add_get("/healthz", self._ok)
         self.app.router.add_get("/readyz", self._ready)
+        self.app.router.add_get("/v1/fleet", self._fleet)
         self.app.router.add_post("/v1/events", self._events)
         self.app.router.add_post("/v1/queue", self._queue)
         self.app.router.add_get("/v1/placements", self._placements)
@@ -103,6 +105,14 @@ class FakeProduct:
         self.calls.append(f"events {len(lines)}")
         self.events += lines
         return web.json_response({"accepted": len(lines), "duplicates": 0, "rejected": []}, status=202)
+
+    async def _fleet(self, request: web.Request) -> web.Response:
+        """The GPUs of the jobs that were told to run; the first `deaf` answers know of none yet."""
+        self.deaf -= 1
+        self.calls.append("deaf" if self.deaf >= 0 else "heard")
+        started = [event for event in self.events if event["type"] == "started" and self.deaf < 0]
+        gpus = sum(len(rank["gpus"]) for event in started for rank in event["ranks"])
+        return web.json_response({"gpus": {"running": gpus}})
 
     async def _queue(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())
@@ -207,6 +217,19 @@ def test_the_past_is_told_in_order_and_the_queue_only_when_the_product_is_ready(
     (request,) = product.requests
     assert (request["request_id"], request["gang"], request["gpus_per_node"]) == ("waits", 2, 8)
     assert "limit_s" not in request
+
+
+def test_the_queue_is_sent_only_when_the_board_knows_what_runs():
+    product = FakeProduct()
+    product.deaf = 3
+    ongoing = (OngoingJob(job("runs", run_s=900.0), START_MS - 1000, 800.0, ranks("n1")),)
+
+    async def scene(stage: Stage) -> None:
+        await stage.until(lambda: product.requests)
+
+    play(scene, product=product, ongoing=ongoing, queue=(job("waits", 16),))
+    assert product.calls.count("deaf") == 3
+    assert product.calls.index("heard") < product.calls.index("queue")
 
 
 def test_no_event_is_lost_while_the_product_is_down(monkeypatch):
