@@ -7,11 +7,10 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingest.inbox import InboxSource
-from ingest.scrape import Scraper
-
 from fleet.entities import Entities
 from fleet.topology import Topology
+from ingest.inbox import InboxSource
+from ingest.scrape import Scraper
 from ingest.source import Source
 from ingest.topology import load_topology
 from service.config import Config
