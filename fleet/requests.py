@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RequestError
 from fleet.topology import Level
 
@@ -121,7 +122,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     expires_ms: int = 0
 
 
-MAX_NAME_LENGTH = 253
 MAX_MEMBERS = 1_000_000
 MAX_GPUS_PER_NODE = 1024
 MAX_AVOIDED = 100_000
