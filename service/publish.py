@@ -1,4 +1,4 @@
-"""One tick's results as board sections (names and shapes: the reader's contract, see `docs` in CONTRIBUTING)."""
+"""One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
