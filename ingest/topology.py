@@ -6,7 +6,7 @@ What a format does not say stays unknown, with one exception: a node whose NVLin
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +202,3 @@ def _count(name: str, text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"node {name!r}: {text!r} is no count")
     return int(text)
-
-
-def topology_from_labels(nodes: Sequence[tuple[str, Mapping[str, str]]]) -> Topology:
-    """A topology of (node, labels) pairs, as a watch delivers them."""
-    return Topology.build([node_from_labels(name, labels) for name, labels in nodes])

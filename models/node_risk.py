@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from models.calibrate import apply_isotonic
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
@@ -186,10 +185,3 @@ def _action(node: int, signals: Signals, first: str) -> Action:
     code = max((RULES[row].action for row in firm.tolist()), key=ACTIONS.index, default="watch")
     words = ACTION_WORDS[code]
     return Action(code, f"{words[0].upper()}{words[1:]}: {first}.")
-
-
-def empty_scores(nodes: int) -> RiskScores:
-    """Nothing known of anybody."""
-    shape = (len(RISK_KINDS), len(RISK_HORIZONS_S), nodes)
-    none: NDArray[np.bool_] = np.zeros(nodes, bool)
-    return RiskScores(np.full(shape, np.nan), {}, {}, none, "rules")

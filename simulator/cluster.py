@@ -117,11 +117,6 @@ class SimulatedFleet:
         """Take a job off its GPUs; nothing happens when it does not run any more."""
         self.gangs.stop(job)
 
-    def largest_job(self) -> str | None:
-        """The running job with most GPUs."""
-        gang = max(self.gangs.by_job.values(), key=lambda gang: len(gang.node), default=None)
-        return gang.job if gang else None
-
     def failed_jobs(self) -> list[FailedJob]:
         """Jobs that a fault has killed since the last call; they no longer hold GPUs."""
         failed, self._failed = self._failed, []

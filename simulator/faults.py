@@ -90,7 +90,6 @@ DEMO = FaultSettings(
     precursor_s=(30.0, 60.0),
     watchdog_s=600.0,
 )
-REALISTIC = FaultSettings(rates=REALISTIC_RATES, decoy_every_s=1800.0, precursor_s=(300.0, 3600.0))
 
 
 @dataclass(slots=True)

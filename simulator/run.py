@@ -45,7 +45,6 @@ STATUS_S = 1.0  # wall
 REQUEST_TIMEOUT_S = 15.0  # wall
 BAD_SHARE = 0.003
 WEEKS = 4
-IDLE_RUN = "b1"
 
 
 @dataclass(frozen=True, slots=True)
