@@ -26,7 +26,7 @@ def cluster(
     wall_ms: Annotated[int | None, typer.Option(help="Machine time of the start [now].")] = None,
     speed: Annotated[float, typer.Option(help="How much faster than real time the fleet runs.")] = 15.0,
     seed: Annotated[int, typer.Option(help="Seed of workloads, faults and the job generator.")] = 1,
-    at: Annotated[str, typer.Option(help="Where in the trace to begin (UTC).")] = "2020-05-12T19:30",
+    at: Annotated[str, typer.Option(help="Where in the trace to begin (UTC).")] = "2020-05-12T20:25",
     input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded runs.")] = "trace",
     story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,

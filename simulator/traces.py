@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fleet.events import JobClass
 
-DEFAULT_AT = "2020-05-12T19:30"
+DEFAULT_AT = "2020-05-12T20:25"
 VENUS = Path("jobs") / "venus" / "venus_gpu_jobs.parquet"
 WEEK_MS = 7 * 86_400_000
 HOUR_MS = 3_600_000
