@@ -40,7 +40,7 @@ def demo(
     seconds: Annotated[float | None, typer.Option(help="Stop after this many wall seconds [until Ctrl-C].")] = None,
     seed: Annotated[int, typer.Option(help="Seed of faults, workloads and the job generator.")] = 1,
     speed: Annotated[float, typer.Option(help="How much faster than real time the fleet runs.")] = 15.0,
-    at: Annotated[str, typer.Option(help="Where in the job trace to begin (UTC).")] = "2020-05-12T19:30",
+    at: Annotated[str, typer.Option(help="Where in the job trace to begin (UTC).")] = "2020-05-12T20:25",
     input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded H100 runs.")] = "trace",
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     port: Annotated[int, typer.Option(help="Port of the API and the console.")] = 8080,
@@ -126,6 +126,7 @@ class DemoRun:
         timeout = aiohttp.ClientTimeout(total=10)
         async with aiohttp.ClientSession(base, timeout=timeout) as session:
             await self._until_ready(session, simulation, service)
+            self.screen.say(self._simulated()["note"])
             self.screen.ready()
             began = time.monotonic()
             if self.options.input == "h100":
@@ -185,7 +186,9 @@ class DemoRun:
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             for line in lines[self._story_lines :]:
-                self.screen.say(json.loads(line)["sentence"])
+                turn = json.loads(line)
+                if turn["event"] != "flagged":  # `_poll` said so
+                    self.screen.say(turn["sentence"])
             self._story_lines = len(lines)
 
     async def _place_one(self, session: Any) -> None:
@@ -212,9 +215,13 @@ class DemoRun:
             return None
         return dict(json.loads(output)) if process.returncode == 0 else {"error": f"ended with {process.returncode}"}
 
+    def _simulated(self) -> dict[str, Any]:
+        """The simulation's status file."""
+        return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
+
     def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
         truth = read_truth(self.folder / "truth.jsonl")
-        simulated = json.loads((self.folder / "sim.json").read_text(encoding="utf-8"))
+        simulated = self._simulated()
         now_ms = int(self._fleet["as_of_ms"])
         ingestion = self._ingestion
         worth = self._worth or {}

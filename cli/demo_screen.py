@@ -1,6 +1,7 @@
 """What `fleetcast demo` shows in the terminal: one live status line, and events above it as they happen."""
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,13 +13,14 @@ from rich.status import Status
 from rich.table import Table
 
 PLAIN_EVERY_S = 10.0
+LOG_WIDTH = 240  # of a file or a pipe: nothing is wrapped there
 
 
 class Screen:
     """A live line on a terminal; plain lines every ten seconds elsewhere. Writes to stderr only."""
 
     def __init__(self, port: int) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH)
         self.url = f"http://127.0.0.1:{port}"
         self._status: Status | None = None
         self._last_plain = -math.inf
@@ -61,8 +63,8 @@ class Screen:
         left = f"{elapsed_s:.0f}/{seconds:.0f} s" if seconds is not None else f"{elapsed_s:.0f} s"
         line = (
             f"{left} · fleet time {at:%a %H:%M:%S} · {gpus['running']:,} of {gpus['total']:,} GPUs busy · "
-            f"{fleet['queued_gpus']:,} GPUs queued · {fleet['at_risk']} nodes at risk · "
-            f"{fleet['samples_per_s']:,.0f} samples/s · {ingestion.get('bad_total', 0)} bad records · "
+            f"{fleet['queued_gpus']:,} GPUs queued · {_count(fleet['at_risk'], 'node')} at risk · "
+            f"{fleet['samples_per_s']:,.0f} samples/s · {_count(ingestion.get('bad_total', 0), 'bad record')} · "
             f"{placements['placed']} placed"
         )
         if self._status is not None:
@@ -85,6 +87,14 @@ class Screen:
         self.console.print(f"falsely flagged nodes: {', '.join(report['false_nodes']) or 'none'}", markup=False)
         _worth(self.console, report["worth"])
         self.console.print("\n".join(problems) if problems else "all promises kept", markup=False)
+
+
+def _count(number: int, noun: str) -> str:
+    """
+    >>> _count(1, "node"), _count(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _found(row: Mapping[str, Any]) -> str:
