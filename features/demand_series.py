@@ -63,7 +63,7 @@ def contribution(attempt: JobAttempt) -> Contribution | None:
     if gpus <= 0:
         return None
     arrives = attempt.attempt <= 1
-    return Contribution(attempt.queue, gpus, arrives, attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
+    return Contribution(attempt.queue, gpus, arrives, attempt.submitted_ms, attempt.started_ms, attempt.over_ms)
 
 
 class DemandSeries:

@@ -76,6 +76,7 @@ class JobAttempt:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     lost_nodes: dict[str, str] = field(default_factory=dict)
     ended_ms: int | None = None
+    superseded_ms: int | None = None  # when the next attempt that started did so: this one holds nothing any more
     outcome: str = ""  # finished | failed | preempted
     failure: Failed | None = None
     events: list[JobEvent] = field(default_factory=list)
@@ -86,10 +87,15 @@ class JobAttempt:
         return self.submission.time_ms if self.submission else None
 
     @property
+    def over_ms(self) -> int | None:
+        """When it ended, or, where nobody told of its end, when a later attempt of its job started."""
+        return self.superseded_ms if self.ended_ms is None else self.ended_ms
+
+    @property
     def state(self) -> str:
-        """queued, running, or how it ended."""
-        if self.ended_ms is not None:
-            return self.outcome
+        """queued, running, or how it ended ("failed" when a later attempt started and nobody told why)."""
+        if self.over_ms is not None:
+            return self.outcome or "failed"
         return "running" if self.started_ms is not None else "queued"
 
     @property
@@ -186,6 +192,7 @@ class JobTable:
     def __init__(self) -> None:
         self.attempts: dict[tuple[str, int], JobAttempt] = {}
         self.latest: dict[str, int] = {}
+        self._started: dict[str, list[int]] = {}  # job -> its attempts that started, in order
         self._live: dict[tuple[str, int], JobAttempt] = {}
         self.position = 0
 
@@ -215,11 +222,37 @@ class JobTable:
         self._track(attempt)
 
     def _track(self, attempt: JobAttempt) -> None:
+        if attempt.started_ms is not None:
+            self._supersede(attempt)
+        self._list(attempt)
+
+    def _list(self, attempt: JobAttempt) -> None:
         key = (attempt.job, attempt.attempt)
-        if attempt.ended_ms is None:
+        if attempt.over_ms is None:
             self._live[key] = attempt
         else:
             self._live.pop(key, None)
+
+    def _supersede(self, attempt: JobAttempt) -> None:
+        """A job has one attempt at a time: one that started ends those before it, whether their end was told or not."""
+        started = self._started.setdefault(attempt.job, [])
+        at = bisect_right(started, attempt.attempt - 1)
+        if at == len(started) or started[at] != attempt.attempt:
+            started.insert(at, attempt.attempt)
+        if at + 1 < len(started):
+            attempt.superseded_ms = self.attempts[attempt.job, started[at + 1]].started_ms
+        before = self.before(attempt)
+        if before is not None:
+            before.superseded_ms = attempt.started_ms
+            self._list(before)
+
+    def before(self, attempt: JobAttempt) -> JobAttempt | None:
+        """The attempt of the same job that started last before this one, which its start has ended."""
+        started = self._started.get(attempt.job, [])
+        at = bisect_right(started, attempt.attempt - 1)
+        if attempt.started_ms is None or at == 0:
+            return None
+        return self.attempts[attempt.job, started[at - 1]]
 
     def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
         """One attempt, the latest unless named."""
@@ -232,16 +265,28 @@ class JobTable:
 
     def queued(self) -> list[JobAttempt]:
         """Attempts that wait, in order of arrival of their first event."""
-        return [row for row in self._live.values() if row.state == "queued" and row.submission is not None]
+        return [
+            row
+            for row in self._live.values()
+            if row.state == "queued" and row.submission is not None and not self._is_behind(row)
+        ]
+
+    def _is_behind(self, attempt: JobAttempt) -> bool:
+        """A later attempt of the job has started."""
+        started = self._started.get(attempt.job, [attempt.attempt])
+        return attempt.attempt < started[-1]
 
     def forget_ended_before(self, time_ms: int) -> int:
         """Drop attempts that ended before `time_ms`; returns how many."""
-        old = [key for key, row in self.attempts.items() if row.ended_ms is not None and row.ended_ms < time_ms]
+        old = [key for key, row in self.attempts.items() if row.over_ms is not None and row.over_ms < time_ms]
         for key in old:
             del self.attempts[key]
         forgotten = {job for job, _ in old}
         for job in forgotten:
             del self.latest[job]
+            started = [number for number in self._started.pop(job, ()) if (job, number) in self.attempts]
+            if started:
+                self._started[job] = started
         for job, attempt in self.attempts if forgotten else ():
             if job in forgotten:
                 self.latest[job] = max(attempt, self.latest.get(job, attempt))

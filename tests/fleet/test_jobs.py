@@ -365,3 +365,50 @@ def test_a_kept_node_table_goes_on_as_before(rows) -> None:
     again.load(table.dump())
     assert again.nodes == table.nodes
     assert [again.apply(event) for event in events] == [None] * len(events)
+
+
+# -- attempts of one job --------------------------------------------------------------------------------------------
+
+
+def later_attempts() -> list[JobEvent]:
+    return [
+        submitted(attempt=1),
+        started(attempt=1, nodes=("n1",)),
+        submitted(attempt=2, time_ms=30),
+        started(attempt=2, time_ms=40, nodes=("n2",)),
+        started(attempt=3, time_ms=60, nodes=("n3",)),
+    ]
+
+
+@given(st.permutations(later_attempts()))
+def test_the_latest_attempt_that_started_is_the_one_that_runs_in_any_order(events: list[JobEvent]) -> None:
+    table = JobTable()
+    for event in events:
+        table.apply(event)
+    assert [row.attempt for row in table.running()] == [3]
+    assert table.queued() == []
+    assert [(row.attempt, row.over_ms) for row in sorted(table, key=lambda row: row.attempt)] == [
+        (1, 40),
+        (2, 60),
+        (3, None),
+    ]
+
+
+def test_a_next_attempt_that_only_waits_ends_nothing() -> None:
+    table = JobTable()
+    for event in later_attempts()[:3]:
+        table.apply(event)
+    assert [row.attempt for row in table.running()] == [1]
+    assert [row.attempt for row in table.queued()] == [2]
+
+
+def test_an_end_that_is_told_late_counts_more_than_the_next_start() -> None:
+    table = JobTable()
+    for event in later_attempts():
+        table.apply(event)
+    table.apply(finished(attempt=1, time_ms=35))
+    first = table.get("a", 1)
+    assert first is not None
+    assert (first.state, first.over_ms) == ("finished", 35)
+    assert table.forget_ended_before(50) == 1
+    assert table.before(table.attempts["a", 2]) is None

@@ -40,3 +40,14 @@ def test_cpus_count_once_a_node() -> None:
     ranks = (RankPlacement(0, "a", (0,)), RankPlacement(1, "a", (1,)))
     started = Started(job="j", sequence=1, time_ms=1, ranks=ranks)
     assert observe([attempt("j", started, cpus=8)], TOPOLOGY, INDEX).used_cpus.tolist() == [8, 0]
+
+
+def test_gpus_that_a_smaller_node_does_not_have_are_held_by_nobody() -> None:
+    started = Started(job="j", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (1, 2, 3)),))
+    assert observe([attempt("j", started)], TOPOLOGY, INDEX).holder[1].tolist() == [-1, 0, -1, -1]
+
+
+def test_gpus_that_somebody_names_are_not_guessed_for_another() -> None:
+    guessed = attempt("x", Started(job="x", sequence=1, time_ms=1, nodes=("a",)), gpus_per_node=2)
+    named = attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0, 1)),)))
+    assert observe([guessed, named], TOPOLOGY, INDEX).holder[0].tolist() == [1, 1, 0, 0]
