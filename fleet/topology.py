@@ -94,15 +94,13 @@ class Topology:
         return Topology.build(nodes, placed=placed, generation=self.generation + 1)
 
     def with_gpus(self, counts: dict[str, int], model: dict[str, str] | None = None) -> "Topology":
-        """This topology with GPU counts (and models) learnt from telemetry for nodes that state none."""
-        nodes = [
-            replace(
-                node,
-                gpus=counts.get(node.name, 0),
-                gpu_model=node.gpu_model or (model or {}).get(node.name, ""),
-            )
-            if node.gpus == 0 and counts.get(node.name, 0) > 0
-            else node
-            for node in self.nodes
-        ]
+        """This topology with GPU counts learnt from telemetry: of nodes in `counts` that are known to have fewer.
+
+        Which nodes may grow is for the caller to say. `model`: GPU models, for nodes that have GPUs and no model.
+        """
+        nodes = []
+        for node in self.nodes:
+            gpus = max(node.gpus, counts.get(node.name, 0))
+            known = node.gpu_model or (model or {}).get(node.name, "") if gpus else node.gpu_model
+            nodes.append(replace(node, gpus=gpus, gpu_model=known))
         return Topology.build(nodes, placed=self.placed.tolist(), generation=self.generation + 1)

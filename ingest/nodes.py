@@ -2,7 +2,7 @@
 
 import re
 
-from fleet.entities import MAX_NAME_LENGTH, Entities
+from fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
 from fleet.errors import RecordError
 from fleet.samples import EntityKind
 
@@ -25,9 +25,17 @@ def node_name(stated: str, entities: Entities) -> str:
         return stated
     if not stated or "/" in stated or len(stated) > MAX_NAME_LENGTH or not stated.isprintable():
         raise RecordError("bad_label", f"{stated[:80]!r} is no node name")
-    if not _IP.fullmatch(stated) and (short := stated.partition(".")[0]) in nodes:
-        return short
+    if (known := known_name(stated, nodes)) != stated:
+        return known
     if len(nodes) >= MAX_NODES:
         raise RecordError("too_many_nodes", f"more than {MAX_NODES:,}: {stated[:80]!r}")
     entities.node(stated)
     return stated
+
+
+def known_name(stated: str, nodes: EntityTable) -> str:
+    """`stated`, or its first part where only that is known. Registers nothing."""
+    if stated in nodes or _IP.fullmatch(stated):
+        return stated
+    short = stated.partition(".")[0]
+    return short if short in nodes else stated

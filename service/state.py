@@ -7,19 +7,27 @@ snapshot ends in the same state.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from features.demand_series import DemandSeries
 from features.store import WindowStore
 from fleet.entities import Entities
-from fleet.events import NodeEvent
+from fleet.errors import RecordError
+from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Resized, Started
 from fleet.jobs import JobTable, NodeTable
+from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
+from ingest.nodes import known_name, node_name
 from ingest.source import Batch
+
+Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement)
 
 BAD_SAMPLES_KEPT = 20
 
@@ -49,6 +57,7 @@ class FleetState:
         self.demand = DemandSeries()
         self.counts = Counts()
         self._gpu_rows_seen = 0
+        self._stated = frozenset(node.name for node in topology.nodes if node.gpus)  # a file says how many GPUs
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
@@ -66,42 +75,80 @@ class FleetState:
                 if newest <= now_ms + 60_000:
                     counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
         for event in batch.events:
-            attempt = self.jobs.apply(event)
+            attempt = self.jobs.apply(self._on_known_nodes(event))
             if attempt is None:
                 counts.duplicates += 1
                 continue
             counts.events += 1
             self.demand.update(attempt)
-        fresh = [event for event in batch.node_events if self.nodes.apply(event) is not None]
-        counts.events += len(fresh)
-        for news in fresh:
-            self.entities.node(news.node)
+            earlier = self.jobs.before(attempt)
+            if earlier is not None:
+                self.demand.update(earlier)
         for error in batch.bad:
-            counts.bad[error.reason] += 1
-            if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
-                counts.bad_examples[error.reason] = error.detail[:200]
+            self._note_bad(error)
+        return self._apply_node_events(batch.node_events)
+
+    def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
+        """The new ones, under the names that the fleet knows their nodes by."""
+        fresh = []
+        for stated in events:
+            try:
+                event = _renamed(stated, node_name(stated.node, self.entities))
+            except RecordError as error:
+                self._note_bad(error)
+                continue
+            if self.nodes.apply(event) is None:
+                self.counts.duplicates += 1
+            else:
+                fresh.append(event)
+        self.counts.events += len(fresh)
         return fresh
+
+    def _note_bad(self, error: RecordError) -> None:
+        counts = self.counts
+        counts.bad[error.reason] += 1
+        if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
+            counts.bad_examples[error.reason] = error.detail[:200]
+
+    def _on_known_nodes(self, event: JobEvent) -> JobEvent:
+        """The event with the names that the fleet knows its nodes by: a launcher may spell them otherwise."""
+        match event:
+            case Started() | Resized():
+                named = {*event.nodes, *(rank.node for rank in event.ranks)}
+                names = {name: self._known(name) for name in named}
+                if all(name == known for name, known in names.items()):
+                    return event
+                ranks = tuple(_renamed(rank, names[rank.node]) for rank in event.ranks)
+                return msgspec.structs.replace(event, ranks=ranks, nodes=tuple(names[node] for node in event.nodes))
+            case NodeLost():
+                return _renamed(event, self._known(event.node))
+            case Failed():
+                return _renamed(event, self._known(event.node))
+        return event
+
+    def _known(self, name: str) -> str:
+        return known_name(name, self.entities[EntityKind.NODE])
 
     def refresh_topology(self, models: dict[str, str]) -> None:
         """Register nodes and GPU counts that only telemetry or events told us of. `models`: node -> GPU model."""
         nodes = self.entities[EntityKind.NODE]
         if len(nodes) > len(self.topology):
             self.topology = self.topology.with_unplaced(nodes.names[len(self.topology) :])
-        if len(self.entities[EntityKind.GPU]) > self._gpu_rows_seen or len(nodes) != len(self.topology):
+        learnt: dict[str, int] = {}
+        if len(self.entities[EntityKind.GPU]) > self._gpu_rows_seen:
             self._gpu_rows_seen = len(self.entities[EntityKind.GPU])
-            learnt = {
-                name: count
-                for name, count in self._observed_gpus().items()
-                if self.topology.gpus[nodes.row(name) or 0] == 0
-            }
-            if learnt:
-                self.topology = self.topology.with_gpus(learnt, models)
+            learnt = self._observed_gpus()
+        nameless = any(node.gpus and not node.gpu_model and models.get(node.name) for node in self.topology.nodes)
+        grows = any(learnt.get(node.name, 0) > node.gpus for node in self.topology.nodes)
+        if nameless or grows:
+            self.topology = self.topology.with_gpus(learnt, models)
 
     def _observed_gpus(self) -> dict[str, int]:
+        """GPUs by node, of nodes whose number no file states."""
         counts: dict[str, int] = {}
         for name in self.entities[EntityKind.GPU].names:
             node, _, index = name.rpartition("/")
-            if index.isdigit():
+            if index.isdigit() and node not in self._stated:
                 counts[node] = max(counts.get(node, 0), int(index) + 1)
         return counts
 
@@ -119,6 +166,10 @@ class FleetState:
                 rows[node, index] = row
         self._gpu_rows = (key, rows)
         return rows
+
+
+def _renamed(event: Named, node: str) -> Named:
+    return event if event.node == node else msgspec.structs.replace(event, node=node)
 
 
 def align(topology: Topology, entities: Entities) -> Topology:

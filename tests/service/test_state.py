@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
-from fleet.events import Finished, NodeEvent, Started, Submitted
+from fleet.events import Failed, Finished, NodeEvent, Resized, Started, Submitted
 from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
@@ -62,7 +63,7 @@ def test_applying_a_batch_twice_changes_nothing_but_counters() -> None:
     once = (state.counts.samples, state.counts.events, state.jobs.position)
     assert state.apply(batch, MINUTE) == []
     assert (state.counts.samples, state.counts.events, state.jobs.position) == once
-    assert state.counts.duplicates == 3
+    assert state.counts.duplicates == 4
     assert state.counts.late == 1
 
 
@@ -91,3 +92,71 @@ def test_the_topology_follows_the_order_of_rows_that_a_snapshot_fixed() -> None:
     assert aligned.names == ("z", "gone", "a")
     assert aligned.placed.tolist() == [True, False, True]
     assert np.array_equal(aligned.gpus, [2, 0, 1])
+
+
+def test_a_node_that_no_file_describes_grows_with_what_its_exporter_tells() -> None:
+    state = empty_state([NodeSpec("a", gpus=2)])
+    state.apply(power(state, "new", 0, MINUTE), MINUTE)
+    state.refresh_topology({})
+    assert state.topology.gpus.tolist() == [2, 1]
+    state.apply(power(state, "new", 3, MINUTE), MINUTE)
+    state.apply(power(state, "a", 5, MINUTE), MINUTE)
+    state.refresh_topology({})
+    assert state.topology.gpus.tolist() == [2, 4]  # what a file states stays
+
+
+def test_a_gpu_model_that_is_told_after_the_gpus_is_taken() -> None:
+    # as after a restart: the snapshot brings the GPUs back, the first scrape their model
+    state = empty_state()
+    state.apply(power(state, "new", 0, MINUTE), MINUTE)
+    state.refresh_topology({})
+    state.refresh_topology({"new": "H100"})
+    assert state.topology.nodes[0].gpu_model == "H100"
+    generation = state.topology.generation
+    state.refresh_topology({"new": "H100"})
+    assert state.topology.generation == generation
+
+
+def test_events_that_spell_a_known_node_with_its_domain_mean_that_node() -> None:
+    state = empty_state([NodeSpec("a", gpus=2), NodeSpec("b", gpus=2)])
+    ranks = (RankPlacement(0, "a.example.org", (0,)), RankPlacement(1, "elsewhere.org", (0,)))
+    batch = Batch(
+        events=(
+            Started(job="j", sequence=1, time_ms=2, ranks=ranks),
+            Started(job="k", sequence=1, time_ms=2, nodes=("a",)),
+            Resized(job="k", sequence=2, time_ms=3, nodes=("b.example.org",)),
+            Failed(job="l", sequence=2, time_ms=3, category="hardware", node="b.example.org"),
+        ),
+        node_events=(NodeEvent(node="a.example.org", source="admin", sequence=0, time_ms=5, type="drain"),),
+    )
+    assert [event.node for event in state.apply(batch, MINUTE)] == ["a"]
+    assert state.nodes.nodes["a"].drained
+    assert [row.hosts for row in state.jobs.running()] == [("a", "elsewhere.org"), ("b",)]
+    failed = state.jobs.get("l")
+    assert failed is not None
+    assert failed.failure is not None
+    assert failed.failure.node == "b"
+    state.refresh_topology({})
+    assert state.topology.names == ("a", "b")
+
+
+def test_more_nodes_than_a_fleet_has_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingest.nodes.MAX_NODES", 2)
+    state = empty_state([NodeSpec("a")])
+    events = [NodeEvent(node=f"n{n}", source="s", sequence=n, time_ms=5, type="health") for n in range(5)]
+    assert len(state.apply(Batch(node_events=tuple(events)), MINUTE)) == 1
+    assert state.counts.bad == {"too_many_nodes": 4}
+
+
+def test_an_attempt_whose_end_was_never_told_leaves_the_demand_when_the_next_starts() -> None:
+    state = empty_state([NodeSpec("a", gpus=8)])
+    events = [
+        event
+        for attempt in (1, 2)
+        for event in (
+            Submitted(job="j", attempt=attempt, sequence=0, time_ms=attempt * MINUTE, gpus_per_node=8),
+            Started(job="j", attempt=attempt, sequence=1, time_ms=attempt * MINUTE, nodes=("a",)),
+        )
+    ]
+    state.apply(Batch(events=tuple(events)), 3 * MINUTE)
+    assert state.demand.series("all", "running", 3 * MINUTE, 60, 1).tolist() == [8.0]
