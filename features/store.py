@@ -116,12 +116,14 @@ class WindowStore:
             self._files = files
 
     @classmethod
-    def load(cls, folder: Path, *, interval_s: float | None = None) -> "WindowStore":
-        """The store of a folder, with entities of its own in their old rows.
+    def load(
+        cls, folder: Path, *, interval_s: float | None = None, future_limit_s: float | None = None
+    ) -> "WindowStore":
+        """The store of a folder, with entities of its own in their old rows; `future_limit_s` None: as it was saved.
 
         Raises StoreError when it is missing or torn, or was cut at another interval than the wanted one.
         """
-        entities, span, rings = read_store(folder)
+        entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
             raise StoreError(f"{folder} has slots of {span.interval_ms} ms, wanted {interval_s} s")
         store = cls(entities)

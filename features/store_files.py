@@ -9,7 +9,7 @@ slots of a minute and not of a day. After SEGMENTS files, or when a save failed,
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,17 @@ def _link(path: Path, folder: Path) -> Path:
     return linked
 
 
-def read_store(folder: Path) -> tuple[Entities, Span, dict[EntityKind, Ring]]:
-    """Rings and entities of a save. Raises StoreError when it is missing, torn or of another version."""
+def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Span, dict[EntityKind, Ring]]:
+    """Rings and entities of a save, with room for another `future_ms` if one is given.
+
+    Raises StoreError when the save is missing, torn or of another version.
+    """
     try:
         about, state = read_arrays(folder / "state.arrays")
         if about["version"] != VERSION:
             raise StoreError(f"{folder}: version {about['version']}, expected {VERSION}")
         span, entities = Span(**about["span"]), Entities.load(about["names"])
+        span = span if future_ms is None else replace(span, future_ms=future_ms)
         rings = {}
         for name, row in about["rings"].items():
             ring = rings[EntityKind(name)] = Ring(layout_of(EntityKind(name)), span)

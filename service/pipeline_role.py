@@ -26,7 +26,9 @@ async def serve(config: Config) -> None:
     scrapers: list[Scraper] = []
 
     def sources(entities: Entities) -> Sequence[Source]:
-        scrapers[:] = [Scraper(entities, config.scrape.targets, config.scrape, clock)] if config.scrape.targets else []
+        if config.scrape.targets:
+            limit_s = config.pipeline.future_limit_s
+            scrapers[:] = [Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s)]
         return [InboxSource(config.inbox), *scrapers]
 
     pipeline = Pipeline(

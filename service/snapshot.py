@@ -84,7 +84,9 @@ class Snapshot:
     def _load(self, folder: Path, config: Config, topology: Topology) -> Restored:
         document = json.loads((folder / "state.json").read_bytes())
         saved = msgspec.msgpack.decode((folder / "jobs.msgpack").read_bytes(), type=_Saved)
-        store = WindowStore.load(folder / "store", interval_s=config.scrape.interval_s)
+        store = WindowStore.load(
+            folder / "store", interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
+        )
         state = FleetState(store.entities, store, topology)
         for attempt in saved.jobs:
             state.jobs.put(attempt)

@@ -179,3 +179,12 @@ def test_a_flipped_byte_is_found(tmp_path_factory: pytest.TempPathFactory, where
     path.write_bytes(data)
     with pytest.raises(StoreError):
         WindowStore.load(folder / "0")
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 60.0, 600.0])
+def test_another_limit_of_times_ahead_keeps_what_was_saved(tmp_path: Path, limit_s: float) -> None:
+    store = saved_minutes(tmp_path, 40)
+    loaded = WindowStore.load(tmp_path / "39", future_limit_s=limit_s)
+    assert_same(loaded, store)
+    ahead = batch(GPU, [("power_w", 0, T0 + 50 * 60_000, 1.0)])
+    assert loaded.write(ahead, T0 + 45 * 60_000).future == (0 if limit_s == 600.0 else 1)
