@@ -23,6 +23,7 @@ YEAR_2000_MS = 946_684_800_000
 MAX_RECORD_BYTES = 1_048_576
 MAX_MESSAGE_LENGTH = 8_192
 MAX_COUNT = 2**53  # what every JSON reader can hold exactly
+MAX_AMOUNT = 1e12  # of seconds, GiB, tokens in a row: more is a mistake, and sums must stay finite
 MAX_GPU_INDEX = 1_023
 MAX_GANG = 1_000_000
 MAX_LABELS = 64
@@ -146,8 +147,12 @@ def _check_count(field: str, value: int | None, most: int = MAX_COUNT) -> None:
 
 
 def _check_amount(field: str, value: float | None) -> None:
-    if value is not None and value < 0:
+    if value is None:
+        return
+    if value < 0:
         raise RecordError("negative", f"{field} {shown(value)}")
+    if value > MAX_AMOUNT:
+        raise RecordError("out_of_range", f"{field} {shown(value)}, at most {MAX_AMOUNT:.0e}")
 
 
 def _check_text(field: str, value: str, most: int = MAX_NAME_LENGTH) -> None:
@@ -252,6 +257,8 @@ def _check_node_event(event: NodeEvent) -> None:
         _check_count("code", event.code)
     elif event.code is not None:
         _check_label("code", event.code)
+        if not event.code.isascii():  # "²" is a digit to Python and no number
+            raise RecordError("bad_value", f"code {shown(event.code)}, expected ASCII")
     _check_text("message", event.message, MAX_MESSAGE_LENGTH)
 
 
