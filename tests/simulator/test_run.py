@@ -28,7 +28,7 @@ def options(out: Path, api: str, **more: object) -> SimulationOptions:
 
 
 async def product() -> tuple[TestServer, list[bytes]]:
-    """An API that takes everything and places nothing."""
+    """An API that takes everything, knows at once what runs, and places nothing."""
     posted: list[bytes] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -36,7 +36,7 @@ async def product() -> tuple[TestServer, list[bytes]]:
         return web.json_response({"rejected": []}, status=202)
 
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response({"rows": []})
+        return web.json_response({"rows": [], "gpus": {"running": 32}})
 
     app = web.Application()
     app.router.add_post("/{path:.*}", take)
