@@ -77,7 +77,9 @@ class Story:
             if not flagged and (sentence := flag_of(await self.driver.api.get(f"/v1/nodes/{node}"))):
                 flagged = True
                 self.tell("flagged", f"{node} is flagged: {sentence}")
-            if not named and (sentence := culprit_of(await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers"))):
+            patient = time.monotonic() - began < self.patience_s - 2 * LOOK_S
+            stragglers = await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers")
+            if not named and (sentence := culprit_of(stragglers, measured=patient)):
                 named = True
                 self.tell("straggler", f"{gang.name} is slow: {sentence}")
 
@@ -124,8 +126,10 @@ def flag_of(node: dict[str, Any] | None) -> str:
     return str(reasons[0]["sentence"])
 
 
-def culprit_of(stragglers: dict[str, Any] | None) -> str:
-    """The sentence that names a culprit, "" while nobody is blamed."""
+def culprit_of(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
+    """The sentence that names a culprit, "" while nobody is blamed (`measured`: or no step time has risen yet)."""
     if not stragglers or not stragglers.get("slow") or stragglers["culprit"]["kind"] == "nobody":
+        return ""
+    if measured and not (stragglers.get("ratio") or 0) > 1.0:
         return ""
     return str(stragglers["sentence"])
