@@ -11,11 +11,13 @@ All terms grow with the horizon, so p does. The reasons' shares are their parts 
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from fleet.errors import ConfigError
 from models.calibrate import apply_isotonic
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
@@ -28,7 +30,7 @@ BASE_SHARE = np.array([1.0, 1.0, 0.23])
 REPEAT = np.array([0.012, 0.055, 0.22, 0.31])  # within each of RISK_HORIZONS_S; the first two by the day's hazard
 REASONS_KEPT = 8
 CERTAIN = 0.995
-SLOW = RISK_KINDS.index("slow")
+FIT_FILE = "node_risk.json"
 REPEAT_ROW = ROW["recent_fault"]
 
 
@@ -56,8 +58,19 @@ class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def shipped_fit() -> RiskFit | None:
     """The coefficients in the wheel; None when the build carries none (then rule priors stand alone)."""
-    file = resources.files("models") / "fitted" / "node_risk.json"
+    file = resources.files("models") / "fitted" / FIT_FILE
     return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
+
+
+def load_fit(folder: Path) -> RiskFit:
+    """The coefficients that `fleetcast train risk` wrote into a folder. Raises ConfigError when there are none."""
+    path = folder / FIT_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RiskFit)
+    except OSError as error:
+        raise ConfigError(f"cannot read the fitted model {path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no fitted model: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

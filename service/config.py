@@ -50,7 +50,7 @@ class PipelineConfig(_Section, frozen=True):
     snapshot_s: float = 60.0
     future_limit_s: float = 60.0
     history_days: int = 35
-    models: str = ""  # folder of fitted models; empty: the ones that ship
+    models: str = ""  # folder of fitted models (node_risk.json); empty: the ones that ship
 
 
 class ApiConfig(_Section, frozen=True):

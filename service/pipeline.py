@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from ingest.source import Batch, Source
+from models.node_risk import load_fit
 from models.score import score_fleet, score_local
 from service.board import BoardWriter, Section
 from service.config import Config
@@ -72,6 +74,7 @@ class Pipeline:
     ) -> None:
         self.config = config
         self.clock = clock
+        self.fit = load_fit(Path(config.pipeline.models)) if config.pipeline.models else None
         self.snapshot = Snapshot(config.folder / "snapshot")
         restored = self.snapshot.restore(config, topology, clock.now_ms())
         self.state, self.memory, self.desk = restored.state, restored.memory, restored.desk
@@ -90,7 +93,7 @@ class Pipeline:
         self._last_xid = np.zeros(0)
         self._wake = asyncio.Event()
         self._rates = Rates()
-        self._ended = deque(_ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS))
+        self._ended = {_key(row): row for row in _ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS)}
         self._published_generation = -1
         self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
         self._record: dict[str, Any] = {}
@@ -126,8 +129,8 @@ class Pipeline:
             self._arrived.append(time.monotonic())
         for event in batch.events:
             attempt = self.state.jobs.get(event.job, event.attempt)
-            if attempt is not None and attempt.ended_ms == event.time_ms and attempt.ended_ms > now_ms - ENDED_KEPT_MS:
-                self._ended.append(attempt)
+            if attempt is not None and attempt.ended_ms is not None and attempt.ended_ms > now_ms - ENDED_KEPT_MS:
+                self._ended.setdefault(_key(attempt), attempt)
         hard = [_urgent_row(event) for event in fresh if event.type in HARD_EVENTS] + self._new_xids(batch)
         if hard:
             self.urgent.extend(hard)
@@ -172,12 +175,13 @@ class Pipeline:
         await self._caught_up()
         while True:
             began = time.monotonic()
+            self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
             await self.tick()
-            self._wake.clear()
-            period_s = self.clock.wall_s(self.config.pipeline.tick_s)
-            rest_s = max(SHORTEST_TICK_WALL_S, period_s - (time.monotonic() - began))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), rest_s)
+            await asyncio.sleep(SHORTEST_TICK_WALL_S)  # a flood of hard signals leaves time for everything else
+            rest_s = self.clock.wall_s(self.config.pipeline.tick_s) - (time.monotonic() - began)
+            if rest_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), rest_s)
 
     async def _caught_up(self) -> None:
         """Fold what is on disk before the first board, else the GPUs of jobs in there would look free.
@@ -199,7 +203,7 @@ class Pipeline:
         state.refresh_topology(dict(self.models_of()))
         frames = extract(state.store, now_ms, state.topology.generation)
         local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
-        fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms)
+        fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms, fit=self.fit)
         tick = self._tick(frames, fleet.risk, fleet.stragglers, now_ms)
         sections = score_sections(tick)
         if state.topology.generation != self._published_generation:
@@ -214,8 +218,7 @@ class Pipeline:
 
     def _tick(self, frames: Frames, risk: Any, stragglers: Mapping[str, Any], now_ms: int) -> Tick:
         state = self.state
-        while self._ended and (self._ended[0].ended_ms or 0) < now_ms - ENDED_KEPT_MS:
-            self._ended.popleft()
+        self._ended = {key: row for key, row in self._ended.items() if (row.ended_ms or 0) >= now_ms - ENDED_KEPT_MS}
         running = state.jobs.running()
         index = {name: row for row, name in enumerate(state.topology.names)}
         return Tick(
@@ -230,7 +233,7 @@ class Pipeline:
             occupancy=observe(running, state.topology, index),
             running=running,
             queued=state.jobs.queued(),
-            ended=list(self._ended),
+            ended=list(self._ended.values()),
             durations=state.demand.durations(),
             position=state.jobs.position + state.nodes.position,
             interval_s=self.config.scrape.interval_s,
@@ -239,7 +242,7 @@ class Pipeline:
     def _documents(self, tick: Tick) -> list[Section]:
         counts = self.state.counts
         self._rates.note(tick.now_ms, counts.samples, counts.events)
-        meta = self._meta(tick.now_ms)
+        meta = self._meta(tick.now_ms, tick.risk.model)
         header = {
             "name": self.config.fleet.name,
             "speed": self.config.clock.speed,
@@ -256,7 +259,7 @@ class Pipeline:
         }
         return [Section(name, encode(value), tick.now_ms) for name, value in documents.items()]
 
-    def _meta(self, now_ms: int) -> dict[str, Any]:
+    def _meta(self, now_ms: int, risk_model: str) -> dict[str, Any]:
         have_s = (now_ms - self.began_ms) / 1000
         return {
             "fleet": self.config.fleet.name,
@@ -264,7 +267,7 @@ class Pipeline:
             "now_ms": now_ms,
             "speed": self.config.clock.speed,
             "tick_s": self.config.pipeline.tick_s,
-            "models": {"risk": "rules", "demand": "gate", "straggler": "peers"},
+            "models": {"risk": risk_model, "demand": "gate", "straggler": "peers"},
             "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
         }
 
@@ -364,6 +367,10 @@ def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | Non
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
     return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
+
+
+def _key(attempt: JobAttempt) -> tuple[str, int]:
+    return attempt.job, attempt.attempt
 
 
 def _ended_since(jobs: JobTable, time_ms: int) -> list[JobAttempt]:

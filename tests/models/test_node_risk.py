@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from fleet.errors import ConfigError
 from fleet.events import NodeEvent
 from fleet.jobs import NodeTable
 from models.calibrate import QuantileTracker
 from models.node_events import event_signals
-from models.node_risk import KindFit, RiskFit, excess_hazard, probabilities, score_nodes, shipped_fit
+from models.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit
 from models.rules import ACTIONS, ROW, RULES
 from models.signals import SAY, Signal, Signals, sentence
 
@@ -124,3 +127,16 @@ def test_a_quantile_that_is_missed_too_often_moves():
     low, high = tracker.apply(np.array([0.0, 1.0]))
     assert low > 0.0
     assert high > 4.0
+
+
+def test_what_training_wrote_into_a_folder_is_what_serves(tmp_path: Path):
+    (tmp_path / "node_risk.json").write_bytes(msgspec.json.encode(FIT))
+    assert load_fit(tmp_path) == FIT
+
+
+@pytest.mark.parametrize("text", [None, "{}", "no JSON"])
+def test_a_folder_without_a_fitted_model_is_refused(tmp_path: Path, text: str | None):
+    if text is not None:
+        (tmp_path / "node_risk.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"node_risk\.json"):
+        load_fit(tmp_path)

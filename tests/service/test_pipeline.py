@@ -11,8 +11,9 @@ from fleet.clock import ManualClock
 from fleet.topology import NodeSpec, Topology
 from ingest.inbox import InboxSource, InboxWriter
 from ingest.source import Batch
+from models.node_risk import RiskFit
 from service.board import BoardReader
-from service.config import Config
+from service.config import Config, PipelineConfig
 from service.pipeline import Pipeline
 
 NOW_MS = 1_789_000_000_000
@@ -61,3 +62,13 @@ async def first_board(folder: Path, torn: bytes = b"") -> int:
 @pytest.mark.parametrize("torn", [b"", b"\x07"], ids=["whole", "torn tail"])
 def test_the_first_board_knows_every_job_on_disk(tmp_path: Path, torn: bytes) -> None:
     assert asyncio.run(asyncio.wait_for(first_board(tmp_path, torn), 20)) == JOBS
+
+
+def test_the_fitted_models_of_the_configuration_serve(tmp_path: Path) -> None:
+    (tmp_path / "node_risk.json").write_bytes(msgspec.json.encode(RiskFit(version=7, kinds={})))
+    config = Config(state=str(tmp_path / "state"), pipeline=PipelineConfig(models=str(tmp_path)))
+    pipeline = Pipeline(config, ManualClock(NOW_MS), Topology.build([NodeSpec("n1", 8)]), lambda _: [])
+    asyncio.run(pipeline.tick())
+    board = BoardReader(config.board).latest()
+    assert board is not None
+    assert board.json("meta")["models"]["risk"] == board.meta("node.risk")["model"] == "rules+logistic-7"
