@@ -72,7 +72,7 @@ class FleetState:
                     counts.bad[reason] += count
             if len(samples):
                 newest = int(samples.time_ms.max())
-                if newest <= now_ms + 60_000:
+                if newest <= now_ms + self.store.span.future_ms:
                     counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
         for event in batch.events:
             attempt = self.jobs.apply(self._on_known_nodes(event))
