@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.demo_report import Watch, false_nodes, judge_faults, read_truth, verdict
+from cli.demo_report import Watch, false_nodes, judge_faults, verdict
 from cli.demo_screen import Screen
 
 POLL_S = 0.5
@@ -220,7 +220,11 @@ class DemoRun:
         return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
 
     def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
-        truth = read_truth(self.folder / "truth.jsonl")
+        import msgspec
+
+        from simulator.truth import read_truth
+
+        truth: list[dict[str, Any]] = msgspec.to_builtins(read_truth(self.folder / "truth.jsonl"))
         simulated = self._simulated()
         now_ms = int(self._fleet["as_of_ms"])
         ingestion = self._ingestion

@@ -1,9 +1,7 @@
 """What a demo run is judged by: faults of the simulator's truth file against what the service flagged. Pure."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 UNFLAGGED = frozenset({"none", "watch"})
@@ -54,23 +52,10 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
     return (row.get("action") or {}).get("code", "none") not in UNFLAGGED
 
 
-def read_truth(path: Path) -> list[dict[str, Any]]:
-    """Faults by id; of several lines of one fault the last counts. An unfinished last line is left out."""
-    faults: dict[str, dict[str, Any]] = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            faults[row["fault_id"]] = row
-    return sorted(faults.values(), key=lambda row: row["start_ms"])
-
-
 def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
     """A row a fault that has begun: when it was detected, with which reason, and whether it could be seen."""
     rows = []
-    for fault in truth:
+    for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:
             continue
         seen_from = fault.get("visible_ms") or fault["start_ms"]

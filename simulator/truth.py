@@ -28,12 +28,12 @@ def append_truth(path: Path, records: list[FaultRecord]) -> None:
 
 
 def read_truth(path: Path) -> list[FaultRecord]:
-    """The last line of each fault, in order of first mention; an empty list when there is no file yet."""
+    """The last line of each fault, in order of first mention; an empty list when there is no file yet.
+
+    A line that is still being written is left out.
+    """
     if not path.exists():
         return []
-    latest: dict[str, FaultRecord] = {}
-    for line in path.read_bytes().splitlines():
-        if line.strip():
-            record = msgspec.json.decode(line, type=FaultRecord)
-            latest[record.fault_id] = record
-    return list(latest.values())
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    records = [msgspec.json.decode(line, type=FaultRecord) for line in whole.splitlines()]
+    return list({record.fault_id: record for record in records}.values())

@@ -1,7 +1,6 @@
-from pathlib import Path
 from typing import Any
 
-from cli.demo_report import Watch, false_nodes, judge_faults, read_truth, verdict
+from cli.demo_report import Watch, false_nodes, judge_faults, verdict
 
 MINUTE = 60_000
 
@@ -73,11 +72,3 @@ def test_missed_faults_fail_the_run_only_once_they_are_a_minute_old() -> None:
 def test_every_broken_promise_is_named() -> None:
     bad = report([], samples=0, bad_records=3, false_nodes=["a", "b", "c"], placements={"placed": 0})
     assert len(verdict(bad, 0)) == 4
-
-
-def test_of_several_lines_of_one_fault_the_last_counts(tmp_path: Path) -> None:
-    path = tmp_path / "truth.jsonl"
-    path.write_text(
-        '{"fault_id": "a", "start_ms": 1, "visible": false}\n{"fault_id": "a", "start_ms": 1, "visible": true}\n{"fau'
-    )
-    assert read_truth(path) == [{"fault_id": "a", "start_ms": 1, "visible": True}]

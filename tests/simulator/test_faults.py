@@ -388,3 +388,12 @@ def test_the_last_line_of_a_fault_is_its_truth(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 2
     assert read_truth(path) == fleet.faults.records()
     assert read_truth(path)[0].visible
+
+
+def test_a_truth_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "truth.jsonl"
+    records = [FaultRecord("a", "slow_nic", "n1", None, 0, 1, None, visible, False) for visible in (False, True)]
+    append_truth(path, records)
+    with path.open("ab") as file:
+        file.write(b'{"fault_id": "b", "ki')
+    assert read_truth(path) == records[1:]
