@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ingest.inbox import InboxSource
+from tests.integration.service_process import free_port
 from tests.service.api_world import publish
 
 pytestmark = pytest.mark.integration
@@ -26,11 +27,6 @@ from service.api import serve
 from service.config import ApiConfig, Config
 uvloop.run(serve(Config(state=sys.argv[1], api=ApiConfig(port=int(sys.argv[2]), max_body_bytes=2**20))))
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

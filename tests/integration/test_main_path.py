@@ -1,10 +1,7 @@
 """The main path with real processes: a page served by hand, scores, placements, restarts."""
 
-import functools
-import http.server
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +32,6 @@ def gpu_page(*, throttled: int | None = None, without: int | None = None) -> str
         }
         lines += [f"{name}{{{labels}}} {value}" for name, value in values.items()]
     return "\n".join(lines) + "\n"
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def folder_server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """What `python -m http.server` does with a folder."""
-    root = tmp_path / "www"
-    root.mkdir()
-    handler = functools.partial(Quiet, directory=str(root))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield root, f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def reasons(service: Service, node: str) -> list[str]:

@@ -1,11 +1,7 @@
 """The console on the real service: a page of metrics served by hand, and what an operator then sees."""
 
-import functools
-import http.server
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -13,25 +9,6 @@ from playwright.sync_api import Browser, expect
 from tests.integration.service_process import Service
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def page_folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder and the URL of the file `metrics` in it."""
-    folder = tmp_path / "pages"
-    folder.mkdir()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def metrics(*, throttled: bool) -> str:
@@ -51,9 +28,9 @@ def metrics(*, throttled: bool) -> str:
 
 
 def test_a_node_that_throttles_is_seen_red_with_its_sentence(
-    browser: Browser, start_service: Callable[..., Service], page_folder: tuple[Path, str]
+    browser: Browser, start_service: Callable[..., Service], folder_server: tuple[Path, str]
 ) -> None:
-    folder, url = page_folder
+    folder, url = folder_server
     (folder / "metrics").write_text(metrics(throttled=False))
     service = start_service(scrape={"targets": [url]})
     service.until("the board", lambda: service.get("/v1/fleet"))
