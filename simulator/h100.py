@@ -161,7 +161,10 @@ def _load_run(folder: Path, name: str) -> RecordedRun:
 
 
 def _read_gpus(path: Path) -> Series:
-    """(t, field, GPU); a GPU's rows are aligned to the samples of GPU 0."""
+    """(t, field, GPU); a GPU's rows are aligned to the samples of GPU 0.
+
+    A value that was not read stands as it stood before, as in DCGM's own cache; of a column without any, 0.
+    """
     columns = _read(path, ("timestamp", "gpu", _TOTAL, *_COLUMNS))
     per_gpu = [columns["gpu"] == gpu for gpu in np.unique(columns["gpu"])]
     samples = min(int(mask.sum()) for mask in per_gpu)
@@ -173,11 +176,23 @@ def _read_gpus(path: Path) -> Series:
         ],
         axis=1,
     )
+    values = _held(values)
     times_s = columns["timestamp"][per_gpu[0]][:samples]
     grows = np.zeros(values.shape[1:])
     row = list(_COLUMNS).index(_ENERGY)
     grows[row] = values[-1, row] - values[0, row]
     return Series(times_s - times_s[0], values, grows)
+
+
+def _held(values: Array) -> Array:
+    """Each NaN replaced by the last number before it along axis 0, at the start by 0.
+
+    >>> _held(np.array([np.nan, 1.0, np.nan, 3.0])).tolist()
+    [0.0, 1.0, 1.0, 3.0]
+    """
+    rows = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
+    last = np.maximum.accumulate(np.where(np.isnan(values), 0, rows), axis=0)
+    return np.nan_to_num(np.take_along_axis(values, last, axis=0), nan=0.0)
 
 
 def _read_ports(path: Path) -> Series:

@@ -45,6 +45,7 @@ STATUS_S = 1.0  # wall
 REQUEST_TIMEOUT_S = 15.0  # wall
 BAD_SHARE = 0.003
 WEEKS = 4
+IDLE_RUN = "b1"  # the baseline: its GPUs did nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +168,11 @@ async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
 async def _tell_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
     """A recorded run is a job on its nodes (`t10-node0` and `t10-node1` are one); it runs as long as we do.
 
-    Nodes without a page of their GPUs are left out: nobody knows of GPUs there.
+    Nodes without a page of their GPUs are left out: nobody knows of GPUs there. The baseline ran no job.
     """
     now_ms = options.clock.now_ms()
     seen = [node for node, exporter in fleet.targets() if exporter == "dcgm"]
-    for job in sorted({name.split("-")[0] for name in seen}):
+    for job in sorted({name.split("-")[0] for name in seen} - {IDLE_RUN}):
         nodes = [name for name in seen if name.split("-")[0] == job]
         ranks = tuple(RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes))
         await outbox.put(

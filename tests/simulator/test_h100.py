@@ -75,6 +75,19 @@ def test_a_run_starts_over_while_its_counters_go_on(tmp_path: Path) -> None:
     assert sent == [0, 5000, 9000, 11_000, 20_000]
 
 
+def test_a_value_that_was_not_recorded_stands_as_before(tmp_path: Path) -> None:
+    small_run(tmp_path)
+    path = tmp_path / FOLDER / "t1_telemetry.csv.gz"
+    with gzip.open(path, "rt") as file:
+        lines = file.read().splitlines()
+    # second 3: GPU 0 lacks the PCIe bytes, which the page shows as whole numbers
+    lines[7] = lines[7].replace(",10,20,30,40,", ",,20,30,40,")
+    write(tmp_path / FOLDER, path.name, lines)
+    fleet = load_recorded_fleet(tmp_path)
+    fleet.advance(0)
+    assert read(fleet.page("t1", "dcgm", 3000), "DCGM_FI_PROF_PCIE_TX_BYTES") == [10, 10]
+
+
 def test_missing_recordings_are_refused_with_the_place_and_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FLEETCAST_DATA"):
         load_recorded_fleet(tmp_path)
