@@ -18,6 +18,7 @@ from cli.demo_screen import Screen
 POLL_S = 0.5
 START_LIMIT_S = 120.0
 SETTLE_S = 3.0
+ASKED = "demo-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,13 @@ class DemoRun:
             self.screen.say(self._simulated()["note"])
             self.screen.ready()
             began = time.monotonic()
-            if self.options.input == "h100":
-                await self._place_one(session)
             while not self.stop.is_set():
                 elapsed_s = time.monotonic() - began
                 if self.options.seconds is not None and elapsed_s >= self.options.seconds:
                     break
                 await self._poll(session)
+                if self.options.input == "h100" and not self.placements["placed"]:
+                    await self._place_one(session)
                 self.screen.show(self._fleet, self._ingestion, self.placements, elapsed_s, self.options.seconds)
                 await asyncio.sleep(POLL_S)
                 for process, name in ((simulation, "simulation"), (service, "service")):
@@ -179,6 +180,8 @@ class DemoRun:
         for row in (answer or {}).get("rows", ()):
             self._cursor = max(self._cursor, int(row["cursor"]))
             self.placements[row["outcome"]] += 1
+            if row["request_id"] == ASKED:
+                self.screen.say(row["sentence"])
         self._tell_story()
 
     def _tell_story(self) -> None:
@@ -192,9 +195,13 @@ class DemoRun:
             self._story_lines = len(lines)
 
     async def _place_one(self, session: Any) -> None:
-        """Recorded runs bring no job queue: ask for one GPU, on the node whose run left its GPUs idle."""
-        async with session.post("/v1/placements", json={"request_id": "demo-1", "gpus_per_node": 1}) as response:
-            self.screen.say((await response.json()).get("sentence", f"status {response.status}"))
+        """Recorded runs bring no job queue: queue one GPU, for the node whose run left its GPUs idle.
+
+        The queue keeps it until that node is known; asking again changes nothing.
+        """
+        async with session.post("/v1/queue", json={"request_id": ASKED, "gpus_per_node": 1}) as response:
+            if response.status >= 400:
+                self.screen.say((await response.json()).get("detail", f"status {response.status}"))
 
     async def _compare(self) -> dict[str, Any] | None:
         """The day, in a process of its own; None when it was interrupted."""
