@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.calibrate import QuantileTracker
-from models.forecast import QUANTILES
-from models.naive import FORECASTERS, ErrorForecaster, error_quantiles, trimmed
+from models.forecast import QUANTILES, Forecaster
+from models.naive import FORECASTERS, error_quantiles, trimmed
 
 Array = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ class LeadTest:
 class SeriesTest:
     """All leads of one series."""
 
-    def __init__(self, steps: Sequence[int], forecasters: Sequence[ErrorForecaster] = FORECASTERS) -> None:
+    def __init__(self, steps: Sequence[int], forecasters: Sequence[Forecaster] = FORECASTERS) -> None:
         self.forecasters = tuple(forecasters)
         self.names = tuple(forecaster.name for forecaster in self.forecasters)
         self.leads = [LeadTest(step, self.names) for step in steps]

@@ -1,6 +1,5 @@
-"""Forecast, and the protocol of what makes one."""
+"""The protocol of what forecasts, and the quantiles that every forecast has."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -9,30 +8,17 @@ from numpy.typing import NDArray
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Quantile paths of several series.
-
-    values: (quantile, horizon, series), non-decreasing along the quantiles; model: (series,) which one served.
-    """
-
-    target: str
-    quantiles: tuple[float, ...]
-    horizons_s: tuple[int, ...]
-    values: NDArray[np.float64]
-    issued_ms: int
-    model: tuple[str, ...]
-
-
 class Forecaster(Protocol):
-    """One way to forecast one regular series.
+    """One way to forecast one regular series: a value to bet on, and how far earlier bets were off.
 
-    `history`: (bin,) values, oldest first, NaN where unknown, the last one is "now"; `steps`: how many bins ahead
-    each horizon lies, ascending. Returns (quantile, horizon). It must not look beyond what it is given.
+    `history`: (bin,) of ten minutes, oldest first, without gaps, the last one is now; `step`: how many bins ahead.
+    A forecaster keeps nothing between calls and sees nothing but what it is given.
     """
 
     name: str
 
-    def predict(
-        self, history: NDArray[np.float64], steps: tuple[int, ...], quantiles: tuple[float, ...]
-    ) -> NDArray[np.float64]: ...
+    def base(self, history: NDArray[np.float64], step: int) -> float:
+        """What it would bet on, `step` bins after the end of the history; NaN when it cannot."""
+
+    def errors(self, history: NDArray[np.float64], step: int) -> NDArray[np.float64]:
+        """(error,) outcome less base of its own bets at this lead within the history."""

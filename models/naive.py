@@ -4,13 +4,13 @@ Every forecaster here is a *base* (a value that it would bet on) plus the empiri
 the same lead. Persistence bets on the last value: on real GPU demand that is the baseline to fear, so it serves unless
 a rolling back-test has shown a challenger to be better (models/backtest.py).
 
-A history is (bin,) of ten minutes, oldest first. `predict` takes NaN as unknown; `base` and `errors` want it `filled`.
+A history is (bin,) of ten minutes, oldest first. `base` and `errors` want it `trimmed` and `filled`.
 """
-
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from models.forecast import Forecaster
 
 Array = NDArray[np.float64]
 
@@ -26,39 +26,7 @@ PRIOR_SHARE_1H = 0.03
 NORMAL_QUANTILES = {0.05: -1.645, 0.1: -1.2816, 0.25: -0.6745, 0.5: 0.0, 0.75: 0.6745, 0.9: 1.2816, 0.95: 1.645}
 
 
-class ErrorForecaster(Protocol):
-    """A base and its past errors; `predict` follows for all of them alike."""
-
-    name: str
-
-    def base(self, history: Array, step: int) -> float:
-        """What it would bet on, `step` bins after the end of the history; NaN when it cannot."""
-
-    def errors(self, history: Array, step: int) -> Array:
-        """(error,) outcome less base of its own bets at this lead within the history."""
-
-    def predict(self, history: Array, steps: tuple[int, ...], quantiles: tuple[float, ...]) -> Array:
-        """(quantile, horizon), see models.forecast.Forecaster."""
-
-
-class _Empirical:
-    name = ""
-
-    def base(self, history: Array, step: int) -> float:
-        raise NotImplementedError
-
-    def errors(self, history: Array, step: int) -> Array:
-        raise NotImplementedError
-
-    def predict(self, history: Array, steps: tuple[int, ...], quantiles: tuple[float, ...]) -> Array:
-        known = filled(trimmed(history))
-        columns = [
-            self.base(known, step) + error_quantiles(self.errors(known, step), quantiles, known, step) for step in steps
-        ]
-        return np.stack(columns, axis=1)
-
-
-class Persistence(_Empirical):
+class Persistence:
     """The last value, and how far values moved over the same lead in the past two weeks."""
 
     name = "persistence"
@@ -70,7 +38,7 @@ class Persistence(_Empirical):
         return _changes(history, step, step)
 
 
-class SeasonalNaive(_Empirical):
+class SeasonalNaive:
     """The value at the same time of the last whole day that is known."""
 
     name = "seasonal_naive"
@@ -89,7 +57,7 @@ class SeasonalNaive(_Empirical):
         return _changes(history, self._lag(step), step)
 
 
-class RecentLevel(_Empirical):
+class RecentLevel:
     """The median of the last week, and its quantiles: what spiky arrivals are best foretold by."""
 
     name = "recent_level"
@@ -103,7 +71,7 @@ class RecentLevel(_Empirical):
         return recent - np.median(recent) if len(recent) >= DAY_BINS else np.zeros(0)
 
 
-FORECASTERS: tuple[ErrorForecaster, ...] = (Persistence(), SeasonalNaive(), RecentLevel())
+FORECASTERS: tuple[Forecaster, ...] = (Persistence(), SeasonalNaive(), RecentLevel())
 
 
 def _changes(history: Array, lag: int, step: int) -> Array:

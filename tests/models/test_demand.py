@@ -4,10 +4,10 @@ import json
 import time
 
 import numpy as np
-import pytest
 
+from models.backtest import SeriesTest
 from models.demand import HORIZONS_S, DemandDesk, forecast_demand
-from models.naive import BIN_MS, DAY_BINS, FORECASTERS, Persistence, SeasonalNaive
+from models.naive import BIN_MS, DAY_BINS, Persistence, error_quantiles
 
 NOW_MS = 2_916_000 * BIN_MS
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
@@ -32,15 +32,6 @@ def test_rows_have_the_keys_and_shapes_of_the_contract():
     assert row["horizons_s"] == list(HORIZONS_S)
     assert np.shape(row["values"]) == (len(row["quantiles"]), len(HORIZONS_S))
     json.dumps(row, allow_nan=False)
-
-
-@pytest.mark.parametrize("forecaster", FORECASTERS, ids=lambda one: one.name)
-@pytest.mark.parametrize("bins", [1, 5, 150, 2000])
-def test_every_forecaster_gives_quantiles_that_do_not_cross(forecaster, bins):
-    values = forecaster.predict(walk(bins), (1, 6, 144), QUANTILES)
-    assert values.shape == (7, 3)
-    known = np.isfinite(values).all(axis=0)
-    assert (np.diff(values[:, known], axis=0) >= 0).all()
 
 
 def test_running_stays_between_zero_and_capacity():
@@ -82,14 +73,16 @@ def test_a_series_without_any_value_has_no_row():
 def test_a_forecast_sees_nothing_of_the_future():
     history = walk(3000)
     other = history.copy()
-    other[2000:] += 300  # the future of the first 2,000 bins
-    assert np.array_equal(
-        SeasonalNaive().predict(history[:2000], (6,), QUANTILES), SeasonalNaive().predict(other[:2000], (6,), QUANTILES)
-    )
-    desk, twin = DemandDesk(), DemandDesk()
-    key = ("train", "running")
-    first = desk.update({key: history[:2000]}, NOW_MS)
-    assert first == twin.update({key: other[:2000]}, NOW_MS)
+    other[2800:] += 300  # the future of every origin whose outcome lies before it
+    tests = SeriesTest((6,)), SeriesTest((6,))
+    for test, values in zip(tests, (history, other), strict=True):
+        test.extend(values, 2999)
+    ours, theirs = (list(test.leads[0].losses) for test in tests)
+    last = tests[0].leads[0].done
+    earlier = sum(origin + 6 < 2800 for origin in range(last - 6 * (len(ours) - 1), last + 1, 6))
+    assert 20 < earlier < len(ours) - 20
+    assert ours[:earlier] == theirs[:earlier]
+    assert ours[earlier] != theirs[earlier]
 
 
 def test_retests_grow_bin_by_bin_to_the_same_record_as_all_at_once():
@@ -143,6 +136,7 @@ def test_a_call_between_two_bins_is_cheap():
 
 def test_quantiles_of_persistence_are_those_of_past_changes():
     history = np.cumsum(np.tile([1.0, -1.0], 500))  # 1, 0, 1, 0, ...: every change is +1 or -1, the last value is 0
-    values = Persistence().predict(history, (1,), QUANTILES)[:, 0]
+    errors = Persistence().errors(history, 1)
+    values = Persistence().base(history, 1) + error_quantiles(errors, QUANTILES, history, 1)
     assert values[[0, 1, 2]].tolist() == [-1.0, -1.0, -1.0]
     assert values[[4, 5, 6]].tolist() == [1.0, 1.0, 1.0]
