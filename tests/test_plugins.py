@@ -1,0 +1,157 @@
+"""Every implementation of a plugin point passes its contract suite."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from fleet.clock import ManualClock, ScaledClock
+from fleet.entities import Entities
+from fleet.events import Finished
+from fleet.requests import Gang, PlacementRequest
+from fleet.samples import EntityKind, SampleBatch
+from ingest.inbox import InboxSource, InboxWriter
+from ingest.replay import Pace, PageReplay
+from ingest.scrape import Scraper
+from ingest.source import Batch, MemorySource
+from models.forecast import Forecaster
+from models.naive import FORECASTERS
+from placement.filters import FILTERS, busy
+from placement.options import Filter, Options
+from placement.view import ClusterView
+from schedulers.band_file import BandFile
+from service.adapters import BUILT_IN, make_adapter
+from tests.checks import check_adapter, check_filter, check_forecaster, check_scorer, check_source
+from tests.ingest.pages import dcgm_page
+from tests.placement.conftest import build
+
+NOW_MS = 1_700_000_000_000
+REQUESTS = (
+    PlacementRequest(request_id="plain"),
+    PlacementRequest(request_id="gang", gang=Gang(2, 4), gpus_per_node=8, gpu_model="h100", cluster="c"),
+    PlacementRequest(
+        request_id="much", cpus=1000.0, host_memory_gib=9000.0, gpu_memory_gib=80, max_risk=0.0, avoid_nodes=("n001",)
+    ),
+)
+VIEWS = (
+    build({"r01": [8, 0, 3], "r02": [8, 8]}, unplaced=[8]),
+    build({"r01": [8, 8]}, p_fail=np.array([np.nan, 0.9]), state=np.array([1, 2], np.int8)),
+)
+
+
+def test_memory_source() -> None:
+    batches = [
+        Batch(
+            samples=(SampleBatch.of(EntityKind.GPU, [(0, 0, number, 1.0)]),),
+            events=(Finished(job="a", sequence=number, time_ms=number),),
+        )
+        for number in range(4)
+    ]
+    check_source(lambda: MemorySource(batches), 4)
+
+
+def test_page_replay(tmp_path: Path) -> None:
+    for number in range(3):
+        moment = tmp_path / str(1000 + 15_000 * number)
+        moment.mkdir()
+        (moment / "n001.dcgm.prom").write_bytes(dcgm_page(power_w=400.0 + number))
+    check_source(lambda: PageReplay(Entities(), tmp_path, ManualClock(), Pace(speed=None)), 3)
+
+
+def test_inbox_source(tmp_path: Path) -> None:
+    async def write() -> None:
+        for number in range(3):
+            writer = InboxWriter(tmp_path, f"w{number}", segment_bytes=1)
+            for sequence in range(2):
+                event = f'{{"job": "j{number}", "sequence": {sequence}, "time_ms": {NOW_MS}, "type": "finished"}}'
+                await writer.append([event.encode()], NOW_MS)
+            await writer.close()
+
+    asyncio.run(write())
+    check_source(lambda: InboxSource(tmp_path), 2)
+
+
+@dataclass(frozen=True)
+class Options15:
+    interval_s: float = 15.0
+    timeout_s: float = 2.0
+    max_body_bytes: int = 100_000
+    concurrency: int = 4
+
+
+class ScrapedExporter:
+    """A scraper with an exporter of its own, which lives as long as the scraper does."""
+
+    name = "scrape"
+
+    def __init__(self) -> None:
+        self.scraper: Scraper | None = None
+
+    async def next(self) -> Batch:
+        if self.scraper is None:
+            app = web.Application()
+            app.router.add_get("/metrics", self._page)
+            self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await self.runner.setup()
+            await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{self.runner.addresses[0][1]}/metrics"
+            self.scraper = Scraper(Entities(), [url], Options15(), ScaledClock(NOW_MS, NOW_MS, 150.0))
+        return await self.scraper.next()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=dcgm_page())
+
+    def position(self) -> dict[str, Any]:
+        assert self.scraper is not None
+        return self.scraper.position()
+
+    def seek(self, position: dict[str, Any]) -> None:
+        Scraper(Entities(), [], Options15(), ManualClock()).seek(position)
+
+    async def close(self) -> None:
+        assert self.scraper is not None
+        await self.scraper.close()
+        await self.runner.cleanup()
+
+
+def test_scraper() -> None:
+    check_source(ScrapedExporter, 2, replays=False)
+
+
+@pytest.mark.parametrize("forecaster", FORECASTERS, ids=lambda one: one.name)
+def test_forecaster(forecaster: Forecaster) -> None:
+    check_forecaster(type(forecaster))
+
+
+@pytest.mark.parametrize(("name", "rejects"), [*FILTERS, ("busy", busy)])
+def test_filter(name: str, rejects: Filter) -> None:
+    check_filter(rejects, REQUESTS, VIEWS)
+
+
+def test_a_filter_that_writes_into_the_view_is_found_out() -> None:
+    def careless(request: PlacementRequest, view: ClusterView, options: Options) -> np.ndarray:
+        view.free[0] = False
+        return ~view.free.any(axis=1)
+
+    with pytest.raises(AssertionError, match=r"wrote into view\.free"):
+        check_filter(careless, REQUESTS, (build({"r01": [8, 8]}),))
+
+
+def half_free(request: PlacementRequest, view: ClusterView, options: Options) -> np.ndarray:
+    return view.free.mean(axis=1)
+
+
+def test_scorer() -> None:
+    check_scorer(half_free, REQUESTS, VIEWS)
+    with pytest.raises(AssertionError):
+        check_scorer(lambda *_: 8 * half_free(*_), REQUESTS, VIEWS)
+
+
+def test_adapter(tmp_path: Path) -> None:
+    assert set(BUILT_IN) == {"band_file"}
+    check_adapter(BandFile, {"path": str(tmp_path / "bands")})
+    assert isinstance(make_adapter("band_file", {"path": str(tmp_path / "bands")}), BandFile)
