@@ -148,12 +148,16 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int) -> b
 def replace_file(path: Path, data: bytes, *, sync: bool = False) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(beside, "wb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # on a full disk, half a file is in the way
+        raise
 
 
 class BoardWriter:
@@ -162,6 +166,8 @@ class BoardWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote; there is one writer
+            left.unlink(missing_ok=True)
         self._kept: dict[str, Section] = {}
         last = _map(folder / "board")
         self._sequence = last.sequence if last else 0  # a restart goes on counting: readers cache by it

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ class Pipeline:
         self._arrived: list[float] = []
         self._last_xid = np.zeros(0)
         self._wake = asyncio.Event()
+        self._desk_free = asyncio.Lock()  # a thread writes the desk while it forecasts
         self._rates = Rates()
         self._ended = {_key(row): row for row in _ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS)}
         self._published_generation = -1
@@ -148,7 +149,7 @@ class Pipeline:
         for samples in batch.samples:
             if samples.kind is not EntityKind.GPU:
                 continue
-            at = np.flatnonzero(samples.metric == XID)
+            at = np.flatnonzero((samples.metric == XID) & np.isfinite(samples.value))
             entity, value = samples.entity[at], samples.value[at]
             before = self._last_xid[entity]
             for index in np.flatnonzero((value > 0) & (value != before) & ~np.isnan(before)).tolist():
@@ -169,7 +170,8 @@ class Pipeline:
 
     def _publish_urgent(self, now_ms: int) -> None:
         document = encode({"as_of_ms": now_ms, "rows": list(self.urgent)})
-        self.board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
+        with said("publish a hard signal", "the next tick scores it"):
+            self.board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
 
     async def _tick_forever(self) -> None:
         await self._caught_up()
@@ -210,7 +212,8 @@ class Pipeline:
             sections += topology_sections(state.topology, now_ms)
             self._published_generation = state.topology.generation
         sections += self._documents(tick)
-        self.board.publish(sections, now_ms)
+        with said("publish the board", "readers keep the last one"):
+            self.board.publish(sections, now_ms)
         self.ticks += 1
         self.tick_ms.append((time.perf_counter() - began) * 1000)
         self.lag_ms.extend((time.monotonic() - arrived) * 1000 for arrived in self._arrived)
@@ -316,17 +319,23 @@ class Pipeline:
         for node in self.state.topology.nodes:
             pools[node.pool] += node.gpus
         capacity = {pool: pools.get(pool, total) for pool in demand.pools()}
-        rows = await asyncio.to_thread(self.desk.update, series, now_ms, capacity)
+        async with self._desk_free:
+            rows = await asyncio.to_thread(self.desk.update, series, now_ms, capacity)
+            self._record = self.desk.record()
         self._demand = {"as_of_ms": now_ms, "series": rows}
-        self._record = self.desk.record()
 
     async def _snapshot_forever(self) -> None:
         while True:
             await self.clock.sleep(self.config.pipeline.snapshot_s)
-            await self.save()
+            with said("save a snapshot", "the last one and the inbox stay as they are"):
+                await self.save()
 
     async def save(self) -> None:
-        """Positions first, then state: what arrives in between is replayed, and changes nothing."""
+        """Positions first, then state: what arrives in between is replayed, and changes nothing. Raises OSError."""
+        async with self._desk_free:
+            await self._save()
+
+    async def _save(self) -> None:
         positions = {source.name: source.position() for source in self.sources}
         oldest_ms = self.clock.now_ms() - self.config.pipeline.history_days * 86_400_000
         self.state.jobs.forget_ended_before(oldest_ms)
@@ -340,6 +349,15 @@ class Pipeline:
     async def close(self) -> None:
         for source in self.sources:
             await source.close()
+
+
+@contextlib.contextmanager
+def said(what: str, then: str) -> Iterator[None]:
+    """A disk that is full or read-only is a log line: a restart would not mend it, and cost what is in memory."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("cannot %s: %s; %s", what, error, then)
 
 
 class Rates:

@@ -14,7 +14,7 @@ from ingest.scrape import Scraper
 from ingest.source import Source
 from ingest.topology import load_topology
 from service.config import Config
-from service.pipeline import Pipeline
+from service.pipeline import Pipeline, said
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await work
-    await pipeline.save()
+    with said("save the last snapshot", "the next start replays the inbox"):
+        await pipeline.save()
     await pipeline.close()
-    logger.info("pipeline: stopped after %d ticks, state saved", pipeline.ticks)
+    logger.info("pipeline: stopped after %d ticks", pipeline.ticks)

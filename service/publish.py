@@ -194,7 +194,8 @@ def job_rows(tick: Tick) -> list[dict[str, Any]]:
 
 
 def job_details(tick: Tick) -> dict[str, Any]:
-    """What `/v1/jobs/{id}` adds to a row: placement, phase and the last events."""
+    """What `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
+    known = sorted((*tick.ended[-100:], *tick.queued, *tick.running), key=lambda attempt: attempt.attempt)
     return {
         attempt.job: {
             "placement": attempt.ranks or [{"node": node} for node in attempt.nodes],
@@ -204,7 +205,7 @@ def job_details(tick: Tick) -> dict[str, Any]:
             "failure": attempt.failure,
             "events": list(attempt.events)[-10:],
         }
-        for attempt in (*tick.ended[-100:], *tick.queued, *tick.running)
+        for attempt in known
     }
 
 

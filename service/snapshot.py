@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class Snapshot:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._writing = threading.Lock()  # a cancelled save goes on in its thread: the next one waits for it
         folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, config: Config, topology: Topology, now_ms: int) -> Restored:
@@ -77,9 +79,13 @@ class Snapshot:
 
     def _current(self) -> str | None:
         try:
-            return (self.folder / "current").read_text(encoding="utf-8").strip()
+            text = (self.folder / "current").read_bytes().strip()
         except FileNotFoundError:
             return None
+        if text.isdigit():
+            return text.decode()
+        logger.error("%s holds no number but %.40r, so no snapshot is current", self.folder / "current", text)
+        return None
 
     def _load(self, folder: Path, config: Config, topology: Topology) -> Restored:
         document = json.loads((folder / "state.json").read_bytes())
@@ -114,21 +120,23 @@ class Snapshot:
         }
         frozen = state.store.freeze()
         tables = msgspec.msgpack.encode(_Saved(list(state.jobs), state.nodes.dump()))
-        number = str(int(self._current() or "0") + 1)
-        await asyncio.to_thread(self._write, self.folder / number, document, tables, frozen)
+        await asyncio.to_thread(self._write, document, tables, frozen)
 
-    def _write(self, folder: Path, document: Mapping[str, Any], tables: bytes, frozen: FrozenStore) -> None:
-        beside = folder.with_name(f".{folder.name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        frozen.save(beside / "store", becomes=folder / "store")
-        replace_file(beside / "jobs.msgpack", tables, sync=True)
-        replace_file(beside / "state.json", json.dumps(document).encode(), sync=True)
-        os.rename(beside, folder)
-        replace_file(self.folder / "current", folder.name.encode(), sync=True)
-        for old in self.folder.iterdir():
-            if old.is_dir() and old != folder:
-                shutil.rmtree(old, ignore_errors=True)
+    def _write(self, document: Mapping[str, Any], tables: bytes, frozen: FrozenStore) -> None:
+        with self._writing:
+            folder = self.folder / str(int(self._current() or "0") + 1)
+            beside = folder.with_name(f".{folder.name}.tmp")
+            for left in (beside, folder):  # by a save that was killed before its number became current
+                shutil.rmtree(left, ignore_errors=True)
+            beside.mkdir()
+            frozen.save(beside / "store", becomes=folder / "store")
+            replace_file(beside / "jobs.msgpack", tables, sync=True)
+            replace_file(beside / "state.json", json.dumps(document).encode(), sync=True)
+            os.rename(beside, folder)
+            replace_file(self.folder / "current", folder.name.encode(), sync=True)
+            for old in self.folder.iterdir():
+                if old.is_dir() and old != folder:
+                    shutil.rmtree(old, ignore_errors=True)
 
 
 def _memory(config: Config) -> RiskMemory:

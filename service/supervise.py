@@ -108,4 +108,7 @@ class Supervisor:
         else:
             self._pids[role] = pid
         lines = [f"supervisor {os.getpid()}", *(f"{name} {number}" for name, number in self._pids.items())]
-        replace_file(self.folder / "pids", ("\n".join(lines) + "\n").encode())
+        try:
+            replace_file(self.folder / "pids", ("\n".join(lines) + "\n").encode())
+        except OSError as error:
+            logger.error("cannot write %s: %s; the roles go on", self.folder / "pids", error)

@@ -1,20 +1,26 @@
-"""The pipeline's start: what is on disk comes first."""
+"""The pipeline: what is on disk comes first, signals are not lost, a full disk ends nothing."""
 
 import asyncio
+import errno
+import math
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
+from fleet.clock import ManualClock, SystemClock
+from fleet.events import Finished, NodeEvent, Started, Submitted
+from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.inbox import InboxSource, InboxWriter
-from ingest.source import Batch
+from ingest.source import Batch, MemorySource
 from models.node_risk import RiskFit
 from service.board import BoardReader
 from service.config import Config, PipelineConfig
-from service.pipeline import Pipeline
+from service.pipeline import XID, Pipeline
 
 NOW_MS = 1_789_000_000_000
 JOBS = 8
@@ -72,3 +78,113 @@ def test_the_fitted_models_of_the_configuration_serve(tmp_path: Path) -> None:
     board = BoardReader(config.board).latest()
     assert board is not None
     assert board.json("meta")["models"]["risk"] == board.meta("node.risk")["model"] == "rules+logistic-7"
+
+
+def small(folder: Path, source: MemorySource | None = None) -> Pipeline:
+    topology = Topology.build([NodeSpec("n1", 8)])
+    return Pipeline(Config(state=str(folder)), ManualClock(NOW_MS), topology, lambda _: [source or MemorySource()])
+
+
+def life(job: str, *, end_ms: int = NOW_MS) -> Batch:
+    return Batch(
+        events=(
+            Submitted(job=job, sequence=0, time_ms=end_ms),
+            Started(job=job, sequence=1, time_ms=end_ms, nodes=("n1",)),
+            Finished(job=job, sequence=2, time_ms=end_ms),
+        )
+    )
+
+
+def document(folder: Path, name: str) -> Any:
+    board = BoardReader(Config(state=str(folder)).board).latest()
+    assert board is not None
+    return board.json(name)
+
+
+def test_an_ended_job_is_listed_once_however_often_it_is_told(tmp_path: Path) -> None:
+    pipeline = small(tmp_path)
+    for _ in range(3):
+        pipeline.take(life("j"))
+    pipeline.take(life("old", end_ms=NOW_MS - 4_000_000))
+    asyncio.run(pipeline.tick())
+    assert [row["job"] for row in document(tmp_path, "doc.jobs")] == ["j"]
+    assert document(tmp_path, "occupancy")["ended"] == [["j", 1, NOW_MS]]
+
+
+def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_path: Path) -> None:
+    async def drain_during_a_tick() -> int:
+        pipeline = small(tmp_path)
+        pipeline.clock = SystemClock()  # a tick every ten seconds
+        event = NodeEvent(node="n1", source="admin", sequence=1, time_ms=NOW_MS, type="drain")
+        scored = pipeline.tick
+
+        async def tick_and_take() -> None:
+            await scored()
+            if pipeline.ticks == 1:
+                pipeline.take(Batch(node_events=(event,)))
+
+        pipeline.tick = tick_and_take  # type: ignore[method-assign]
+        work = asyncio.create_task(pipeline.run())
+        await asyncio.sleep(0.6)
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+        return pipeline.ticks
+
+    assert asyncio.run(drain_during_a_tick()) == 2
+    assert document(tmp_path, "doc.fleet")["nodes"][0]["state"] == "drained"
+
+
+def test_an_xid_that_is_no_number_is_no_signal(tmp_path: Path) -> None:
+    pipeline = small(tmp_path)
+    gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)
+    for step, code in enumerate((0.0, math.inf, math.nan, 79.0)):
+        time_ms = NOW_MS - 60_000 + step
+        pipeline.take(Batch(samples=(SampleBatch.of(EntityKind.GPU, [(XID, gpu, time_ms, code)]),)))
+    assert [row["code"] for row in pipeline.urgent] == [79]
+
+
+def test_a_full_disk_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pipeline = small(tmp_path)
+    monkeypatch.setattr("service.board.os.replace", full)
+    pipeline.take(Batch(node_events=(NodeEvent(node="n1", source="s", sequence=1, time_ms=NOW_MS, type="lost"),)))
+    asyncio.run(pipeline.tick())
+    assert "No space left" in caplog.text
+    assert [path.name for path in Config(state=str(tmp_path)).board.iterdir()] == []
+    monkeypatch.undo()
+    asyncio.run(pipeline.tick())
+    assert document(tmp_path, "doc.fleet")["nodes"][0]["state"] == "lost"
+
+
+def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    board = Config(state=str(tmp_path)).board
+    board.mkdir(parents=True)
+    (board / ".board.123.tmp").write_bytes(b"half a board")
+    small(tmp_path)
+    assert list(board.iterdir()) == []
+
+
+def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = small(tmp_path)
+    order: list[str] = []
+    update, dump = pipeline.desk.update, pipeline.desk.dump
+
+    def slow_update(*args: Any) -> Any:
+        order.append("update")
+        time.sleep(0.1)
+        order.append("updated")
+        return update(*args)
+
+    monkeypatch.setattr(pipeline.desk, "update", slow_update)
+    monkeypatch.setattr(pipeline.desk, "dump", lambda: order.append("dump") or dump())
+
+    async def both() -> None:
+        await asyncio.gather(pipeline._forecast(), pipeline.save())
+
+    asyncio.run(both())
+    assert order == ["update", "updated", "dump"]
