@@ -6,7 +6,6 @@ An adapter is a class made with its options whose `update(nodes, risk, now_ms)` 
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import signal
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from fleet.errors import ConfigError
 from service.board import Board, BoardReader
 from service.config import Config
+from service.plugins import load
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +30,7 @@ class Adapter(Protocol):
 
 def make_adapter(use: str, options: Mapping[str, Any]) -> Adapter:
     """ConfigError when the name is neither built in nor an importable class."""
-    module, _, name = BUILT_IN.get(use, use).partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"adapter use = {use!r}: {error}; built in are {sorted(BUILT_IN)}, else give 'package.module:Class'"
-        ) from None
+    kind = load(f"adapters.adapter.use (built in: {', '.join(sorted(BUILT_IN))})", BUILT_IN.get(use, use))
     return cast(Adapter, kind(options))
 
 

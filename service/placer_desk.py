@@ -1,6 +1,5 @@
 """The desk: the one place where placements are decided, queued, cancelled and written down. No HTTP here."""
 
-import importlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from fleet.clock import Clock
-from fleet.errors import ConfigError, ConflictError, RequestError, StaleError, UnknownEntity
+from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Decision, PlacementRequest, check_request
 from placement.engine import decide
 from placement.ledger import IntentState, Ledger
@@ -20,6 +19,7 @@ from service.board import Board, BoardReader
 from service.config import Config
 from service.placer_metrics import PlacerMetrics
 from service.placer_view import Observed, Observer, settled, with_intents
+from service.plugins import load
 
 logger = logging.getLogger(__name__)
 
@@ -275,11 +275,4 @@ class Desk:
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
     """(name, function) of import paths `package.module:function`; ConfigError when one is not there."""
-    found = []
-    for path in paths:
-        module, _, name = path.partition(":")
-        try:
-            found.append((name, getattr(importlib.import_module(module), name)))
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{key}: {path!r}: {error}; give 'package.module:function'") from None
-    return tuple(found)
+    return tuple((path.partition(":")[2], load(key, path)) for path in paths)
