@@ -46,7 +46,11 @@ class Batch:
 
 
 class Source(Protocol):
-    """One stream of batches. One task calls `next`; `position` is read between two calls of it."""
+    """One stream of batches. One task calls `next`; `position` is read between two calls of it.
+
+    A source may also have: `health()`, its row (or rows) of the ingestion document; `models()`, node → GPU model;
+    `backlog_bytes()`, what it has not read yet; `prune(position)`, called once a snapshot holds that position.
+    """
 
     name: str
 

@@ -62,7 +62,7 @@ HARD_EVENTS = frozenset({"drain", "undrain", "lost", "returned", "xid"})
 
 
 class Pipeline:
-    """One pipeline process. `models_of` tells GPU models of nodes that only telemetry knows."""
+    """One pipeline process. `sources` makes its sources once the entities of a snapshot are known."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class Pipeline:
         clock: Clock,
         topology: Topology,
         sources: Callable[[Entities], Sequence[Source]],
-        models_of: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -84,7 +83,6 @@ class Pipeline:
             if source.name in restored.positions:
                 source.seek(restored.positions[source.name])
         self.board = BoardWriter(config.board)
-        self.models_of = models_of
         self.ticks = 0
         self.tick_ms: deque[float] = deque(maxlen=600)
         self.lag_ms: deque[float] = deque(maxlen=2000)
@@ -202,7 +200,7 @@ class Pipeline:
         began = time.perf_counter()
         now_ms = self.clock.now_ms()
         state = self.state
-        state.refresh_topology(dict(self.models_of()))
+        state.refresh_topology(_gpu_models(self.sources))
         frames = extract(state.store, now_ms, state.topology.generation)
         local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
         fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms, fit=self.fit)
@@ -402,6 +400,12 @@ def _health(source: Source) -> list[dict[str, Any]]:
         return [{"name": source.name}]
     answer = health()
     return list(answer) if isinstance(answer, list) else [answer]
+
+
+def _gpu_models(sources: Sequence[Source]) -> dict[str, str]:
+    """Node → GPU model, of nodes that only telemetry knows."""
+    told: list[dict[str, str]] = [getattr(source, "models", dict)() for source in sources]
+    return {node: model for models in told for node, model in models.items()}
 
 
 def _backlog_bytes(source: Source) -> int:
