@@ -12,7 +12,7 @@ from placement.view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`max_risk` holds where a request names none; `prior_risk` stands in while no node has a score.
+    """`max_risk` holds where a request names none; `prior_risk` stands in for a score that is missing.
 
     filters, scorers: (name, function) beside the built-in ones; the name becomes the reason of a rejection, or the
     key in `Decision.parts`.
@@ -48,5 +48,9 @@ def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
 
 
 def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
-    """(n,) the higher of failing and slowing within the view's horizon."""
-    return np.maximum(known_risk(view.p_fail, options.prior_risk), known_risk(view.p_slow, options.prior_risk))
+    """(n,) the higher of failing and slowing within the view's horizon; the prior where a node has no score.
+
+    Not the fleet's mean, as in scores: where one node of a new fleet is known, and hot, all would be too risky.
+    """
+    worst = np.fmax(view.p_fail, view.p_slow)
+    return np.where(np.isnan(worst), options.prior_risk, worst)

@@ -157,6 +157,14 @@ def test_an_unknown_risk_is_neither_best_nor_worst(make_view) -> None:
     assert decide(ask(), nothing_known).outcome == "placed"
 
 
+def test_nodes_without_a_score_are_not_refused_for_the_risk_of_others(make_view) -> None:
+    view = make_view({"r01": [8, 8, 8]})
+    view = replace(view, p_fail=np.array([0.9, np.nan, np.nan]), p_slow=np.full(3, np.nan))
+    decision = decide(ask(gang=2, gpus_per_node=8), view)
+    assert hosts(decision) == ["n002", "n003"]
+    assert decision.rejected == {"risk": 1}
+
+
 def test_max_risk_of_the_request_wins_over_the_operators(make_view) -> None:
     view = make_view({"r01": [8]})
     view = replace(view, p_fail=np.array([0.3]))
