@@ -5,7 +5,7 @@ to what the last bin worked out; at a new bin the back-tests grow by the origins
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.backtest import SeriesTest
-from models.forecast import QUANTILES
-from models.naive import BIN_MS, BIN_S, error_quantiles, filled, trimmed
+from models.forecast import QUANTILES, Forecaster
+from models.naive import BIN_MS, BIN_S, FORECASTERS, error_quantiles, filled, trimmed
 
 Array = NDArray[np.float64]
 Key = tuple[str, str]  # pool, target
@@ -33,7 +33,7 @@ OLD_FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.5, 0.95))
 class Series:
     """What is kept of one series: its back-test, this bin's error quantiles, and what was forecast lately."""
 
-    test: SeriesTest = field(default_factory=lambda: SeriesTest(STEPS))
+    test: SeriesTest
     bin: int = -1
     models: tuple[str, ...] = ()
     spread: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(STEPS))))
@@ -45,9 +45,10 @@ class Series:
 
 
 class DemandDesk:
-    """Forecasts of all series of a fleet. One writer."""
+    """Forecasts of all series of a fleet. One writer. `challengers` are tried beside the built-in forecasters."""
 
-    def __init__(self) -> None:
+    def __init__(self, challengers: Sequence[Forecaster] = ()) -> None:
+        self._forecasters = (*FORECASTERS, *challengers)
         self._series: dict[Key, Series] = {}
         self._now_ms = 0
 
@@ -67,8 +68,14 @@ class DemandDesk:
                 rows.append(self._row(key, filled(known), now_ms, (capacity or {}).get(key[0], 0)))
         return rows
 
+    def _of(self, key: Key) -> Series:
+        state = self._series.get(key)
+        if state is None:
+            state = self._series[key] = Series(SeriesTest(STEPS, self._forecasters))
+        return state
+
     def _row(self, key: Key, history: Array, now_ms: int, capacity: int) -> dict[str, Any]:
-        state = self._series.setdefault(key, Series())
+        state = self._of(key)
         ceiling = float(capacity) if key[1] == "running" and capacity > 0 else np.inf
         now_bin = now_ms // BIN_MS
         state.history = history
@@ -138,7 +145,7 @@ class DemandDesk:
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse of `dump`, into this desk."""
         for row in state.get("issued", ()):
-            series = self._series.setdefault((row["pool"], row["target"]), Series())
+            series = self._of((row["pool"], row["target"]))
             series.issued.extend((int(issued_ms), points) for issued_ms, points in row["rows"])
 
 

@@ -45,12 +45,23 @@ class ScrapeConfig(_Section, frozen=True):
     concurrency: int = 64
 
 
+class PluginConfig(_Section, frozen=True):
+    """One source or adapter: `use` is an import path (or the name of a built-in adapter), `options` are its own."""
+
+    use: str
+    options: dict[str, str | int | float | bool] = {}
+
+
 class PipelineConfig(_Section, frozen=True):
+    """`sources` are made with (entities, clock, options), `forecasters` with nothing."""
+
     tick_s: float = 10.0
     snapshot_s: float = 60.0
     future_limit_s: float = 60.0
     history_days: int = 35
     models: str = ""  # folder of fitted models (node_risk.json); empty: the ones that ship
+    sources: tuple[PluginConfig, ...] = ()
+    forecasters: tuple[str, ...] = ()  # import paths of further forecasters
 
 
 class ApiConfig(_Section, frozen=True):
@@ -71,15 +82,8 @@ class PlacerConfig(_Section, frozen=True):
     scorers: tuple[str, ...] = ()  # import paths of further scorer functions
 
 
-class AdapterConfig(_Section, frozen=True):
-    """One scheduler adapter: `use` is a built-in name or an import path, the rest are its options."""
-
-    use: str
-    options: dict[str, str | int | float | bool] = {}
-
-
 class AdaptersConfig(_Section, frozen=True):
-    adapter: tuple[AdapterConfig, ...] = ()
+    adapter: tuple[PluginConfig, ...] = ()
 
 
 class Config(_Section, frozen=True):

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
+from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.topology import Topology
 from ingest.inbox import InboxSource
@@ -15,25 +16,27 @@ from ingest.source import Source
 from ingest.topology import load_topology
 from service.config import Config
 from service.pipeline import Pipeline, said
+from service.plugins import load
 
 logger = logging.getLogger(__name__)
+
+
+def open_sources(config: Config, clock: Clock, entities: Entities) -> list[Source]:
+    """The inbox, the scraper where there are targets, and the sources that the configuration names."""
+    sources: list[Source] = [InboxSource(config.inbox)]
+    if config.scrape.targets:
+        limit_s = config.pipeline.future_limit_s
+        sources.append(Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s))
+    plugins = config.pipeline.sources
+    return sources + [load("pipeline.sources", row.use)(entities, clock, row.options) for row in plugins]
 
 
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT, then take a last snapshot."""
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
-    scrapers: list[Scraper] = []
+    pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock))
 
-    def sources(entities: Entities) -> Sequence[Source]:
-        if config.scrape.targets:
-            limit_s = config.pipeline.future_limit_s
-            scrapers[:] = [Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s)]
-        return [InboxSource(config.inbox), *scrapers]
-
-    pipeline = Pipeline(
-        config, clock, topology, sources, lambda: {k: v for scraper in scrapers for k, v in scraper.models().items()}
-    )
     work = asyncio.ensure_future(pipeline.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

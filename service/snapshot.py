@@ -30,6 +30,7 @@ from models.demand import DemandDesk
 from models.memory import RiskMemory
 from service.board import replace_file
 from service.config import Config
+from service.plugins import load
 from service.state import FleetState
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Snapshot:
         store = WindowStore(
             entities, interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
         )
-        return Restored(FleetState(entities, store, topology), _memory(config), DemandDesk(), {}, now_ms)
+        return Restored(FleetState(entities, store, topology), _memory(config), _desk(config), {}, now_ms)
 
     def _current(self) -> str | None:
         try:
@@ -101,7 +102,7 @@ class Snapshot:
         state.nodes.load(saved.nodes)
         state.nodes.position = document["nodes_position"]
         state.counts.newest_sample_ms = document["newest_sample_ms"]
-        desk = DemandDesk()
+        desk = _desk(config)
         desk.load(document["desk"])
         logger.info("snapshot %s: %d jobs, %d nodes restored", folder.name, len(state.jobs), len(state.topology))
         return Restored(state, _memory(config), desk, document["positions"], document["began_ms"])
@@ -141,3 +142,7 @@ class Snapshot:
 
 def _memory(config: Config) -> RiskMemory:
     return RiskMemory(config.scrape.interval_s)
+
+
+def _desk(config: Config) -> DemandDesk:
+    return DemandDesk([load("pipeline.forecasters", path)() for path in config.pipeline.forecasters])

@@ -140,3 +140,21 @@ def test_quantiles_of_persistence_are_those_of_past_changes():
     values = Persistence().base(history, 1) + error_quantiles(errors, QUANTILES, history, 1)
     assert values[[0, 1, 2]].tolist() == [-1.0, -1.0, -1.0]
     assert values[[4, 5, 6]].tolist() == [1.0, 1.0, 1.0]
+
+
+class Period97:
+    """Knows that everything comes again after 97 bins."""
+
+    name = "period_97"
+
+    def base(self, history, step):
+        return float(history[len(history) - 97 + (step - 1) % 97])
+
+    def errors(self, history, step):
+        return np.zeros(30)
+
+
+def test_a_challenger_of_the_operator_serves_when_it_wins():
+    history = np.tile(np.random.default_rng(2).uniform(100, 900, 97), 40)
+    (row,) = DemandDesk([Period97()]).update({("train", "queued"): history}, NOW_MS)
+    assert row["models"][:-1] == ["period_97"] * (len(HORIZONS_S) - 1)  # a day ahead the gate keeps too few origins

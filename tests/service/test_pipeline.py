@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import functools
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock, SystemClock
+from fleet.clock import Clock, ManualClock, SystemClock
+from fleet.entities import Entities
+from fleet.errors import ConfigError
 from fleet.events import Finished, NodeEvent, Started, Submitted
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
@@ -19,8 +23,9 @@ from ingest.inbox import InboxSource, InboxWriter
 from ingest.source import Batch, MemorySource
 from models.node_risk import RiskFit
 from service.board import BoardReader
-from service.config import Config, PipelineConfig
+from service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
 from service.pipeline import XID, Pipeline
+from service.pipeline_role import open_sources
 
 NOW_MS = 1_789_000_000_000
 JOBS = 8
@@ -188,3 +193,27 @@ def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: 
 
     asyncio.run(both())
     assert order == ["update", "updated", "dump"]
+
+
+class Told(MemorySource):
+    """A source of somebody's own."""
+
+    def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
+        super().__init__(name=f"told by {options['whom']}")
+
+
+def test_the_sources_of_the_configuration_are_opened(tmp_path: Path) -> None:
+    plugin = PluginConfig(use=f"{__name__}:Told", options={"whom": "us"})
+    scrape = ScrapeConfig(targets=("http://127.0.0.1:1/metrics",))
+    config = Config(state=str(tmp_path), scrape=scrape, pipeline=PipelineConfig(sources=(plugin,)))
+    names = [source.name for source in open_sources(config, ManualClock(NOW_MS), Entities())]
+    assert names == ["inbox", "scrape", "told by us"]
+
+
+@pytest.mark.parametrize("key", ["sources", "forecasters"])
+def test_a_plugin_that_is_not_there_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
+    missing = {"sources": (PluginConfig(use="nowhere:X"),), "forecasters": ("nowhere:X",)}[key]
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(**{key: missing}))
+    clock = ManualClock(NOW_MS)
+    with pytest.raises(ConfigError, match=rf"pipeline\.{key}"):
+        Pipeline(config, clock, Topology.build([]), functools.partial(open_sources, config, clock))
