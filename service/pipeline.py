@@ -25,10 +25,7 @@ from features.extract import Frames, extract
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
-from fleet.events import NodeEvent
 from fleet.jobs import JobAttempt, JobTable
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind
 from fleet.topology import Topology
 from ingest.source import Batch, Source
 from models.node_risk import load_fit
@@ -47,6 +44,7 @@ from service.publish import (
     usable_gpus,
 )
 from service.snapshot import Snapshot
+from service.urgent import HardSignals
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +55,6 @@ BIN_S = 600
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
 CATCH_UP_POLL_S, CATCH_UP_PATIENCE_S = 0.02, 1.0  # wall
-XID = metric_row(EntityKind.GPU, "xid")
-HARD_EVENTS = frozenset({"drain", "undrain", "lost", "returned", "xid"})
 
 
 class Pipeline:
@@ -88,7 +84,7 @@ class Pipeline:
         self.lag_ms: deque[float] = deque(maxlen=2000)
         self.urgent: deque[dict[str, Any]] = deque(maxlen=50)
         self._arrived: list[float] = []
-        self._last_xid = np.zeros(0)
+        self._hard = HardSignals(self.state.entities)
         self._wake = asyncio.Event()
         self._desk_free = asyncio.Lock()  # a thread writes the desk while it forecasts
         self._rates = Rates()
@@ -130,41 +126,11 @@ class Pipeline:
             attempt = self.state.jobs.get(event.job, event.attempt)
             if attempt is not None and attempt.ended_ms is not None and attempt.ended_ms > now_ms - ENDED_KEPT_MS:
                 self._ended.setdefault(_key(attempt), attempt)
-        hard = [_urgent_row(event) for event in fresh if event.type in HARD_EVENTS] + self._new_xids(batch)
+        hard = self._hard.rows(fresh, batch.samples)
         if hard:
             self.urgent.extend(hard)
             self._publish_urgent(now_ms)
             self._wake.set()
-
-    def _new_xids(self, batch: Batch) -> list[dict[str, Any]]:
-        """XIDs that appeared on a GPU whose last scrape showed another code (the gauge is sticky)."""
-        table = self.state.entities[EntityKind.GPU]
-        if len(self._last_xid) < len(table):
-            grown = np.full(len(table) + 64, np.nan)
-            grown[: len(self._last_xid)] = self._last_xid
-            self._last_xid = grown
-        rows: list[dict[str, Any]] = []
-        for samples in batch.samples:
-            if samples.kind is not EntityKind.GPU:
-                continue
-            at = np.flatnonzero((samples.metric == XID) & np.isfinite(samples.value))
-            entity, value = samples.entity[at], samples.value[at]
-            before = self._last_xid[entity]
-            for index in np.flatnonzero((value > 0) & (value != before) & ~np.isnan(before)).tolist():
-                node, _, gpu = table.names[entity[index]].rpartition("/")
-                code = int(value[index])
-                rows.append(
-                    {
-                        "node": node,
-                        "gpu": int(gpu),
-                        "type": "xid",
-                        "code": code,
-                        "time_ms": int(samples.time_ms[at][index]),
-                        "sentence": f"XID {code} on GPU {gpu} of {node}",
-                    }
-                )
-            self._last_xid[entity] = value
-        return rows
 
     def _publish_urgent(self, now_ms: int) -> None:
         document = encode({"as_of_ms": now_ms, "rows": list(self.urgent)})
@@ -412,16 +378,3 @@ def _backlog_bytes(source: Source) -> int:
     """What a source that reads from disk has not read yet; 0 for others."""
     backlog = getattr(source, "backlog_bytes", None)
     return int(backlog()) if backlog is not None else 0
-
-
-def _urgent_row(event: NodeEvent) -> dict[str, Any]:
-    what = f"XID {event.code}" if event.type == "xid" else event.type
-    where = event.node if event.gpu is None else f"GPU {event.gpu} of {event.node}"
-    return {
-        "node": event.node,
-        "gpu": event.gpu,
-        "type": event.type,
-        "code": event.code,
-        "time_ms": event.time_ms,
-        "sentence": f"{what} on {where}" + (f": {event.message}" if event.message else ""),
-    }

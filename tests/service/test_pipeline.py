@@ -24,8 +24,9 @@ from ingest.source import Batch, MemorySource
 from models.node_risk import RiskFit
 from service.board import BoardReader
 from service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
-from service.pipeline import XID, Pipeline
+from service.pipeline import Pipeline
 from service.pipeline_role import open_sources
+from service.urgent import XID
 
 NOW_MS = 1_789_000_000_000
 JOBS = 8
