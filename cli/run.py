@@ -3,9 +3,12 @@
 import asyncio
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from service.config import Config
 
 
 class RoleName(StrEnum):
@@ -13,6 +16,14 @@ class RoleName(StrEnum):
     API = "api"
     PLACER = "placer"
     ADAPTERS = "adapters"
+
+
+MODULES = {  # each has a coroutine `serve(config)`
+    RoleName.PIPELINE: "service.pipeline_role",
+    RoleName.API: "service.api",
+    RoleName.PLACER: "service.placer",
+    RoleName.ADAPTERS: "service.adapters",
+}
 
 
 def run(
@@ -51,11 +62,10 @@ def run(
     _run_role(role, loaded)
 
 
-async def _supervise(config: "object") -> int:
-    from service.config import Config, save_config
+async def _supervise(config: "Config") -> int:
+    from service.config import save_config
     from service.supervise import Role, Supervisor, role_command
 
-    assert isinstance(config, Config)
     config.folder.mkdir(parents=True, exist_ok=True)
     path = config.folder / "config.toml"
     save_config(config, path)
@@ -64,31 +74,10 @@ async def _supervise(config: "object") -> int:
     return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
 
 
-def _run_role(role: RoleName, config: "object") -> None:
-    from service.config import Config
+def _run_role(role: RoleName, config: "Config") -> None:
+    """Under uvloop, the loop that the measured figures were taken with."""
+    import importlib
 
-    assert isinstance(config, Config)
-    if role is RoleName.PIPELINE:
-        from service.pipeline_role import serve as serve_pipeline
-
-        work = serve_pipeline(config)
-    elif role is RoleName.API:
-        from service.api import serve as serve_api
-
-        work = serve_api(config)
-    elif role is RoleName.PLACER:
-        from service.placer import serve as serve_placer
-
-        work = serve_placer(config)
-    else:
-        from service.adapters import serve as serve_adapters
-
-        work = serve_adapters(config)
-    _event_loop(work)
-
-
-def _event_loop(work: "object") -> None:
-    """Run under uvloop, the loop that the measured figures were taken with."""
     import uvloop
 
-    uvloop.run(work)
+    uvloop.run(importlib.import_module(MODULES[role]).serve(config))
