@@ -64,9 +64,10 @@ def run(
 
 async def _supervise(config: "Config") -> int:
     from service.config import save_config
+    from service.state_folder import prepare
     from service.supervise import Role, Supervisor, role_command
 
-    config.folder.mkdir(parents=True, exist_ok=True)
+    prepare(config)
     path = config.folder / "config.toml"
     save_config(config, path)
     names = [name for name in RoleName if name is not RoleName.ADAPTERS or config.adapters.adapter]

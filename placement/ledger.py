@@ -63,6 +63,10 @@ class LedgerError(FleetcastError):
     """The file is not a ledger that can be written: damaged, foreign, of another version, or locked."""
 
 
+class LedgerAway(LedgerError):
+    """The file cannot be opened or written now: locked, or on a full or read-only disk. A later try may do."""
+
+
 class IntentState(StrEnum):
     ACTIVE = "active"  # holds its GPUs: nothing has been seen of the job yet
     SEEN = "seen"  # the job was seen running: occupancy holds the GPUs now
@@ -124,9 +128,15 @@ class Ledger:
         self.path = path
         self.version = 0
         # The service touches it from one event loop at a time, which need not be the thread that opened it.
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            raise LedgerAway(f"{path} cannot be opened: {error}") from None
         try:
             self._open()
+        except sqlite3.OperationalError as error:
+            self._db.close()
+            raise LedgerAway(f"{path} cannot be opened: {error}") from None
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise LedgerError(f"{path} is not a usable ledger ({error}): move it away, or restore a copy") from None

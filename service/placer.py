@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from fleet.errors import ConfigError, StaleError
-from placement.ledger import Ledger, LedgerError
+from placement.ledger import Ledger, LedgerAway, LedgerError
 from service.config import Config
 from service.placer_desk import Desk
 from service.placer_http import make_app
@@ -77,9 +77,14 @@ class _Server(uvicorn.Server):
 
 
 def open_desk(config: Config) -> Desk:
-    """ConfigError when the ledger cannot be trusted: deciding without one would hand GPUs out twice."""
+    """ConfigError when the ledger cannot be trusted: deciding without one would hand GPUs out twice.
+
+    LedgerAway when it cannot be opened now: the process ends, and its supervisor tries again.
+    """
     try:
         ledger = Ledger(config.ledger)
+    except LedgerAway:
+        raise
     except LedgerError as error:
         raise ConfigError(str(error)) from None
     return Desk(config, config.make_clock(), ledger, PlacerMetrics())

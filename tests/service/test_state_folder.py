@@ -1,0 +1,45 @@
+import errno
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import ConfigError
+from placement.ledger import LedgerAway
+from service.config import Config
+from service.placer import open_desk
+from service.state_folder import prepare
+
+
+def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path / "new" / "state"))
+    prepare(config)
+    prepare(config)
+    assert sorted(path.name for path in config.folder.rglob("*")) == ["board", "inbox", "snapshot"]
+
+
+@pytest.mark.parametrize("name", ["inbox", "board", "snapshot"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=name):
+        prepare(Config(state=str(tmp_path)))
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_disk_that_is_full_or_read_only_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        prepare(Config(state=str(tmp_path)))
+
+
+def test_a_ledger_that_cannot_be_opened_now_is_tried_again_not_refused(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    config.ledger.mkdir()
+    with pytest.raises(LedgerAway):
+        open_desk(config)
+    with pytest.raises(ConfigError, match="is no file"):
+        prepare(config)
