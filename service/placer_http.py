@@ -35,80 +35,89 @@ class BodyTooLarge(Exception):
     """The body passes `MAX_BODY_BYTES`."""
 
 
-def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> Starlette:
-    """`queue_changed` is called when something new waits."""
+class Doors:
+    """The handlers, each a few lines around one method of the desk."""
 
-    async def place(request: Request) -> Response:
-        wanted = decode(await read(request))
-        return answer(desk.place(wanted, caller_of(request, wanted)))
+    def __init__(self, desk: Desk, queue_changed: Callable[[], None]) -> None:
+        self.desk = desk
+        self.queue_changed = queue_changed
 
-    async def enqueue(request: Request) -> Response:
+    async def place(self, request: Request) -> Response:
         wanted = decode(await read(request))
-        reply = desk.enqueue(wanted, caller_of(request, wanted))
-        queue_changed()
+        return answer(self.desk.place(wanted, caller_of(request, wanted)))
+
+    async def enqueue(self, request: Request) -> Response:
+        wanted = decode(await read(request))
+        reply = self.desk.enqueue(wanted, caller_of(request, wanted))
+        self.queue_changed()
         return answer(reply, 202)
 
-    async def placements(request: Request) -> Response:
+    async def placements(self, request: Request) -> Response:
         after, limit = number(request, "after", 0), limit_of(request)
-        rows = desk.ledger.decisions_after(after, limit)
-        return answer(page(desk.clock.now_ms(), rows, rows[-1].cursor if rows else after), headers=NOW)
+        rows = self.desk.ledger.decisions_after(after, limit)
+        return answer(page(self.desk.clock.now_ms(), rows, rows[-1].cursor if rows else after), headers=NOW)
 
-    async def one_placement(request: Request) -> Response:
+    async def one_placement(self, request: Request) -> Response:
         request_id = request.path_params["request_id"]
-        reply = desk.ledger.find(request_id)
+        reply = self.desk.ledger.find(request_id)
         if reply is None:
             raise UnknownEntity(f"no request {request_id!r}")
         return answer(reply)
 
-    async def cancel(request: Request) -> Response:
-        return answer(encode(desk.cancel(request.path_params["request_id"], caller_of(request))))
+    async def cancel(self, request: Request) -> Response:
+        return answer(encode(self.desk.cancel(request.path_params["request_id"], caller_of(request))))
 
-    async def queue(request: Request) -> Response:
-        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": desk.queue_rows()}), headers=NOW)
+    async def queue(self, request: Request) -> Response:
+        return answer(encode({"as_of_ms": self.desk.clock.now_ms(), "rows": self.desk.queue_rows()}), headers=NOW)
 
-    async def withdraw(request: Request) -> Response:
-        reply = desk.withdraw(request.path_params["request_id"], caller_of(request))
-        queue_changed()
+    async def withdraw(self, request: Request) -> Response:
+        reply = self.desk.withdraw(request.path_params["request_id"], caller_of(request))
+        self.queue_changed()
         return answer(encode(reply))
 
-    async def audit(request: Request) -> Response:
+    async def audit(self, request: Request) -> Response:
         after = number(request, "after", None) if "after" in request.query_params else None
-        rows = desk.ledger.audit(limit_of(request), after, request.query_params.get("request_id"))
-        return answer(encode({"as_of_ms": desk.clock.now_ms(), "rows": rows}), headers=NOW)
+        rows = self.desk.ledger.audit(limit_of(request), after, request.query_params.get("request_id"))
+        return answer(encode({"as_of_ms": self.desk.clock.now_ms(), "rows": rows}), headers=NOW)
 
-    async def health(request: Request) -> Response:
-        desk.refresh()
-        as_of_ms = desk.board.as_of_ms if desk.board else None
-        waiting = len(desk.ledger.queued())
+    async def health(self, request: Request) -> Response:
+        self.desk.refresh()
+        as_of_ms = self.desk.board.as_of_ms if self.desk.board else None
+        waiting = len(self.desk.ledger.queued())
         return answer(encode({"ok": True, "warming": as_of_ms is None, "board_as_of_ms": as_of_ms, "queued": waiting}))
 
-    async def metrics(request: Request) -> Response:
-        desk.metrics.intents.set(len(desk.ledger.active_intents()))
-        return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: Request) -> Response:
+        self.desk.metrics.intents.set(len(self.desk.ledger.active_intents()))
+        return Response(generate_latest(self.desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def guard(handler: Handler) -> Handler:
+    def guard(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
                 return await handler(request)
             except ERRORS as error:
                 response = problem_of(error).response("/v1" + request.url.path)
-                desk.metrics.refused_requests.labels(str(response.status_code)).inc()
+                self.desk.metrics.refused_requests.labels(str(response.status_code)).inc()
                 return response
 
         return guarded
 
+
+def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> Starlette:
+    """`queue_changed` is called when something new waits."""
+    doors = Doors(desk, queue_changed)
+    guard = doors.guard
     return Starlette(
         routes=[
-            Route("/placements", guard(place), methods=["POST"]),
-            Route("/placements", guard(placements)),
-            Route("/placements/{request_id:path}", guard(one_placement)),
-            Route("/placements/{request_id:path}", guard(cancel), methods=["DELETE"]),
-            Route("/queue", guard(enqueue), methods=["POST"]),
-            Route("/queue", guard(queue)),
-            Route("/queue/{request_id:path}", guard(withdraw), methods=["DELETE"]),
-            Route("/audit", guard(audit)),
-            Route("/healthz", health),
-            Route("/metrics", metrics),
+            Route("/placements", guard(doors.place), methods=["POST"]),
+            Route("/placements", guard(doors.placements)),
+            Route("/placements/{request_id:path}", guard(doors.one_placement)),
+            Route("/placements/{request_id:path}", guard(doors.cancel), methods=["DELETE"]),
+            Route("/queue", guard(doors.enqueue), methods=["POST"]),
+            Route("/queue", guard(doors.queue)),
+            Route("/queue/{request_id:path}", guard(doors.withdraw), methods=["DELETE"]),
+            Route("/audit", guard(doors.audit)),
+            Route("/healthz", doors.health),
+            Route("/metrics", doors.metrics),
         ],
         exception_handlers={HTTPException: http_problem},
     )
