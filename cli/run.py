@@ -64,15 +64,16 @@ def run(
 
 async def _supervise(config: "Config") -> int:
     from service.config import save_config
-    from service.state_folder import prepare
+    from service.state_folder import claimed, prepare
     from service.supervise import Role, Supervisor, role_command
 
     prepare(config)
-    path = config.folder / "config.toml"
-    save_config(config, path)
-    names = [name for name in RoleName if name is not RoleName.ADAPTERS or config.adapters.adapter]
-    typer.echo(f"fleetcast: {', '.join(names)}; console at http://{config.api.host}:{config.api.port}/", err=True)
-    return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
+    with claimed(config):
+        path = config.folder / "config.toml"
+        save_config(config, path)
+        names = [name for name in RoleName if name is not RoleName.ADAPTERS or config.adapters.adapter]
+        typer.echo(f"fleetcast: {', '.join(names)}; console at http://{config.api.host}:{config.api.port}/", err=True)
+        return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
 
 
 def _run_role(role: RoleName, config: "Config") -> None:

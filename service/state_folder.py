@@ -1,6 +1,9 @@
 """The state folder, looked at before anything starts: what cannot be written is said once, not by every role."""
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.errors import ConfigError
@@ -24,6 +27,23 @@ def prepare(config: Config) -> None:
             _remove(probe)
     if config.ledger.exists() and not config.ledger.is_file():
         raise ConfigError(f"state = {config.state!r}: {config.ledger} is no file: move it away")
+
+
+@contextlib.contextmanager
+def claimed(config: Config) -> Iterator[None]:
+    """Hold the state folder for one supervisor; ConfigError while another one does.
+
+    Two placers on one ledger and two pipelines on one board would undo each other's work.
+    """
+    with (config.folder / "lock").open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"state = {config.state!r}: another `fleetcast run` uses this folder: "
+                "end it, or name another with --state"
+            ) from None
+        yield
 
 
 def _first_there(path: Path) -> Path:

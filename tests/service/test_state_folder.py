@@ -7,7 +7,7 @@ from fleet.errors import ConfigError
 from placement.ledger import LedgerAway
 from service.config import Config
 from service.placer import open_desk
-from service.state_folder import prepare
+from service.state_folder import claimed, prepare
 
 
 def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
@@ -23,6 +23,14 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, name: str) -> 
     with pytest.raises(ConfigError, match=name):
         prepare(Config(state=str(tmp_path)))
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_second_supervisor_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    with claimed(config), pytest.raises(ConfigError, match="another `fleetcast run` uses this folder"), claimed(config):
+        pass
+    with claimed(config):
+        pass
 
 
 def test_a_disk_that_is_full_or_read_only_is_said_before_anything_starts(
