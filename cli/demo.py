@@ -14,6 +14,7 @@ import typer
 
 from cli.demo_report import Watch, false_nodes, judge_faults, verdict
 from cli.demo_screen import Screen
+from fleet.parent import environment
 
 POLL_S = 0.5
 START_LIMIT_S = 120.0
@@ -316,7 +317,11 @@ def _write_config(options: Options, folder: Path, clock: _Clock) -> Path:
 async def _spawn(folder: Path, log: str, command: list[str]) -> asyncio.subprocess.Process:
     with open(folder / log, "wb") as file:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "cli.main", *command), stdout=file, stderr=file, start_new_session=True
+            *(sys.executable, "-m", "cli.main", *command),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=environment(),
         )
 
 

@@ -8,6 +8,7 @@ import typer
 
 from cli import bench, check, data, demo, run, simulate, train
 from fleet.errors import ConfigError, FleetcastError
+from fleet.parent import watch_parent
 
 app = typer.Typer(
     name="fleetcast",
@@ -31,6 +32,7 @@ app.add_typer(train.app, name="train")
 def main() -> NoReturn:
     """Entry point: 0 done, 1 the work failed (reason on stderr), 2 wrong usage or configuration."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    watch_parent()
     try:
         app()
     except ConfigError as error:

@@ -1,6 +1,7 @@
 """Starts the roles as processes, restarts what dies, and ends them all together.
 
 A role that dies is restarted after a pause that doubles from 0.5 s to 10 s and is forgotten after a minute of health.
+A supervisor that is killed takes its roles along: they watch it.
 A role that exits with 2 (bad configuration) is not restarted: the supervisor stops everything and says so.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.parent import environment
 from service.board import replace_file
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class Supervisor:
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
             began = time.monotonic()
-            process = await asyncio.create_subprocess_exec(*role.command, start_new_session=True)
+            process = await asyncio.create_subprocess_exec(*role.command, start_new_session=True, env=environment())
             self._note(role.name, process.pid)
             code = await self._wait(process)
             self._note(role.name, None)
