@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.demo_guards import fresh, refuse_taken_ports
 from cli.demo_report import Watch, false_nodes, judge_faults, verdict
 from cli.demo_screen import Screen
 from fleet.parent import environment
@@ -86,9 +86,9 @@ async def _run(options: Options) -> tuple[dict[str, Any], list[str]]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    folder = _fresh(options.folder)
     clock = _clock(options)
-    with Screen(options.port) as screen:
+    refuse_taken_ports(options.port)
+    with fresh(options.folder) as folder, Screen(options.port) as screen:
         simulation = await _spawn(folder, "simulation.log", _simulation_command(options, folder, clock))
         service = None
         try:
@@ -257,17 +257,6 @@ class DemoRun:
         problems = verdict(report, now_ms)
         self.screen.finish(report, problems)
         return report, problems
-
-
-def _fresh(folder: Path) -> Path:
-    """An empty run folder. Only a folder that an earlier demo made is emptied."""
-    if folder.exists():
-        if any(folder.iterdir()) and not (folder / "demo").exists():
-            raise typer.BadParameter(f"{folder} is not empty and no earlier demo made it", param_hint="--folder")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    (folder / "demo").touch()
-    return folder.resolve()
 
 
 @dataclass(frozen=True, slots=True)

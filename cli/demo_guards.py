@@ -1,0 +1,51 @@
+"""What a demo makes sure of before it starts: nobody listens on its ports, nobody else runs in its folder."""
+
+import contextlib
+import fcntl
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import typer
+
+from fleet.errors import ConfigError
+
+
+def refuse_taken_ports(port: int) -> None:
+    """ConfigError when the service could not listen: the simulated fleet would talk to whoever does."""
+    from service.config import Config, override
+
+    config = override(Config(), api_port=port)
+    for taken in (config.api.port, config.placer.port):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.api.host, taken))
+            except OSError as error:
+                where = f"{config.api.host}:{taken}"
+                raise ConfigError(f"--port {port}: cannot listen on {where} ({error.strerror}); name another") from None
+
+
+@contextlib.contextmanager
+def fresh(folder: Path) -> Iterator[Path]:
+    """An empty run folder, ours until the end. Only a folder that an earlier demo made, and left, is emptied."""
+    mark = folder / "demo"
+    if folder.exists():
+        if any(folder.iterdir()) and not mark.exists():
+            raise typer.BadParameter(f"{folder} is not empty and no earlier demo made it", param_hint="--folder")
+        with mark.open("wb") as file:
+            _hold(file, folder)
+            shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    with mark.open("wb") as file:
+        _hold(file, folder)
+        yield folder.resolve()
+
+
+def _hold(file: BinaryIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--folder {folder}: another demo runs in it; end it, or name another folder") from None

@@ -1,0 +1,36 @@
+import socket
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli.demo_guards import fresh, refuse_taken_ports
+from fleet.errors import ConfigError
+
+
+def test_a_demo_does_not_start_on_a_port_where_somebody_listens() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            refuse_taken_ports(port)
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            refuse_taken_ports(port - 1)  # the placer's port is the next one
+
+
+def test_the_folder_of_a_running_demo_is_not_emptied(tmp_path: Path) -> None:
+    with fresh(tmp_path / "run") as folder:
+        (folder / "state").touch()
+        with pytest.raises(ConfigError, match="another demo runs in it"), fresh(folder):
+            pass
+        assert (folder / "state").exists()
+    with fresh(folder):
+        assert [path.name for path in folder.iterdir()] == ["demo"]
+
+
+def test_a_folder_that_no_demo_made_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(typer.BadParameter, match="no earlier demo made it"), fresh(tmp_path):
+        pass
+    assert (tmp_path / "mine").exists()
