@@ -13,16 +13,18 @@ def check_config_file(
 
     Example:  fleetcast check-config config.toml
     """
+    from ingest.targets import TargetList
     from ingest.topology import load_topology
     from service.config import load_config
 
     config = load_config(path)
+    TargetList(config.scrape.targets)  # refuses what is no URL
     typer.echo(f"{path}: fine")
     if config.fleet.topology:
         topology = load_topology(Path(config.fleet.topology))
         typer.echo(f"topology: {len(topology)} nodes, {int(topology.gpus.sum())} GPUs")
     else:
         typer.echo("topology: none named, every node will be unplaced")
-    typer.echo(f"scrape: {len(config.scrape.targets)} targets every {config.scrape.interval_s:g} s")
+    typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
     typer.echo(f"api: http://{config.api.host}:{config.api.port}/  placer: port {config.placer.port}")
     typer.echo(f"state: {config.folder}  adapters: {[row.use for row in config.adapters.adapter] or 'none'}")

@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from fleet.errors import ConfigError
+
+
+def check(path: Path, text: str) -> str:
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["check-config", str(path)])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_a_good_file_is_called_fine_with_what_it_means(tmp_path: Path) -> None:
+    said = check(tmp_path / "c.toml", '[scrape]\ntargets = ["http://n1:9400"]\n')
+    assert "c.toml: fine" in said
+    assert "scrape targets: 1, every 15 s" in said
+
+
+def test_a_target_that_is_no_url_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ftp://x"):
+        check(tmp_path / "c.toml", '[scrape]\ntargets = ["ftp://x"]\n')
