@@ -42,9 +42,10 @@ export class FleetMap {
   }
 
   summary() {
-    const racks = new Set(this.columns.racks).size;
+    const racks = new Set(this.columns.racks.filter(Boolean)).size;
     const gpus = this.columns.gpus.reduce((sum, number) => sum + number, 0);
-    return this.columns.n ? `${count(this.columns.n, "node")}, ${count(racks, "rack")}, ${whole(gpus)} GPUs` : "";
+    const parts = [count(this.columns.n, "node"), racks && count(racks, "rack"), `${whole(gpus)} GPUs`];
+    return this.columns.n ? parts.filter(Boolean).join(", ") : "";
   }
 
   /** Select a job ("" for none): its nodes are outlined, and a line says what it is. */

@@ -96,7 +96,7 @@ export function room(header, series, nowMs) {
     const at = firstBelow(path, capacity);
     const early = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.05)], capacity);
     const late = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.95)], capacity);
-    say(line, at === null ? `Not in ${within}` : at <= nowMs + 600_000 ? "Any moment" : `In about ${duration((at - nowMs) / 1000)}, near ${clockTime(at, nowMs)}`);
+    say(line, at === null ? `${early === null ? "Not" : "Perhaps not"} in ${within}` : at <= nowMs + 600_000 ? "Any moment" : `In about ${duration((at - nowMs) / 1000)}, near ${clockTime(at, nowMs)}`);
     const opens = late === null ? `after ${clockTime(ends, nowMs)}` : clockTime(late, nowMs);
     const range = `It opens between ${clockTime(Math.max(early ?? nowMs, nowMs), nowMs)} and ${opens} (90 %).`;
     say(detail, `${whole(queued)} GPUs wait, ${whole(free)} are free. ${early === null ? "Demand stays above what is in service, even at its 5 % quantile." : range}`);

@@ -40,8 +40,9 @@ export class Stragglers {
   }
 
   show() {
-    const found = list(this.names).filter((name) => this.bodies.has(name)).slice(0, SHOWN);
-    say(byId("stragglers-sub"), found.length ? `${this.names.length} of ${count(this.total, "running job")}` : "");
+    const slow = list(this.names).filter((name) => this.bodies.get(name)?.slow !== false); // asked for later than the list
+    const found = slow.filter((name) => this.bodies.has(name)).slice(0, SHOWN);
+    say(byId("stragglers-sub"), found.length ? `${slow.length} of ${count(this.total, "running job")}` : "");
     keyed(this.root, found, (name) => name, (name) => this.make(name), (item, name) => this.write(item, name, this.bodies.get(name)));
     say(byId("stragglers-foot"), found.length ? "Steps against what the job's own past and its peers say." : `No slow job among ${count(this.total ?? 0, "running job")}.`);
   }
@@ -64,7 +65,8 @@ export class Stragglers {
     const since = num(row.since_ms) === null ? "" : ` · since ${clockTime(row.since_ms)}`;
     say(place, `${culprit(row)}${cause && cause !== "unknown" ? ` · ${words(cause)}` : ""}${since}`);
     say(ratio, times(num(row.ratio)));
-    const steps = num(row.observed_step_s) === null ? "" : ` Steps take ${figure(row.observed_step_s)} s, expected ${figure(row.expected_step_s)} s.`;
+    const usual = num(row.expected_step_s) === null ? "" : `, expected ${figure(row.expected_step_s)} s`;
+    const steps = num(row.observed_step_s) === null ? "" : ` Steps take ${figure(row.observed_step_s)} s${usual}.`;
     const said = sentence(row.sentence);
     say(why, /step/i.test(said) ? said : `${said}${said && !/[.!?]$/.test(said) ? "." : ""}${steps}`);
   }

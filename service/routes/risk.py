@@ -32,7 +32,7 @@ async def node(request: Request, context: Context, query: Query) -> Response:
     rows = context.feed.node_rows(board)
     row = rows.get(name)
     if row is None:
-        raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} nodes are known")
+        raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
     offsets = context.feed.kept(board, "node_offsets", lambda: board.array("answers.node.offsets").tolist())
     if row + 1 >= len(offsets):
         raise warming(f"node {name} is new and has no scores yet")

@@ -34,6 +34,20 @@ def test_narrow_pages_do_not_scroll_sideways(open_console: Opener, width: int) -
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+class FirstSteps(Scene):
+    """Slow jobs whose usual step time nobody knows yet."""
+
+    def stragglers(self, job: str) -> dict[str, Any] | None:
+        body = super().stragglers(job)
+        sentence = f"{job} is slower than it should be"
+        return body and body | {"expected_step_s": None, "ratio": None, "sentence": sentence}
+
+
+def test_a_step_time_without_an_expected_one_stands_alone(open_console: Opener) -> None:
+    page = open_console(FirstSteps(drift=False)).page
+    expect(page.locator("#stragglers .why").first).to_contain_text(re.compile(r"Steps take [\d.]+ s\.$"))
+
+
 def test_stale_data_turn_the_strip_amber_and_say_since_when(open_console: Opener) -> None:
     console = open_console(Scene(state="stale", drift=False))
     expect(console.page.locator("#notice")).to_contain_text("Stale: no new sample since 19:19 UTC")
