@@ -109,10 +109,15 @@ def _worth(console: Console, worth: Mapping[str, Any] | None) -> None:
     if "error" in worth:
         console.print(f"the comparison with a risk-blind engine failed: {worth['error']}", markup=False)
         return
-    blind, ours = worth["risk_blind"], worth["ours"]
-    console.print(
-        f"\nA day of the same jobs and faults, {worth['seeds']} seeds: GPU-hours lost to faults and stragglers\n"
-        f"  risk-blind engine  {blind['mean']:8,.0f}  (95 %: {blind['low']:,.0f} to {blind['high']:,.0f})\n"
-        f"  Fleetcast          {ours['mean']:8,.0f}  (95 %: {ours['low']:,.0f} to {ours['high']:,.0f})",
-        markup=False,
+    rows = (
+        ("risk-blind engine", "risk_blind"),
+        ("Fleetcast, at placement alone", "ours"),
+        ("  saved", "saved"),
+        ("Fleetcast, and owners act on flags", "ours_acting"),
+        ("  saved", "saved_acting"),
     )
+    lines = [f"\nA day of the same jobs and faults, {worth['seeds']} seeds: GPU-hours lost to faults and stragglers"]
+    for label, key in rows:
+        arm = worth[key]
+        lines.append(f"  {label:<35}{arm['mean']:7.1f}  (95 %: {arm['low']:.1f} to {arm['high']:.1f})")
+    console.print("\n".join(lines), markup=False, soft_wrap=True)

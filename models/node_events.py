@@ -50,7 +50,7 @@ def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
 def _is_fault(event: NodeEvent) -> bool:
     """A loss is; an XID is when it speaks of the hardware; a drain is an administrator's choice."""
     if event.type == "xid":
-        return str(event.code).isdigit() and int(str(event.code)) in HARD
+        return str(event.code).isdecimal() and int(str(event.code)) in HARD
     return event.type == "lost"
 
 
