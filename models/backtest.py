@@ -20,7 +20,7 @@ from models.naive import FORECASTERS, error_quantiles, trimmed
 
 Array = NDArray[np.float64]
 
-ORIGINS_KEPT = 60
+ORIGINS_KEPT = 100  # at a lead of a day four origins count as one, so 20 of them take 80
 FEWEST_ORIGINS = 20
 CLOSEST_ORIGINS, WIDEST_ORIGINS = 6, 36  # bins
 WARM_BINS = 144
