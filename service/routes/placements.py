@@ -123,7 +123,11 @@ ROWS = (
         "/v1/placements/{request_id:path}",
         "Give a placement's GPUs back",
         answer=dict,
-        example={"request_id": "train-42-1", "released": True},
+        example={
+            "request_id": "train-42-1",
+            "state": "cancelled",
+            "sentence": "cancelled, its GPUs are free again",
+        },
     ),
     _row(
         "GET",
@@ -145,7 +149,7 @@ ROWS = (
         "/v1/queue/{request_id:path}",
         "Leave the queue",
         answer=dict,
-        example={"request_id": "train-43-1", "removed": True},
+        example={"request_id": "train-43-1", "state": "withdrawn", "sentence": "withdrawn from the queue"},
     ),
     _row(
         "GET",
