@@ -15,7 +15,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,21 +59,38 @@ def measure(
     runs = _repeat(case, run, repeats)
     fastest = min(runs, key=lambda one: one.wall_s / one.items)
     values = [_value(one, unit) for one in runs]
-    value = _value(fastest, unit)
-    peer_value = None if peer is None else _peer_value(peer, unit)
+    beside = None if peer is None else (peer.name, _peer_value(peer, unit))
+    return record(bench, case, size, values, unit, cpu_s=fastest.cpu_s, peer=beside)
+
+
+def record(
+    bench: str,
+    case: str,
+    size: Mapping[str, int],
+    values: Sequence[float],
+    unit: str,
+    *,
+    cpu_s: float,
+    peer: tuple[str, float] | None = None,
+) -> dict[str, Any]:
+    """The line of a case that took its own measurements, one value a run; `value` is the best of them.
+
+    cpu_s: CPU time of what was measured (a server's, where a server was) in the best run.
+    """
+    value = max(values) if _is_rate(unit) else min(values)
     return {
         "bench": bench,
         "case": case,
         "size": dict(size),
         "value": value,
         "unit": unit,
-        "cpu_s": fastest.cpu_s,
-        "repeats": repeats,
+        "cpu_s": cpu_s,
+        "repeats": len(values),
         "min": min(values),
         "median": statistics.median(values),
         "max": max(values),
-        "peer": None if peer is None else {"name": peer.name, "value": peer_value},
-        "ratio": None if not peer_value else value / peer_value,
+        "peer": None if peer is None else {"name": peer[0], "value": peer[1]},
+        "ratio": value / peer[1] if peer and peer[1] else None,
         "machine": machine(),
     }
 
