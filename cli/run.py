@@ -82,4 +82,7 @@ def _run_role(role: RoleName, config: "Config") -> None:
 
     import uvloop
 
-    uvloop.run(importlib.import_module(MODULES[role]).serve(config))
+    from service.state_folder import role_claimed
+
+    with role_claimed(config, f"api-{config.api.port}" if role is RoleName.API else role.value):
+        uvloop.run(importlib.import_module(MODULES[role]).serve(config))

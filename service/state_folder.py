@@ -1,13 +1,31 @@
-"""The state folder, looked at before anything starts: what cannot be written is said once, not by every role."""
+"""The state folder: looked at before anything starts, and held so that nobody works in it twice.
+
+    lock                  one supervisor
+    pipeline.lock …       one process a role; an api is told from another by its port
+
+A lock goes with the process that holds it, however that ends. The file holds the process's id.
+"""
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, FleetcastError
 from service.config import Config
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 15.0  # wall; longer than the roles of a supervisor that was killed take to end (fleet.parent)
+POLL_S = 0.1
+
+
+class StateError(FleetcastError):
+    """The folder cannot be used now: the process ends, and its supervisor tries again."""
 
 
 def prepare(config: Config) -> None:
@@ -36,14 +54,68 @@ def claimed(config: Config) -> Iterator[None]:
     Two placers on one ledger and two pipelines on one board would undo each other's work.
     """
     with (config.folder / "lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(file.fileno()):
             raise ConfigError(
                 f"state = {config.state!r}: another `fleetcast run` uses this folder: "
                 "end it, or name another with --state"
-            ) from None
+            )
         yield
+
+
+@contextlib.contextmanager
+def role_claimed(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Hold a role for this process; StateError when another still has it after `patience_s` (wall).
+
+    The roles of a supervisor that was killed end by themselves: its successor's wait for them here.
+    """
+    path = config.folder / f"{role}.lock"
+    file = _open_lock(path)
+    if file is None:  # read-only, and nobody held it before: there is nothing to damage
+        yield
+        return
+    try:
+        _wait(file, path, role, patience_s)
+        with contextlib.suppress(OSError):  # a full disk: only the message of the next one is poorer
+            path.write_text(f"process {os.getpid()}")
+        yield
+    finally:
+        os.close(file)
+
+
+def _open_lock(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise StateError(f"cannot write {path}: {error.strerror}") from None
+        logger.error("%s: %s", path, error.strerror)
+        return os.open(path, os.O_RDONLY) if path.exists() else None
+
+
+def _wait(file: int, path: Path, role: str, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    said = False
+    while not _taken(file):
+        holder = path.read_text(errors="replace").strip() or "a process"
+        if time.monotonic() >= deadline:
+            raise StateError(
+                f"state folder {path.parent}: another {role} works in it ({holder}): end that, "
+                "or name another folder with --state"
+            )
+        if not said:
+            logger.warning("%s: waiting up to %.0f s for %s to end", path, patience_s, holder)
+            said = True
+        time.sleep(POLL_S)
+
+
+def _taken(file: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _first_there(path: Path) -> Path:

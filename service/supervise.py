@@ -1,6 +1,6 @@
 """Starts the roles as processes, restarts what dies, and ends them all together.
 
-A role that dies is restarted after a pause that doubles from 0.5 s to 10 s and is forgotten after a minute of health.
+A role that dies is restarted after a pause that doubles from 0.5 s to 10 s and is forgotten after 10 s of health.
 A supervisor that is killed takes its roles along: they watch it.
 A role that exits with 2 (bad configuration) is not restarted: the supervisor stops everything and says so.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-HEALTHY_AFTER_S = 60.0
+HEALTHY_AFTER_S = 10.0
 GRACE_S = 8.0
 BAD_CONFIGURATION = 2
 

@@ -1,4 +1,6 @@
 import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from fleet.errors import ConfigError
 from placement.ledger import LedgerAway
 from service.config import Config
 from service.placer import open_desk
-from service.state_folder import claimed, prepare
+from service.state_folder import StateError, claimed, prepare, role_claimed
 
 
 def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
@@ -31,6 +33,37 @@ def test_a_second_supervisor_is_refused_until_the_first_has_ended(tmp_path: Path
         pass
     with claimed(config):
         pass
+
+
+def test_a_second_process_of_a_role_is_refused_and_other_roles_are_not(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    with (
+        role_claimed(config, "placer"),
+        role_claimed(config, "pipeline"),
+        pytest.raises(StateError, match=rf"another placer works in it \(process {os.getpid()}\)"),
+        role_claimed(config, "placer", patience_s=0.0),
+    ):
+        pass
+    with role_claimed(config, "placer", patience_s=0.0):
+        pass
+
+
+def test_a_role_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    ending, taken = threading.Event(), threading.Event()
+
+    def earlier() -> None:
+        with role_claimed(config, "pipeline"):
+            taken.set()
+            ending.wait()
+
+    thread = threading.Thread(target=earlier)
+    thread.start()
+    taken.wait()
+    threading.Timer(0.2, ending.set).start()
+    with role_claimed(config, "pipeline"):
+        assert ending.is_set()
+    thread.join()
 
 
 def test_a_disk_that_is_full_or_read_only_is_said_before_anything_starts(
