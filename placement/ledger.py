@@ -5,11 +5,12 @@
     queue       requests that wait, with the reply they were given
     audit       who asked for what; append-only, triggers refuse anything else
 
-One process writes. A retry of a request gets the same bytes, a refusal and a restart included.
+One process writes. A retry of a request gets the same bytes, a refusal and a restart included. SQLite finds most
+damage, not all: a page is checked when it is read, and all of them when the file is opened.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,7 +65,7 @@ class LedgerError(FleetcastError):
 
 
 class LedgerAway(LedgerError):
-    """The file cannot be opened or written now: locked, or on a full or read-only disk. A later try may do."""
+    """The file cannot be opened now: locked, or on a full or read-only disk. A later try may do."""
 
 
 class IntentState(StrEnum):
@@ -120,6 +121,14 @@ class Committed:
     time_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is asked for all the time, equal to the file between two transactions."""
+
+    intents: dict[str, Intent]
+    queue: dict[str, QueueEntry]
+
+
 class Ledger:
     """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change."""
 
@@ -127,6 +136,8 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.version = 0
+        self._kept: _Memory | None = None
+        self._writing = False
         # The service touches it from one event loop at a time, which need not be the thread that opened it.
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -134,35 +145,48 @@ class Ledger:
             raise LedgerAway(f"{path} cannot be opened: {error}") from None
         try:
             self._open()
+            self._kept = self._load()
         except sqlite3.OperationalError as error:
             self._db.close()
             raise LedgerAway(f"{path} cannot be opened: {error}") from None
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise LedgerError(f"{path} is not a usable ledger ({error}): move it away, or restore a copy") from None
+            raise self._damaged(error) from None
         except LedgerError:
             self._db.close()
             raise
-        self._intents: dict[str, Intent] = {}
-        self._queue: dict[str, QueueEntry] = {}
-        self._load()
 
-    def _load(self) -> None:
-        """What is asked for all the time is kept in memory, and always equal to the file."""
-        self._intents = {intent.request_id: intent for intent in self._load_intents()}
-        self._queue = {entry.request.request_id: entry for entry in self._load_queue()}
+    def _damaged(self, why: object) -> LedgerError:
+        return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
 
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
-            raise LedgerError(f"{self.path} is damaged ({verdict}): move it away, or restore a copy")
+            raise self._damaged(verdict)
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version not in (0, SCHEMA_VERSION):
             raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
         self._db.executescript(SCHEMA)
-        self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if version == 0:
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _load(self) -> _Memory:
+        try:
+            return _Memory(
+                {intent.request_id: intent for intent in self._load_intents()},
+                {entry.request.request_id: entry for entry in self._load_queue()},
+            )
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self._damaged(error) from None
+
+    @property
+    def _memory(self) -> _Memory:
+        if self._kept is None:
+            with self._trusted():
+                self._kept = self._load()
+        return self._kept
 
     def close(self) -> None:
         self._db.close()
@@ -170,32 +194,48 @@ class Ledger:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything inside reaches the disk together, or not at all; nested ones join the outer."""
-        if self._db.in_transaction:
+        if self._writing:
             yield
             return
+        self._writing = True
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
-        except BaseException as error:
-            self._db.rollback()
-            self._load()
-            if isinstance(error, sqlite3.OperationalError):
-                raise LedgerError(f"{self.path} cannot be written: {error}") from None
+            with self._trusted():
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+        except BaseException:
+            self._kept = None  # it may be ahead of the file
+            with self._trusted():
+                self._db.rollback()
             raise
+        finally:
+            self._writing = False
+
+    @contextmanager
+    def _trusted(self) -> Iterator[None]:
+        """What SQLite says against it is a LedgerError: nothing was stored, asking again is safe."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise LedgerError(f"{self.path} cannot be used now: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from None
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._trusted():
+            return self._db.execute(query, values).fetchall()
 
     # -- decisions
 
     def replay(self, request: PlacementRequest) -> bytes | None:
         """The reply this request got before, None when it is new; RequestError when its id had another body."""
-        query = "SELECT body, reply FROM decisions WHERE request_id = ?"
-        row = self._db.execute(query, [request.request_id]).fetchone()
-        if row is None:
-            entry = self._queue.get(request.request_id)
+        rows = self._rows("SELECT body, reply FROM decisions WHERE request_id = ?", [request.request_id])
+        if not rows:
+            entry = self._memory.queue.get(request.request_id)
             if entry is None:
                 return None
-            row = encode(entry.request), entry.reply
-        body, reply = row
+            rows = [(encode(entry.request), entry.reply)]
+        ((body, reply),) = rows
         if body != encode(request):
             raise RequestError(
                 f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
@@ -204,10 +244,10 @@ class Ledger:
 
     def find(self, request_id: str) -> bytes | None:
         """The reply of a request, queued or decided."""
-        row = self._db.execute("SELECT reply FROM decisions WHERE request_id = ?", [request_id]).fetchone()
-        if row is not None:
-            return bytes(row[0])
-        entry = self._queue.get(request_id)
+        rows = self._rows("SELECT reply FROM decisions WHERE request_id = ?", [request_id])
+        if rows:
+            return bytes(rows[0][0])
+        entry = self._memory.queue.get(request_id)
         return entry.reply if entry else None
 
     def commit(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str, action: str) -> bytes:
@@ -224,16 +264,16 @@ class Ledger:
             )
             if decision.outcome == "placed":
                 self._hold(request, decision, now_ms)
-            if request.request_id in self._queue:
+            if request.request_id in self._memory.queue:
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
-                del self._queue[request.request_id]
+                del self._memory.queue[request.request_id]
             self.note(request.request_id, now_ms, caller, action, decision.sentence, decision)
         self.version += 1
         return reply
 
     def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
         """Stored decisions in the order of their commit."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT cursor, request_id, reply, outcome, job, attempt, time_ms FROM decisions "
             "WHERE cursor > ? ORDER BY cursor LIMIT ?",
             [cursor, limit],
@@ -261,25 +301,25 @@ class Ledger:
                 *(intent.host_memory_gib, intent.limit_s, now_ms, intent.expires_ms, IntentState.ACTIVE.value),
             ],
         )
-        self._intents[intent.request_id] = intent
+        self._memory.intents[intent.request_id] = intent
 
     def active_intents(self) -> list[Intent]:
         """Promises that nothing has been seen of, oldest first."""
-        return list(self._intents.values())
+        return list(self._memory.intents.values())
 
     def intent_state(self, request_id: str) -> IntentState | None:
-        row = self._db.execute("SELECT state FROM intents WHERE request_id = ?", [request_id]).fetchone()
-        return IntentState(row[0]) if row else None
+        rows = self._rows("SELECT state FROM intents WHERE request_id = ?", [request_id])
+        return IntentState(rows[0][0]) if rows else None
 
     def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their last state; returns how many there were."""
-        rows = [(request_id, state) for request_id, state in states if request_id in self._intents]
+        rows = [(request_id, state) for request_id, state in states if request_id in self._memory.intents]
         if not rows:
             return 0
         with self.transaction():
             for request_id, state in rows:
                 self._db.execute("UPDATE intents SET state = ? WHERE request_id = ?", [state.value, request_id])
-                job = self._intents.pop(request_id).job
+                job = self._memory.intents.pop(request_id).job
                 if state in SETTLED_WORDS:
                     self.note(request_id, now_ms, caller, state.value, f"{job} {SETTLED_WORDS[state]}")
         self.version += 1
@@ -299,17 +339,17 @@ class Ledger:
         reply = encode(decision)
         with self.transaction():
             self._db.execute("INSERT INTO queue VALUES (?,?,?,?)", [request.request_id, encode(request), reply, now_ms])
-            self._queue[request.request_id] = QueueEntry(request, reply, now_ms)
+            self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
             self.note(request.request_id, now_ms, caller, "queue", decision.sentence, decision)
         self.version += 1
         return reply
 
     def queued(self) -> list[QueueEntry]:
         """Waiting entries in order of arrival."""
-        return list(self._queue.values())
+        return list(self._memory.queue.values())
 
     def is_queued(self, request_id: str) -> bool:
-        return request_id in self._queue
+        return request_id in self._memory.queue
 
     def _load_queue(self) -> list[QueueEntry]:
         rows = self._db.execute("SELECT body, reply, queued_ms FROM queue ORDER BY queued_ms, rowid")
@@ -340,7 +380,7 @@ class Ledger:
             where, values = [*where, "request_id = ?"], [*values, request_id]
         order = "ASC" if after is not None else "DESC"
         query = f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(where)}"
-        found = self._db.execute(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        found = self._rows(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
         rows = [dict(zip(AUDIT_COLUMNS, row, strict=True)) for row in found]
         for row in rows:
             row["models"] = msgspec.json.decode(row["models"])

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from fleet.errors import ConfigError, StaleError
-from placement.ledger import Ledger, LedgerAway, LedgerError
+from fleet.errors import StaleError
+from placement.ledger import Ledger, LedgerError
+from service.access import load_access
 from service.config import Config
 from service.placer_desk import Desk
 from service.placer_http import make_app
@@ -77,24 +78,19 @@ class _Server(uvicorn.Server):
 
 
 def open_desk(config: Config) -> Desk:
-    """ConfigError when the ledger cannot be trusted: deciding without one would hand GPUs out twice.
+    """LedgerError when the ledger cannot be trusted or opened: deciding without one would hand GPUs out twice.
 
-    LedgerAway when it cannot be opened now: the process ends, and its supervisor tries again.
+    The process ends with the reason, and its supervisor tries again; forecasts go on without it.
     """
-    try:
-        ledger = Ledger(config.ledger)
-    except LedgerAway:
-        raise
-    except LedgerError as error:
-        raise ConfigError(str(error)) from None
-    return Desk(config, config.make_clock(), ledger, PlacerMetrics())
+    return Desk(config, config.make_clock(), Ledger(config.ledger), PlacerMetrics())
 
 
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT."""
+    access = load_access(HOST)
     desk = open_desk(config)
     worker = QueueWorker(desk)
-    app = make_app(desk, worker.wake)
+    app = make_app(desk, worker.wake, access)
     server = _Server(
         uvicorn.Config(
             app, HOST, config.placer.port, http="httptools", lifespan="off", access_log=False, log_config=None

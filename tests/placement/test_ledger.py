@@ -122,7 +122,7 @@ def test_a_ledger_that_cannot_be_written_says_so_and_promises_nothing(ledger: Le
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     ledger._db.execute("PRAGMA busy_timeout = 10")
-    with pytest.raises(LedgerError, match="cannot be written"):
+    with pytest.raises(LedgerError, match="cannot be used now: database is locked"):
         ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     other.close()
     assert ledger.active_intents() == []
@@ -142,6 +142,45 @@ def test_the_audit_trail_is_append_only(ledger: Ledger, path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             other.execute(statement)
     other.close()
+
+
+def test_what_could_not_be_rolled_back_in_memory_is_read_from_the_file_again(ledger: Ledger, path: Path) -> None:
+    ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
+    ledger._db.execute("CREATE TEMP TRIGGER full BEFORE INSERT ON main.audit BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(LedgerError, match="full"):
+        ledger.settle([("a", IntentState.EXPIRED)], 2)
+    assert [intent.request_id for intent in ledger.active_intents()] == ["a"]
+    ledger._db.execute("DROP TRIGGER full")
+    assert ledger.settle([("a", IntentState.EXPIRED)], 3) == 1
+
+
+def test_a_row_that_is_no_request_is_damage(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.enqueue(PlacementRequest(request_id="a"), refused("a"), 1, "")
+    ledger._db.execute("UPDATE queue SET body = X'7b22'")
+    ledger.close()
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite is damaged"):
+        Ledger(path)
+
+
+def test_a_page_that_breaks_while_the_file_is_open_is_told_and_nothing_is_promised(path: Path) -> None:
+    ledger = Ledger(path)
+    for number in range(200):
+        ledger.commit(PlacementRequest(request_id=f"r{number}"), refused(f"r{number}"), 1, "", "refuse")
+    ledger._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = int(ledger._db.execute("PRAGMA page_size").fetchone()[0])
+    ledger.close()
+    ledger = Ledger(path)
+    ledger._db.execute("PRAGMA cache_size = 0")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 2 * size] + b"\xff" * (len(whole) - 2 * size))
+    with pytest.raises(LedgerError, match="is damaged"):
+        [ledger.find(f"r{number}") for number in range(200)]
+    with pytest.raises(LedgerError):
+        ledger.commit(PlacementRequest(request_id="new"), placed("new"), 1, "", "place")
+    ledger.close()
+    with pytest.raises(LedgerError, match="is damaged"):
+        Ledger(path)
 
 
 @pytest.mark.parametrize("garbage", [b"this is not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])

@@ -12,6 +12,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from fleet.requests import Decision
+from placement.ledger import LedgerError
 from service.config import Config, PlacerConfig
 from service.placer import open_desk, serve
 from service.placer_desk import load_functions
@@ -253,7 +254,7 @@ def test_metrics_count_decisions_by_outcome(world: World) -> None:
 def test_a_damaged_ledger_refuses_to_start_and_names_the_file(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path))
     config.ledger.write_bytes(b"scribble" * 1000)
-    with pytest.raises(ConfigError, match=r"ledger\.sqlite"):
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite"):
         open_desk(config)
 
 
