@@ -15,9 +15,11 @@ def check_config_file(
     """
     from ingest.targets import TargetList
     from ingest.topology import load_topology
+    from service.access import load_access
     from service.config import load_config
 
     config = load_config(path)
+    access = load_access(config.api.host)
     TargetList(config.scrape.targets)  # refuses what is no URL
     typer.echo(f"{path}: fine")
     if config.fleet.topology:
@@ -27,4 +29,5 @@ def check_config_file(
         typer.echo("topology: none named, every node will be unplaced")
     typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
     typer.echo(f"api: http://{config.api.host}:{config.api.port}/  placer: port {config.placer.port}")
+    typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
     typer.echo(f"state: {config.folder}  adapters: {[row.use for row in config.adapters.adapter] or 'none'}")

@@ -47,6 +47,7 @@ def run(
 
       fleetcast run --config config.toml --role pipeline    one role, e.g. in its own container
     """
+    from service.access import load_access
     from service.config import check_config, load_config, override
 
     loaded = override(
@@ -57,6 +58,8 @@ def run(
         topology=topology,
     )
     check_config(loaded)
+    if role in (None, RoleName.API):
+        load_access(loaded.api.host)
     if role is None:
         raise typer.Exit(asyncio.run(_supervise(loaded)))
     _run_role(role, loaded)

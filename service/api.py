@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +24,7 @@ from fleet.clock import Clock
 from fleet.errors import ConfigError, FleetcastError
 from ingest.inbox import InboxWriter, read_events
 from ingest.job_events import identity
+from service.access import Access, default_scope, load_access
 from service.config import Config
 from service.feed import BoardFeed
 from service.openapi import document
@@ -55,11 +56,15 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def create_app(config: Config, clock: Clock, *, writer: str = "api") -> FastAPI:
-    """The application. `writer` names its segments in the inbox; it opens them when it starts."""
+def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:
+    """The application. `writer` names its segments in the inbox; it opens them when it starts.
+
+    `access`: who may ask, by default as the environment says; ConfigError where that is not enough for `api.host`.
+    """
     feed = BoardFeed(config.board)
     context = Context(
-        config, clock, feed, PlacerLink(config.placer.port), StreamHub(feed), ApiMetrics(), RecentIdentities()
+        *(config, clock, feed, PlacerLink(config.placer.port), StreamHub(feed), ApiMetrics(), RecentIdentities()),
+        access=access or load_access(config.api.host),
     )
 
     @contextlib.asynccontextmanager
@@ -80,6 +85,11 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api") -> FastAPI:
         Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
         *console.ROWS,
     )
+
+    def admit(request: Request) -> None:
+        """For routes that somebody adds with FastAPI's decorators; those of the table ask by themselves."""
+        context.access.check(request.method, request.scope["headers"], default_scope(request.method))
+
     app = FastAPI(
         title="Fleetcast",
         version=metadata.version("fleetcast"),
@@ -90,6 +100,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api") -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         lifespan=life,
         routes=list(routes_of(rows, context)),
+        dependencies=[Depends(admit)],
         exception_handlers={HTTPException: _http_problem, FleetcastError: _tree_problem},
     )
     app.state.context = context
@@ -97,7 +108,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api") -> FastAPI:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             own = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            app.openapi_schema = document(rows, app.version, own)
+            app.openapi_schema = document(rows, app.version, own, needs_token=not context.access.is_open)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

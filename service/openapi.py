@@ -17,22 +17,46 @@ DESCRIPTION = (
 )
 
 
-def document(rows: Sequence[Row], version: str, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """OpenAPI 3.1 of the table, merged into `base` (what FastAPI knows of its own routes)."""
+REFUSED = (401, 403)
+SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "basic": {"type": "http", "scheme": "basic", "description": "any user name; the token is the password"},
+}
+
+
+def document(
+    rows: Sequence[Row], version: str, base: Mapping[str, Any] | None = None, *, needs_token: bool = False
+) -> dict[str, Any]:
+    """OpenAPI 3.1 of the table, merged into `base` (what FastAPI knows of its own routes).
+
+    Without `needs_token` the scopes are told, too, but as one of two ways: `{}` is none.
+    """
     types = list({id(kind): kind for row in rows for kind in (row.answer, *row.body) if _has_schema(kind)}.values())
     schemas, components = msgspec.json.schema_components([*types, ProblemBody], ref_template=REFERENCE)
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=False)}
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.path != "/{file:path}":
-            paths.setdefault(_path(row.path), {})[row.method.lower()] = _operation(row, schema_of)
+            operation = _operation(row, schema_of) | _security(row, needs_token)
+            paths.setdefault(_path(row.path), {})[row.method.lower()] = operation
     merged = dict(base or {})
     return {
         "openapi": "3.1.0",
         "info": {"title": "Fleetcast", "version": version, "description": DESCRIPTION},
         "paths": {**merged.get("paths", {}), **paths},
-        "components": {"schemas": {**merged.get("components", {}).get("schemas", {}), **components}},
+        "components": {
+            "schemas": {**merged.get("components", {}).get("schemas", {}), **components},
+            "securitySchemes": SCHEMES,
+        },
     }
+
+
+def _security(row: Row, needs_token: bool) -> dict[str, Any]:
+    """The scope that a route asks for; none for an open one."""
+    if row.is_open:
+        return {"security": []}
+    ways: list[dict[str, list[str]]] = [] if needs_token else [{}]
+    return {"security": [*ways, *({name: [row.needs.value]} for name in SCHEMES)]}
 
 
 def _has_schema(kind: Any) -> bool:
@@ -44,12 +68,13 @@ def _path(path: str) -> str:
 
 
 def _operation(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    problems = (*row.problems, *(() if row.is_open else REFUSED))
     operation: dict[str, Any] = {
         "operationId": _operation_id(row),
         "summary": row.summary,
         "tags": [row.tag],
         "parameters": [*_path_parameters(row.path), *(_parameter(param) for param in row.params or ())],
-        "responses": {**_answers(row, schema_of), **{str(status): _problem(status) for status in row.problems}},
+        "responses": {**_answers(row, schema_of), **{str(status): _problem(status) for status in problems}},
     }
     if row.body:
         content = {"schema": _body(row, schema_of), "example": row.body_example}

@@ -14,14 +14,15 @@ from starlette.routing import Route
 from fleet.errors import ConflictError, FleetcastError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Gang, PlacementRequest, TopologyConstraint
 from placement.ledger import Committed, LedgerError
+from service.access import Access, Scope
 from service.placer_desk import Desk
 from service.problems import FieldError, Problem, as_problem
 
 MAX_BODY_BYTES = 4_194_304
 MOST_ROWS = 1000
-CALLER = "x-fleetcast-caller"
 RETRY_AFTER_S = 2
 UNKNOWN = "no such key"
+UNNAMED = "unknown"  # no tokens are set, and the request names no user
 NOW = {"age": "0"}  # what the placer tells of itself is as of now
 
 encode = msgspec.json.Encoder().encode
@@ -38,9 +39,10 @@ class BodyTooLarge(Exception):
 class Doors:
     """The handlers, each a few lines around one method of the desk."""
 
-    def __init__(self, desk: Desk, queue_changed: Callable[[], None]) -> None:
+    def __init__(self, desk: Desk, queue_changed: Callable[[], None], access: Access) -> None:
         self.desk = desk
         self.queue_changed = queue_changed
+        self.access = access
 
     async def place(self, request: Request) -> Response:
         wanted = decode(await read(request))
@@ -90,9 +92,12 @@ class Doors:
         self.desk.metrics.intents.set(len(self.desk.ledger.active_intents()))
         return Response(generate_latest(self.desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def guard(self, handler: Handler) -> Handler:
+    def guard(self, handler: Handler, scope: Scope) -> Handler:
+        """The handler for callers who may; the api asks with the token of its own caller."""
+
         async def guarded(request: Request) -> Response:
             try:
+                request.state.caller = self.access.check(request.method, request.scope["headers"], scope)
                 return await handler(request)
             except ERRORS as error:
                 response = problem_of(error).response("/v1" + request.url.path)
@@ -102,22 +107,25 @@ class Doors:
         return guarded
 
 
-def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None) -> Starlette:
-    """`queue_changed` is called when something new waits."""
-    doors = Doors(desk, queue_changed)
-    guard = doors.guard
+def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None, access: Access | None = None) -> Starlette:
+    """`queue_changed` is called when something new waits; without `access` everybody who reaches us may ask."""
+    doors = Doors(desk, queue_changed, access or Access())
+
+    def route(method: str, path: str, handler: Handler, scope: Scope) -> Route:
+        return Route(path, doors.guard(handler, scope), methods=[method])
+
     return Starlette(
         routes=[
-            Route("/placements", guard(doors.place), methods=["POST"]),
-            Route("/placements", guard(doors.placements)),
-            Route("/placements/{request_id:path}", guard(doors.one_placement)),
-            Route("/placements/{request_id:path}", guard(doors.cancel), methods=["DELETE"]),
-            Route("/queue", guard(doors.enqueue), methods=["POST"]),
-            Route("/queue", guard(doors.queue)),
-            Route("/queue/{request_id:path}", guard(doors.withdraw), methods=["DELETE"]),
-            Route("/audit", guard(doors.audit)),
+            route("POST", "/placements", doors.place, Scope.PLACE),
+            route("GET", "/placements", doors.placements, Scope.READ),
+            route("GET", "/placements/{request_id:path}", doors.one_placement, Scope.READ),
+            route("DELETE", "/placements/{request_id:path}", doors.cancel, Scope.PLACE),
+            route("POST", "/queue", doors.enqueue, Scope.PLACE),
+            route("GET", "/queue", doors.queue, Scope.READ),
+            route("DELETE", "/queue/{request_id:path}", doors.withdraw, Scope.PLACE),
+            route("GET", "/audit", doors.audit, Scope.ADMIN),
+            route("GET", "/metrics", doors.metrics, Scope.READ),
             Route("/healthz", doors.health),
-            Route("/metrics", doors.metrics),
         ],
         exception_handlers={HTTPException: http_problem},
     )
@@ -167,7 +175,8 @@ class UnknownKeys(RequestError):
 
 
 def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
-    return request.headers.get(CALLER) or (wanted.user if wanted else "") or "unknown"
+    """The name of the caller's token; without tokens, the user that the request names."""
+    return request.state.caller.name or (wanted.user if wanted else "") or UNNAMED
 
 
 def number(request: Request, name: str, default: int | None) -> int:
@@ -200,7 +209,7 @@ def answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None
 
 
 ERRORS = (
-    *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, BodyTooLarge),
+    *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, BodyTooLarge, Problem),
     *(msgspec.ValidationError, msgspec.DecodeError, RecursionError, UnicodeDecodeError),
 )
 

@@ -76,6 +76,13 @@ def docs(rows: Sequence[Row]) -> Handler:
 
 
 ROWS = (
-    Row("GET", "/", file, "The console", "console", params=None, answer=str, media_type="text/html", problems=(404,)),
-    Row("GET", "/{file:path}", file, "The console's files", "console", params=None),
+    Row(
+        *("GET", "/", file, "The console", "console"),
+        params=None,
+        answer=str,
+        media_type="text/html",
+        problems=(404,),
+        is_open=True,
+    ),
+    Row("GET", "/{file:path}", file, "The console's files", "console", params=None, is_open=True),
 )

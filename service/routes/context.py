@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fleet.clock import Clock
 from fleet.errors import SourceError
 from ingest.inbox import InboxWriter
+from service.access import Access
 from service.config import Config
 from service.feed import BoardFeed
 from service.placer_link import PlacerLink
@@ -24,6 +25,7 @@ class Context:
     stream: StreamHub
     metrics: ApiMetrics
     recent: RecentIdentities
+    access: Access
     inbox: InboxWriter | None = None
 
     def writer(self) -> InboxWriter:

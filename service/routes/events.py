@@ -13,6 +13,7 @@ from ingest.event_body import DecodedBody, DecodedRecord, decode_body
 from ingest.inbox import InboxWriter, encode_refusals
 from ingest.job_events import Identity, identity
 from ingest.segments import RecordKind
+from service.access import Scope
 from service.problems import Problem
 from service.recent import RecentIdentities
 from service.request_body import read_body
@@ -108,6 +109,7 @@ ROWS = (
         events,
         "Job and node events: one object, an array, JSON lines or CloudEvents 1.0",
         "events",
+        scope=Scope.EVENTS,
         status=202,
         body=(JobEvent, NodeEvent),
         body_example=[

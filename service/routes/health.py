@@ -65,7 +65,7 @@ def _meta(context: Context) -> dict[str, Any]:
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
     """Our own metrics: this process, what the board tells of the pipeline, and the placer's page."""
-    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(context)]
+    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context)]
     return Response(merge_pages(*pages), media_type=None, headers={"content-type": CONTENT_TYPE})
 
 
@@ -81,9 +81,11 @@ def _pipeline_page(context: Context) -> str:
     return pipeline_page(ingestion, age_s, board.sequence)
 
 
-async def _placer_page(context: Context) -> str:
+async def _placer_page(request: Request, context: Context) -> str:
+    headers = {name: value for name, value in request.headers.items() if name == "authorization"}
     try:
-        answer = await asyncio.wait_for(context.placer.forward("GET", "/metrics"), PLACER_PAGE_S)
+        asked = context.placer.forward("GET", "/metrics", headers=headers)
+        answer = await asyncio.wait_for(asked, PLACER_PAGE_S)
     except (SourceError, TimeoutError):
         return "# TYPE fleetcast_placer_up gauge\nfleetcast_placer_up 0\n"
     up = "# TYPE fleetcast_placer_up gauge\nfleetcast_placer_up 1\n"
@@ -91,7 +93,12 @@ async def _placer_page(context: Context) -> str:
 
 
 ROWS = (
-    Row("GET", "/healthz", healthz, "This process answers", "health", answer=shapes.Health, example={"status": "ok"}),
+    Row(
+        *("GET", "/healthz", healthz, "This process answers", "health"),
+        answer=shapes.Health,
+        example={"status": "ok"},
+        is_open=True,
+    ),
     Row(
         "GET",
         "/readyz",
@@ -101,6 +108,7 @@ ROWS = (
         answer=shapes.Readiness,
         problems=(503,),
         example={"status": "ready", "as_of_ms": 1760000000000, "warming": {"have_s": 240, "need_s": 1800}},
+        is_open=True,
     ),
     Row(
         "GET",

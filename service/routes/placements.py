@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from fleet.errors import SourceError
 from fleet.requests import Decision, PlacementRequest
+from service.access import Scope
 from service.placer_link import Forwarded, PlacerLink
 from service.problems import Problem
 from service.request_body import read_body
@@ -14,7 +15,7 @@ from service.routes import shapes
 from service.routes.context import Context
 from service.routes.table import Query, Row
 
-FORWARDED_HEADERS = ("content-type", "accept", "if-none-match", "user-agent")
+FORWARDED_HEADERS = ("authorization", "content-type", "accept", "if-none-match", "user-agent")
 
 
 async def forward(request: Request, context: Context, query: Query) -> Response:
@@ -29,10 +30,13 @@ async def forward(request: Request, context: Context, query: Query) -> Response:
 
 async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers: dict[str, str]) -> Forwarded:
     try:
-        return await placer.forward(request.method, placer_path(request), body, headers)
+        answer = await placer.forward(request.method, placer_path(request), body, headers)
+        if answer.status == 401:  # we have let the caller in, so it is not the caller's fault
+            raise SourceError("the placer knows other tokens than this api: start both with the same")
     except SourceError as error:
         retry = {"retry-after": f"{max(1, round(error.retry_after_s))}"}
         raise Problem(503, "placer_away", str(error), headers=retry) from None
+    return answer
 
 
 def placer_path(request: Request) -> str:
@@ -102,6 +106,7 @@ AUDIT = {
 
 def _row(method: str, path: str, summary: str, **more: Any) -> Row:
     problems = (404, 422, 503) if "{" in path else (409, 413, 422, 503) if method == "POST" else (422, 503)
+    more.setdefault("scope", Scope.READ if method == "GET" else Scope.PLACE)
     return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
 
 
@@ -155,6 +160,7 @@ ROWS = (
         "GET",
         "/v1/audit",
         "Who asked for what and what was decided",
+        scope=Scope.ADMIN,
         answer=shapes.Audit,
         example={**AS_OF, "rows": [AUDIT]},
     ),

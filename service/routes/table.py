@@ -17,9 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from fleet.errors import FleetcastError
+from service.access import Scope, default_scope
 from service.board import Board
 from service.problems import FieldError, Problem, as_problem, unprocessable
 from service.routes.context import Context
@@ -75,6 +77,7 @@ class Row:
     """One route. `params` None: the query goes on verbatim to somebody else, who checks it.
 
     `body`: the types that a request body may have (of several, a list is taken, too); `answer`: that of the answer.
+    `scope`: what a token must allow, None: read for a GET and admin for all others; `is_open`: no token is asked for.
     """
 
     method: str
@@ -90,6 +93,13 @@ class Row:
     status: int = 200
     problems: tuple[int, ...] = ()
     media_type: str = JSON
+    scope: Scope | None = None
+    is_open: bool = False
+
+    @property
+    def needs(self) -> Scope:
+        """The scope that a caller must have, unless the route is open."""
+        return self.scope or default_scope(self.method)
 
 
 def read_query(request: Request, params: Sequence[Param] | None) -> Query:
@@ -122,7 +132,7 @@ class Endpoint:
         self.context = context
         self.allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         method = scope["method"]
         request = Request(scope, receive)
@@ -142,10 +152,13 @@ class Endpoint:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, method: str) -> Response:
-        row = self.rows.get(method)
+        row, access = self.rows.get(method), self.context.access
         if row is None:
+            access.check(request.method, request.scope["headers"], None)
             detail = f"{request.method} is not allowed here: expected {self.allow}"
             raise Problem(405, "method_not_allowed", detail, headers={"allow": self.allow})
+        if not row.is_open:
+            access.check(request.method, request.scope["headers"], row.needs)
         return await row.handler(request, self.context, read_query(request, row.params))
 
 

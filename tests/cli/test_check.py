@@ -24,3 +24,11 @@ def test_a_good_file_is_called_fine_with_what_it_means(tmp_path: Path) -> None:
 def test_a_target_that_is_no_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ftp://x"):
         check(tmp_path / "c.toml", '[scrape]\ntargets = ["ftp://x"]\n')
+
+
+def test_it_says_who_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "access: everybody on this machine" in check(tmp_path / "c.toml", "")
+    with pytest.raises(ConfigError, match="beyond loopback"):
+        check(tmp_path / "c.toml", "[api]\nhost = '0.0.0.0'\n")
+    monkeypatch.setenv("FLEETCAST_TOKENS", "ada read 0123456789abcdef")
+    assert "access: ada\n" in check(tmp_path / "c.toml", "[api]\nhost = '0.0.0.0'\n")

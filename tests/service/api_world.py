@@ -136,6 +136,7 @@ class FakePlacer:
     body: bytes = b'{"outcome":  "placed"}'
     content_type: str = "application/json"
     asked: list[tuple[str, str, bytes]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)  # of the last request
     port: int = 0
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
@@ -148,6 +149,7 @@ class FakePlacer:
             def answer(self) -> None:
                 length = int(self.headers.get("content-length") or 0)
                 placer.asked.append((self.command, self.path, self.rfile.read(length)))
+                placer.headers = {name.lower(): value for name, value in self.headers.items()}
                 self.send_response(placer.status)
                 self.send_header("content-type", placer.content_type)
                 self.send_header("content-length", str(len(placer.body)))

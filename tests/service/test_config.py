@@ -43,7 +43,6 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
         ("[scrape]\ninterval_s = 'fast'\n", "scrape.interval_s"),
         ("[scrape]\ninterval_s = 0.0\n", "scrape.interval_s = 0.0"),
         ("[api]\nport = 70000\n", "api.port = 70000"),
-        ("[api]\nhost = '0.0.0.0'\n", "not authenticated yet"),
         ("[api]\nport = 8081\n", "api.port and placer.port"),
         ("[placer]\nmax_risk = 2.0\n", "placer.max_risk = 2.0"),
         ("[fleet]\ntopology = 'nowhere.toml'\n", "nowhere.toml"),
