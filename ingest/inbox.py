@@ -6,12 +6,13 @@ One process appends to a segment, any number tail it. The rules that make a cras
 2. A failed write is cut back to the last whole record, and a failed fsync ends the segment: nothing is
    acknowledged, and what a reader has taken already stays where it was.
 3. A reader that finds less than a whole record waits in the newest segment of a writer; in an older one nobody will
-   write any more, so it counts "torn" and goes on with the next.
+   write any more, so it counts "torn" and goes on with the next. Damage before whole records is "torn" and passed.
 
 Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent downstream.
 """
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
@@ -69,17 +70,18 @@ class _Append:
 class InboxWriter:
     """Appends for one process. Use from one event loop; writes and fsyncs run in a thread of its own.
 
-    Callers that arrive while a commit is under way share the next one: one write, one fsync.
+    Callers that arrive while a commit is under way share the next one: one write, one fsync. The folder is first
+    touched by the first append: a disk that is full or read-only refuses records, it keeps no process from starting.
     """
 
     def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        if not name or set(name) & set("-/\0"):
+            raise ValueError(f"inbox writer name {name!r}: expected some characters, none of them '-' or '/'")
         self.folder = folder
         self.segment_bytes = segment_bytes
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock: int | None
-        self.name, self._lock = _take_name(folder, name)
-        numbers = [number for number, _ in segments_of(folder).get(self.name, ())]
-        self._number = max(numbers, default=0)
+        self.name = name
+        self._lock: int | None = None
+        self._number = 0
         self._file: int | None = None
         self._path = folder
         self._offset = 0
@@ -120,14 +122,14 @@ class InboxWriter:
         blobs = [encode_record(row.kind, row.received_ms, record) for row in batch for record in row.records]
         if self._file is None or self._offset >= self.segment_bytes:
             self._roll()
-        file = self._file
-        assert file is not None
-        written = 0
+        assert (file := self._file) is not None
         try:
             written = _write_all(file, b"".join(blobs))
         except _ShortWrite as short:
             self._cut_back(file, blobs, short.written)
-            raise short.cause from None
+            if short.errno == errno.EFBIG:  # no room in this file, there may be some in the next
+                self._end_segment()
+            raise
         try:
             os.fdatasync(file)
         except OSError:
@@ -153,19 +155,27 @@ class InboxWriter:
 
     def _roll(self) -> None:
         """Open the next segment and make its name durable."""
-        path = self.folder / segment_name(self.name, self._number + 1)
+        if self._lock is None:
+            self._open()
+        self._number += 1
+        path = self.folder / segment_name(self.name, self._number)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         try:
             _write_all(file, HEADER)
             os.fsync(file)
             _sync_folder(self.folder)
-        except (OSError, _ShortWrite) as error:
+        except OSError:
             os.close(file)
             path.unlink()
-            raise error.cause if isinstance(error, _ShortWrite) else error from None
+            raise
         self._end_segment()
-        self._number += 1
         self._file, self._path, self._offset = file, path, len(HEADER)
+
+    def _open(self) -> None:
+        """Take a name of the folder, and go on after the last segment that has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.name, self._lock = _take_name(self.folder, self.name)
+        self._number = max((number for number, _ in segments_of(self.folder).get(self.name, ())), default=0)
 
     def _end_segment(self) -> None:
         if self._file is not None:
@@ -189,13 +199,12 @@ def _fail(batch: Sequence[_Append], error: Exception) -> None:
             append.done.set_exception(error)
 
 
-class _ShortWrite(Exception):
+class _ShortWrite(OSError):
     """A write that broke off after `written` bytes."""
 
     def __init__(self, written: int, cause: OSError) -> None:
-        super().__init__(written)
+        super().__init__(cause.errno, cause.strerror)
         self.written = written
-        self.cause = cause
 
 
 def _write_all(file: int, data: bytes) -> int:
@@ -218,8 +227,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _take_name(folder: Path, name: str) -> tuple[str, int]:
     """A writer's name that no living process holds (name, name.1, …), and the lock that holds it."""
-    if not name or set(name) & set("-/\0"):
-        raise ValueError(f"inbox writer name {name!r}: expected some characters, none of them '-' or '/'")
     for number in range(1000):
         own = name if number == 0 else f"{name}.{number}"
         handle = os.open(folder / f"{own}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -313,7 +320,7 @@ class InboxSource:
                 if torn is not None:
                     self.torn += 1
                     bad.append(torn)
-                if fresh or not sealed:
+                if fresh or torn or not sealed:
                     break
             if number:
                 self._at[writer] = (number, offset)

@@ -4,10 +4,12 @@
     header (16 bytes)               b"FLEETINB", version uint32, zero uint32
     record                          payload length uint32, crc32 uint32, kind uint8, received_ms int64, payload
 
-The checksum covers kind, received_ms and payload, so a torn record is told from a whole one.
+The checksum covers kind, received_ms and payload, so a torn record is told from a whole one. Behind damage the next
+whole record is found by its head: kind and a time before the year 2527, which no JSON text can hold.
 """
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,6 +25,8 @@ VERSION = 1
 HEADER = struct.pack("<8sII", MAGIC, VERSION, 0)
 _record_head = struct.Struct("<IIBq")  # payload length, crc32 of the rest, kind, received_ms
 _sealed_part = struct.Struct("<Bq")
+_kind_and_time = re.compile(rb"[\x01-\x0f](?=.{5}[\x00-\x0f]\x00\x00)", re.DOTALL)
+_before_kind = 8  # bytes
 READ_BYTES = 2**20
 MAX_PAYLOAD_BYTES = 2**26
 SUFFIX = ".seg"
@@ -63,6 +67,16 @@ def scan_records(data: bytes) -> tuple[list[Record], int]:
     return records, at
 
 
+def find_record(data: bytes, begin: int) -> int | None:
+    """Where the first whole record lies that starts at `begin` or later."""
+    for match in _kind_and_time.finditer(data, begin + _before_kind):
+        at = match.start() - _before_kind
+        (length,) = struct.unpack_from("<I", data, at)
+        if scan_records(data[at : at + _record_head.size + length])[0]:
+            return at
+    return None
+
+
 def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     """Segments by writer, each list in order of age."""
     found: dict[str, list[tuple[int, Path]]] = {}
@@ -85,7 +99,10 @@ def _name_of(segment: str) -> tuple[str, int]:
 
 
 def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], int, RecordError | None]:
-    """Whole records from `offset` on (at least one if there is one), the new offset, and whether the tail is torn."""
+    """Whole records from `offset` on (at least one if there is one), the new offset, and what had to be skipped.
+
+    A torn tail is waited for while the segment may grow; damage with whole records behind it is passed.
+    """
     size = file_size(path)
     if size <= offset:
         return [], offset, None
@@ -97,11 +114,15 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
         data = file.read(READ_BYTES)
         records, taken = scan_records(data)
         if not records and size - offset > len(data):  # a record larger than one read
-            data += file.read(MAX_PAYLOAD_BYTES)
+            data += file.read()
             records, taken = scan_records(data)
-    if records or not sealed:
+    if records:
         return records, offset + taken, None
-    return [], size, RecordError("torn", f"{path.name}: {size - offset} bytes at its end are no whole record")
+    skipped = find_record(data, 1)
+    if skipped is None and not sealed:
+        return [], offset, None
+    skipped = skipped or len(data)
+    return [], offset + skipped, RecordError("torn", f"{path.name}: {skipped} bytes at {offset} are no whole record")
 
 
 def file_size(path: Path) -> int:

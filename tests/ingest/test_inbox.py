@@ -145,16 +145,33 @@ def test_a_torn_tail_is_counted_and_passed_once_its_writer_began_anew(tmp_path: 
     assert source.torn == 1
 
 
-def test_a_flipped_bit_ends_a_segment_not_the_reader(tmp_path: Path) -> None:
-    append(tmp_path, 1, 2)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_flipped_bit_costs_the_record_it_is_in(tmp_path: Path, sealed: bool) -> None:
+    append(tmp_path, 1, 2, 3)
     (segment,) = segment_files(tmp_path)
-    data = bytearray(segment.read_bytes())
-    data[-4] ^= 1
-    segment.write_bytes(data)
-    append(tmp_path, 3)
+    blob = encode_record(RecordKind.EVENT, NOW_MS, record(2))
+    for bit in range(0, len(blob) * 8, 61):
+        data = bytearray(segment.read_bytes())
+        data[len(HEADER) + len(blob) + bit // 8] ^= 1 << bit % 8
+        folder = tmp_path / f"{bit}"
+        folder.mkdir()
+        (folder / segment.name).write_bytes(data)
+        if sealed:
+            append(folder, 4)
+        batch = drain(InboxSource(folder))
+        assert sequences(batch) == [1, 3, 4][: 3 if sealed else 2]
+        assert [error.reason for error in batch.bad] == ["torn"]
+
+
+def test_damage_larger_than_a_read_is_passed(tmp_path: Path) -> None:
+    append(tmp_path, 1)
+    (segment,) = segment_files(tmp_path)
+    blob = encode_record(RecordKind.EVENT, NOW_MS, record(2))
+    noise = bytes(range(256)) * 2**13
+    segment.write_bytes(segment.read_bytes() + noise + blob + b"\0" * 2**21 + blob)
     batch = drain(InboxSource(tmp_path))
-    assert sequences(batch) == [1, 3]
-    assert [error.reason for error in batch.bad] == ["torn"]
+    assert sequences(batch) == [1, 2, 2]
+    assert [error.reason for error in batch.bad] == ["torn", "torn"]
 
 
 def test_a_foreign_file_in_the_folder_is_skipped(tmp_path: Path) -> None:
@@ -235,6 +252,44 @@ def test_a_full_disk_is_told_and_what_follows_is_whole(tmp_path: Path, monkeypat
     batch = drain(InboxSource(tmp_path))
     assert sequences(batch) == [1, 3]
     assert batch.bad == ()
+
+
+def test_a_file_that_may_not_grow_is_followed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_write = os.write
+
+    def limited(file: int, data: bytes) -> int:
+        if os.fstat(file).st_size > 100:
+            raise OSError(errno.EFBIG, "File too large")
+        return real_write(file, data)
+
+    async def run() -> None:
+        writer = InboxWriter(tmp_path, "api")
+        monkeypatch.setattr(os, "write", limited)
+        await writer.append([record(1)], NOW_MS)
+        with pytest.raises(SourceError, match="File too large"):
+            await writer.append([record(2)], NOW_MS)
+        await writer.append([record(3)], NOW_MS)
+        await writer.close()
+
+    asyncio.run(run())
+    assert len(segment_files(tmp_path)) == 2
+    assert sequences(drain(InboxSource(tmp_path))) == [1, 3]
+
+
+def test_a_folder_that_cannot_be_written_refuses_records_until_it_can(tmp_path: Path) -> None:
+    folder = tmp_path / "inbox"
+    folder.write_text("in the way")
+
+    async def run() -> None:
+        writer = InboxWriter(folder, "api")
+        with pytest.raises(SourceError, match="nothing was kept"):
+            await writer.append([record(1)], NOW_MS)
+        folder.unlink()
+        await writer.append([record(2)], NOW_MS)
+        await writer.close()
+
+    asyncio.run(run())
+    assert sequences(drain(InboxSource(folder))) == [2]
 
 
 def test_a_failed_sync_ends_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
