@@ -2,12 +2,17 @@
 
 Within an attempt every field is last-writer-wins by `sequence`, so any order and any repetition of the same
 events end in the same table. Identities are remembered as runs of sequences, so a gapless attempt costs one pair.
+
+Jobs that have been over for a while are laid to rest: kept as the bytes of their attempts, and woken by an event of
+theirs. So weeks of history cost little memory, and what does not change is not encoded again by every snapshot.
 """
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from fleet.events import (
     Checkpoint,
@@ -25,37 +30,12 @@ from fleet.events import (
     Submitted,
 )
 from fleet.requests import Gang, RankPlacement
+from fleet.sequences import SeenSequences
 
 STEPS_KEPT = 256
 EVENTS_KEPT = 20
 CHECKPOINTS_KEPT = 32
 NODE_EVENTS_KEPT = 64
-
-
-@dataclass(slots=True)
-class SeenSequences:
-    """Which sequences arrived, as sorted disjoint runs [first, last]: one run when nothing is missing."""
-
-    runs: list[list[int]] = field(default_factory=list)
-
-    def add(self, sequence: int) -> bool:
-        """True when the sequence is new."""
-        at = bisect_right(self.runs, sequence, key=lambda run: run[0])
-        before = self.runs[at - 1] if at else None
-        after = self.runs[at] if at < len(self.runs) else None
-        if before and sequence <= before[1]:
-            return False
-        joins_before = before is not None and before[1] == sequence - 1
-        joins_after = after is not None and after[0] == sequence + 1
-        if before and joins_before:
-            before[1] = after[1] if after and joins_after else sequence
-            if joins_after:
-                del self.runs[at]
-        elif after and joins_after:
-            after[0] = sequence
-        else:
-            self.runs.insert(at, [sequence, sequence])
-        return True
 
 
 @dataclass(slots=True)
@@ -161,9 +141,11 @@ class JobAttempt:
                 if event.rank is None and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
             case Step():
-                _keep(self.steps, event, STEPS_KEPT)
+                if self.ended_ms is None:
+                    _keep(self.steps, event, STEPS_KEPT)
             case Checkpoint():
-                _keep(self.checkpoints, event, CHECKPOINTS_KEPT)
+                if self.ended_ms is None:
+                    _keep(self.checkpoints, event, CHECKPOINTS_KEPT)
             case NodeLost():
                 if self._wins(f"lost {event.node}", event):
                     self.lost_nodes[event.node] = event.reason
@@ -172,11 +154,25 @@ class JobAttempt:
         return True
 
     def _end(self, event: Finished | Failed | Preempted) -> None:
+        self.steps.clear()  # only what runs is judged by its steps
+        self.checkpoints.clear()
         if not self._wins("end", event):
             return
         self.ended_ms = event.time_ms
         self.failure = event if isinstance(event, Failed) else None
         self.outcome = {Finished: "finished", Failed: "failed", Preempted: "preempted"}[type(event)]
+
+    def copy(self) -> "JobAttempt":
+        """One that does not change with this one."""
+        return replace(
+            self,
+            seen=self.seen.copy(),
+            steps=list(self.steps),
+            checkpoints=list(self.checkpoints),
+            lost_nodes=dict(self.lost_nodes),
+            events=list(self.events),
+            written=dict(self.written),
+        )
 
 
 def _keep(kept: list[Any], event: JobEvent, most: int) -> None:
@@ -186,25 +182,37 @@ def _keep(kept: list[Any], event: JobEvent, most: int) -> None:
         del kept[0]
 
 
+encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job, as one at rest and a snapshot keep them
+_decode = msgspec.msgpack.Decoder(list[JobAttempt]).decode
+
+
 class JobTable:
-    """All attempts by (job, attempt). `position` counts applied events and only grows."""
+    """All attempts by (job, attempt). `position` counts applied events and only grows.
+
+    attempts, latest: of the jobs that are awake. changed: jobs that were put, woken or told of since somebody cleared
+    it (a snapshot, which then writes these alone).
+    """
 
     def __init__(self) -> None:
         self.attempts: dict[tuple[str, int], JobAttempt] = {}
         self.latest: dict[str, int] = {}
+        self.changed: set[str] = set()
+        self.resting: dict[str, bytes] = {}  # job -> its attempts, in order of rest
         self._started: dict[str, list[int]] = {}  # job -> its attempts that started, in order
         self._live: dict[tuple[str, int], JobAttempt] = {}
         self.position = 0
 
     def __iter__(self) -> Iterator[JobAttempt]:
-        return iter(self.attempts.values())
-
-    def __len__(self) -> int:
-        return len(self.attempts)
+        """Every attempt; those of jobs at rest are copies."""
+        yield from self.attempts.values()
+        for kept in self.resting.values():
+            yield from _decode(kept)
 
     def apply(self, event: JobEvent) -> JobAttempt | None:
         """Fold one event and return its attempt; None when it is a duplicate."""
         key = (event.job, event.attempt)
+        if event.job in self.resting:
+            self.wake(event.job)
         attempt = self.attempts.get(key)
         if attempt is None:
             attempt = self.attempts[key] = JobAttempt(event.job, event.attempt)
@@ -212,6 +220,7 @@ class JobTable:
         if not attempt.fold(event):
             return None
         self.position += 1
+        self.changed.add(event.job)
         self._track(attempt)
         return attempt
 
@@ -219,7 +228,32 @@ class JobTable:
         """Take over a whole attempt, as a snapshot kept it."""
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
+        self.changed.add(attempt.job)
         self._track(attempt)
+
+    def rest(self, before_ms: int) -> list[JobAttempt]:
+        """Lay jobs to rest all of whose attempts were over before `before_ms`; returns those attempts."""
+        young = {row.job for row in self.attempts.values() if row.over_ms is None or row.over_ms >= before_ms}
+        done: dict[str, list[JobAttempt]] = {}
+        for row in self.attempts.values():
+            if row.job not in young:
+                done.setdefault(row.job, []).append(row)
+        for job, rows in done.items():
+            self.resting[job] = encode_job(rows)
+            self.changed.add(job)
+            del self.latest[job]
+            self._started.pop(job, None)
+            for row in rows:
+                del self.attempts[job, row.attempt]
+        return [row for rows in done.values() for row in rows]
+
+    def wake(self, job: str) -> list[JobAttempt]:
+        """The attempts of a job at rest, which is none any more; empty for others."""
+        kept = self.resting.pop(job, None)
+        attempts = [] if kept is None else _decode(kept)
+        for attempt in attempts:
+            self.put(attempt)
+        return attempts
 
     def _track(self, attempt: JobAttempt) -> None:
         if attempt.started_ms is not None:
@@ -256,6 +290,9 @@ class JobTable:
 
     def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
         """One attempt, the latest unless named."""
+        if job in self.resting:
+            rows = {row.attempt: row for row in _decode(self.resting[job])}
+            return rows.get(max(rows) if attempt is None else attempt)
         number = self.latest.get(job) if attempt is None else attempt
         return None if number is None else self.attempts.get((job, number))
 
@@ -290,7 +327,16 @@ class JobTable:
         for job, attempt in self.attempts if forgotten else ():
             if job in forgotten:
                 self.latest[job] = max(attempt, self.latest.get(job, attempt))
-        return len(old)
+        return len(old) + self._forget_resting(time_ms)
+
+    def _forget_resting(self, time_ms: int) -> int:
+        """They lie in about the order of their ends: the first one that must stay ends the search."""
+        old = []
+        for job, kept in self.resting.items():
+            if any((row.over_ms or 0) >= time_ms for row in _decode(kept)):
+                break
+            old.append(job)
+        return sum(len(_decode(self.resting.pop(job))) for job in old)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from fleet.jobs import SeenSequences
+from fleet.sequences import SeenSequences
 from ingest.job_events import Identity
 
 MAX_STREAMS = 50_000

@@ -17,8 +17,9 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.jobs import EVENTS_KEPT, STEPS_KEPT, JobAttempt, JobTable, NodeTable, SeenSequences
+from fleet.jobs import EVENTS_KEPT, STEPS_KEPT, JobAttempt, JobTable, NodeTable
 from fleet.requests import Gang, RankPlacement
+from fleet.sequences import SeenSequences
 
 EIGHT = tuple(range(8))
 
@@ -189,6 +190,64 @@ def test_an_attempt_that_was_kept_can_be_put_back() -> None:
     assert again.apply(started(nodes=("n1",))) is None
 
 
+def test_a_job_that_was_over_before_is_laid_to_rest_and_still_known() -> None:
+    table = JobTable()
+    told = [submitted(), started(), finished(), submitted("b"), started("b"), finished("b", time_ms=200)]
+    for event in told:
+        table.apply(event)
+    before = sorted(table, key=lambda row: row.job)
+    assert [row.job for row in table.rest(100)] == ["a"]
+    assert list(table.attempts) == [("b", 1)]
+    assert sorted(table, key=lambda row: row.job) == before
+    assert table.get("a") == before[0]
+    assert table.get("a", 2) is None
+
+
+def test_an_event_wakes_a_job_at_rest_and_a_duplicate_stays_one() -> None:
+    table = JobTable()
+    for event in (submitted(), started(), finished()):
+        table.apply(event)
+    table.rest(100)
+    assert table.apply(started()) is None
+    assert "a" not in table.resting
+    assert table.apply(submitted(attempt=2, sequence=1, time_ms=70)) is not None
+    latest = table.get("a")
+    assert latest is not None
+    assert latest.attempt == 2
+    assert table.running() == []
+
+
+def test_a_job_rests_only_when_all_its_attempts_are_over() -> None:
+    table = JobTable()
+    for event in (submitted(), started(), finished(), submitted(attempt=2, sequence=1, time_ms=60)):
+        table.apply(event)
+    assert table.rest(100) == []
+
+
+def test_jobs_at_rest_are_forgotten_too() -> None:
+    table = JobTable()
+    for event in (submitted(), started(), finished(), submitted("b"), started("b"), finished("b", time_ms=200)):
+        table.apply(event)
+    table.rest(300)
+    assert table.forget_ended_before(100) == 1
+    assert [row.job for row in table] == ["b"]
+
+
+def test_what_runs_no_more_keeps_no_steps() -> None:
+    step = Step(job="a", sequence=3, time_ms=30, step=1, duration_s=1.0)
+    assert attempt_of(started(), step).steps == [step]
+    assert attempt_of(started(), step, finished(sequence=9)).steps == []
+    assert attempt_of(started(), finished(sequence=9), step).steps == []
+
+
+def test_a_copy_of_an_attempt_does_not_change_with_it() -> None:
+    attempt = attempt_of(submitted(), started(nodes=("n1",)))
+    copy = attempt.copy()
+    attempt.fold(NodeLost(job="a", sequence=7, time_ms=40, node="n1", reason="power"))
+    attempt.fold(finished(sequence=8))
+    assert copy == attempt_of(submitted(), started(nodes=("n1",)))
+
+
 def test_what_started_without_a_submission_is_not_queued() -> None:
     table = JobTable()
     table.apply(Queued(job="a", sequence=1, time_ms=1, reason="full"))
@@ -269,6 +328,21 @@ def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
     shuffled = list(events)
     random.shuffle(shuffled)
     assert_same(fold(shuffled), fold(events))
+
+
+@settings(deadline=None)
+@given(histories(), st.integers(0, 25), st.integers(0, 100))
+def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int, before_ms: int) -> None:
+    table = fold(events[:cut])
+    table.rest(before_ms)
+    for event in events[cut:]:
+        table.apply(event)
+    straight = fold(events)
+    key = lambda row: (row.job, row.attempt)  # noqa: E731
+    assert sorted(table, key=key) == sorted(straight, key=key)
+    assert table.position == straight.position
+    assert [table.get(job) for job in "ab"] == [straight.get(job) for job in "ab"]
+    assert sorted(map(key, table.running())) == sorted(map(key, straight.running()))
 
 
 @settings(deadline=None)

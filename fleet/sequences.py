@@ -1,0 +1,33 @@
+"""SeenSequences: which numbers of a stream arrived, in little room."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SeenSequences:
+    """Which sequences arrived, as sorted disjoint runs [first, last]: one run when nothing is missing."""
+
+    runs: list[list[int]] = field(default_factory=list)
+
+    def add(self, sequence: int) -> bool:
+        """True when the sequence is new."""
+        at = bisect_right(self.runs, sequence, key=lambda run: run[0])
+        before = self.runs[at - 1] if at else None
+        after = self.runs[at] if at < len(self.runs) else None
+        if before and sequence <= before[1]:
+            return False
+        joins_before = before is not None and before[1] == sequence - 1
+        joins_after = after is not None and after[0] == sequence + 1
+        if before and joins_before:
+            before[1] = after[1] if after and joins_after else sequence
+            if joins_after:
+                del self.runs[at]
+        elif after and joins_after:
+            after[0] = sequence
+        else:
+            self.runs.insert(at, [sequence, sequence])
+        return True
+
+    def copy(self) -> "SeenSequences":
+        return SeenSequences([list(run) for run in self.runs])
