@@ -120,9 +120,7 @@ class InboxWriter:
     def _commit(self, batch: Sequence[_Append]) -> Position:
         """Write and fsync, in the writer's thread; raises OSError."""
         blobs = [encode_record(row.kind, row.received_ms, record) for row in batch for record in row.records]
-        if self._file is None or self._offset >= self.segment_bytes:
-            self._roll()
-        assert (file := self._file) is not None
+        file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
         try:
             written = _write_all(file, b"".join(blobs))
         except _ShortWrite as short:
@@ -153,7 +151,7 @@ class InboxWriter:
         except OSError:
             self._end_segment()
 
-    def _roll(self) -> None:
+    def _roll(self) -> int:
         """Open the next segment and make its name durable."""
         if self._lock is None:
             self._open()
@@ -170,6 +168,7 @@ class InboxWriter:
             raise
         self._end_segment()
         self._file, self._path, self._offset = file, path, len(HEADER)
+        return file
 
     def _open(self) -> None:
         """Take a name of the folder, and go on after the last segment that has it."""
