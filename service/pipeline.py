@@ -32,6 +32,7 @@ from models.node_risk import load_fit
 from models.score import score_fleet, score_local
 from service.board import BoardWriter, Section
 from service.config import Config
+from service.fleet_metrics import PipelinePage, fleet_page
 from service.occupancy import observe
 from service.publish import (
     ENDED_KEPT_MS,
@@ -92,6 +93,7 @@ class Pipeline:
         self._published_generation = -1
         self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
         self._record: dict[str, Any] = {}
+        self._own_page = PipelinePage(config.folder)
 
     async def run(self) -> None:
         """Until cancelled. A bug in any task ends the process, which is restarted and replays."""
@@ -224,7 +226,12 @@ class Pipeline:
             "doc.demand": self._demand,
             "doc.demand_record": self._record,
         }
-        return [Section(name, encode(value), tick.now_ms) for name, value in documents.items()]
+        sections = [Section(name, encode(value), tick.now_ms) for name, value in documents.items()]
+        return [*sections, Section("metrics.fleet", self._metrics(tick), tick.now_ms)]
+
+    def _metrics(self, tick: Tick) -> bytes:
+        backlog_bytes = sum(map(_backlog_bytes, self.sources))
+        return fleet_page(tick, self._demand["series"]) + self._own_page.encode(backlog_bytes)
 
     def _meta(self, now_ms: int, risk_model: str) -> dict[str, Any]:
         have_s = (now_ms - self.began_ms) / 1000
