@@ -1,5 +1,8 @@
 """DeltaBins: changes by bin of event time; levels are their running sums."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +28,25 @@ class DeltaBins:
         self.bins = np.zeros((ROWS, size))
         self._waiting: list[tuple[int, ...]] = []  # bin, then ROWS amounts
         self._patience = 2 * size + 4096
+
+    def dump(self) -> tuple[dict[str, Any], NDArray[np.float64]]:
+        """What a snapshot keeps: JSON-able parts, and a copy of the bins (row, bin)."""
+        self._settle()
+        about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": self._waiting}
+        return about, self.bins.copy()
+
+    def load(self, about: Mapping[str, Any], bins: NDArray[np.float64]) -> None:
+        """The inverse of `dump`, into new bins. Raises ValueError when they are of another size."""
+        if bins.shape != self.bins.shape:
+            raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
+        self.head, self.floor = about["head"], about["floor"]
+        self.before, self.bins = np.array(about["before"], np.float64), bins.copy()
+        self._waiting = [tuple(row) for row in about["waiting"]]
+
+    def is_idle(self) -> bool:
+        """Nothing happened in any bin, and no level stands."""
+        levels = self.before[[RUNNING, QUEUED]]
+        return not self._waiting and not self.bins.any() and not levels.any()
 
     def add(self, time_ms: int, amounts: tuple[int, ...]) -> None:
         """Add (ROWS,) amounts to the bin of a time; negative ones take off what was added."""

@@ -11,8 +11,8 @@ An attempt that nobody submitted arrives as it starts. Attempts without GPUs are
 as if it had always had its present size.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -146,15 +146,43 @@ class DemandSeries:
         row = self._runs.quantiles()["by_gpus"].get(str(gpus))
         return None if row is None else float(row["p90"])
 
-    def forget_ended_before(self, time_ms: int) -> int:
-        """Drop the memory of old attempts (their part of the series stays); returns how many.
+    def forget(self, attempt: JobAttempt) -> None:
+        """Drop the memory of an attempt that changes no more; its part of the series stays."""
+        self._known.pop((attempt.job, attempt.attempt), None)
 
-        To be called with what the job table forgets: an attempt that comes back later would count twice.
-        """
-        old = [key for key, row in self._known.items() if row.ended_ms is not None and row.ended_ms < time_ms]
-        for key in old:
-            del self._known[key]
-        return len(old)
+    def recall(self, attempt: JobAttempt) -> None:
+        """The inverse of `forget`, before an attempt changes after all: what it added is known again."""
+        added = contribution(attempt)
+        if added is not None:
+            self._known[attempt.job, attempt.attempt] = added
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:
+        """What a snapshot keeps: JSON-able parts, and arrays by name."""
+        about: dict[str, Any] = {
+            "known": [(*key, *astuple(added)) for key, added in self._known.items()],
+            "attempts": self._attempts,
+            "runs": self._runs.dump(),
+            "bins": [],
+        }
+        arrays = {}
+        for number, ((pool, seconds), bins) in enumerate(self._bins.items()):
+            row, arrays[f"bins {number}"] = bins.dump()
+            about["bins"].append({"pool": pool, "seconds": seconds, **row})
+        return about, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """The inverse of `dump`, into an empty one; queues that nobody has used for all of its bins are left out."""
+        for number, row in enumerate(about["bins"]):
+            pool, seconds = row["pool"], row["seconds"]
+            bins = DeltaBins(seconds * 1000, BINS[seconds] + 1)
+            bins.load(row, arrays[f"bins {number}"])
+            self._bins[pool, seconds] = bins
+        longest = max(BINS)
+        idle = {pool for pool in about["attempts"] if self._bins[pool, longest].is_idle()}
+        self._attempts = {pool: count for pool, count in about["attempts"].items() if pool not in idle}
+        self._bins = {key: bins for key, bins in self._bins.items() if key[0] not in idle}
+        self._known = {(job, attempt): Contribution(*added) for job, attempt, *added in about["known"]}
+        self._runs.load(about["runs"])
 
 
 _READ: dict[str, Callable[[DeltaBins, int, int], NDArray[np.float64]]] = {

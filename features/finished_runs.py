@@ -1,6 +1,7 @@
 """FinishedRuns: how long finished jobs ran, by GPU count, over the newest of them."""
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,17 @@ class FinishedRuns:
                 self._quantiles[group] = {"p50": float(p50), "p90": float(p90), "n": len(runs)}
         by_gpus = {str(group): self._quantiles[group] for group in sorted(g for g in self._quantiles if g is not None)}
         return {"by_gpus": by_gpus, "all": self._quantiles.get(None)}
+
+    def dump(self) -> list[list[Any]]:
+        """JSON-able: [GPUs (None: all), its runs] of each group."""
+        return [[group, runs] for group, runs in self._runs.items()]
+
+    def load(self, rows: Iterable[Sequence[Any]]) -> None:
+        """The inverse of `dump`."""
+        for group, kept in rows:
+            runs = self._runs[group] = [(ended_ms, job, attempt, run_s) for ended_ms, job, attempt, run_s in kept]
+            if group is not None:
+                self._known |= {(run[1], run[2]): (group, run) for run in runs}
 
 
 def _run_of(attempt: JobAttempt) -> tuple[int, Run] | None:

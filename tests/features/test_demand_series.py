@@ -1,4 +1,7 @@
+
 """Demand in minutes after T0 (a full hour); 10-minute bins unless said otherwise."""
+
+import json
 
 import numpy as np
 import pytest
@@ -187,6 +190,46 @@ def test_any_order_and_any_repetition_give_the_same_series(events, random, read_
         if read_early:
             demand.series("all", "wanted", at(60), 600, 3)
     np.testing.assert_equal(everything(demand), straight)
+
+
+@settings(deadline=None, max_examples=40)
+@given(histories(), st.data())
+def test_a_snapshot_with_rest_and_an_overlapping_replay_equal_a_straight_run(events, data) -> None:
+    cut = data.draw(st.integers(0, len(events)))
+    overlap = data.draw(st.integers(0, cut))
+    jobs, demand = JobTable(), DemandSeries()
+    fold(jobs, demand, events[:cut])
+    for attempt in jobs.rest(at(data.draw(st.integers(0, 120)))):
+        demand.forget(attempt)
+    about, arrays = demand.dump()
+    restored = DemandSeries()
+    restored.load(json.loads(json.dumps(about)), arrays)
+    fold(jobs, restored, events[overlap:])
+    np.testing.assert_equal(everything(restored), everything(demand_of(*events)))
+
+
+def fold(jobs: JobTable, demand: DemandSeries, events: list[JobEvent]) -> None:
+    """As the pipeline does."""
+    for event in events:
+        for attempt in jobs.wake(event.job):
+            demand.recall(attempt)
+        changed = jobs.apply(event)
+        if changed is not None:
+            demand.update(changed)
+            before = jobs.before(changed)
+            if before is not None:
+                demand.update(before)
+
+
+def test_a_queue_that_nobody_has_used_for_all_of_its_bins_is_not_restored() -> None:
+    demand = demand_of(submitted("a", 0, queue="old"), started("a", 1), finished("a", 2))
+    days_ms = 36 * 86_400_000
+    for pool in demand.pools():
+        for bin_s in (60, 600):
+            demand.series(pool, "wanted", at(0) + days_ms, bin_s, 3)
+    restored = DemandSeries()
+    restored.load(*demand.dump())
+    assert restored.pools() == ("all",)
 
 
 def test_sixty_thousand_attempts_take_a_moment() -> None:
