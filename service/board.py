@@ -11,14 +11,15 @@ than the same section of `board` wins.
 A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON documents, or names joined by newlines.
 """
 
-import json
+import contextlib
+import math
 import mmap
 import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -43,25 +44,64 @@ class BoardError(Exception):
     """The file is not a whole board (torn, foreign or of another version)."""
 
 
+class _Row(TypedDict):
+    name: str
+    dtype: str
+    shape: list[int]
+    offset: int
+    nbytes: int
+    as_of_ms: int
+    model: str
+
+
+class _Header(TypedDict):
+    version: Literal[1]
+    sequence: int
+    as_of_ms: int
+    sections: list[_Row]
+
+
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
+def _header_of(view: memoryview) -> _Header:
+    """The header; BoardError when it is none, or when a section does not lie within the file."""
+    if len(view) < 12 or bytes(view[:8]) != MAGIC:
+        raise BoardError("not a board file")
+    (length,) = struct.unpack("<I", view[8:12])
+    try:
+        header: _Header = _decode_header(view[12 : 12 + length])
+    except (ValueError, RecursionError) as error:
+        raise BoardError(f"torn board header: {error}") from None
+    for row in header["sections"]:
+        if row["offset"] < 0 or not 0 <= row["nbytes"] <= len(view) - row["offset"]:
+            raise BoardError(f"torn board: {len(view)} bytes, {row['name']} ends at {row['offset'] + row['nbytes']}")
+        if _nbytes(row) != row["nbytes"]:
+            raise BoardError(f"torn board: {row['name']} is {row['nbytes']} bytes, not {row['dtype']} {row['shape']}")
+    return header
+
+
+def _nbytes(row: _Row) -> int:
+    """What dtype and shape come to; -1 when they are nonsense."""
+    try:
+        dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
+    except (TypeError, ValueError):
+        return -1
+    if dtype.hasobject or min(row["shape"], default=0) < 0:
+        return -1
+    return math.prod(row["shape"], start=dtype.itemsize)
+
+
 class Board:
     """One published board, immutable. Arrays are read-only views into the mapped file."""
 
     def __init__(self, buffer: bytes | mmap.mmap) -> None:
         view = memoryview(buffer)
-        if len(view) < 12 or bytes(view[:8]) != MAGIC:
-            raise BoardError("not a board file")
-        (length,) = struct.unpack("<I", view[8:12])
-        try:
-            header = json.loads(bytes(view[12 : 12 + length]))
-        except ValueError as error:
-            raise BoardError(f"torn board header: {error}") from None
+        header = _header_of(view)
         self._view = view
-        self._sections: dict[str, dict[str, Any]] = {row["name"]: row for row in header["sections"]}
+        self._sections: dict[str, _Row] = {row["name"]: row for row in header["sections"]}
         self.as_of_ms: int = header["as_of_ms"]
         self.sequence: int = header["sequence"]
-        end = max((row["offset"] + row["nbytes"] for row in header["sections"]), default=0)
-        if end > len(view):
-            raise BoardError(f"torn board: {len(view)} bytes, header promises {end}")
         self._names: dict[str, tuple[str, ...]] = {}
         self._overlay: Board | None = None
 
@@ -73,7 +113,7 @@ class Board:
         self._overlay = urgent
         return self
 
-    def _holder(self, name: str) -> "tuple[Board, dict[str, Any]]":
+    def _holder(self, name: str) -> "tuple[Board, _Row]":
         own = self._sections.get(name)
         over = self._overlay._sections.get(name) if self._overlay else None
         if over and self._overlay and (own is None or over["as_of_ms"] > own["as_of_ms"]):
@@ -82,7 +122,7 @@ class Board:
             raise KeyError(f"the board has no section {name!r}")
         return self, own
 
-    def meta(self, name: str) -> dict[str, Any]:
+    def meta(self, name: str) -> "_Row":
         """The directory row of a section: dtype, shape, as_of_ms, model."""
         return self._holder(name)[1]
 
@@ -146,7 +186,7 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int) -> b
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(beside, "wb") as file:
@@ -156,7 +196,8 @@ def replace_file(path: Path, data: bytes, *, sync: bool = False) -> None:
                 os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError:
-        beside.unlink(missing_ok=True)  # on a full disk, half a file is in the way
+        with contextlib.suppress(OSError):  # on a full disk, half a file is in the way
+            beside.unlink()
         raise
 
 
@@ -167,7 +208,8 @@ class BoardWriter:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote; there is one writer
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that is read-only now is said at each publication
+                left.unlink()
         self._kept: dict[str, Section] = {}
         last = _map(folder / "board")
         self._sequence = last.sequence if last else 0  # a restart goes on counting: readers cache by it
@@ -213,5 +255,5 @@ def _map(path: Path) -> Board | None:
     try:
         with open(path, "rb") as file:
             return Board(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (FileNotFoundError, ValueError, BoardError):
+    except (FileNotFoundError, ValueError, BoardError):  # ValueError: an empty file cannot be mapped
         return None

@@ -60,6 +60,26 @@ def test_a_torn_board_is_recognised_wherever_it_is_cut(cut: int) -> None:
         Board(whole[: cut if cut >= 0 else len(whole) - 64])
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        (b'"offset":', b'"0ffset":'),
+        (b'"nbytes":800', b'"nbytes":-80'),
+        (b'"nbytes":800', b'"nbytes":792'),
+        (b'"shape":[100]', b'"shape":[-99]'),
+        (b'"dtype":"<f8"', b'"dtype":"<z9"'),
+        (b'"dtype":"<f8"', b'"dtype":"|O8"'),
+        (b'"sections":[', b'"sections":{'),
+        (b'"version":1', b'"version":7'),
+    ],
+)
+def test_a_header_that_lies_is_no_board(was: bytes, becomes: bytes) -> None:
+    whole = encode_board([Section("x", np.ones(100), 1)], 1, 1)
+    assert was in whole
+    with pytest.raises(BoardError):
+        Board(whole.replace(was, becomes))
+
+
 def test_arrays_of_a_board_cannot_be_written() -> None:
     board = Board(encode_board([Section("x", np.ones(3), 1)], 1, 1))
     with pytest.raises(ValueError, match="read-only"):
