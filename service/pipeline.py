@@ -310,7 +310,6 @@ class Pipeline:
         positions = {source.name: source.position() for source in self.sources}
         oldest_ms = self.clock.now_ms() - self.config.pipeline.history_days * 86_400_000
         self.state.jobs.forget_ended_before(oldest_ms)
-        self.state.demand.forget_ended_before(oldest_ms)
         await self.snapshot.save(self.state, self.desk, positions, self.began_ms)
         for source in self.sources:
             prune = getattr(source, "prune", None)
