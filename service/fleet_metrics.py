@@ -1,9 +1,13 @@
-"""What the fleet looks like to Prometheus: one page of exposition text, made once a tick.
+"""What the fleet looks like to Prometheus: exposition text, the board section `metrics.fleet`.
+
+    fleet_page      nodes, GPUs, jobs, queues: made at each tick
+    demand_page     forecasts: made where they are, about once a minute
+    PipelinePage    the pipeline's process, its inbox and its disk
 
 A fleet has tens of thousands of entities, a Prometheus wants few series: numbers of the whole fleet are complete, and
 what is told of single entities is bounded. NODES_SHOWN nodes (flagged ones first, then the riskiest), QUEUES_SHOWN
 queues (the rest counts as "other"), POOLS_SHOWN pools of the demand forecast and JOBS_SHOWN slow jobs (the largest).
-`fleetcast_metrics_left_out` says how many were not shown; the API has them all.
+`fleetcast_metrics_left_out` (and `…_demand_pools_left_out`) say how many were not shown; the API has them all.
 
 Values are in base units; what is unknown has no sample, never a zero. Times and ages are in fleet time.
 """
@@ -14,6 +18,7 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +62,7 @@ class Page:
         series: dict[str, float] = {}  # a series may come only once
         for labels, value in rows:
             if value is not None and math.isfinite(value):
-                told = ",".join(f'{key}="{_label(word)}"' for key, word in labels.items())
+                told = ",".join([f'{key}="{_label(word)}"' for key, word in labels.items()])
                 series[f"{{{told}}}" if told else ""] = value
         self._lines += [f"fleetcast_{name}{told} {value:.10g}" for told, value in series.items()]
 
@@ -69,8 +74,8 @@ class Page:
         return ("\n".join(self._lines) + "\n").encode("utf-8", "replace")
 
 
-def fleet_page(tick: Tick, demand: Sequence[Mapping[str, Any]]) -> bytes:
-    """The board section `metrics.fleet`. demand: rows of `/v1/demand`."""
+def fleet_page(tick: Tick) -> bytes:
+    """Nodes, GPUs, jobs and queues as of a tick."""
     page = Page()
     flags = documents.flagged(tick.risk, len(tick.topology))
     gpus = gpu_states(tick)
@@ -82,8 +87,7 @@ def fleet_page(tick: Tick, demand: Sequence[Mapping[str, Any]]) -> bytes:
     left = {"nodes": len(tick.topology) - len(shown)}
     left["queues"] = _add_queues(page, tick)
     left["slow_jobs"] = _add_slow_jobs(page, tick)
-    left["pools"] = _add_demand(page, demand)
-    rows = [({"what": what}, float(count)) for what, count in left.items()]
+    rows = [({"what": what}, count) for what, count in left.items()]
     page.gauge("metrics_left_out", "Entities without series of their own, beyond the bound of this page.", rows)
     return page.encode()
 
@@ -201,14 +205,15 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp], flags: NDArray[n
     names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
     racks = documents.domain_of(tick.topology, Level.RACK)
     horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
+    risk = np.moveaxis(tick.risk.values[:, :, shown], 2, 0).tolist()
     page.gauge(
         "node_risk_probability",
         "Probability that a node fails, is drained or slows a job within the horizon.",
         [
-            ({"node": name, "kind": kind, "horizon": horizon}, float(tick.risk.values[k, h, row]))
-            for row, name in names.items()
-            for k, kind in enumerate(RISK_KINDS)
-            for h, horizon in enumerate(horizons)
+            ({"node": name, "kind": kind, "horizon": horizon}, p)
+            for name, of_node in zip(names.values(), risk, strict=True)
+            for kind, of_kind in zip(RISK_KINDS, of_node, strict=True)
+            for horizon, p in zip(horizons, of_kind, strict=True)
         ],
     )
     page.gauge(
@@ -298,7 +303,8 @@ def _add_queues(page: Page, tick: Tick) -> int:
     for state, attempts in (("running", tick.running), ("queued", tick.queued)):
         for attempt in attempts:
             by_queue[attempt.queue][state].append(attempt)
-    size = {name: sum(row.gpus for rows in states.values() for row in rows) for name, states in by_queue.items()}
+    gpus = {id(attempt): attempt.gpus for attempt in (*tick.running, *tick.queued)}
+    size = {name: sum(gpus[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
     shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
     for name in by_queue.keys() - set(shown):
         for state, attempts in by_queue.pop(name).items():
@@ -310,7 +316,7 @@ def _add_queues(page: Page, tick: Tick) -> int:
     page.gauge(
         "queue_gpus",
         "GPUs that jobs of a queue hold or wait for.",
-        [(labels, sum(attempt.gpus for attempt in kept)) for labels, kept in rows],
+        [(labels, sum(gpus[id(attempt)] for attempt in kept)) for labels, kept in rows],
     )
     waits = {name: [_waited_s(row, tick.now_ms) for row in states["queued"]] for name, states in by_queue.items()}
     page.add(
@@ -349,8 +355,9 @@ def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple
 
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
     """Returns how many slow jobs have no series of their own."""
-    gpus = {attempt.job: attempt.gpus for attempt in tick.running}
-    slow = {job: body for job, body in tick.stragglers.items() if body.get("slow") and job in gpus}
+    told = {job: body for job, body in tick.stragglers.items() if body.get("slow")}
+    gpus = {attempt.job: attempt.gpus for attempt in tick.running if attempt.job in told}
+    slow = {job: body for job, body in told.items() if job in gpus}
     causes = [body["cause"] if body["cause"] in CAUSES else "unknown" for body in slow.values()]
     shown = sorted(slow, key=lambda job: (-gpus[job], job))[:JOBS_SHOWN]
     page.gauge(
@@ -379,8 +386,9 @@ def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
 # Demand
 
 
-def _add_demand(page: Page, demand: Sequence[Mapping[str, Any]]) -> int:
-    """Returns how many pools have no series."""
+def demand_page(demand: Sequence[Mapping[str, Any]]) -> bytes:
+    """The forecasts. demand: rows of `/v1/demand`."""
+    page = Page()
     size: dict[str, float] = defaultdict(float)
     for row in demand:
         size[row["pool"]] += math.inf if row["pool"] == "all" else row["now"]
@@ -416,7 +424,8 @@ def _add_demand(page: Page, demand: Sequence[Mapping[str, Any]]) -> int:
     page.gauge(
         "demand_model_info", "Who serves a series.", [({**labels, "model": row["model"]}, 1) for labels, row in rows]
     )
-    return len(size) - len(shown)
+    page.gauge("demand_pools_left_out", "Pools without series, beyond the bound of this page.", len(size) - len(shown))
+    return page.encode()
 
 
 # Words
@@ -430,6 +439,7 @@ def span(seconds: int) -> str:
     return next((f"{seconds // step}{unit}" for step, unit in STEPS if seconds % step == 0), f"{seconds}s")
 
 
+@lru_cache(maxsize=4096)
 def _label(word: str) -> str:
     """A label's value. Names come from outside: one that is too long ends in a digest, so that two stay two."""
     if len(word) > LABEL_CHARS:

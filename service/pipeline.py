@@ -32,7 +32,7 @@ from models.node_risk import load_fit
 from models.score import score_fleet, score_local
 from service.board import BoardWriter, Section
 from service.config import Config
-from service.fleet_metrics import PipelinePage, fleet_page
+from service.fleet_metrics import PipelinePage, demand_page, fleet_page
 from service.occupancy import observe
 from service.publish import (
     ENDED_KEPT_MS,
@@ -94,6 +94,7 @@ class Pipeline:
         self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
         self._record: dict[str, Any] = {}
         self._own_page = PipelinePage(config.folder)
+        self._demand_page = b""
 
     async def run(self) -> None:
         """Until cancelled. A bug in any task ends the process, which is restarted and replays."""
@@ -231,7 +232,7 @@ class Pipeline:
 
     def _metrics(self, tick: Tick) -> bytes:
         backlog_bytes = sum(map(_backlog_bytes, self.sources))
-        return fleet_page(tick, self._demand["series"]) + self._own_page.encode(backlog_bytes)
+        return fleet_page(tick) + self._demand_page + self._own_page.encode(backlog_bytes)
 
     def _meta(self, now_ms: int, risk_model: str) -> dict[str, Any]:
         have_s = (now_ms - self.began_ms) / 1000
@@ -293,6 +294,7 @@ class Pipeline:
         async with self._desk_free:
             rows = await asyncio.to_thread(self.desk.update, series, now_ms, capacity)
             self._record = self.desk.record()
+            self._demand_page = await asyncio.to_thread(demand_page, rows)
         self._demand = {"as_of_ms": now_ms, "series": rows}
 
     async def _snapshot_forever(self) -> None:

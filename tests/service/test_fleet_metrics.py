@@ -23,7 +23,7 @@ from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScore
 from service import documents, fleet_metrics
 from service.board import BoardReader
 from service.config import Config
-from service.fleet_metrics import PipelinePage, fleet_page, gpu_states, nodes_by_state
+from service.fleet_metrics import PipelinePage, demand_page, fleet_page, gpu_states, nodes_by_state
 from service.occupancy import Occupancy
 from service.pipeline import Pipeline
 from service.publish import Tick
@@ -145,7 +145,7 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
     # three jobs hold a GPU on n0, n1 and n2 each; n1 is drained, n2 is lost, n3 is free
     tick = make_tick(node_state=[0, 1, 2, 0])
     assert sum(mask.astype(int) for mask in gpu_states(tick).values()).tolist() == np.ones((4, GPUS)).tolist()
-    told = of(series(fleet_page(tick, [])), "gpus", "state")
+    told = of(series(fleet_page(tick)), "gpus", "state")
     assert told == {("running",): 3, ("free",): 15, ("unusable",): 0, ("out_of_service",): 14}
 
 
@@ -155,12 +155,12 @@ def test_nodes_are_counted_by_the_states_that_the_api_tells(tmp_path: Path) -> N
     states = documents.node_states(tick.node_state, flags, tick.node, 6)
     counted = {state: states.count(state) for state in ("ok", "degraded", "drained", "lost", "stale", "unknown")}
     assert nodes_by_state(tick, flags) == counted
-    assert of(series(fleet_page(tick, [])), "nodes", "state") == {(key,): value for key, value in counted.items()}
+    assert of(series(fleet_page(tick)), "nodes", "state") == {(key,): value for key, value in counted.items()}
 
 
 def test_a_flagged_node_is_told_with_its_action_even_where_riskier_ones_are_many() -> None:
     crowd = Crowd(nodes=500, flagged=1)
-    found = series(fleet_page(make_tick(crowd), []))
+    found = series(fleet_page(make_tick(crowd)))
     flagged = of(found, "node_flagged", "node", "action", "feature")
     assert flagged == {("n499", "drain_now", "xid"): 1}
     assert len(of(found, "node_risk_probability", "node", "kind", "horizon")) == fleet_metrics.NODES_SHOWN * 12
@@ -169,7 +169,7 @@ def test_a_flagged_node_is_told_with_its_action_even_where_riskier_ones_are_many
 
 def test_waits_are_told_by_queue() -> None:
     # q0: waits of 1 and 3 minutes, q1: of 2; all three running jobs had waited a minute
-    found = series(fleet_page(make_tick(), []))
+    found = series(fleet_page(make_tick()))
     waits = of(found, "queue_wait_seconds", "queue", "quantile")
     assert (waits["q0", "0.5"], waits["q0", "1"], waits["q1", "1"]) == (120, 180, 120)
     assert of(found, "started_wait_seconds", "quantile") == {("0.5",): 60, ("0.9",): 60, ("1",): 60}
@@ -178,7 +178,7 @@ def test_waits_are_told_by_queue() -> None:
 
 
 def test_demand_is_told_by_pool_target_and_horizon() -> None:
-    found = series(fleet_page(make_tick(), demand()))
+    found = series(demand_page(demand()))
     forecast = of(found, "demand_forecast_gpus", "pool", "target", "horizon", "quantile")
     assert forecast["all", "wanted", "1h", "0.9"] == 19
     assert len(forecast) == 3 * 4 * 2 * 3
@@ -187,14 +187,14 @@ def test_demand_is_told_by_pool_target_and_horizon() -> None:
 
 
 def test_a_slow_job_names_who_holds_it_back() -> None:
-    found = series(fleet_page(make_tick(), []))
+    found = series(fleet_page(make_tick()))
     assert of(found, "slow_job_gpus", "job", "culprit", "cause")["job-1", 'n"0/1', "compute"] == 1
     assert of(found, "slow_jobs", "cause")["compute",] == 3
 
 
 def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
     crowd = Crowd(nodes=10_000, flagged=3_000, queues=500, jobs=20_000, pools=200)
-    page = fleet_page(make_tick(crowd), demand(crowd))
+    page = fleet_page(make_tick(crowd)) + demand_page(demand(crowd))
     found = series(page)
     assert len(found) <= MOST_SERIES
     assert len(page) <= MOST_BYTES
@@ -203,8 +203,8 @@ def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
         ("nodes",): 10_000 - fleet_metrics.NODES_SHOWN,
         ("queues",): 500 - fleet_metrics.QUEUES_SHOWN,
         ("slow_jobs",): 20_000 - fleet_metrics.JOBS_SHOWN,
-        ("pools",): 201 - fleet_metrics.POOLS_SHOWN,
     }
+    assert of(found, "demand_pools_left_out") == {(): 201 - fleet_metrics.POOLS_SHOWN}
     assert of(found, "flagged_nodes", "action")["drain_now",] == 3_000
     assert sum(of(found, "queue_jobs", "queue", "state").values()) == 40_000
 
@@ -212,14 +212,14 @@ def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
 def test_names_from_outside_cannot_break_the_page() -> None:
     names = ['a"b\\c\nd', "x" * 5_000, "x" * 4_999 + "y", "", "other"]
     rows = [row | {"pool": name} for name in names for row in demand()[:1]]
-    now = of(series(fleet_page(make_tick(), rows)), "demand_now_gpus", "pool", "target")
+    now = of(series(demand_page(rows)), "demand_now_gpus", "pool", "target")
     assert len(now) == len(names)
     assert all(len(pool) <= fleet_metrics.LABEL_CHARS for pool, _ in now)
     assert (names[0], "arriving") in now
 
 
 def test_an_empty_fleet_has_a_page() -> None:
-    found = series(fleet_page(make_tick(Crowd(nodes=1, flagged=0, jobs=0)), []))
+    found = series(fleet_page(make_tick(Crowd(nodes=1, flagged=0, jobs=0))))
     assert of(found, "gpus", "state")["free",] == GPUS
     assert of(found, "started_wait_seconds", "quantile") == {}
 
@@ -251,6 +251,6 @@ def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
 
 
 def test_promtool_finds_no_fault_with_the_names(tmp_path: Path) -> None:
-    page = fleet_page(make_tick(), demand()) + PipelinePage(tmp_path).encode(0)
+    page = fleet_page(make_tick()) + demand_page(demand()) + PipelinePage(tmp_path).encode(0)
     done = subprocess.run([needed("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
