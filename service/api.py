@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from importlib import metadata
 from typing import Any
 
@@ -26,7 +26,9 @@ from ingest.inbox import InboxWriter, read_events
 from ingest.job_events import identity
 from service.access import Access, default_scope, load_access
 from service.config import Config
+from service.connections import LimitedServer, Limits, allow_files, protocol_of
 from service.feed import BoardFeed
+from service.hot_path import hot_protocol
 from service.openapi import document
 from service.placer_link import PlacerLink
 from service.problems import Problem, as_problem
@@ -136,16 +138,12 @@ async def _tree_problem(request: Request, error: Exception) -> Response:
     return as_problem(error).response(request.scope["path"])
 
 
-class ApiServer(uvicorn.Server):
-    """Ends its event streams before it waits for open connections, and leaves signals to `serve`."""
+class ApiServer(LimitedServer):
+    """Ends its event streams before it waits for open connections."""
 
     def __init__(self, config: uvicorn.Config, context: Context) -> None:
         super().__init__(config)
         self.context = context
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self.context.stream.close()
@@ -168,9 +166,17 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
     app = create_app(config, config.make_clock())
+    context: Context = app.state.context
+    limits = Limits(config.api.max_connections, config.api.header_timeout_s, config.api.body_timeout_s)
+    allow_files(limits.max_connections)
+
+    def refused(status: int) -> None:
+        context.metrics.refused_connections.labels(str(status)).inc()
+
     settings = uvicorn.Config(
         app,
-        http="httptools",
+        http=hot_protocol(context, protocol_of(limits, refused)),
+        ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
@@ -179,7 +185,7 @@ async def serve(config: Config) -> None:
         timeout_keep_alive=30,
         backlog=1024,
     )
-    server = ApiServer(settings, app.state.context)
+    server = ApiServer(settings, context)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))

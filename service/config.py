@@ -63,9 +63,15 @@ class PipelineConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
+    """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's."""
+
     host: str = "127.0.0.1"
     port: int = 8080
+    board: str = ""
     max_body_bytes: int = 16_777_216
+    max_connections: int = 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
     stale_after_s: float = 60.0
 
 
@@ -145,6 +151,9 @@ def check_config(config: Config) -> None:
         "scrape.concurrency": config.scrape.concurrency,
         "pipeline.tick_s": config.pipeline.tick_s,
         "pipeline.snapshot_s": config.pipeline.snapshot_s,
+        "api.max_connections": config.api.max_connections,
+        "api.header_timeout_s": config.api.header_timeout_s,
+        "api.body_timeout_s": config.api.body_timeout_s,
         "placer.queue_period_s": config.placer.queue_period_s,
         "placer.intent_expires_s": config.placer.intent_expires_s,
     }

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
 
 import uvicorn
 
@@ -16,6 +15,7 @@ from fleet.errors import StaleError
 from placement.ledger import Ledger, LedgerError
 from service.access import load_access
 from service.config import Config
+from service.connections import LimitedServer, Limits, protocol_of
 from service.placer_desk import Desk
 from service.placer_http import make_app
 from service.placer_metrics import PlacerMetrics
@@ -69,14 +69,6 @@ class QueueWorker:
             logger.info("placed %d from the queue, %d wait", placed, len(self.desk.ledger.queued()))
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to us: uvicorn would raise them again after its own shutdown."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def open_desk(config: Config) -> Desk:
     """LedgerError when the ledger cannot be trusted or opened: deciding without one would hand GPUs out twice.
 
@@ -91,11 +83,18 @@ async def serve(config: Config) -> None:
     desk = open_desk(config)
     worker = QueueWorker(desk)
     app = make_app(desk, worker.wake, access)
-    server = _Server(
-        uvicorn.Config(
-            app, HOST, config.placer.port, http="httptools", lifespan="off", access_log=False, log_config=None
-        )
+    settings = uvicorn.Config(
+        app,
+        HOST,
+        config.placer.port,
+        http=protocol_of(Limits()),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=30,  # longer than the api keeps a connection that it does not use
     )
+    server = LimitedServer(settings)
 
     def stop() -> None:
         server.should_exit = True
