@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
@@ -25,6 +25,7 @@ class ApiMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(namespace="fleetcast_api", registry=self.registry)
         self.registry.register(_Requests(self))
         self.events = Counter(
             "fleetcast_api_events", "Events by what became of them.", ("outcome",), registry=self.registry
@@ -33,6 +34,12 @@ class ApiMetrics:
             "fleetcast_api_refused_records",
             "Records this process refused; the pipeline counts them, too.",
             ("reason",),
+            registry=self.registry,
+        )
+        self.refused_connections = Counter(
+            "fleetcast_api_refused_connections",
+            "Connections closed by us: too many, too slow, or no HTTP.",
+            ("status",),
             registry=self.registry,
         )
         self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
@@ -91,7 +98,9 @@ class _Families(Collector):
         return iter(self._families)
 
 
-def pipeline_page(ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None) -> str:
+def pipeline_page(
+    ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
+) -> str:
     """The pipeline's numbers as exposition text; what it does not tell is left out."""
     families: list[Metric] = []
     _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
@@ -114,6 +123,7 @@ def pipeline_page(ingestion: Mapping[str, Any], board_age_s: float | None, seque
         targets.add_metric((str(state),), float(count))
     families.append(targets)
     _gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
+    _gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
     _gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
     registry = CollectorRegistry()
     registry.register(_Families(families))
@@ -131,10 +141,10 @@ def _gauge(families: list[Metric], name: str, text: str, value: float | None) ->
 
 
 def _quantiles(families: list[Metric], name: str, text: str, values: Mapping[str, float | None] | None) -> None:
-    family = GaugeMetricFamily(name, text, labels=("quantile",))
+    family = Metric(name, text, "summary")
     for label, value in (values or {}).items():
         if value is not None and label.startswith("p"):
-            family.add_metric((f"0.{label[1:]}",), value / 1000)
+            family.add_sample(name, {"quantile": f"0.{label[1:]}"}, value / 1000)
     families.append(family)
 
 
