@@ -105,8 +105,7 @@ def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
         def save() -> int:
             for _ in range(4):
                 fleet.scrape()
-            frozen = fleet.store.freeze()
-            frozen.save(Path(folder))
+            fleet.store.save(Path(folder))
             return fleet.gpus
 
         save()

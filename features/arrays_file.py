@@ -1,14 +1,17 @@
-"""One file of named arrays that says when it is torn.
+"""A file of parts, each some named arrays, that says when it is torn.
 
-magic (8 bytes) | header length (uint32) | header crc32 (uint32) | JSON header | the arrays' bytes, one after another
-header  {"about": {...}, "arrays": {name: {"dtype", "shape", "offset", "nbytes", "crc32"}}}
+part    magic (8 bytes) | header length (uint32) | header crc32 (uint32) | JSON header | the arrays' bytes
+header  {"about": {...}, "arrays": {name: {"dtype", "shape", "offset", "nbytes", "crc32"}}, "last": bool}
+
+The last part says that it is the last. A reader maps the file, so that what it copies out is all that it costs.
 """
 
 import json
+import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,47 +26,91 @@ class TornFileError(Exception):
     """The file is not whole: cut short, overwritten, or not ours."""
 
 
-def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write beside, fsync, rename. The arrays must hold still meanwhile."""
-    rows, offset = {}, 0
-    for name, array in arrays.items():
-        crc = zlib.crc32(np.ascontiguousarray(array).data) if array.size else 0
-        rows[name] = {
-            "dtype": array.dtype.str,
-            "shape": array.shape,
-            "offset": offset,
-            "nbytes": array.nbytes,
-            "crc32": crc,
-        }
-        offset += array.nbytes
-    header = json.dumps({"about": about, "arrays": rows}).encode()
-    beside = path.with_name(f".{path.name}.tmp")
-    with open(beside, "wb") as file:
-        file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)))
-        file.write(header)
-        for array in arrays.values():
+class ArraysWriter:
+    """Writes parts beside `path`; `finish` makes them the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._beside = path.with_name(f".{path.name}.tmp")
+        self._file = open(self._beside, "wb")  # noqa: SIM115 - closed by `close`
+
+    def add(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, last: bool = False) -> None:
+        """Write one part. The arrays must hold still meanwhile."""
+        rows, offset = {}, 0
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        for name, array in whole.items():
+            crc = zlib.crc32(array.data) if array.size else 0
+            rows[name] = {
+                "dtype": array.dtype.str,
+                "shape": array.shape,
+                "offset": offset,
+                "nbytes": array.nbytes,
+                "crc32": crc,
+            }
+            offset += array.nbytes
+        header = json.dumps({"about": about, "arrays": rows, "last": last}).encode()
+        self._file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)))
+        self._file.write(header)
+        for array in whole.values():
             if array.size:
-                file.write(np.ascontiguousarray(array).data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+                self._file.write(array.data)
+
+    def finish(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write the last part, fsync, rename."""
+        self.add(about, arrays or {}, last=True)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+        os.replace(self._beside, self.path)
+
+    def close(self) -> None:
+        """Give the file back, finished or not. May be called twice."""
+        self._file.close()
+
+
+def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """A file of one part."""
+    writer = ArraysWriter(path)
+    try:
+        writer.finish(about, arrays)
+    finally:
+        writer.close()
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What `write_arrays` wrote, as (about, read-only arrays). Raises TornFileError, OSError."""
-    data = path.read_bytes()
-    if len(data) < _HEAD.size:
-        raise TornFileError(f"{path.name}: {len(data)} bytes, not even a header")
-    magic, length, crc = _HEAD.unpack_from(data)
-    text = data[_HEAD.size : _HEAD.size + length]
+    return next(read_parts(path))
+
+
+def read_parts(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
+    """The parts of a file, in order, as (about, read-only arrays). Raises TornFileError, OSError."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise TornFileError(f"{path.name}: empty")
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    at, last = 0, False
+    while not last:
+        header, at = _header(path.name, data, at)
+        arrays = {name: _array(path.name, data[at:], name, row) for name, row in header["arrays"].items()}
+        at += sum(row["nbytes"] for row in header["arrays"].values())
+        last = header["last"]
+        yield header["about"], arrays
+
+
+def _header(name: str, data: memoryview, at: int) -> tuple[dict[str, Any], int]:
+    """The header of the part at `at`, and where its arrays begin."""
+    if len(data) - at < _HEAD.size:
+        raise TornFileError(f"{name}: {len(data) - at} bytes at {at}, not even a header")
+    magic, length, crc = _HEAD.unpack_from(data, at)
+    begin = at + _HEAD.size
+    text = data[begin : begin + length]
     if magic != MAGIC or zlib.crc32(text) != crc:
-        raise TornFileError(f"{path.name}: broken header")
-    header = json.loads(text)
-    base = _HEAD.size + length
-    arrays = {}
-    for name, row in header["arrays"].items():
-        part = memoryview(data)[base + row["offset"] : base + row["offset"] + row["nbytes"]]
-        if len(part) != row["nbytes"] or (len(part) and zlib.crc32(part) != row["crc32"]):
-            raise TornFileError(f"{path.name}: array {name} is torn, {len(part)} of {row['nbytes']} bytes")
-        arrays[name] = np.frombuffer(part, np.dtype(row["dtype"])).reshape(row["shape"])
-    return header["about"], arrays
+        raise TornFileError(f"{name}: broken header at {at}")
+    return json.loads(bytes(text)), begin + length
+
+
+def _array(file: str, data: memoryview, name: str, row: dict[str, Any]) -> NDArray[Any]:
+    part = data[row["offset"] : row["offset"] + row["nbytes"]]
+    if len(part) != row["nbytes"] or (len(part) and zlib.crc32(part) != row["crc32"]):
+        raise TornFileError(f"{file}: array {name} is torn, {len(part)} of {row['nbytes']} bytes")
+    return np.frombuffer(part, np.dtype(row["dtype"])).reshape(row["shape"])

@@ -6,21 +6,20 @@ same state. Counters become rates at the door, reset-, wrap- and saturation-awar
 of a gauge in one slot: the newest wins; increments of event counters add up.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.layout import Span, layout_of
 from features.ring import Ring
-from features.store_files import SEGMENTS, SavedRing, StoreError, copy_ring, read_store, write_store
+from features.store_files import SEGMENTS, StoreError, read_store, save_store
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
 
-__all__ = ["FrozenStore", "StoreError", "WindowStore", "Written"]
+__all__ = ["StoreError", "WindowStore", "Written"]
 
 LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its end
 
@@ -58,7 +57,7 @@ class WindowStore:
         self.span = Span(round(interval_s * 1000), fine_slots, round(future_limit_s * 1000))
         self.rings: dict[EntityKind, Ring] = {}
         self._files: list[Path] = []  # slot files of the last save; empty: the next one writes everything
-        self._freezes = 0
+        self._saves = 0
 
     @property
     def nbytes(self) -> int:
@@ -97,23 +96,25 @@ class WindowStore:
         for ring in self.rings.values():
             ring.advance(now_ms)
 
-    def freeze(self) -> "FrozenStore":
-        """A copy of what the next save must write, to be saved in a thread while this store goes on."""
-        self._freezes += 1
-        there = len(self._files) < SEGMENTS and all(path.exists() for path in self._files)
-        files, self._files = self._files if there else [], []
-        about = {"span": asdict(self.span), "names": self.entities.dump()}
-        rings = {kind: copy_ring(ring, everything=not files) for kind, ring in self.rings.items()}
-        return FrozenStore(self, self._freezes, about, rings, files)
+    def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
+        """The works that save into `folder` everything a restart needs; it may hold the previous save.
+
+        The store may be written while they are under way, but not while the next one is taken: see
+        `features.store_files`. A work raises OSError; then, and when the works are not all done, the next save
+        holds everything again. `becomes`: where the caller will move the folder to.
+        """
+        self._saves += 1
+        number, files = self._saves, self._files
+        there = len(files) < SEGMENTS and all(path.exists() for path in files)
+        files, self._files = files if there else [], []
+        yield from save_store(self, folder, files)
+        if number == self._saves:  # none has begun meanwhile: the next save adds to this one
+            self._files = [(becomes or folder) / path.name for path in files]
 
     def save(self, folder: Path) -> None:
-        """Write everything a restart needs into `folder`; it may hold the previous save."""
-        self.freeze().save(folder)
-
-    def saved(self, number: int, files: list[Path]) -> None:
-        """Note that the frozen copy of this number is on disk: if it is the newest, the next one adds to it."""
-        if number == self._freezes:
-            self._files = files
+        """All works of `saving`, at once."""
+        for work in self.saving(folder):
+            work()
 
     @classmethod
     def load(
@@ -129,25 +130,6 @@ class WindowStore:
         store = cls(entities)
         store.span, store.rings = span, rings
         return store
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenStore:
-    """A copy of a store at one moment, as far as it is not on disk yet. `files`: the slot files it adds to."""
-
-    store: WindowStore
-    number: int
-    about: dict[str, Any]
-    rings: dict[EntityKind, SavedRing]
-    files: list[Path]
-
-    def save(self, folder: Path, *, becomes: Path | None = None) -> None:
-        """Write and fsync. OSError leaves the store such that its next copy holds everything.
-
-        `becomes`: where the caller will move the folder to, so that the next save finds what it can link.
-        """
-        files = write_store(folder, self.about, self.rings, self.files)
-        self.store.saved(self.number, [(becomes or folder) / path.name for path in files])
 
 
 def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> Iterator[NDArray[np.intp] | slice]:

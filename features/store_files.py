@@ -5,25 +5,34 @@
 
 A save links the slot files of the previous one into its folder and adds one with what changed since, so it costs the
 slots of a minute and not of a day. After SEGMENTS files, or when a save failed, one file with everything starts anew.
+
+A save is taken in slices of entities, and the store may be written between two of them: a slice holds all of its
+series as of one moment, and nothing in a ring depends on two series. So no save needs a still store for longer than
+SLICE_BYTES take to copy, nor memory for more, however large the fleet.
 """
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from features.arrays_file import TornFileError, read_arrays, write_arrays
+from features.arrays_file import ArraysWriter, TornFileError, read_parts
 from features.layout import BUCKETS, Layout, Span, layout_of
 from features.ring import Ring
 from fleet.entities import Entities
 from fleet.samples import EntityKind
 
-VERSION = 1
+if TYPE_CHECKING:
+    from features.store import WindowStore
+
+VERSION = 2
 SEGMENTS = 60
+SLICE_BYTES = 16 * 2**20
 STATE_ROWS = {  # array -> which names its rows have
     "time_ms": "metrics",
     "raw": "metrics",
@@ -33,6 +42,8 @@ STATE_ROWS = {  # array -> which names its rows have
     "bucket_count": "values",
 }
 SLOT_ROWS = {"fine": "values", "events": "events", "coarse": "values"}
+Arrays = dict[str, NDArray[Any]]
+Work = Callable[[], None]
 
 
 class StoreError(Exception):
@@ -40,97 +51,97 @@ class StoreError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedRing:
-    """Copies of one ring: `state` arrays whole, `slots` arrays as (row, chosen slots, entity) with their numbers."""
+class Since:
+    """From where on a ring's slots and buckets are not on disk yet; everything by default."""
 
-    about: dict[str, Any]
-    state: dict[str, NDArray[Any]]
-    slots: dict[str, NDArray[Any]]
+    slot: int = 0
+    bucket: int = 0
+
+    def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Slots and buckets of `ring` from here up to now, as far as it still holds them."""
+        slot = max(self.slot, ring.head - ring.span.slots + 1, 0)
+        bucket = max(self.bucket, ring.newest_bucket - BUCKETS + 1, 0)
+        return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
 
 
-def copy_ring(ring: Ring, *, everything: bool) -> SavedRing:
-    """What a save needs of a ring, and forget what was touched: the next copy starts from here."""
-    layout, size = ring.layout, ring.size
-    about: dict[str, Any] = {rows: list(getattr(layout, rows)) for rows in ("metrics", "values", "events", "counters")}
-    about |= {"head": ring.head, "closed": ring.closed, "size": size}
-    state = {name: getattr(ring, name)[:, :size].copy() for name in STATE_ROWS}
-    state["first_seen_ms"] = ring.first_seen_ms[:size].copy()
-    oldest_slot, oldest_bucket = ring.head - ring.span.slots + 1, ring.newest_bucket - BUCKETS + 1
-    if not everything:
-        oldest_slot = max(oldest_slot, ring.touched_slot)
-        oldest_bucket = max(oldest_bucket, ring.touched_bucket)
-    slots = np.arange(max(0, oldest_slot), ring.head + 1)
-    buckets = np.arange(max(0, oldest_bucket), ring.newest_bucket + 1)
+def take_since(ring: Ring, *, everything: bool) -> Since:
+    """What a save of `ring` must begin at; from here on the ring notes what the next one must."""
+    since = Since() if everything else Since(ring.touched_slot, ring.touched_bucket)
     ring.forget_touched()
-    at = slots % ring.span.slots
-    return SavedRing(
-        about,
-        state,
-        {
+    return since
+
+
+def _slice_length(ring: Ring, since: Since) -> int:
+    """How many entities make a slice."""
+    slots, buckets = since.numbers(ring)
+    layout = ring.layout
+    of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.values)
+    return max(16, SLICE_BYTES // (of_slots + 24 * len(layout.metrics) + 12 * len(layout.values)))
+
+
+def save_store(store: "WindowStore", folder: Path, earlier: list[Path]) -> Iterator[Work]:
+    """The works of one save into `folder`; an older save in there stays whole until the new one is.
+
+    To take the next work copies from the store, so it is done where the store is written; the work itself writes to
+    disk and may run in a thread. The last one leaves the slot files that the save is made of in `earlier`.
+    """
+    since = {kind: take_since(ring, everything=not earlier) for kind, ring in store.rings.items()}
+    sizes = {kind: store.rings[kind].size for kind in since}
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = max((int(path.stem) for path in (*folder.glob("*.slots"), *earlier)), default=0) + 1
+    slots = ArraysWriter(folder / f"{newest:06d}.slots")
+    state = ArraysWriter(folder / "state.arrays")
+    try:
+        for kind, begin in since.items():
+            ring = store.rings[kind]
+            length = _slice_length(ring, begin)
+            for first in range(0, sizes[kind], length):
+                part = slice(first, min(first + length, sizes[kind]))
+                yield _Slice(ring, kind, part, begin).writing(slots, state)
+        heads = {kind.value: {"head": store.rings[kind].head, "closed": store.rings[kind].closed} for kind in since}
+        for kind, size in sizes.items():
+            heads[kind.value]["size"] = size
+        about = {"version": VERSION, "span": asdict(store.span), "names": store.entities.dump(), "rings": heads}
+        yield lambda: _finish(slots, state, about, earlier)
+    finally:
+        slots.close()
+        state.close()
+
+
+class _Slice:
+    """Copies of some entities of one ring as of one moment, as far as they are not on disk yet."""
+
+    def __init__(self, ring: Ring, kind: EntityKind, part: slice, since: Since) -> None:
+        names = {rows: list(getattr(ring.layout, rows)) for rows in ("metrics", "values", "events", "counters")}
+        self.about = {"kind": kind.value, "first": part.start, **names}
+        self.state: Arrays = {name: getattr(ring, name)[:, part].copy() for name in STATE_ROWS}
+        self.state["first_seen_ms"] = ring.first_seen_ms[part].copy()
+        slots, buckets = since.numbers(ring)
+        at = slots % ring.span.slots
+        self.slots: Arrays = {
             "slot_numbers": slots,
             "bucket_numbers": buckets,
-            "fine": ring.fine[:, at, :size],
-            "events": ring.events[:, at, :size],
-            "coarse": ring.coarse[:, buckets % BUCKETS, :size],
-        },
-    )
+            "fine": ring.fine[:, :, part].take(at, axis=1),
+            "events": ring.events[:, :, part].take(at, axis=1),
+            "coarse": ring.coarse[:, :, part].take(buckets % BUCKETS, axis=1),
+        }
+
+    def writing(self, slots: ArraysWriter, state: ArraysWriter) -> Work:
+        def write() -> None:
+            slots.add(self.about, self.slots)
+            state.add(self.about, self.state)
+
+        return write
 
 
-def fill_ring(ring: Ring, about: dict[str, Any], state: dict[str, NDArray[Any]]) -> None:
-    """Put saved state into a new ring with room for it."""
-    for name, rows in STATE_ROWS.items():
-        mine, theirs = _rows(ring.layout, about, rows)
-        getattr(ring, name)[mine, : about["size"]] = state[name][theirs]
-    ring.first_seen_ms[: about["size"]] = state["first_seen_ms"]
-    ring.head, ring.closed = about["head"], about["closed"]
-    ring.dirty[: ring.size] = True
-
-
-def fill_slots(ring: Ring, about: dict[str, Any], slots: dict[str, NDArray[Any]]) -> None:
-    """Put saved slots into a ring, as far as they are still within it."""
-    numbers, buckets = slots["slot_numbers"], slots["bucket_numbers"]
-    inside = (numbers > ring.head - ring.span.slots) & (numbers <= ring.head)
-    recent = (buckets > ring.newest_bucket - BUCKETS) & (buckets <= ring.newest_bucket)
-    for name, names in SLOT_ROWS.items():
-        mine, theirs = _rows(ring.layout, about, names)
-        chosen, number, length = (recent, buckets, BUCKETS) if name == "coarse" else (inside, numbers, ring.span.slots)
-        size = slots[name].shape[2]
-        getattr(ring, name)[np.ix_(np.array(mine, np.intp), number[chosen] % length, np.arange(size))] = slots[name][
-            theirs
-        ][:, chosen]
-
-
-def _rows(layout: Layout, about: dict[str, Any], names: str) -> tuple[list[int], list[int]]:
-    """Rows of the names that both have: (in this layout, in the file)."""
-    here = {name: row for row, name in enumerate(getattr(layout, names))}
-    pairs = [(here[name], row) for row, name in enumerate(about[names]) if name in here]
-    return [mine for mine, _ in pairs], [theirs for _, theirs in pairs]
-
-
-def write_store(
-    folder: Path, about: dict[str, Any], rings: dict[EntityKind, SavedRing], earlier: list[Path]
-) -> list[Path]:
-    """Write a whole save into `folder`; returns its slot files, `earlier` ones linked, oldest first.
-
-    The folder may hold an older save: that one stays whole until the new one is.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = [_link(path, folder) for path in earlier]
-    newest = folder / f"{_next_number(folder):06d}.slots"
-    rows = {kind.value: ring.about for kind, ring in rings.items()}
-    slots = {f"{kind.value}/{name}": array for kind, ring in rings.items() for name, array in ring.slots.items()}
-    state = {f"{kind.value}/{name}": array for kind, ring in rings.items() for name, array in ring.state.items()}
-    write_arrays(newest, {"rings": rows}, slots)
-    files = [*kept, newest]
-    about = {**about, "version": VERSION, "rings": rows, "files": [path.name for path in files]}
-    write_arrays(folder / "state.arrays", about, state)
-    for path in set(folder.glob("*.slots")) - set(files):
+def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], earlier: list[Path]) -> None:
+    """Make the save whole: its slot files first, then the file that names them; drop what an older save left."""
+    folder = slots.path.parent
+    slots.finish({})
+    earlier[:] = [*(_link(path, folder) for path in earlier), slots.path]
+    state.finish({**about, "files": [path.name for path in earlier]})
+    for path in set(folder.glob("*.slots")) - set(earlier):
         path.unlink()
-    return files
-
-
-def _next_number(folder: Path) -> int:
-    return max((int(path.stem) for path in folder.glob("*.slots")), default=0) + 1
 
 
 def _link(path: Path, folder: Path) -> Path:
@@ -150,25 +161,55 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Sp
     Raises StoreError when the save is missing, torn or of another version.
     """
     try:
-        about, state = read_arrays(folder / "state.arrays")
+        parts = list(read_parts(folder / "state.arrays"))
+        about, _ = parts.pop()
         if about["version"] != VERSION:
             raise StoreError(f"{folder}: version {about['version']}, expected {VERSION}")
         span, entities = Span(**about["span"]), Entities.load(about["names"])
         span = span if future_ms is None else replace(span, future_ms=future_ms)
-        rings = {}
-        for name, row in about["rings"].items():
-            ring = rings[EntityKind(name)] = Ring(layout_of(EntityKind(name)), span)
-            ring.reserve(row["size"])
-            fill_ring(ring, row, _of(name, state))
+        rings = {EntityKind(name): _ring(EntityKind(name), row, span) for name, row in about["rings"].items()}
+        for rows, state in parts:
+            _fill_state(rings[EntityKind(rows["kind"])], rows, state)
         for file in about["files"]:
-            rows, slots = read_arrays(folder / file)
-            for name, row in rows["rings"].items():
-                fill_slots(rings[EntityKind(name)], row, _of(name, slots))
+            for rows, slots in read_parts(folder / file):
+                if slots:
+                    _fill_slots(rings[EntityKind(rows["kind"])], rows, slots)
     except (OSError, TornFileError, KeyError, ValueError, IndexError, TypeError) as error:
         raise StoreError(f"cannot load the store in {folder}: {error}") from error
     return entities, span, rings
 
 
-def _of(kind: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    prefix = f"{kind}/"
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+def _ring(kind: EntityKind, row: dict[str, Any], span: Span) -> Ring:
+    ring = Ring(layout_of(kind), span)
+    ring.reserve(row["size"])
+    ring.head, ring.closed = row["head"], row["closed"]
+    ring.dirty[: ring.size] = True
+    return ring
+
+
+def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
+    """Put saved state into a new ring with room for it."""
+    part = slice(about["first"], about["first"] + len(state["first_seen_ms"]))
+    for name, rows in STATE_ROWS.items():
+        for mine, theirs in _rows(ring.layout, about, rows):
+            getattr(ring, name)[mine, part] = state[name][theirs]
+    ring.first_seen_ms[part] = state["first_seen_ms"]
+
+
+def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
+    """Put saved slots into a ring, as far as they are still within it."""
+    numbers, buckets = slots["slot_numbers"], slots["bucket_numbers"]
+    inside = (numbers > ring.head - ring.span.slots) & (numbers <= ring.head)
+    recent = (buckets > ring.newest_bucket - BUCKETS) & (buckets <= ring.newest_bucket)
+    for name, names in SLOT_ROWS.items():
+        chosen, number, length = (recent, buckets, BUCKETS) if name == "coarse" else (inside, numbers, ring.span.slots)
+        saved, ours = slots[name], getattr(ring, name)
+        part = slice(about["first"], about["first"] + saved.shape[2])
+        for mine, theirs in _rows(ring.layout, about, names):
+            ours[mine, number[chosen] % length, part] = saved[theirs, chosen]
+
+
+def _rows(layout: Layout, about: dict[str, Any], names: str) -> list[tuple[int, int]]:
+    """Rows of the names that both have: (in this layout, in the file)."""
+    here = {name: row for row, name in enumerate(getattr(layout, names))}
+    return [(here[name], row) for row, name in enumerate(about[names]) if name in here]

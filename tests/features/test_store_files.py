@@ -115,29 +115,58 @@ def test_a_folder_may_be_moved_after_the_save(tmp_path: Path, told: bool) -> Non
     store = WindowStore(fleet())
     for minute in range(3):
         run(store, rows_at(minute))
-        store.freeze().save(tmp_path / "beside", becomes=tmp_path / str(minute) if told else None)
+        for work in store.saving(tmp_path / "beside", becomes=tmp_path / str(minute) if told else None):
+            work()
         (tmp_path / "beside").rename(tmp_path / str(minute))
     assert len(list((tmp_path / "2").glob("*.slots"))) == (3 if told else 1)
     assert_same(WindowStore.load(tmp_path / "2"), store)
 
 
-def test_a_copy_that_was_overtaken_is_not_built_upon(tmp_path: Path) -> None:
+def test_a_save_that_was_overtaken_is_not_built_upon(tmp_path: Path) -> None:
     store = saved_minutes(tmp_path, 2)
-    slow = store.freeze()
+    slow = store.saving(tmp_path / "slow")
+    next(slow)()
     run(store, rows_at(2))
     store.save(tmp_path / "newer")
-    slow.save(tmp_path / "slow")
+    for work in slow:
+        work()
     run(store, rows_at(3))
     store.save(tmp_path / "last")
     assert_same(WindowStore.load(tmp_path / "last"), store)
 
 
-def test_a_frozen_copy_does_not_change_with_the_store(tmp_path: Path) -> None:
-    store = run(WindowStore(fleet()), rows_at(0))
-    frozen = store.freeze()
-    run(store, rows_at(1))
-    frozen.save(tmp_path)
-    assert_same(WindowStore.load(tmp_path), run(WindowStore(fleet()), rows_at(0)))
+def test_a_save_that_was_given_up_leaves_nothing_out_of_the_next(tmp_path: Path) -> None:
+    store = saved_minutes(tmp_path, 2)
+    run(store, rows_at(2))
+    given_up = store.saving(tmp_path / "given up")
+    next(given_up)()
+    given_up.close()
+    run(store, rows_at(3))
+    store.save(tmp_path / "last")
+    assert_same(WindowStore.load(tmp_path / "last"), store)
+
+
+@settings(deadline=None, max_examples=60)
+@given(minutes, st.integers(0, 40), st.lists(st.integers(0, 40), min_size=3, max_size=3).map(sorted), st.booleans())
+def test_a_store_that_is_written_while_it_is_saved_comes_back_whole(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], first: int, cuts: list[int], again: bool
+) -> None:
+    """A slice holds its series as of its own moment; a replay from where the save began changes nothing."""
+    folder = tmp_path_factory.mktemp("sliced")
+    store = run(WindowStore(fleet()), rows[: cuts[0]])
+    if again:
+        store.save(folder / "before")
+    done = min(cuts[0], len(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("features.store_files._slice_length", lambda ring, since: 1)
+        for number, work in enumerate(store.saving(folder / "sliced")):
+            work()
+            upto = max(done, cuts[min(number + 1, 2)])
+            run(store, rows[done:upto])
+            done = upto
+    loaded = WindowStore.load(folder / "sliced")
+    run(loaded, rows[min(first, cuts[0]) :])
+    assert_same(loaded, run(WindowStore(fleet()), rows))
 
 
 def test_entities_come_back_in_their_rows(tmp_path: Path) -> None:
