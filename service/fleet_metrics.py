@@ -16,7 +16,7 @@ import hashlib
 import math
 import shutil
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -235,7 +235,8 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp], flags: NDArray[n
         [
             ({"node": name, "job": tick.occupancy.jobs[job]}, count)
             for row, name in names.items()
-            for job, count in _held(tick.occupancy.holder[row])
+            for job, count in Counter(tick.occupancy.holder[row].tolist()).items()
+            if job >= 0
         ],
     )
 
@@ -248,11 +249,6 @@ def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
         "feature": reasons[0].feature if reasons else "",
         "entity": reasons[0].entity if reasons else "",
     }
-
-
-def _held(holders: NDArray[np.int32]) -> list[tuple[int, int]]:
-    jobs, counts = np.unique(holders[holders >= 0], return_counts=True)
-    return list(zip(jobs.tolist(), counts.tolist(), strict=True))
 
 
 def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapping[str, NDArray[np.bool_]]) -> None:

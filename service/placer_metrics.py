@@ -1,6 +1,6 @@
 """The placer's own Prometheus metrics."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -10,6 +10,7 @@ class PlacerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(namespace="fleetcast_placer", registry=self.registry)
         self.decisions = Counter(
             "fleetcast_placer_decisions", "Decisions by outcome and door.", ["outcome", "door"], registry=self.registry
         )

@@ -15,6 +15,7 @@ from service.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
 
 PLACER_PAGE_S = 0.2
 PLACER_HEALTH_S = 1.0
+PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE fleetcast_placer_up gauge\n"
 
 
 async def healthz(request: Request, context: Context, query: Query) -> Response:
@@ -64,21 +65,29 @@ def _meta(context: Context) -> dict[str, Any]:
 
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
-    """Our own metrics: this process, what the board tells of the pipeline, and the placer's page."""
+    """Our own metrics: this process, what the board tells of the pipeline and the fleet, and the placer's page."""
     pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context)]
-    return Response(merge_pages(*pages), media_type=None, headers={"content-type": CONTENT_TYPE})
+    body = merge_pages(*pages).encode() + _fleet_page(context)
+    return Response(body, media_type=None, headers={"content-type": CONTENT_TYPE})
 
 
 def _pipeline_page(context: Context) -> str:
     board = context.feed.latest()
+    stale_after_s = context.config.api.stale_after_s
     if board is None:
-        return pipeline_page({}, None, None)
+        return pipeline_page({}, None, None, stale_after_s)
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
     try:
         ingestion = board.json("doc.ingestion")
     except KeyError:
         ingestion = {}
-    return pipeline_page(ingestion, age_s, board.sequence)
+    return pipeline_page(ingestion, age_s, board.sequence, stale_after_s)
+
+
+def _fleet_page(context: Context) -> bytes:
+    """What the pipeline rendered; its families are in no other page."""
+    board = context.feed.latest()
+    return bytes(board.raw("metrics.fleet")) if board is not None and "metrics.fleet" in board else b""
 
 
 async def _placer_page(request: Request, context: Context) -> str:
@@ -87,9 +96,9 @@ async def _placer_page(request: Request, context: Context) -> str:
         asked = context.placer.forward("GET", "/metrics", headers=headers)
         answer = await asyncio.wait_for(asked, PLACER_PAGE_S)
     except (SourceError, TimeoutError):
-        return "# TYPE fleetcast_placer_up gauge\nfleetcast_placer_up 0\n"
-    up = "# TYPE fleetcast_placer_up gauge\nfleetcast_placer_up 1\n"
-    return up + (answer.body.decode("utf-8", "replace") if answer.status == 200 else "")
+        return PLACER_UP + "fleetcast_placer_up 0\n"
+    page = answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+    return PLACER_UP + "fleetcast_placer_up 1\n" + page
 
 
 ROWS = (

@@ -116,6 +116,7 @@ def sections(as_of_ms: int = NOW_MS) -> list[Section]:
         "names.node": "\n".join(NODES).encode(),
         "answers.node": b"".join(bodies),
         "answers.node.offsets": offsets,
+        "metrics.fleet": b'# TYPE fleetcast_gpus gauge\nfleetcast_gpus{state="free"} 8\n',
     }
     parts |= {name: json.dumps(value).encode() for name, value in documents().items()}
     return [Section(name, data, as_of_ms, "rules" if name == "doc.risk" else "") for name, data in parts.items()]

@@ -265,6 +265,8 @@ def test_metrics_tell_of_the_api_the_pipeline_and_the_placer(tmp_path: Path) -> 
     assert 'fleetcast_bad_records_total{reason="not_a_number"} 3.0' in lines
     assert "fleetcast_samples_total 1234.0" in lines
     assert "fleetcast_board_age_seconds 2.0" in lines
+    assert "fleetcast_board_stale_after_seconds 60.0" in lines
+    assert 'fleetcast_gpus{state="free"} 8' in lines  # as the pipeline rendered it
     assert 'fleetcast_tick_seconds{quantile="0.99"} 0.09' in lines
     assert "fleetcast_ledger_rows 5" in lines
     assert sum(line.startswith("# TYPE fleetcast_ticks_total") for line in lines) == 1
