@@ -21,12 +21,16 @@ async function problem(response) {
 
 const KINDS = { 401: "refused", 403: "refused", 404: "missing", 422: "missing", 501: "missing", 503: "starting" };
 
+/** The headers of a request with this token, if there is one. */
+export function headersOf(token) {
+  return token ? { authorization: `Bearer ${token}` } : {};
+}
+
 /** {body, ageS} of GET /v1`path`. */
 export async function request(path, token = "") {
-  const headers = token ? { authorization: `Bearer ${token}` } : {};
   let response;
   try {
-    response = await fetch(`/v1${path}`, { headers, cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    response = await fetch(`/v1${path}`, { headers: headersOf(token), cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });
   } catch {
     throw new ApiError("away", "no answer");
   }
@@ -51,11 +55,12 @@ export class Token {
     }
   }
 
-  /** Ask the operator, once for all requests that were refused. */
-  ask() {
+  /** Ask the operator, once for all requests that were refused; `why` is what the API said. */
+  ask(why) {
     if (this.dialog.open) return;
     const input = this.dialog.querySelector("input");
-    this.dialog.addEventListener("close", () => this.keep(input.value), { once: true });
+    this.dialog.querySelector(".why").textContent = this.value ? `The token was refused: ${why}.` : "";
+    this.dialog.addEventListener("close", () => this.keep(input.value.trim()), { once: true });
     input.value = "";
     this.dialog.showModal();
   }

@@ -47,7 +47,7 @@ const decisions = new Decisions();
 const ingestion = new Ingestion();
 const feed = new Feed({
   token,
-  refused: () => token.ask(),
+  refused: (why) => token.ask(why),
   hard: (data) => strip.hear(data, clock.nowMs()),
 });
 new Find({

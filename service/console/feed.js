@@ -2,6 +2,7 @@
 // is worth it, never twice at once; without the stream everything is polled.
 
 import { request } from "./api.js";
+import { listen } from "./stream.js";
 
 const POLL_MS = 2000;
 const BEAT_MS = 500;
@@ -9,7 +10,7 @@ const HIDDEN_MS = 15_000; // a page in the background asks rarely
 const LONGEST_MS = 10_000; // ask after this long even if no board was announced
 
 export class Feed {
-  /** `token`: a Token; `refused()` is called when the API asks for one; `hard(rows)` with hard signals. */
+  /** `token`: a Token; `refused(why)` is called when the API asks for one; `hard(rows)` with hard signals. */
   constructor({ token, refused, hard }) {
     Object.assign(this, { token, refused, hard, entries: [], boards: 1, away: null, streaming: false });
   }
@@ -36,25 +37,14 @@ export class Feed {
   }
 
   listen() {
-    if (this.token.value || typeof EventSource === "undefined") return;
-    const source = new EventSource("/v1/stream");
-    source.onopen = () => (this.streaming = true);
-    source.onerror = () => {
-      this.streaming = false;
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.listen(), 5000);
-    };
-    source.addEventListener("board", () => {
-      this.boards++;
-      this.beat();
-    });
-    source.addEventListener("hard", (event) => {
-      this.boards++;
-      try {
-        this.hard(JSON.parse(event.data));
-      } catch {
-        // not JSON: nothing to say
-      }
-      this.beat();
+    listen("/stream", {
+      token: this.token,
+      state: (open) => (this.streaming = open),
+      heard: (name, data) => {
+        this.boards++;
+        if (name === "hard") this.hard(data);
+        this.beat();
+      },
     });
   }
 
@@ -90,7 +80,7 @@ export class Feed {
 
   failed(entry, error) {
     if (!error.kind) throw error; // a fault of the page, not of the API: let it be seen
-    if (error.kind === "refused") this.refused();
+    if (error.kind === "refused") this.refused(error.message);
     else if (entry.core && (error.kind === "away" || error.kind === "starting")) {
       this.away = { sinceMs: this.away?.sinceMs ?? Date.now(), detail: error.message, kind: error.kind };
     }

@@ -62,11 +62,14 @@ class Answers:
         self.closing = False
         self.period_s = 0.7
 
+    def admits(self, request: Request) -> bool:
+        return not self.token or request.headers.get("authorization") == f"Bearer {self.token}"
+
     def reply(self, request: Request, body: Any) -> Response:
         if self.scene.state == "broken":
             return Response("upstream is away", 502)
-        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
-            return JSONResponse({"title": "Unauthorized", "status": 401}, 401)
+        if not self.admits(request):
+            return JSONResponse({"title": "Unauthorized", "status": 401, "detail": "no such token is known here"}, 401)
         body = self.override.get(request.url.path, body)
         if body is None:
             return JSONResponse({"title": "Not Found", "status": 404, "detail": "no such thing"}, 404)
@@ -109,8 +112,8 @@ class Answers:
         return self.reply(request, self.scene.ingestion())
 
     async def stream(self, request: Request) -> Response:
-        if self.scene.state == "broken" or self.token:
-            return Response("upstream is away", 502)
+        if self.scene.state == "broken" or not self.admits(request):
+            return Response("upstream is away", 502 if self.admits(request) else 401)
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[str]:

@@ -181,6 +181,9 @@ def test_it_prints_on_one_page(open_console: Opener) -> None:
 
 def test_a_token_is_asked_for_and_kept_for_the_tab(open_console: Opener) -> None:
     page = open_console(token="s3cret").page
+    page.locator("#ask-token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#ask .why")).to_have_text("The token was refused: no such token is known here.")
     page.locator("#ask-token").fill("s3cret")
     page.keyboard.press("Enter")
     expect(page.locator(".node")).to_have_count(133, timeout=10_000)
