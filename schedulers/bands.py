@@ -8,7 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 LOW, ELEVATED, HIGH = "low", "elevated", "high"
+LEVELS = (LOW, ELEVATED, HIGH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +63,16 @@ class Bands:
         if score >= rule.elevated or (held in (HIGH, ELEVATED) and score >= rule.elevated * rule.leave_ratio):
             return ELEVATED
         return LOW
+
+
+def step_levels(held: NDArray[np.int8], scores: NDArray[np.float64], rule: BandRule) -> NDArray[np.int8]:
+    """(n,) the rows of LEVELS to be in now, of nodes that were in those of `held`; a score that is NaN keeps its own.
+
+    >>> step_levels(np.array([2, 0], np.int8), np.array([0.25, 0.25]), BandRule()).tolist()
+    [2, 1]
+    """
+    high = np.where(held == 2, rule.high * rule.leave_ratio, rule.high)
+    elevated = np.where(held >= 1, rule.elevated * rule.leave_ratio, rule.elevated)
+    levels = (scores >= elevated).astype(np.int8)
+    levels[scores >= high] = 2
+    return np.where(np.isnan(scores), held, levels)

@@ -33,7 +33,7 @@ from service.openapi import document
 from service.placer_link import PlacerLink
 from service.problems import Problem, as_problem
 from service.recent import RecentIdentities
-from service.routes import console, demand, events, fleet, health, jobs, later, placements, risk, stream
+from service.routes import adapters, console, demand, events, fleet, health, jobs, later, placements, risk, stream
 from service.routes.context import Context
 from service.routes.table import Row, encode, routes_of
 from service.stream_hub import StreamHub
@@ -47,6 +47,7 @@ GRACE_S = 5
 ROWS: tuple[Row, ...] = (
     *risk.ROWS,
     *placements.ROWS,
+    *adapters.ROWS,
     *events.ROWS,
     *fleet.ROWS,
     *stream.ROWS,

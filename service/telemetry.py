@@ -42,6 +42,11 @@ class ApiMetrics:
             ("status",),
             registry=self.registry,
         )
+        self.neutral = Counter(
+            "fleetcast_kube_neutral_answers",
+            "Answers to kube-scheduler that say nothing, for want of a fresh board.",
+            registry=self.registry,
+        )
         self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
         self.requests: dict[tuple[str, str, int], int] = {}
         self.seconds: dict[str, Latency] = {}

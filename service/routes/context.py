@@ -1,6 +1,6 @@
 """What the handlers of one API process share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleet.clock import Clock
 from fleet.errors import SourceError
@@ -8,6 +8,7 @@ from ingest.inbox import InboxWriter
 from service.access import Access
 from service.config import Config
 from service.feed import BoardFeed
+from service.kube_desk import KubeDesk
 from service.placer_link import PlacerLink
 from service.recent import RecentIdentities
 from service.stream_hub import StreamHub
@@ -27,6 +28,7 @@ class Context:
     recent: RecentIdentities
     access: Access
     inbox: InboxWriter | None = None
+    kube: KubeDesk = field(default_factory=KubeDesk)
 
     def writer(self) -> InboxWriter:
         """The inbox; SourceError before the start and after the end."""

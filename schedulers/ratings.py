@@ -1,0 +1,119 @@
+"""Ratings: what an outside scheduler is told of a node: why it cannot be used, or a score from 0 to 10.
+
+    0       unusable
+    0, 1    its risk within an hour is high      in bands with hysteresis: noise at an edge flips no node
+    2..4    elevated
+    5       nothing is known of it: neither worst nor best
+    6..10   low
+
+Within a band the score grows with how well the pod fits: 1 - GPUs left free / GPUs, so small pods fill broken nodes
+and whole ones stay whole. A pod without GPUs fits best where none is free.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.scores import RISK_HORIZONS_S
+from schedulers.bands import BandRule, step_levels
+
+NEUTRAL = 5
+FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated, high
+OUT_OF_SERVICE = ("", "drained", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The fleet at one moment, over n nodes. Nobody changes it.
+
+    rows: row by name, the same object as long as the names are the same; risk: (horizon, n) probability that a pod
+    fails or slows down, NaN unknown; state: (n,) row of OUT_OF_SERVICE; gpus, free: (n,) GPUs that answer, and those
+    that no job holds; reasons: first reason by name; urgent: why not, of nodes that a hard signal struck since.
+    """
+
+    rows: Mapping[str, int]
+    risk: NDArray[np.float64]
+    state: NDArray[np.int8]
+    gpus: NDArray[np.int64]
+    free: NDArray[np.int64]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    urgent: Mapping[str, str] = field(default_factory=dict)
+    max_risk: float = 0.5
+
+    @classmethod
+    def nothing(cls) -> "Outlook":
+        none = np.zeros(0, np.int64)
+        return cls({}, np.zeros((len(RISK_HORIZONS_S), 0)), none.astype(np.int8), none, none)
+
+
+class Ratings:
+    """Of the newest outlook; the bands are remembered from one to the next. Before the first, nothing is known."""
+
+    def __init__(self, rule: BandRule | None = None) -> None:
+        self.rule = rule or BandRule()
+        self.outlook = Outlook.nothing()
+        self.names: tuple[str, ...] = ()
+        self._levels = np.zeros(0, np.int8)
+        self._unusable: dict[int, dict[str, str]] = {}
+        self._scores: dict[int, NDArray[np.int64]] = {}
+
+    def see(self, outlook: Outlook) -> None:
+        if outlook.rows is not self.outlook.rows:
+            held = dict(zip(self.names, self._levels.tolist(), strict=True))
+            self.names = tuple(outlook.rows)
+            self._levels = np.array([held.get(name, 0) for name in self.names], np.int8)
+        self.outlook = outlook
+        self._levels = step_levels(self._levels, outlook.risk[0], self.rule)
+        self._unusable, self._scores = {}, {}
+
+    def unusable(self, limit_s: float | None = None) -> dict[str, str]:
+        """Name → why not, for a pod that runs for `limit_s` (None: not known, an hour). Nobody changes the answer."""
+        horizon = next((row for row, most_s in enumerate(RISK_HORIZONS_S) if (limit_s or 0) <= most_s), -1)
+        if horizon not in self._unusable:
+            self._unusable[horizon] = self._refusals(horizon)
+        return self._unusable[horizon]
+
+    def _refusals(self, horizon: int) -> dict[str, str]:
+        outlook, names = self.outlook, self.names
+        risk = outlook.risk[horizon]
+        refused = {names[row]: _at_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
+        refused |= {names[row]: OUT_OF_SERVICE[outlook.state[row]] for row in _rows(outlook.state > 0)}
+        for name, what in refused.items():
+            reason = outlook.reasons.get(name, "")
+            refused[name] = reason if what in reason else f"{what}; {reason}" if reason else what
+        return refused | dict(outlook.urgent)
+
+    def alike(self, gpus: int) -> int:
+        """The smallest count that is scored as `gpus` is: all that fit on no node are alike."""
+        return min(gpus, int(self.outlook.gpus.max(initial=0)) + 1)
+
+    def scores(self, gpus: int) -> NDArray[np.int64]:
+        """(n,) 0..10 for a pod that takes `gpus` GPUs; the same array until the next outlook, and nobody changes it."""
+        if gpus not in self._scores:
+            self._scores[gpus] = self._score(gpus)
+        return self._scores[gpus]
+
+    def _score(self, gpus: int) -> NDArray[np.int64]:
+        outlook = self.outlook
+        left = outlook.free - gpus
+        fit = np.where(left < 0, 0.0, 1 - left / np.maximum(outlook.gpus, 1))
+        scores: NDArray[np.int64] = FLOOR[self._levels] + np.rint(fit * SPAN[self._levels]).astype(np.int64)
+        scores[np.isnan(outlook.risk[0])] = NEUTRAL
+        scores[(outlook.risk[0] > outlook.max_risk) | (outlook.state > 0)] = 0
+        scores[[outlook.rows[name] for name in outlook.urgent if name in outlook.rows]] = 0
+        return scores
+
+
+def _rows(mask: NDArray[np.bool_]) -> list[int]:
+    return [int(row) for row in np.flatnonzero(mask)]
+
+
+def _at_risk(p: float, horizon: int) -> str:
+    """
+    >>> _at_risk(0.934, 2)
+    'risk 93 % within 1 d'
+    """
+    hours = RISK_HORIZONS_S[horizon] // 3600
+    return f"risk {p * 100:.0f} % within {f'{hours // 24} d' if hours >= 24 else f'{hours} h'}"

@@ -1,0 +1,90 @@
+"""What one API process knows for kube-scheduler: the newest board that is fresh, as an outlook, made once a board."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.scores import RISK_KINDS
+from models.xids import HARD
+from schedulers.kube_extender import KubeExtender
+from schedulers.ratings import Outlook
+from service.board import Board
+from service.config import Config
+from service.feed import BoardFeed
+
+LATE_MS = 60_000  # an event may tell of what was this long ago
+AWAY, BACK = frozenset({"drain", "lost"}), frozenset({"undrain", "returned"})
+BLIND = KubeExtender()  # has seen nothing, and so changes nothing
+
+
+class KubeDesk:
+    """Has the extender that answers. It looks at each board once."""
+
+    def __init__(self) -> None:
+        self._extender = KubeExtender()
+        self._board: Board | None = None
+        self._names = b""
+        self._rows: dict[str, int] = {}
+
+    def newest(self, feed: BoardFeed, config: Config, now_ms: int) -> tuple[KubeExtender, Board | None]:
+        """Who answers now, and from which board: from none where none is whole, or younger than `api.stale_after_s`."""
+        board = feed.latest()
+        if board is None or now_ms - board.as_of_ms > config.api.stale_after_s * 1000:
+            return BLIND, None
+        if board is not self._board:
+            try:
+                self._extender.see(self._outlook(board, config.placer.max_risk))
+            except KeyError:  # the very first board may lack a section
+                return BLIND, None
+            self._board = board
+        return self._extender, board
+
+    def _outlook(self, board: Board, max_risk: float) -> Outlook:
+        """Raises KeyError when a section is not there. A section may be one topology generation behind the names."""
+        names = bytes(board.raw("names.node"))
+        if names != self._names:
+            self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
+        n = len(self._rows)
+        risk = board.array("node.risk")
+        usable = board.array("gpu.usable")
+        return Outlook(
+            rows=self._rows,
+            risk=_fitted(np.fmax(risk[RISK_KINDS.index("fail")], risk[RISK_KINDS.index("slow")]).T, n, np.nan).T,
+            state=_fitted(board.array("node.state"), n, 0),
+            gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
+            free=_fitted(np.count_nonzero(usable & (board.array("gpu.job") < 0), axis=1), n, 0),
+            reasons=board.json("risk.reason"),
+            urgent=_urgent(board),
+            max_risk=max_risk,
+        )
+
+
+def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+    """`array` with exactly n rows."""
+    missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
+    return np.concatenate([array[:n], missing])
+
+
+def _urgent(board: Board) -> dict[str, str]:
+    """Why not, of nodes struck by a hard signal that the scores do not know of yet."""
+    scored_ms = board.meta("node.state")["as_of_ms"]
+    try:
+        if board.meta("doc.urgent")["as_of_ms"] <= scored_ms:
+            return {}
+    except KeyError:
+        return {}
+    struck: dict[str, str] = {}
+    for row in board.json("doc.urgent")["rows"]:
+        if row["time_ms"] < scored_ms - LATE_MS:
+            continue
+        if row["type"] in AWAY or _is_hard(row):
+            struck[row["node"]] = row["sentence"]
+        elif row["type"] in BACK:
+            struck.pop(row["node"], None)
+    return struck
+
+
+def _is_hard(row: dict[str, Any]) -> bool:
+    code = str(row["code"])
+    return row["type"] == "xid" and code.isdecimal() and int(code) in HARD

@@ -1,0 +1,110 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedulers.bands import LEVELS, BandRule, Bands, step_levels
+from schedulers.ratings import NEUTRAL, Outlook, Ratings
+
+HOUR, DAY, WEEK = 0, 2, 3
+
+
+def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
+    """Nodes of 8 GPUs; the risk is that of the next hour, and grows by 0.1 with each further horizon."""
+    n = len(risk)
+    hour = np.array(list(risk.values()))
+    values = {
+        "rows": {name: row for row, name in enumerate(risk)},
+        "risk": np.stack([hour + 0.1 * step for step in range(4)]),
+        "state": np.zeros(n, np.int8),
+        "gpus": np.full(n, 8),
+        "free": np.full(n, free),
+    }
+    return Outlook(**(values | more))  # type: ignore[arg-type]
+
+
+def seen(*outlooks: Outlook) -> Ratings:
+    ratings = Ratings()
+    for one in outlooks:
+        ratings.see(one)
+    return ratings
+
+
+def test_the_riskier_a_band_the_lower_and_the_unknown_is_neither_worst_nor_best() -> None:
+    ratings = seen(outlook({"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.6, "unknown": np.nan}))
+    assert ratings.scores(8).tolist() == [10, 4, 1, 0, NEUTRAL]
+    assert ratings.scores(1).tolist() == [6, 2, 0, 0, NEUTRAL]
+
+
+def test_a_small_pod_fills_a_broken_node_before_it_breaks_a_whole_one() -> None:
+    ratings = seen(outlook({"whole": 0.0, "broken": 0.0, "full": 0.0}, free=np.array([8, 2, 0])))  # type: ignore[arg-type]
+    whole, broken, full = ratings.scores(2).tolist()
+    assert broken == 10
+    assert broken > whole >= full == 6
+
+
+def test_a_pod_without_gpus_goes_where_none_is_free() -> None:
+    ratings = seen(outlook({"whole": 0.0, "full": 0.0}, free=np.array([8, 0])))  # type: ignore[arg-type]
+    assert ratings.scores(0).tolist() == [6, 10]
+
+
+def test_noise_around_the_edge_of_a_band_changes_no_score() -> None:
+    edge = BandRule().elevated
+    ratings = Ratings()
+    scores = []
+    for step in range(20):
+        ratings.see(outlook({"a": edge + (0.01 if step % 2 else -0.01)}))
+        scores.append(ratings.scores(8).item())
+    assert scores[0] == 10
+    assert set(scores[1:]) == {4}
+
+
+def test_bands_follow_the_names_when_the_nodes_change() -> None:
+    before, after = outlook({"a": 0.4, "b": 0.0}), outlook({"new": 0.25, "b": 0.25, "a": 0.25})
+    assert seen(before, after).scores(8).tolist() == [4, 4, 1]
+
+
+def test_the_reason_is_said_once() -> None:
+    ratings = seen(
+        outlook(
+            {"a": 0.0, "b": 0.0, "c": 0.93, "d": 0.0, "e": 0.0},
+            state=np.array([1, 2, 0, 1, 0], np.int8),
+            reasons={"a": "drained since 14:02 UTC", "b": "had a fault 2 h ago", "c": "GPU 3: XID 79"},
+            urgent={"e": "XID 79 on GPU 1 of e"},
+        )
+    )
+    assert ratings.unusable() == {
+        "a": "drained since 14:02 UTC",
+        "b": "lost; had a fault 2 h ago",
+        "c": "risk 93 % within 1 h; GPU 3: XID 79",
+        "d": "drained",
+        "e": "XID 79 on GPU 1 of e",
+    }
+    assert ratings.scores(8).tolist() == [0, 0, 0, 0, 0]
+
+
+def test_risk_is_that_of_the_time_a_pod_will_run() -> None:
+    ratings = seen(outlook({"a": 0.35, "b": 0.0}, max_risk=0.5))  # a: 0.35, 0.45, 0.55, 0.65 within 1 h, 5 h, 1 d, 7 d
+    assert [sorted(ratings.unusable(limit_s)) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
+        [],
+        [],
+        [],
+        ["a"],
+        ["a"],
+    ]
+    assert ratings.unusable(10**9) == {"a": "risk 65 % within 7 d"}
+
+
+def test_who_has_seen_nothing_says_nothing() -> None:
+    assert seen().unusable() == {}
+    assert seen().scores(3).tolist() == []
+
+
+@given(st.lists(st.lists(st.floats(0, 1) | st.just(np.nan), min_size=3, max_size=3), max_size=20))
+def test_levels_as_columns_are_those_of_bands(rounds: list[list[float]]) -> None:
+    rule = BandRule(writes_per_minute=1000)
+    bands, levels = Bands(rule), np.zeros(3, np.int8)
+    for number, scores in enumerate(rounds):
+        bands.update(["a", "b", "c"], scores, number)
+        levels = step_levels(levels, np.array(scores), rule)
+        held = [bands.current.get(name, "low") for name in "abc"]
+        assert [LEVELS[level] for level in levels] == held
