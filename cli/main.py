@@ -1,12 +1,11 @@
 """The `fleetcast` command: one file a group; heavy imports happen inside the functions that need them."""
 
-import logging
 import sys
 from typing import NoReturn
 
 import typer
 
-from cli import bench, check, data, demo, run, simulate, train
+from cli import bench, check, data, demo, logs, run, simulate, train
 from fleet.errors import ConfigError, FleetcastError
 from fleet.parent import watch_parent
 
@@ -31,16 +30,13 @@ app.add_typer(train.app, name="train")
 
 def main() -> NoReturn:
     """Entry point: 0 done, 1 the work failed (reason on stderr), 2 wrong usage or configuration."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     watch_parent()
     try:
+        logs.configure()
         app()
-    except ConfigError as error:
-        typer.echo(f"fleetcast: {error}", err=True)
-        sys.exit(2)
     except FleetcastError as error:
-        typer.echo(f"fleetcast: {error}", err=True)
-        sys.exit(1)
+        logs.complain(error)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     sys.exit(0)
 
 

@@ -1,14 +1,20 @@
 """`fleetcast run`: all roles under a supervisor, or one role."""
 
 import asyncio
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli import logs
+
 if TYPE_CHECKING:
     from service.config import Config
+
+
+logger = logging.getLogger(__name__)
 
 
 class RoleName(StrEnum):
@@ -36,6 +42,8 @@ def run(
     state: Annotated[str | None, typer.Option(help="Folder for inbox, board, snapshots and ledger [var].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].")] = None,
     topology: Annotated[str | None, typer.Option(help="Topology file: TOML or a Slurm topology.conf.")] = None,
+    log_format: Annotated[logs.Format | None, typer.Option(help="One line an event, as text or JSON [text].")] = None,
+    log_level: Annotated[logs.Level | None, typer.Option(help="The least that is told [info].")] = None,
 ) -> None:
     """Run Fleetcast: pipeline, api, placer and (where configured) adapters, restarted when one dies.
 
@@ -50,6 +58,7 @@ def run(
     from service.access import load_access
     from service.config import check_config, load_config, override
 
+    logs.configure(log_format, log_level, role or "supervisor")
     loaded = override(
         load_config(config),
         scrape_targets=tuple(scrape) if scrape else None,
@@ -75,7 +84,7 @@ async def _supervise(config: "Config") -> int:
         path = config.folder / "config.toml"
         save_config(config, path)
         names = [name for name in RoleName if name is not RoleName.ADAPTERS or config.adapters.adapter]
-        typer.echo(f"fleetcast: {', '.join(names)}; console at http://{config.api.host}:{config.api.port}/", err=True)
+        logger.info("%s; console at http://%s:%d/", ", ".join(names), config.api.host, config.api.port)
         return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
 
 

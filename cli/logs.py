@@ -1,0 +1,106 @@
+"""What the processes log: one event, one line, as text or as JSON; no line of it holds a secret.
+
+    2026-11-21T13:43:20.123Z INFO api service.api: listening on http://127.0.0.1:8080/
+    {"time": "2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "service.api", "message": "…"}
+
+Format and level go to the processes that we start through the environment.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import TracebackType
+from typing import TypeVar
+
+import typer
+
+from fleet.errors import ConfigError, FleetcastError
+
+FORMAT_VARIABLE, LEVEL_VARIABLE = "FLEETCAST_LOG_FORMAT", "FLEETCAST_LOG_LEVEL"
+CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(32), 127, 0x85, 0x2028, 0x2029)}
+SECRETS = (
+    (re.compile(r"(://)[^/\s@]*@"), r"\1***@"),
+    (re.compile(r"\b(bearer|basic) +[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ***"),
+)
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class Level(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def redacted(text: str) -> str:
+    """`text` without passwords in URLs and without tokens of headers.
+
+    >>> redacted("http://me:secret@host/x is away")
+    'http://***@host/x is away'
+    """
+    for pattern, shown in SECRETS:
+        text = pattern.sub(shown, text)
+    return text
+
+
+class LineFormatter(logging.Formatter):
+    """A record as one line. `role` is which of our processes speaks."""
+
+    def __init__(self, form: Format, role: str) -> None:
+        super().__init__("%(message)s")
+        self.form = form
+        self.role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        message = redacted(record.getMessage())
+        trace = redacted(self.formatException(record.exc_info)) if record.exc_info else ""
+        if self.form is Format.TEXT:
+            said = f"{message}\n{trace}" if trace else message
+            return f"{time} {record.levelname} {self.role} {record.name}: {said.translate(CONTROL)}"
+        row = {"time": time, "level": record.levelname.lower(), "role": self.role, "logger": record.name}
+        return json.dumps(row | {"message": message} | ({"exception": trace} if trace else {}))
+
+
+def configure(form: Format | None = None, level: Level | None = None, role: str = "fleetcast") -> None:
+    """Log to stderr; what is not given comes from the environment. ConfigError for what is not known there."""
+    form = form or _chosen(Format, FORMAT_VARIABLE, Format.TEXT)
+    level = level or _chosen(Level, LEVEL_VARIABLE, Level.INFO)
+    os.environ[FORMAT_VARIABLE], os.environ[LEVEL_VARIABLE] = form, level
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(form, role))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below that it tells of every bad request
+    sys.excepthook = _died
+
+
+def _chosen(kind: type[Choice], variable: str, default: Choice) -> Choice:
+    text = os.environ.get(variable) or default
+    if text not in set(kind):
+        raise ConfigError(f"{variable} = {text!r}: must be one of {', '.join(kind)}")
+    return kind(text)
+
+
+def _died(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    logging.getLogger("fleetcast").critical("ended by an error of ours", exc_info=(kind, error, trace))
+
+
+def complain(error: FleetcastError) -> None:
+    """Why the command ends, on stderr."""
+    if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
+        logging.getLogger("fleetcast").error("%s", error)
+    else:
+        typer.echo(f"fleetcast: {redacted(str(error))}", err=True)
