@@ -6,18 +6,22 @@
 Only a new sample counts as an observation: ticks between two scrapes change nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
-from models.rules import OF_KIND, RULES
+from models.rules import OF_KIND, ROW, RULES
 from models.signals import Sight, Signal
 from models.steps import Pace
 
 HOLD_S = 600.0
 NEW_SAMPLE_MS = 500
+EVIDENCE = ("streak", "firm", "against_s", "untold_s", "value", "usual", "strength", "since_ms")
 USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
 
 
@@ -52,9 +56,32 @@ class KindMemory:
         more = entities - len(self.sample_ms)
         if more <= 0:
             return
-        for name in ("streak", "firm", "against_s", "untold_s", "value", "usual", "strength", "since_ms"):
+        for name in EVIDENCE:
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
         self.sample_ms = np.pad(self.sample_ms, (0, more))
+
+    def dump(self) -> dict[str, NDArray[Any]]:
+        """What a snapshot keeps: the evidence where something was seen; elsewhere it has no effect."""
+        rule, entity = np.nonzero((self.streak > 0) | self.firm)
+        arrays = {name: getattr(self, name)[rule, entity] for name in EVIDENCE}
+        tick_ms = np.array([self.tick_ms], np.int64)
+        return {**arrays, "rule": rule, "entity": entity, "sample_ms": self.sample_ms.copy(), "tick_ms": tick_ms}
+
+    def load(self, arrays: Mapping[str, NDArray[Any]], rows: NDArray[np.intp]) -> None:
+        """The inverse of `dump`, into an empty one. rows: rule there -> rule here, -1 where there is none any more."""
+        self.grow(len(arrays["sample_ms"]))
+        self.sample_ms[:] = arrays["sample_ms"]
+        self.tick_ms = int(arrays["tick_ms"][0])
+        rule, entity = rows[arrays["rule"]], arrays["entity"]
+        known = (rule >= 0) & (entity < len(self.sample_ms))
+        for name in EVIDENCE:
+            getattr(self, name)[rule[known], entity[known]] = arrays[name][known]
+
+    def move(self, by_ms: int) -> None:
+        """Move all times; 0 is none."""
+        for times in (self.since_ms, self.sample_ms):
+            times[times > 0] += by_ms
+        self.tick_ms += by_ms if self.tick_ms else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +109,44 @@ class RiskMemory:
         # Of the fleet, kept by whoever runs score_fleet:
         self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen
         self.paces: dict[str, tuple[tuple[int | None, ...], Pace]] = {}  # job -> what it was computed from, pace
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps: JSON-able parts, and arrays by name. Rows are those of `Entities`."""
+        about = {
+            "rules": {kind.value: [RULES[row].name for row in rows] for kind, rows in OF_KIND.items()},
+            "fault_ms": dict(self.fault_ms),
+            "streaks": [[*key, *times, msgspec.to_builtins(seen)] for key, (*times, seen) in self.streaks.items()],
+            "paces": {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self.paces.items()},
+        }
+        arrays = {name: getattr(self, name).copy() for name in ("usual_clock", "was_up", "was_speed")}
+        for kind, memory in self.kinds.items():
+            arrays |= {f"{kind.value}/{name}": array for name, array in memory.dump().items()}
+        return about, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty memory; what a rule that is gone has seen is left out."""
+        for kind, memory in self.kinds.items():
+            here = {RULES[row].name: at for at, row in enumerate(OF_KIND[kind])}
+            rows = np.array([here.get(name, -1) for name in about["rules"][kind.value]], np.intp)
+            prefix = f"{kind.value}/"
+            parts = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            memory.load(parts, rows)
+        for name in ("usual_clock", "was_up", "was_speed"):
+            setattr(self, name, arrays[name].copy())
+        self.fault_ms = dict(about["fault_ms"])
+        self.streaks = {
+            (rule, entity): (first_ms, last_ms, msgspec.convert(seen, Signal))
+            for rule, entity, first_ms, last_ms, seen in about["streaks"]
+            if rule in ROW
+        }
+        self.paces = {job: (tuple(stamp), msgspec.convert(pace, Pace)) for job, (stamp, pace) in about["paces"].items()}
+
+    def move(self, by_ms: int) -> None:
+        """Move the times of all that was seen, as when the clock by which it was seen stepped."""
+        for memory in self.kinds.values():
+            memory.move(by_ms)
+        self.fault_ms = {node: time_ms + by_ms for node, time_ms in self.fault_ms.items()}
+        self.streaks = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self.streaks.items()}
 
     def learn_clock(
         self, clock: NDArray[np.float64], ceiling: NDArray[np.float64], healthy: NDArray[np.bool_]
