@@ -5,6 +5,7 @@ Everything kept here belongs to one board and goes with it, so nothing can be se
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,24 @@ from service.problems import warming
 
 T = TypeVar("T")
 MAX_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswers:
+    """The prebuilt bodies of one board's nodes: `blob[offsets[row] : offsets[row + 1]]`."""
+
+    as_of_ms: int
+    sequence: int
+    rows: dict[bytes, int]
+    offsets: list[int]
+    blob: memoryview
+
+    def body(self, name: bytes) -> bytes | None:
+        """None for a node that is not known, and empty for one that is too new to have an answer."""
+        row = self.rows.get(name)
+        if row is None:
+            return None
+        return bytes(self.blob[self.offsets[row] : self.offsets[row + 1]]) if row + 1 < len(self.offsets) else b""
 
 
 class BoardFeed:
@@ -25,7 +44,7 @@ class BoardFeed:
         self._board: Board | None = None
         self._kept: dict[Any, Any] = {}
         self._node_names = b""
-        self._node_rows: dict[str, int] = {}
+        self._node_rows: dict[bytes, int] = {}
 
     def latest(self) -> Board | None:
         """The newest board, None before the first."""
@@ -74,13 +93,20 @@ class BoardFeed:
         except KeyError:
             return board.as_of_ms
 
-    def node_rows(self, board: Board) -> dict[str, int]:
-        """Row of each node by name, rebuilt only when the names change."""
-        return self.kept(board, "node_rows", lambda: self._rows_of(board))
+    def node_answers(self, board: Board) -> NodeAnswers:
+        """A 503 problem while the pipeline has not published them."""
+        return self.kept(board, "node_answers", lambda: self._answers_of(board))
 
-    def _rows_of(self, board: Board) -> dict[str, int]:
+    def _answers_of(self, board: Board) -> NodeAnswers:
+        blob = self.section(board, "answers.node")
+        offsets: list[int] = board.array("answers.node.offsets").tolist()
+        as_of_ms = self.as_of_ms(board, "answers.node")
+        return NodeAnswers(as_of_ms, board.sequence, self._rows_of(board), offsets, blob)
+
+    def _rows_of(self, board: Board) -> dict[bytes, int]:
+        """Row of each node by name, rebuilt only when the names change."""
         names = bytes(self.section(board, "names.node"))
         if names != self._node_names:
             self._node_names = names
-            self._node_rows = {name: row for row, name in enumerate(board.names("names.node"))}
+            self._node_rows = {name: row for row, name in enumerate(names.split(b"\n"))} if names else {}
         return self._node_rows

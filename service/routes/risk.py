@@ -28,16 +28,14 @@ RANKING_PARAMS = (
 async def node(request: Request, context: Context, query: Query) -> Response:
     """The prebuilt answer of one node."""
     board = context.feed.board()
+    answers = context.feed.node_answers(board)
     name = request.path_params["node"]
-    rows = context.feed.node_rows(board)
-    row = rows.get(name)
-    if row is None:
-        raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
-    offsets = context.feed.kept(board, "node_offsets", lambda: board.array("answers.node.offsets").tolist())
-    if row + 1 >= len(offsets):
+    body = answers.body(name.encode())
+    if body is None:
+        raise UnknownEntity(f"no node {name[:200]!r}; {len(answers.rows)} known")
+    if not body:
         raise warming(f"node {name} is new and has no scores yet")
-    body = bytes(context.feed.section(board, "answers.node")[offsets[row] : offsets[row + 1]])
-    return answer(context, board, context.feed.as_of_ms(board, "answers.node"), body)
+    return answer(context, board, answers.as_of_ms, body)
 
 
 async def ranking(request: Request, context: Context, query: Query) -> Response:
