@@ -83,7 +83,9 @@ async def _supervise(config: "Config") -> int:
     with claimed(config):
         path = config.folder / "config.toml"
         save_config(config, path)
-        names = [name for name in RoleName if name is not RoleName.ADAPTERS or config.adapters.adapter]
+        names = [RoleName.API] if config.api.board else list(RoleName)  # a replica has an api, and no more
+        if not config.adapters.adapter and RoleName.ADAPTERS in names:
+            names.remove(RoleName.ADAPTERS)
         logger.info("%s; console at http://%s:%d/", ", ".join(names), config.api.host, config.api.port)
         return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
 

@@ -6,7 +6,9 @@ that somebody adds with FastAPI's own decorators is merged into it.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -24,7 +26,8 @@ from fleet.clock import Clock
 from fleet.errors import ConfigError, FleetcastError
 from ingest.inbox import InboxWriter, read_events
 from ingest.job_events import identity
-from service.access import Access, default_scope, load_access
+from service.access import Access, Scope, default_scope, load_access
+from service.board_mirror import TOKEN, BoardMirror
 from service.config import Config
 from service.connections import LimitedServer, Limits, allow_files, protocol_of
 from service.feed import BoardFeed
@@ -64,26 +67,19 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
     `access`: who may ask, by default as the environment says; ConfigError where that is not enough for `api.host`.
     """
-    feed = BoardFeed(config.board)
-    context = Context(
-        *(config, clock, feed, PlacerLink(config.placer.port), StreamHub(feed), ApiMetrics(), RecentIdentities()),
-        access=access or load_access(config.api.host),
-    )
+    context = _context(config, clock, load_access(config.api.host) if access is None else access)
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(_remember, context)
-        context.inbox = InboxWriter(config.inbox, writer)
-        try:
-            yield
-        finally:
-            await context.stream.close()
-            await context.inbox.close()
-            await context.placer.close()
-            context.inbox = None
+        async with _mirroring(context.mirror) if context.mirror else _inbox(context, writer):
+            try:
+                yield
+            finally:
+                await context.stream.close()
+                await context.placer.close()
 
     rows = (
-        *ROWS,
+        *(_sent_on(row) if context.mirror else row for row in ROWS),
         Row("GET", "/openapi.json", _openapi, "This document", "docs", answer=dict),
         Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
         *console.ROWS,
@@ -116,6 +112,45 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
+
+
+def _context(config: Config, clock: Clock, access: Access) -> Context:
+    feed = BoardFeed(config.board)
+    url = config.api.board
+    if url:
+        link = PlacerLink(url.removesuffix("/board"), f"the api at {url.removesuffix('/v1/board')}")
+        mirror = BoardMirror(url, config.board, os.environ.get(TOKEN, ""))
+    else:
+        link, mirror = PlacerLink(f"http://127.0.0.1:{config.placer.port}"), None
+    kept = config, clock, feed, link, StreamHub(feed), ApiMetrics(), RecentIdentities()
+    return Context(*kept, access=access, mirror=mirror)
+
+
+def _sent_on(row: Row) -> Row:
+    """A row of a replica: what takes something in is for the api that has a pipeline and a placer."""
+    return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
+
+
+@contextlib.asynccontextmanager
+async def _mirroring(mirror: BoardMirror) -> AsyncIterator[None]:
+    work = asyncio.ensure_future(mirror.run())
+    try:
+        yield
+    finally:
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+@contextlib.asynccontextmanager
+async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
+    await asyncio.to_thread(_remember, context)
+    context.inbox = InboxWriter(context.config.inbox, writer)
+    try:
+        yield
+    finally:
+        await context.inbox.close()
+        context.inbox = None
 
 
 def _remember(context: Context) -> None:

@@ -4,6 +4,7 @@
 are in fleet time, timeouts of sockets in wall time. Secrets come from the environment, never from this file.
 """
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
+
+BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,7 +115,8 @@ class Config(_Section, frozen=True):
 
     @property
     def board(self) -> Path:
-        return self.folder / "board"
+        """The folder of the board; a replica keeps the other api's in one of its own."""
+        return self.folder / ("mirror" if self.api.board else "board")
 
     @property
     def ledger(self) -> Path:
@@ -165,6 +169,11 @@ def check_config(config: Config) -> None:
     for key, port in (("api.port", config.api.port), ("placer.port", config.placer.port)):
         if not 0 < port < 65536:
             raise ConfigError(f"{key} = {port}: must lie in 1..65535")
+    if config.api.board and not BOARD_URL.fullmatch(config.api.board):
+        raise ConfigError(
+            f"api.board = {config.api.board.rpartition('@')[2]!r}: must be like http://HOST:8080/v1/board; "
+            "its token comes from the environment, FLEETCAST_BOARD_TOKEN"
+        )
     if config.api.port == config.placer.port:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
     if config.fleet.topology and not Path(config.fleet.topology).exists():

@@ -1,4 +1,4 @@
-"""The way from the API to the placer: loopback HTTP, bytes and status verbatim."""
+"""The way to who decides: the placer on loopback, or, from a replica, the api that has one. HTTP, verbatim."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ KEPT_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "etag",
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The placer's answer as it came."""
+    """The answer as it came."""
 
     status: int
     headers: dict[str, str]
@@ -23,10 +23,14 @@ class Forwarded:
 
 
 class PlacerLink:
-    """One pooled connection to the placer's port on loopback. Times are wall time."""
+    """A pool of connections. Paths are those of the API without `/v1`, below `base`. Times are wall time.
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    `name` is what the other side is called in sentences.
+    """
+
+    def __init__(self, base: str, name: str = "the placer") -> None:
+        self.name = name
+        self._base = base
         self._session: aiohttp.ClientSession | None = None
 
     async def forward(
@@ -37,10 +41,10 @@ class PlacerLink:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Forwarded:
-        """Ask the placer; `path` is already encoded. Raises SourceError when it does not answer."""
+        """Ask; `path` is already encoded. Raises SourceError when nobody answers, or one who knows other tokens."""
         if self._session is None:
             self._session = aiohttp.ClientSession(auto_decompress=False)
-        url = URL(f"http://127.0.0.1:{self.port}{path}", encoded=True)
+        url = URL(self._base + path, encoded=True)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(
@@ -48,10 +52,13 @@ class PlacerLink:
             ) as response:
                 kept = {name.lower(): value for name, value in response.headers.items()}
                 kept = {name: value for name, value in kept.items() if name in KEPT_HEADERS}
-                return Forwarded(response.status, kept, await response.read())
+                answer = Forwarded(response.status, kept, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
-            raise SourceError(f"the placer does not answer ({why}); asking again is safe", RETRY_AFTER_S) from None
+            raise SourceError(f"{self.name} does not answer ({why}); asking again is safe", RETRY_AFTER_S) from None
+        if answer.status == 401:  # we let the caller in, so it is not the caller's fault
+            raise SourceError(f"{self.name} knows other tokens than this api: start both with the same", RETRY_AFTER_S)
+        return answer
 
     async def close(self) -> None:
         if self._session is not None:

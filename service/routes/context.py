@@ -6,6 +6,7 @@ from fleet.clock import Clock
 from fleet.errors import SourceError
 from ingest.inbox import InboxWriter
 from service.access import Access
+from service.board_mirror import BoardMirror
 from service.config import Config
 from service.feed import BoardFeed
 from service.kube_desk import KubeDesk
@@ -28,6 +29,7 @@ class Context:
     recent: RecentIdentities
     access: Access
     inbox: InboxWriter | None = None
+    mirror: BoardMirror | None = None  # of a replica: its board comes from another api
     kube: KubeDesk = field(default_factory=KubeDesk)
 
     def writer(self) -> InboxWriter:

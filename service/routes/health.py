@@ -1,20 +1,19 @@
 """Health: alive, ready, and everything that Prometheus wants to know."""
 
 import asyncio
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import SourceError
 from service.problems import Problem
+from service.readiness import checks
 from service.routes import shapes
 from service.routes.context import Context
 from service.routes.table import JSON, NO_STORE, Query, Row, age_headers, encode
 from service.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
 
 PLACER_PAGE_S = 0.2
-PLACER_HEALTH_S = 1.0
 PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE fleetcast_placer_up gauge\n"
 
 
@@ -25,43 +24,15 @@ async def healthz(request: Request, context: Context, query: Query) -> Response:
 
 async def readyz(request: Request, context: Context, query: Query) -> Response:
     """Whether every part that an answer needs is there; 503 with the list of what is missing."""
-    missing = [*_missing_board(context), *await _missing_placer(context)]
-    if context.inbox is None:
-        missing.append("the inbox is not open")
+    found = await checks(context)
+    missing = [check.sentence for check in found if not check.ok]
     if missing:
-        extra = {"missing": missing}
+        extra = {"missing": missing, "checks": found}
         raise Problem(503, "not_ready", "; ".join(missing), headers={"retry-after": "5"}, extra=extra)
     board = context.feed.board()
-    body = {"status": "ready", "as_of_ms": board.as_of_ms, "warming": _meta(context).get("warming")}
+    warming = context.feed.document(board, "meta").get("warming") if "meta" in board else None
+    body = {"status": "ready", "as_of_ms": board.as_of_ms, "warming": warming, "checks": found}
     return Response(encode(body), 200, age_headers(context, board.as_of_ms, board), JSON)
-
-
-def _missing_board(context: Context) -> list[str]:
-    board = context.feed.latest()
-    if board is None:
-        return ["no board was published yet: the pipeline is starting or down"]
-    age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
-    limit_s = context.config.api.stale_after_s
-    if age_s > limit_s:
-        return [f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s are fresh: the pipeline is down or slow"]
-    return []
-
-
-async def _missing_placer(context: Context) -> list[str]:
-    try:
-        health = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_HEALTH_S)
-    except SourceError as error:
-        return [str(error)]
-    return [] if health.status < 500 else [f"the placer answers {health.status}"]
-
-
-def _meta(context: Context) -> dict[str, Any]:
-    board = context.feed.board()
-    try:
-        meta: dict[str, Any] = board.json("meta")
-    except KeyError:
-        return {}
-    return meta
 
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
@@ -91,6 +62,8 @@ def _fleet_page(context: Context) -> bytes:
 
 
 async def _placer_page(request: Request, context: Context) -> str:
+    if context.mirror is not None:  # it is the other api's to tell
+        return ""
     headers = {name: value for name, value in request.headers.items() if name == "authorization"}
     try:
         asked = context.placer.forward("GET", "/metrics", headers=headers)
@@ -116,7 +89,15 @@ ROWS = (
         "health",
         answer=shapes.Readiness,
         problems=(503,),
-        example={"status": "ready", "as_of_ms": 1760000000000, "warming": {"have_s": 240, "need_s": 1800}},
+        example={
+            "status": "ready",
+            "as_of_ms": 1760000000000,
+            "warming": {"have_s": 240, "need_s": 1800},
+            "checks": [
+                {"name": "board", "ok": True, "sentence": "the board is 3 s old"},
+                {"name": "history", "ok": True, "sentence": "warming: 4 of 30 minutes of history"},
+            ],
+        },
         is_open=True,
     ),
     Row(

@@ -222,9 +222,16 @@ class Health(msgspec.Struct):
     status: str
 
 
+class ReadyCheck(msgspec.Struct):
+    name: str
+    ok: bool
+    sentence: str
+
+
 class Readiness(msgspec.Struct):
     """`warming` says how much history there is while it is less than the models want."""
 
     status: str
     as_of_ms: int
     warming: dict[str, Any] | None
+    checks: list[ReadyCheck]

@@ -236,20 +236,6 @@ def test_nothing_outside_the_console_is_served(client: Client, path: str) -> Non
     problem(client.get(path), 404)
 
 
-def test_health_says_what_is_missing(client: Client, boardless: Client) -> None:
-    assert client.get("/healthz").json() == {"status": "ok"}
-    assert ["placer" in line for line in problem(client.get("/readyz"), 503)["missing"]] == [True]
-
-
-def test_ready_needs_a_fresh_board_and_the_placer(tmp_path: Path) -> None:
-    publish(tmp_path)
-    clock = ManualClock(NOW_MS)
-    with running(FakePlacer()) as placer, Client(create_app(config(tmp_path, placer.port), clock)) as client:
-        assert client.get("/readyz").json()["warming"] == {"have_s": 60, "need_s": 1800}
-        clock.advance(61)
-        assert "61 s old" in problem(client.get("/readyz"), 503)["detail"]
-
-
 def test_metrics_tell_of_the_api_the_pipeline_and_the_placer(tmp_path: Path) -> None:
     publish(tmp_path)
     page = b"# TYPE fleetcast_ledger_rows gauge\nfleetcast_ledger_rows 5\n# TYPE fleetcast_ticks_total counter\nx 1\n"

@@ -1,0 +1,105 @@
+"""Whether an api can do its work: every condition by its name, with a sentence."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fleet.errors import SourceError
+from service.board_mirror import BoardMirror
+from service.routes.context import Context
+
+PLACER_S = 1.0  # wall
+PROBE = ".ready"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One condition. What is `ok` has a sentence, too: how much history there is, say."""
+
+    name: str
+    ok: bool
+    sentence: str
+
+
+async def checks(context: Context) -> list[Check]:
+    """In the order in which a starting service meets them."""
+    meta = _meta(context)
+    found = [_board(context), _occupancy(meta), _history(meta)]
+    if context.mirror is not None:
+        return [_mirror(context.mirror), *found]
+    return [*found, await _placer(context), await asyncio.to_thread(_inbox, context)]
+
+
+def _mirror(mirror: BoardMirror) -> Check:
+    """The other api also takes what a replica sends on."""
+    return Check("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
+
+
+def _meta(context: Context) -> Mapping[str, Any]:
+    board = context.feed.latest()
+    try:
+        return dict(board.json("meta")) if board is not None else {}
+    except KeyError:
+        return {}
+
+
+def _board(context: Context) -> Check:
+    board = context.feed.latest()
+    if board is None:
+        return Check("board", False, "no board was published yet: the pipeline is starting or down")
+    age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
+    limit_s = context.config.api.stale_after_s
+    if age_s > limit_s:
+        sentence = f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s are fresh: the pipeline is down or slow"
+        return Check("board", False, sentence)
+    return Check("board", True, f"the board is {max(0.0, age_s):.0f} s old")
+
+
+def _occupancy(meta: Mapping[str, Any]) -> Check:
+    if meta.get("occupancy_known", True):
+        return Check("occupancy", True, "what runs where is known")
+    return Check("occupancy", False, "what runs where is not known yet, so nothing is placed")
+
+
+def _history(meta: Mapping[str, Any]) -> Check:
+    """Never a reason to be not ready: what there is, is scored, and hard signals need no history."""
+    warming = meta.get("warming")
+    if not warming:
+        return Check("history", True, "there is as much history as the models want")
+    have, need = warming["have_s"] / 60, warming["need_s"] / 60
+    return Check("history", True, f"warming: {have:.0f} of {need:.0f} minutes of history")
+
+
+async def _placer(context: Context) -> Check:
+    try:
+        answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
+    except SourceError as error:
+        return Check("placer", False, str(error))
+    if answer.status >= 500:
+        return Check("placer", False, f"the placer answers {answer.status}")
+    if _is_warming(answer.body):
+        return Check("placer", False, "the placer has seen no board yet")
+    return Check("placer", True, "the placer answers")
+
+
+def _is_warming(body: bytes) -> bool:
+    try:
+        return bool(msgspec.json.decode(body, type=dict[str, Any]).get("warming"))
+    except msgspec.DecodeError:
+        return False
+
+
+def _inbox(context: Context) -> Check:
+    """By writing a byte: only that tells of a full disk, a quota and a file system that turned read-only."""
+    if context.inbox is None:
+        return Check("inbox", False, "the inbox is not open")
+    probe = context.config.inbox / f"{PROBE}.{os.getpid()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        return Check("inbox", False, f"the inbox cannot be written: {error.strerror}")
+    return Check("inbox", True, "the inbox can be written")

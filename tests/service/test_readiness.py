@@ -1,0 +1,102 @@
+"""Readiness: every condition by its name, with a sentence, and 503 until all are met."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.clock import ManualClock
+from service.api import create_app
+from service.board import BoardWriter, Section
+from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running, sections
+
+READY_BODY = b'{"ok":true,"warming":false}'
+
+
+class World:
+    """An api whose surroundings can be made to fail."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.clock = ManualClock(NOW_MS)
+        self.placer = stack.enter_context(running(FakePlacer(body=READY_BODY)))
+        self.app = create_app(config(folder, self.placer.port), self.clock)
+        self.client = stack.enter_context(Client(self.app))
+
+    def asked(self) -> tuple[int, dict[str, str], dict[str, Any]]:
+        """Status, the sentences of what is not ok by name, and the body."""
+        response = self.client.get("/readyz")
+        body = response.json()
+        failing = {row["name"]: row["sentence"] for row in body["checks"] if not row["ok"]}
+        assert body.get("missing", []) == list(failing.values())
+        return response.status_code, failing, body
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path, stack)
+
+
+def test_ready_with_all_checks_named(world: World) -> None:
+    publish(world.folder)
+    status, failing, body = world.asked()
+    assert (status, failing, body["status"]) == (200, {}, "ready")
+    assert {row["name"]: row["sentence"] for row in body["checks"]} == {
+        "board": "the board is 0 s old",
+        "occupancy": "what runs where is known",
+        "history": "warming: 1 of 30 minutes of history",
+        "placer": "the placer answers",
+        "inbox": "the inbox can be written",
+    }
+
+
+def test_no_board_and_an_old_board_are_not_ready(world: World) -> None:
+    assert world.asked()[:2] == (503, {"board": "no board was published yet: the pipeline is starting or down"})
+    publish(world.folder)
+    world.clock.advance(61)
+    status, failing, _ = world.asked()
+    assert status == 503
+    assert failing["board"].startswith("the board is 61 s old, at most 60 s are fresh")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [(b'{"warming":true}', "the placer has seen no board yet"), (b"[", None), (b"{}", None)],
+)
+def test_a_placer_without_a_board_is_not_ready(world: World, body: bytes, sentence: str | None) -> None:
+    publish(world.folder)
+    world.placer.body = body
+    assert world.asked()[1].get("placer") == sentence
+
+
+def test_a_placer_that_fails_is_named(world: World) -> None:
+    publish(world.folder)
+    world.placer.status = 500
+    assert world.asked()[:2] == (503, {"placer": "the placer answers 500"})
+
+
+def test_occupancy_that_is_not_known_is_not_ready(world: World) -> None:
+    meta = json.dumps({"warming": None, "occupancy_known": False}).encode()
+    rows = [section for section in sections() if section.name != "meta"]
+    BoardWriter(world.folder / "board").publish([*rows, Section("meta", meta, NOW_MS)], NOW_MS)
+    status, failing, _ = world.asked()
+    assert status == 503
+    assert list(failing) == ["occupancy"]
+
+
+def test_an_inbox_that_cannot_be_written_is_not_ready(world: World) -> None:
+    publish(world.folder)
+    (world.folder / "inbox").rmdir() if (world.folder / "inbox").exists() else None
+    (world.folder / "inbox").write_text("in the way")
+    status, failing, _ = world.asked()
+    assert status == 503
+    assert failing["inbox"].startswith("the inbox cannot be written: ")
+
+
+def test_alive_asks_for_nothing(world: World) -> None:
+    world.placer.status = 500
+    assert world.client.get("/healthz").json() == {"status": "ok"}
