@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.demo_guards import fresh, refuse_taken_ports
+from cli.demo_guards import fresh, refuse_taken_ports, refuse_unknown_token
 from cli.demo_report import Watch, false_nodes, judge_faults, verdict
 from cli.demo_screen import Screen
+from fleet.bearer import bearer
 from fleet.parent import environment
 
 POLL_S = 0.5
@@ -88,6 +89,7 @@ async def _run(options: Options) -> tuple[dict[str, Any], list[str]]:
         loop.add_signal_handler(number, stop.set)
     clock = _clock(options)
     refuse_taken_ports(options.port)
+    refuse_unknown_token()
     with fresh(options.folder) as folder, Screen(options.port) as screen:
         simulation = await _spawn(folder, "simulation.log", _simulation_command(options, folder, clock))
         service = None
@@ -126,7 +128,7 @@ class DemoRun:
 
         base = f"http://127.0.0.1:{self.options.port}"
         timeout = aiohttp.ClientTimeout(total=10)
-        async with aiohttp.ClientSession(base, timeout=timeout) as session:
+        async with aiohttp.ClientSession(base, timeout=timeout, headers=bearer()) as session:
             await self._until_ready(session, simulation, service)
             self.screen.say(self._simulated()["note"])
             self.screen.ready()

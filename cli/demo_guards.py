@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import typer
 
+from fleet.bearer import VARIABLE, bearer
 from fleet.errors import ConfigError
 
 
@@ -26,6 +27,22 @@ def refuse_taken_ports(port: int) -> None:
             except OSError as error:
                 where = f"{config.api.host}:{taken}"
                 raise ConfigError(f"--port {port}: cannot listen on {where} ({error.strerror}); name another") from None
+
+
+def refuse_unknown_token() -> None:
+    """ConfigError when the service would ask for tokens, and ours may not do what a demo does."""
+    from service.access import LOOPBACK, Scope, load_access
+    from service.problems import Problem
+
+    access = load_access(LOOPBACK[0])
+    headers = [(name.lower().encode(), value.encode()) for name, value in bearer().items()]
+    try:
+        for scope in (Scope.READ, Scope.EVENTS, Scope.PLACE):
+            access.check("GET", headers, scope)
+    except Problem as problem:
+        raise ConfigError(
+            f"tokens are set, so the demo needs one with the scope admin in {VARIABLE}: {problem}"
+        ) from None
 
 
 @contextlib.contextmanager

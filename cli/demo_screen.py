@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from fleet.bearer import VARIABLE, bearer
+
 PLAIN_EVERY_S = 10.0
 LOG_WIDTH = 240  # of a file or a pipe: nothing is wrapped there
 
@@ -45,7 +47,8 @@ class Screen:
         """The console's address and three requests worth trying."""
         self.console.print(f"\n  Console   [bold]{self.url}/[/bold]")
         for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
-            self.console.print(f"  Try       curl -s '{self.url}{path}'", markup=False)
+            token = f'-H "Authorization: Bearer ${VARIABLE}" ' if bearer() else ""
+            self.console.print(f"  Try       curl -s {token}'{self.url}{path}'", markup=False)
         self.console.print("  End with Ctrl-C\n")
 
     def show(

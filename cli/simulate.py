@@ -21,7 +21,9 @@ def _group() -> None:
 @app.command("cluster")
 def cluster(
     out: Annotated[Path, typer.Option(help="Run folder: topology, targets, truth, story, status.")],
-    api: Annotated[str, typer.Option(help="Where the product's API listens.")] = "http://127.0.0.1:8080",
+    api: Annotated[
+        str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")
+    ] = "http://127.0.0.1:8080",
     epoch_ms: Annotated[int | None, typer.Option(help="Fleet time at --wall-ms [the shifted --at].")] = None,
     wall_ms: Annotated[int | None, typer.Option(help="Machine time of the start [now].")] = None,
     speed: Annotated[float, typer.Option(help="How much faster than real time the fleet runs.")] = 15.0,

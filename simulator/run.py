@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from fleet.bearer import bearer
 from fleet.clock import ScaledClock
 from fleet.errors import ConfigError
 from fleet.events import Started, Submitted
@@ -249,7 +250,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S))
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S), headers=bearer())
 
 
 @contextmanager

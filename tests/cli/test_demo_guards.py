@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.demo_guards import fresh, refuse_taken_ports
+from cli.demo_guards import fresh, refuse_taken_ports, refuse_unknown_token
 from fleet.errors import ConfigError
 
 
@@ -34,3 +34,15 @@ def test_a_folder_that_no_demo_made_is_not_emptied(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match="no earlier demo made it"), fresh(tmp_path):
         pass
     assert (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("token", ["", "nobody-knows-this-one", "reader-0123456789"])
+def test_a_demo_that_could_not_ask_its_own_service_does_not_start(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_unknown_token()
+    monkeypatch.setenv("FLEETCAST_TOKENS", "ada read reader-0123456789\nbob admin admin-0123456789")
+    monkeypatch.setenv("FLEETCAST_TOKEN", token)
+    with pytest.raises(ConfigError, match="with the scope admin in FLEETCAST_TOKEN") as refusal:
+        refuse_unknown_token()
+    assert not token or token not in str(refusal.value)
+    monkeypatch.setenv("FLEETCAST_TOKEN", "admin-0123456789")
+    refuse_unknown_token()
