@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,13 +20,15 @@ import tomli_w
 SPEED = 15.0
 
 
+PORTS = range(20_000, 32_000, 2)  # below the ephemeral ports: no connection takes one while its role is down
+
+
 def free_port() -> int:
     """A loopback port whose successor is free, too (the placer takes it)."""
-    for _ in range(50):
+    for port in random.sample(PORTS, 50):
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
             try:
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
             except OSError:
                 continue

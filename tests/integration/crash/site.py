@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections import Counter
@@ -11,31 +10,14 @@ from typing import Any
 
 from tests.integration.service_process import Service
 
-PORTS = range(20_500, 20_998)  # below the ephemeral ports: nobody's connection takes one while the service is down
 ROLES = ("pipeline", "api", "placer", "adapters", "supervisor")
-
-
-def quiet_port() -> int:
-    """A free loopback port of `PORTS` whose successor is free, too."""
-    for port in PORTS[os.getpid() % 199 :: 2]:
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no two adjacent free ports")
 
 
 class Site:
     """The service and the one who starts it again, as an init system would. `kills` counts by role."""
 
     def __init__(self, folder: Path, speed: float, **sections: dict[str, Any]) -> None:
-        port = quiet_port()
-        sections = {"api": {"port": port}, "placer": {"port": port + 1}, **sections}
         self.service = Service(folder, speed=speed, **sections)
-        self.service.port = port
         self.kills: Counter[str] = Counter()
         self.restarts = 0
         self._ending = threading.Event()
