@@ -138,13 +138,14 @@ def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], ear
     """Make the save whole: its slot files first, then the file that names them; drop what an older save left."""
     folder = slots.path.parent
     slots.finish({})
-    earlier[:] = [*(_link(path, folder) for path in earlier), slots.path]
+    earlier[:] = [*(link(path, folder) for path in earlier), slots.path]
     state.finish({**about, "files": [path.name for path in earlier]})
     for path in set(folder.glob("*.slots")) - set(earlier):
         path.unlink()
 
 
-def _link(path: Path, folder: Path) -> Path:
+def link(path: Path, folder: Path) -> Path:
+    """The same file under the same name in `folder`: a link, or a copy where there can be none."""
     linked = folder / path.name
     if linked != path:
         linked.unlink(missing_ok=True)  # left by a save that failed

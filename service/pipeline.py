@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ DEMAND_PERIOD_S = 60.0
 DEMAND_BINS = 28 * 144
 DEMAND_TARGETS: tuple[Target, ...] = ("arriving", "running", "queued", "wanted")
 BIN_S = 600
+RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
 CATCH_UP_POLL_S, CATCH_UP_PATIENCE_S = 0.02, 1.0  # wall
@@ -72,7 +74,7 @@ class Pipeline:
         self.clock = clock
         self.fit = load_fit(Path(config.pipeline.models)) if config.pipeline.models else None
         self.snapshot = Snapshot(config.folder / "snapshot")
-        restored = self.snapshot.restore(config, topology, clock.now_ms())
+        self.kept = restored = self.snapshot.restore(config, topology, clock.now_ms())
         self.state, self.memory, self.desk = restored.state, restored.memory, restored.desk
         self.began_ms = restored.began_ms
         self.sources = list(sources(self.state.entities))
@@ -88,6 +90,8 @@ class Pipeline:
         self._hard = HardSignals(self.state.entities)
         self._wake = asyncio.Event()
         self._desk_free = asyncio.Lock()  # a thread writes the desk while it forecasts
+        self._memory_free = asyncio.Lock()  # and the memory of the rules while it scores
+        self._saving = asyncio.Lock()
         self._rates = Rates()
         self._ended = {_key(row): row for row in _ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS)}
         self._published_generation = -1
@@ -171,8 +175,9 @@ class Pipeline:
         state = self.state
         state.refresh_topology(_gpu_models(self.sources))
         frames = extract(state.store, now_ms, state.topology.generation)
-        local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
-        fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms, fit=self.fit)
+        async with self._memory_free:
+            local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
+            fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms, fit=self.fit)
         tick = self._tick(frames, fleet.risk, fleet.stragglers, now_ms)
         sections = score_sections(tick)
         if state.topology.generation != self._published_generation:
@@ -304,19 +309,25 @@ class Pipeline:
                 await self.save()
 
     async def save(self) -> None:
-        """Positions first, then state: what arrives in between is replayed, and changes nothing. Raises OSError."""
-        async with self._desk_free:
-            await self._save()
+        """Positions and tables of one moment, then the rings: what is replayed changes nothing. Raises OSError."""
+        async with self._saving:
+            async with self._desk_free, self._memory_free:
+                self._rest()
+                positions = {source.name: source.position() for source in self.sources}
+                generation = self.state.topology.generation
+                writing = self.snapshot.save(replace(self.kept, positions=positions, generation=generation))
+            covered = await writing
+            for source in self.sources:
+                prune = getattr(source, "prune", None)
+                if prune is not None and covered is not None and source.name in covered:
+                    await asyncio.to_thread(prune, covered[source.name])
 
-    async def _save(self) -> None:
-        positions = {source.name: source.position() for source in self.sources}
-        oldest_ms = self.clock.now_ms() - self.config.pipeline.history_days * 86_400_000
-        self.state.jobs.forget_ended_before(oldest_ms)
-        await self.snapshot.save(self.state, self.desk, positions, self.began_ms)
-        for source in self.sources:
-            prune = getattr(source, "prune", None)
-            if prune is not None:
-                await asyncio.to_thread(prune, positions[source.name])
+    def _rest(self) -> None:
+        """What is long over needs little room, and some day none."""
+        now_ms = self.clock.now_ms()
+        self.state.jobs.forget_ended_before(now_ms - self.config.pipeline.history_days * 86_400_000)
+        for attempt in self.state.jobs.rest(now_ms - RESTS_AFTER_MS):
+            self.state.demand.forget(attempt)
 
     async def close(self) -> None:
         for source in self.sources:

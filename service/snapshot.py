@@ -1,11 +1,12 @@
-"""State to disk and back: rings, jobs, nodes, forecasts' memory, and the positions of the sources.
+"""State to disk and back: rings, jobs, nodes, what models remember, and the positions of the sources.
 
-    snapshot/<n>/   store/ (features.store)   jobs.msgpack   state.json
-    snapshot/current   the newest whole one's number, replaced last
+    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   nodes.msgpack
+                    demand.arrays   memory.arrays   state.json
 
-A snapshot is written beside the old one and becomes current by one rename, so a crash leaves the old one. Positions
-are taken before the state: what is replayed twice changes nothing. A missing or broken snapshot is not fatal: the
-pipeline starts empty, replays the inbox that is still there, and says that it is warming.
+A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
+of one moment, the rings are copied in slices after it: what is replayed twice changes nothing. The last two are kept,
+and the inbox from the older one's position on: where the newest cannot be read, the one before it and the inbox end
+in the same state.
 """
 
 import asyncio
@@ -13,47 +14,51 @@ import json
 import logging
 import os
 import shutil
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from features.store import FrozenStore, WindowStore
+from features.arrays_file import TornFileError, read_arrays, write_arrays
+from features.store import WindowStore
 from features.store_files import StoreError
 from fleet.entities import Entities
-from fleet.jobs import JobAttempt, NodeRecord, SeenSequences
+from fleet.jobs import NodeRecord
+from fleet.sequences import SeenSequences
 from fleet.topology import Topology
 from models.demand import DemandDesk
 from models.memory import RiskMemory
 from service.board import replace_file
 from service.config import Config
+from service.job_files import JobFiles, read_jobs
 from service.plugins import load
 from service.state import FleetState
 
 logger = logging.getLogger(__name__)
 
+KEPT = 2
 Positions = dict[str, dict[str, Any]]
+Work = Callable[[], object]
+_UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, StoreError, TornFileError, msgspec.MsgspecError)
 
 
-class _Saved(msgspec.Struct):
-    """Tables of one snapshot."""
+@dataclass(slots=True)
+class Kept:
+    """All that outlives a process. `began_ms`: since when its history reaches back.
 
-    jobs: list[JobAttempt]
-    nodes: list[tuple[NodeRecord, dict[str, SeenSequences]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a pipeline begins with. `began_ms`: since when its history reaches back."""
+    generation: of the last topology; occupancy_known: no event that told what runs was lost.
+    """
 
     state: FleetState
     memory: RiskMemory
     desk: DemandDesk
     positions: Positions
     began_ms: int
+    generation: int = 0
+    occupancy_known: bool = True
+    restored: bool = False
 
 
 class Snapshot:
@@ -61,83 +66,148 @@ class Snapshot:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._writing = threading.Lock()  # a cancelled save goes on in its thread: the next one waits for it
+        self.whole: dict[int, Positions] = {}  # the ones that can be relied on, oldest first
+        self._jobs = JobFiles()
         folder.mkdir(parents=True, exist_ok=True)
 
-    def restore(self, config: Config, topology: Topology, now_ms: int) -> Restored:
-        """The current snapshot, or an empty state where there is none that is whole."""
-        number = self._current()
-        if number is not None:
+    def numbers(self) -> list[int]:
+        """Snapshots that are there, whole or not, oldest first."""
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
+
+    def restore(self, config: Config, topology: Topology, now_ms: int) -> Kept:
+        """The newest snapshot that can be read, or an empty state."""
+        for number in reversed(self.numbers()):
             try:
-                return self._load(self.folder / number, config, topology)
-            except (OSError, ValueError, KeyError, StoreError, msgspec.MsgspecError) as error:
-                logger.error("snapshot %s cannot be used (%s), starting empty and replaying the inbox", number, error)
+                kept = self._load(self.folder / str(number), config, topology)
+            except _UNREADABLE as error:
+                logger.error("snapshot %d cannot be used (%s), going on with what was before it", number, error)
+                continue
+            self.whole = {number: kept.positions}
+            return kept
         entities = Entities()
         store = WindowStore(
             entities, interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
         )
-        return Restored(FleetState(entities, store, topology), _memory(config), _desk(config), {}, now_ms)
+        return Kept(FleetState(entities, store, topology), _memory(config), _desk(config), {}, now_ms)
 
-    def _current(self) -> str | None:
-        try:
-            text = (self.folder / "current").read_bytes().strip()
-        except FileNotFoundError:
-            return None
-        if text.isdigit():
-            return text.decode()
-        logger.error("%s holds no number but %.40r, so no snapshot is current", self.folder / "current", text)
-        return None
-
-    def _load(self, folder: Path, config: Config, topology: Topology) -> Restored:
+    def _load(self, folder: Path, config: Config, topology: Topology) -> Kept:
         document = json.loads((folder / "state.json").read_bytes())
-        saved = msgspec.msgpack.decode((folder / "jobs.msgpack").read_bytes(), type=_Saved)
         store = WindowStore.load(
             folder / "store", interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
         )
         state = FleetState(store.entities, store, topology)
-        for attempt in saved.jobs:
-            state.jobs.put(attempt)
-            state.demand.update(attempt)
+        read_jobs(folder / "jobs", document["jobs"], state.jobs)
         state.jobs.position = document["jobs_position"]
-        state.nodes.load(saved.nodes)
+        state.nodes.load(msgspec.msgpack.decode((folder / "nodes.msgpack").read_bytes(), type=_Nodes))
         state.nodes.position = document["nodes_position"]
         state.counts.newest_sample_ms = document["newest_sample_ms"]
-        desk = _desk(config)
+        state.demand.load(*read_arrays(folder / "demand.arrays"))
+        memory, desk = _memory(config), _desk(config)
+        memory.load(*read_arrays(folder / "memory.arrays"))
         desk.load(document["desk"])
-        logger.info("snapshot %s: %d jobs, %d nodes restored", folder.name, len(state.jobs), len(state.topology))
-        return Restored(state, _memory(config), desk, document["positions"], document["began_ms"])
+        awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
+        logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)
+        return Kept(
+            state=state,
+            memory=memory,
+            desk=desk,
+            positions=document["positions"],
+            began_ms=document["began_ms"],
+            generation=document["generation"],
+            occupancy_known=document["occupancy_known"],
+            restored=True,
+        )
 
-    async def save(
-        self, state: FleetState, desk: DemandDesk, positions: Mapping[str, Mapping[str, Any]], began_ms: int
-    ) -> None:
-        """Copy the state in the loop (it must hold still), write it in a thread."""
+    def save(self, kept: Kept) -> Coroutine[None, None, Positions | None]:
+        """Copy the tables at once; what is returned is to be awaited, and writes while the state goes on.
+
+        It gives the positions of the older one of the snapshots that are kept: what lies before them may be deleted
+        at its source (None: nothing may). Raises OSError; then the snapshots from before are still there.
+        """
+        number = max([0, *self.numbers()]) + 1
+        works = self._works(kept, self.folder / str(number))
+        return self._write(number, kept.positions, next(works), works)
+
+    async def _write(
+        self, number: int, positions: Positions, work: Work | None, works: Iterator[Work]
+    ) -> Positions | None:
+        while work is not None:
+            await _in_thread(work)
+            work = next(works, None)
+        self.whole = dict([*self.whole.items(), (number, positions)][-KEPT:])
+        await _in_thread(self._tidy)
+        return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
+
+    def _works(self, kept: Kept, folder: Path) -> Iterator[Work]:
+        """To take the next one copies; to do it writes, and may be done in a thread."""
+        beside = folder.with_name(f".{folder.name}.tmp")
+        yield self._tables(kept, beside, folder)
+        yield from kept.state.store.saving(beside / "store", becomes=folder / "store")
+        yield lambda: _become(beside, folder)
+
+    def _tables(self, kept: Kept, beside: Path, becomes: Path) -> Callable[[], None]:
+        state = kept.state
         document = {
-            "positions": positions,
-            "began_ms": began_ms,
+            "positions": kept.positions,
+            "began_ms": kept.began_ms,
+            "generation": kept.generation,
+            "occupancy_known": kept.occupancy_known,
             "jobs_position": state.jobs.position,
             "nodes_position": state.nodes.position,
             "newest_sample_ms": state.counts.newest_sample_ms,
-            "desk": desk.dump(),
+            "desk": kept.desk.dump(),
         }
-        frozen = state.store.freeze()
-        tables = msgspec.msgpack.encode(_Saved(list(state.jobs), state.nodes.dump()))
-        await asyncio.to_thread(self._write, document, tables, frozen)
+        jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
+        nodes = msgspec.msgpack.encode(state.nodes.dump())
+        demand, memory = state.demand.dump(), kept.memory.dump()
 
-    def _write(self, document: Mapping[str, Any], tables: bytes, frozen: FrozenStore) -> None:
-        with self._writing:
-            folder = self.folder / str(int(self._current() or "0") + 1)
-            beside = folder.with_name(f".{folder.name}.tmp")
-            for left in (beside, folder):  # by a save that was killed before its number became current
-                shutil.rmtree(left, ignore_errors=True)
+        def write() -> None:
+            shutil.rmtree(beside, ignore_errors=True)  # by a save that was given up
             beside.mkdir()
-            frozen.save(beside / "store", becomes=folder / "store")
-            replace_file(beside / "jobs.msgpack", tables, sync=True)
-            replace_file(beside / "state.json", json.dumps(document).encode(), sync=True)
-            os.rename(beside, folder)
-            replace_file(self.folder / "current", folder.name.encode(), sync=True)
-            for old in self.folder.iterdir():
-                if old.is_dir() and old != folder:
-                    shutil.rmtree(old, ignore_errors=True)
+            names = jobs()
+            replace_file(beside / "nodes.msgpack", nodes, sync=True)
+            write_arrays(beside / "demand.arrays", *demand)
+            write_arrays(beside / "memory.arrays", *memory)
+            replace_file(beside / "state.json", json.dumps({**document, "jobs": names}).encode(), sync=True)
+
+        return write
+
+    def _tidy(self) -> None:
+        """Remove what is none of the snapshots that are kept: older ones, broken ones, and halves."""
+        names = {str(number) for number in self.whole}
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name not in names:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+_Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
+
+
+def _become(beside: Path, folder: Path) -> None:
+    """The rename that makes a snapshot of it, once its names are on disk as well as its files."""
+    for path in (beside / "store", beside / "jobs", beside):
+        _sync_folder(path)
+    os.rename(beside, folder)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+async def _in_thread(work: Work) -> None:
+    """In a thread, to its end: who is cancelled meanwhile waits, so that two saves never write at once."""
+    done = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait({done})
+        done.exception()  # nobody else asks for it
+        raise
 
 
 def _memory(config: Config) -> RiskMemory:

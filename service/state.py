@@ -75,6 +75,8 @@ class FleetState:
                 if newest <= now_ms + self.store.span.future_ms:
                     counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
         for event in batch.events:
+            for woken in self.jobs.wake(event.job):
+                self.demand.recall(woken)
             attempt = self.jobs.apply(self._on_known_nodes(event))
             if attempt is None:
                 counts.duplicates += 1

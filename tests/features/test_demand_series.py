@@ -1,4 +1,3 @@
-
 """Demand in minutes after T0 (a full hour); 10-minute bins unless said otherwise."""
 
 import json

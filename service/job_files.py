@@ -1,0 +1,95 @@
+"""The job table on disk: a file with what changed since the last save, beside links to the earlier ones.
+
+    000001.jobs …   magic, crc32 and length of the rest; then msgpack rows (job, at rest, its attempts); the newest wins
+
+So a save costs the jobs of a minute, not those of 35 days. After SEGMENTS files, or when a save failed, one file with
+every job starts anew.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from features.store_files import SEGMENTS, link
+from fleet.jobs import JobAttempt, JobTable, encode_job
+from service.board import replace_file
+
+MAGIC = b"FLEETJOB"
+_HEAD = struct.Struct("<8sIQ")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Row(msgspec.Struct, array_like=True):
+    """One job. `attempts`: as `encode_job` makes them."""
+
+    job: str
+    resting: bool
+    attempts: msgspec.Raw
+
+
+class JobFiles:
+    """What is on disk of one table."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []  # of the last save; empty: the next one writes everything
+
+    def saving(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
+        """Copy what the next save must write; the work that is returned writes it, and may run in a thread.
+
+        It returns the names of the files, or raises OSError; then the next save writes everything. `becomes`: where
+        the caller will move the folder to.
+        """
+        earlier = self._files
+        earlier = earlier if len(earlier) < SEGMENTS and all(path.exists() for path in earlier) else []
+        self._files = []
+        changed, jobs.changed = jobs.changed, set()
+        awake: dict[str, list[JobAttempt]] = {}
+        for attempt in jobs.attempts.values():
+            if not earlier or attempt.job in changed:
+                awake.setdefault(attempt.job, []).append(attempt.copy())
+        resting = jobs.resting if not earlier else {job: jobs.resting[job] for job in changed & jobs.resting.keys()}
+        kept = list(resting.items())
+
+        def write() -> list[str]:
+            rows = [_encode(_Row(job, True, msgspec.Raw(attempts))) for job, attempts in kept]
+            rows += [_encode(_Row(job, False, msgspec.Raw(encode_job(attempts)))) for job, attempts in awake.items()]
+            folder.mkdir()
+            files = [link(path, folder) for path in earlier]
+            newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
+            _write_rows(newest, rows)
+            self._files = [becomes / path.name for path in (*files, newest)]
+            return [path.name for path in self._files]
+
+        return write
+
+
+def _write_rows(path: Path, rows: list[bytes]) -> None:
+    """A msgpack array of the encoded rows, and a head that tells when it is torn."""
+    body = b"".join((b"\xdd", struct.pack(">I", len(rows)), *rows))
+    replace_file(path, _HEAD.pack(MAGIC, zlib.crc32(body), len(body)) + body, sync=True)
+
+
+def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
+    """Put what was saved into an empty table. Raises ValueError where a file is torn, msgspec's errors, OSError."""
+    newest: dict[str, _Row] = {}
+    for name in names:
+        for row in _read_rows(folder / name):
+            newest.pop(row.job, None)  # jobs at rest lie in the order of their rest
+            newest[row.job] = row
+    for row in newest.values():
+        jobs.resting[row.job] = bytes(row.attempts)
+        if not row.resting:
+            jobs.wake(row.job)
+    jobs.changed.clear()
+
+
+def _read_rows(path: Path) -> list[_Row]:
+    data = path.read_bytes()
+    magic, crc, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, 0)
+    body = memoryview(data)[_HEAD.size :]
+    if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:
+        raise ValueError(f"{path.name} is torn: {len(data)} bytes")
+    return msgspec.msgpack.decode(body, type=list[_Row])
