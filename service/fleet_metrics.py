@@ -233,7 +233,7 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp], flags: NDArray[n
         "node_job_gpus",
         "GPUs that a job holds on a node.",
         [
-            ({"node": name, "job": tick.occupancy.jobs[job]}, count)
+            ({"node": name, "job_id": tick.occupancy.jobs[job]}, count)
             for row, name in names.items()
             for job, count in Counter(tick.occupancy.holder[row].tolist()).items()
             if job >= 0
@@ -364,12 +364,12 @@ def _add_slow_jobs(page: Page, tick: Tick) -> int:
     page.gauge(
         "slow_job_gpus",
         "GPUs of a slow job, with who holds it back.",
-        [({"job": job, "cause": slow[job]["cause"], **_culprit(slow[job])}, gpus[job]) for job in shown],
+        [({"job_id": job, "cause": slow[job]["cause"], **_culprit(slow[job])}, gpus[job]) for job in shown],
     )
     page.gauge(
         "slow_job_step_ratio",
         "Observed step time of a slow job over the expected one.",
-        [({"job": job}, slow[job].get("ratio")) for job in shown],
+        [({"job_id": job}, slow[job].get("ratio")) for job in shown],
     )
     return len(slow) - len(shown)
 

@@ -188,7 +188,7 @@ def test_demand_is_told_by_pool_target_and_horizon() -> None:
 
 def test_a_slow_job_names_who_holds_it_back() -> None:
     found = series(fleet_page(make_tick()))
-    assert of(found, "slow_job_gpus", "job", "culprit", "cause")["job-1", 'n"0/1', "compute"] == 1
+    assert of(found, "slow_job_gpus", "job_id", "culprit", "cause")["job-1", 'n"0/1', "compute"] == 1
     assert of(found, "slow_jobs", "cause")["compute",] == 3
 
 
@@ -216,6 +216,11 @@ def test_names_from_outside_cannot_break_the_page() -> None:
     assert len(now) == len(names)
     assert all(len(pool) <= fleet_metrics.LABEL_CHARS for pool, _ in now)
     assert (names[0], "arriving") in now
+
+
+def test_no_label_has_a_name_that_prometheus_gives_itself() -> None:
+    found = series(fleet_page(make_tick()) + demand_page(demand()))
+    assert not {"job", "instance"} & {label for _, labels in found for label, _ in labels}
 
 
 def test_an_empty_fleet_has_a_page() -> None:

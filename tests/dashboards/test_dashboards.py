@@ -1,0 +1,120 @@
+"""The committed dashboards: what Grafana would choke on, and what a person would miss."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dashboards.grafana import DASHBOARDS, FOLDER, LEGEND, ROOT, SELECTOR, VARIABLE, load, queries, variables
+
+BUILT_IN = {"__rate_interval", "__url_time_range", "__data"}
+COLUMNS = 24
+every_dashboard = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+
+
+def boxes(board: dict[str, Any]) -> list[tuple[int, int, int, int, str]]:
+    return [(*(panel["gridPos"][key] for key in "xywh"), panel.get("title", "")) for panel in board["panels"]]
+
+
+def test_the_five_dashboards_are_there() -> None:
+    assert [path.stem for path in DASHBOARDS] == ["demand", "fleet", "node", "queue", "service"]
+    boards = [load(path) for path in DASHBOARDS]
+    assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == 5
+
+
+@every_dashboard
+def test_panels_have_ids_of_their_own_and_lie_beside_each_other(path: Path) -> None:
+    board = load(path)
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    for x, _, w, h, title in boxes(board):
+        assert 0 <= x < x + w <= COLUMNS, title
+        assert h > 0, title
+    for (x, y, w, h, one), (left, top, width, height, other) in itertools.combinations(boxes(board), 2):
+        assert x + w <= left or left + width <= x or y + h <= top or top + height <= y, f"{one} over {other}"
+
+
+@every_dashboard
+def test_every_query_asks_the_provisioned_datasource(path: Path) -> None:
+    sources = yaml.safe_load((FOLDER / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
+    provisioned = {"type": sources[0]["type"], "uid": sources[0]["uid"]}
+    board = load(path)
+    assert all(row["datasource"] == provisioned for row in board["templating"]["list"])
+    for query in queries(board):
+        assert query.panel["datasource"] == query.target["datasource"] == provisioned, query
+
+
+@every_dashboard
+def test_every_panel_says_its_unit_and_names_its_lines(path: Path) -> None:
+    board = load(path)
+    for query in queries(board):
+        if query.panel["type"] != "table":
+            assert query.panel["fieldConfig"]["defaults"]["unit"], query
+        if query.panel["type"] == "timeseries":
+            assert query.target["legendFormat"], query
+    for panel in board["panels"]:
+        refs = [target["refId"] for target in panel.get("targets", ())]
+        assert len(set(refs)) == len(refs)
+        assert panel["type"] == "row" or refs, panel["title"]
+
+
+@every_dashboard
+def test_every_variable_is_defined_before_it_is_used(path: Path) -> None:
+    board = load(path)
+    known = set(BUILT_IN)
+    for name, query in variables(board).items():
+        assert set(VARIABLE.findall(query)) <= known
+        known.add(name)
+    for query in queries(board):
+        assert set(VARIABLE.findall(query.expr)) <= known, query
+    assert all(row["description"] for row in board["templating"]["list"])
+
+
+@every_dashboard
+def test_every_selector_asks_one_api_so_that_replicas_do_not_add_up(path: Path) -> None:
+    for query in queries(load(path)):
+        for selector in SELECTOR.findall(query.expr):
+            assert 'instance="$instance"' in selector, query
+
+
+@every_dashboard
+def test_links_lead_to_dashboards_that_exist(path: Path) -> None:
+    uids = {load(other)["uid"] for other in DASHBOARDS}
+    text = path.read_text(encoding="utf-8")
+    for part in text.split('"url": "/d/')[1:]:
+        assert part.split("?")[0] in uids
+    assert load(path)["links"][0]["tags"] == ["fleetcast"]
+
+
+@every_dashboard
+def test_tables_show_columns_that_their_queries_give(path: Path) -> None:
+    for panel in load(path)["panels"]:
+        if panel["type"] != "table":
+            continue
+        shown = panel["transformations"][-1]["options"]["renameByName"]
+        refs = [target["refId"] for target in panel["targets"]]
+        values = {f"Value #{ref}" for ref in refs} if len(refs) > 1 else {"Value"}
+        labels = {word for target in panel["targets"] for word in _grouped_by(target["expr"])}
+        assert set(shown) <= values | labels, panel["title"]
+
+
+def _grouped_by(expr: str) -> list[str]:
+    return [word.strip() for part in expr.split(" by (")[1:] for word in part.split(")")[0].split(",")]
+
+
+@every_dashboard
+def test_a_legend_names_labels_that_the_query_keeps(path: Path) -> None:
+    for query in queries(load(path)):
+        kept = _grouped_by(query.expr)
+        for label in LEGEND.findall(query.target.get("legendFormat", "")):
+            assert label in kept or " by (" not in query.expr, query
+
+
+def test_grafana_finds_what_is_provisioned() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    mounts = dict(volume.split(":")[:2] for volume in compose["services"]["grafana"]["volumes"])
+    provider = yaml.safe_load((FOLDER / "provisioning" / "dashboards" / "fleetcast.yml").read_text())["providers"][0]
+    assert mounts["./dashboards/grafana"] == provider["options"]["path"]
+    assert mounts["./dashboards/provisioning"] == "/etc/grafana/provisioning"
