@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fleet.errors import RequestError
 from schedulers.kube_extender import KubeExtender, Pod
 from schedulers.ratings import NEUTRAL
-from tests.schedulers.test_ratings import outlook
+from tests.schedulers.small_fleet import outlook
 
 NODES = {"low": 0.01, "high": 0.4, "drained": 0.0, "risky": 0.9, "unknown risk": np.nan}
 STATE = np.array([0, 0, 1, 0, 0], np.int8)

@@ -1,0 +1,246 @@
+"""A control plane on loopback: etcd, kube-apiserver, kwok, and a kube-scheduler that a test configures."""
+
+import contextlib
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.integration.kubernetes.build import Kubernetes
+
+TOKEN = "loopback-only-admin"
+START_S = 60.0
+GPU = "nvidia.com/gpu"
+UNSERVED = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"  # nobody is here to lift the taint
+
+
+def loopback_port() -> int:
+    """Below the ports that the kernel gives to clients, so that none of them takes it before its server does."""
+    for _ in range(200):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free loopback port")
+
+
+class ControlPlane:
+    """Starts on construction; `stop` ends what it started, newest first."""
+
+    def __init__(self, binaries: Kubernetes, folder: Path) -> None:
+        self.binaries, self.folder = binaries, folder
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.port = loopback_port()
+        self.http = httpx.Client(
+            base_url=f"https://127.0.0.1:{self.port}",
+            headers={"authorization": f"Bearer {TOKEN}"},
+            verify=False,  # it made its own certificate a moment ago
+            timeout=10.0,
+        )
+        self.kubeconfig = folder / "kubeconfig"
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        etcd, peers, kwok = loopback_port(), loopback_port(), loopback_port()
+        certs = self.folder / "certs"
+        (self.folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n', encoding="utf-8")
+        self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig()), encoding="utf-8")
+        store = f"http://127.0.0.1:{etcd}"
+        peer = f"http://127.0.0.1:{peers}"
+        self.run(
+            "etcd",
+            *("--data-dir", str(self.folder / "etcd"), "--log-level=warn", "--unsafe-no-fsync"),
+            *(f"--listen-client-urls={store}", f"--advertise-client-urls={store}", f"--listen-peer-urls={peer}"),
+            *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"),
+        )
+        key = certs / "apiserver.key"  # made at its start, before it is read
+        self.run(
+            "kube-apiserver",
+            *(f"--etcd-servers={store}", f"--cert-dir={certs}", f"--token-auth-file={self.folder / 'tokens.csv'}"),
+            *("--bind-address=127.0.0.1", f"--secure-port={self.port}", "--advertise-address=127.0.0.1"),
+            *("--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/16", UNSERVED),
+            *("--authorization-mode=AlwaysAllow", "--service-account-issuer=https://kubernetes.default.svc"),
+            *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+        )
+        self.until("the apiserver", lambda: self._answers("/readyz"))
+        self.run(
+            "kwok",
+            *(f"--kubeconfig={self.kubeconfig}", "--manage-all-nodes=true", f"--config={self.binaries.stages}"),
+            *("--node-ip=127.0.0.1", "--cidr=10.64.0.0/14", "--node-lease-duration-seconds=40"),
+            f"--server-address=127.0.0.1:{kwok}",
+        )
+
+    def _kubeconfig(self) -> dict[str, Any]:
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "l", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "l", "context": {"cluster": "l", "user": "admin"}}],
+            "current-context": "l",
+        }
+
+    def run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self.log_file(name), "ab") as log:
+            command = [str(self.binaries.binary(name)), *arguments]
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self._running.append((name, process))
+        return process
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self.http.get(path).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def until(self, what: str, check: Callable[[], Any], limit_s: float = START_S) -> Any:
+        """The first truthy answer; fails when there is none in time, or at once when a process of ours has ended."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            answer = check()
+            if answer:
+                return answer
+            for name, process in self._running:
+                assert process.poll() is None, f"{name} ended:\n{self.log(name)}"
+            time.sleep(0.05)
+        names = [name for name, _ in self._running]
+        raise AssertionError(f"{what}: not within {limit_s:.0f} s\n" + "\n".join(map(self.log, names)))
+
+    def log(self, name: str) -> str:
+        return f"--- {name}\n" + self.log_file(name).read_text(errors="replace")[-2000:]
+
+    @contextlib.contextmanager
+    def scheduler(self, *extenders: dict[str, Any]) -> Iterator[Path]:
+        """A kube-scheduler with these extenders; yields its log."""
+        port = loopback_port()
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 1000, "burst": 1000},
+            "percentageOfNodesToScore": 100,
+            "podMaxBackoffSeconds": 1,
+            "extenders": list(extenders),
+        }
+        path = self.folder / "scheduler.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.log_file("kube-scheduler").unlink(missing_ok=True)
+        process = self.run("kube-scheduler", f"--config={path}", "--bind-address=127.0.0.1", f"--secure-port={port}")
+        try:
+            self.until("the scheduler", lambda: self._answers(f"https://127.0.0.1:{port}/readyz"))
+            yield self.log_file("kube-scheduler")
+        finally:
+            self._running.remove(("kube-scheduler", process))
+            _end(process)
+
+    def create(self, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+        answer = self.http.post(path, json=thing)
+        assert answer.status_code == 201, answer.text
+        created: dict[str, Any] = answer.json()
+        return created
+
+    def add_nodes(self, names: list[str], gpus: int) -> None:
+        for name in names:
+            self.create("/api/v1/nodes", node(name, gpus))
+        self.until("nodes that are ready", lambda: all(map(_is_ready, self.items("/api/v1/nodes"))))
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        answer = self.http.get(path)
+        assert answer.status_code == 200, answer.text
+        items: list[dict[str, Any]] = answer.json()["items"]
+        return items
+
+    def add_pod(self, name: str, gpus: int, **spec: Any) -> None:
+        self.create(PODS, pod(name, gpus, **spec))
+
+    def place(self, name: str, gpus: int, limit_s: float = 30.0, **spec: Any) -> str:
+        """Create a pod; the node that it was bound to."""
+        self.add_pod(name, gpus, **spec)
+        return self.bound(name, limit_s)
+
+    def bound(self, name: str, limit_s: float = 30.0) -> str:
+        found: str = self.until(f"pod {name} bound", lambda: self.pod(name)["spec"].get("nodeName"), limit_s)
+        return found
+
+    def pod(self, name: str) -> dict[str, Any]:
+        answer = self.http.get(f"{PODS}/{name}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def why_pending(self, name: str) -> str:
+        """What the scheduler says of a pod that it could not place; empty as long as it says nothing."""
+        conditions = self.pod(name)["status"].get("conditions", [])
+        return next((row.get("message", "") for row in conditions if row["type"] == "PodScheduled"), "")
+
+    def clear_pods(self) -> None:
+        self.http.delete(PODS, params={"gracePeriodSeconds": 0})
+        self.until("no pods", lambda: not self.items(PODS))
+
+    def stop(self) -> None:
+        while self._running:
+            _end(self._running.pop()[1])
+        self.http.close()
+
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    conditions = node["status"].get("conditions", [])
+    return any(row["type"] == "Ready" and row["status"] == "True" for row in conditions)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def node(name: str, gpus: int) -> dict[str, Any]:
+    resources = {"cpu": "128", "memory": "1Ti", "pods": "110", GPU: str(gpus)}
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "status": {"allocatable": resources, "capacity": resources},
+    }
+
+
+def pod(name: str, gpus: int, **spec: Any) -> dict[str, Any]:
+    resources = {"cpu": "1", "memory": "1Gi"} | ({GPU: str(gpus)} if gpus else {})
+    container = {"name": "c", "image": "fake", "resources": {"requests": resources, "limits": resources}}
+    return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
+
+
+def extender(url: str, **more: Any) -> dict[str, Any]:
+    """As README tells an operator to write it, less what `more` says otherwise."""
+    return {**README_EXTENDER, "urlPrefix": url, **more}
+
+
+README_EXTENDER: dict[str, Any] = {
+    "filterVerb": "filter",
+    "prioritizeVerb": "prioritize",
+    "preemptVerb": "preempt",
+    "weight": 5,
+    "enableHTTPS": False,
+    "httpTimeout": "200ms",
+    "nodeCacheCapable": True,
+    "ignorable": True,
+    "managedResources": [{"name": GPU, "ignoredByScheduler": False}],
+}
