@@ -4,12 +4,13 @@ import importlib
 import json
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
 SIZES = (1_000, 10_000, 100_000)
+TOOLS = {"case", "load", "service"}  # what benchmarks are made of
 
 
 def bench(
@@ -33,7 +34,7 @@ def bench(
             raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAME")
     lines: list[dict[str, Any]] = []
     for name in names or known:
-        for line in _run(name, tuple(size or SIZES)):
+        for line in _run(name, size):
             lines.append(line)
             typer.echo(_human(line), err=True)
     if json_path is not None:
@@ -48,11 +49,13 @@ def bench(
 def available() -> list[str]:
     """Modules of `benchmarks/` that have a `run(sizes)`."""
     package = importlib.import_module("benchmarks")
-    return [info.name for info in pkgutil.iter_modules(package.__path__) if info.name != "case"]
+    return [info.name for info in pkgutil.iter_modules(package.__path__) if info.name not in TOOLS]
 
 
-def _run(name: str, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    yield from importlib.import_module(f"benchmarks.{name}").run(sizes)
+def _run(name: str, sizes: Sequence[int] | None) -> Iterator[dict[str, Any]]:
+    module = importlib.import_module(f"benchmarks.{name}")
+    own: Sequence[int] = getattr(module, "SIZES", SIZES)
+    yield from module.run(tuple(sizes or own))
 
 
 def _human(line: dict[str, Any]) -> str:

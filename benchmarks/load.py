@@ -1,0 +1,184 @@
+"""A load generator for HTTP: keep-alive connections without pipelining, on uvloop, one core.
+
+Closed loop: every connection asks again as soon as it is answered; what is measured is how many answers a second.
+Open loop: requests are due at fixed times, whatever became of the earlier ones; a latency counts from the time at which
+its request was due, so that a server that stands still is charged for everybody who would have asked meanwhile.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import uvloop
+
+OPEN_LOOP_STEP_S = 0.0005
+PATIENCE_S = 10.0
+
+Check = Callable[[bytes, bytes], None]
+"""(head, body) of an answer; raises AssertionError when it is not right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as it goes over the wire, the status it must get, and a closer look at some of the answers."""
+
+    wire: bytes
+    status: bytes = b"200"
+    check: Check | None = None
+
+
+@dataclass(slots=True)
+class Load:
+    """What came of it. latency_s: of every answer; checked: how many bodies were looked at."""
+
+    seconds: float = 0.0
+    latency_s: list[float] = field(default_factory=list)
+    checked: int = 0
+
+    @property
+    def rate(self) -> float:
+        return len(self.latency_s) / self.seconds
+
+    def quantile_ms(self, q: float) -> float:
+        return float(np.quantile(self.latency_s, q)) * 1000
+
+
+def get(path: str, check: Check | None = None) -> Ask:
+    return Ask(f"GET {path} HTTP/1.1\r\nhost: fleetcast\r\n\r\n".encode(), check=check)
+
+
+def post(path: str, body: bytes, status: bytes = b"200", kind: str = "application/json") -> Ask:
+    head = f"POST {path} HTTP/1.1\r\nhost: fleetcast\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return Ask(head.encode() + body, status)
+
+
+def closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> Load:
+    """Ask until `seconds` are over or `ask` has nothing more."""
+    load: Load = uvloop.run(_closed(port, ask, connections, seconds))
+    return load
+
+
+def open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> Load:
+    """Send `rate` requests a second, evenly spaced."""
+    load: Load = uvloop.run(_open(port, ask, connections, round(seconds * rate), rate))
+    return load
+
+
+async def _closed(port: int, ask: Callable[[], Ask | None], connections: int, seconds: float) -> Load:
+    load = Load()
+    lines = [await _connect(port, load) for _ in range(connections)]
+    began = time.perf_counter()
+    end = began + seconds
+
+    def next_one(line: _Line) -> None:
+        now = time.perf_counter()
+        wanted = ask() if now < end else None
+        if wanted is None:
+            line.close()
+        else:
+            line.send(wanted, now, next_one)
+
+    for line in lines:
+        next_one(line)
+    await asyncio.wait_for(asyncio.gather(*(line.closed for line in lines)), seconds + PATIENCE_S)
+    load.seconds = time.perf_counter() - began
+    return load
+
+
+async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int, rate: float) -> Load:
+    load = Load()
+    lines = [await _connect(port, load) for _ in range(connections)]
+    idle = deque(lines)
+    due: deque[tuple[Ask, float]] = deque()
+
+    def freed(line: _Line) -> None:
+        if due:
+            line.send(*due.popleft(), freed)
+        else:
+            idle.append(line)
+
+    began = time.perf_counter() + OPEN_LOOP_STEP_S
+    sent = 0
+    while sent < total:
+        until = min(total, int((time.perf_counter() - began) * rate) + 1)
+        for number in range(sent, until):
+            due.append((ask(), began + number / rate))
+        sent = max(sent, until)
+        while due and idle:
+            freed(idle.popleft())
+        await asyncio.sleep(OPEN_LOOP_STEP_S)
+    deadline = time.perf_counter() + PATIENCE_S
+    while len(idle) < connections:
+        assert time.perf_counter() < deadline, "requests stay without an answer"
+        await asyncio.sleep(OPEN_LOOP_STEP_S)
+    load.seconds = time.perf_counter() - began
+    for line in lines:
+        line.close()
+    return load
+
+
+async def _connect(port: int, load: Load) -> "_Line":
+    _, line = await asyncio.get_running_loop().create_connection(lambda: _Line(load), "127.0.0.1", port)
+    return line
+
+
+class _Line(asyncio.Protocol):
+    """One connection with at most one request under way."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._buffer = b""
+        self._ask: Ask | None = None
+        self._begin = 0.0
+        self._then: Callable[[_Line], None] = _Line.close
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+
+    def send(self, ask: Ask, begin: float, then: "Callable[[_Line], None]") -> None:
+        """`begin`: when the request was due, of `perf_counter`; `then` is called with the answer in."""
+        self._ask, self._begin, self._then = ask, begin, then
+        self._transport.write(ask.wire)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = data = self._buffer + data if self._buffer else data
+        head = data.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        at = data.find(b"content-length: ") + 16
+        length = int(data[at : data.find(b"\r", at)])
+        if len(data) < head + 4 + length:
+            return
+        self._buffer = b""
+        try:
+            self._answered(data[:head], data[head + 4 :])
+        except AssertionError as error:
+            if not self.closed.done():
+                self.closed.set_exception(error)
+            self._transport.abort()
+
+    def _answered(self, head: bytes, body: bytes) -> None:
+        ask = self._ask
+        assert ask is not None, "an answer that nobody asked for"
+        self._ask = None
+        self.load.latency_s.append(time.perf_counter() - self._begin)
+        assert head[9:12] == ask.status, head[:200] + body[:300]
+        if ask.check is not None:
+            self.load.checked += 1
+            ask.check(head, body)
+        self._then(self)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.closed.done():
+            if self._ask is None:
+                self.closed.set_result(None)
+            else:
+                self.closed.set_exception(error or ConnectionError("the server hung up"))

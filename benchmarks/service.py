@@ -1,0 +1,138 @@
+"""Real processes to measure: an api of its own core, and a pipeline that publishes the board of a busy fleet."""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import tomli_w
+
+START_S = 30.0
+TICK_PAUSE_S = 1.0
+MAKE_S = 300.0
+
+
+@lru_cache(1)
+def cores() -> tuple[int, ...]:
+    """Those that this process was given at first."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def pinned(wanted: set[int]) -> Iterator[None]:
+    """This process, and what it starts meanwhile, on some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, wanted)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def beside_the_server() -> contextlib.AbstractContextManager[None]:
+    """The first core is the server's, where there are more."""
+    return pinned(set(cores()[1:] or cores()))
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class ServerProcess:
+    """An HTTP server on the first core; the caller keeps to the others, where there are any."""
+
+    def __init__(self, port: int, command: list[str]) -> None:
+        self.port = port
+        with pinned({cores()[0]}):
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    @classmethod
+    def api(cls, folder: Path) -> "ServerProcess":
+        """Our own api on a state folder."""
+        port = free_port()
+        path = folder / "bench.toml"
+        path.write_text(tomli_w.dumps({"state": str(folder), "api": {"port": port}, "placer": {"port": free_port()}}))
+        return cls(port, [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(path)])
+
+    def wait(self, path: str) -> None:
+        """Until `path` is answered with 200."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+                    response.read()
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{path}: no answer within {START_S:.0f} s")
+
+    def cpu_s(self) -> float:
+        """User and system time of the process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class BoardProcess:
+    """A pipeline of `gpus` GPUs in a process of its own: it swaps its board every second, or ticks."""
+
+    def __init__(self, folder: Path, gpus: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        with beside_the_server():
+            self._process = context.Process(target=_publish, args=(folder, gpus, theirs), daemon=True)
+            self._process.start()
+        theirs.close()  # so that its end is seen here
+        assert self._line.poll(MAKE_S), "the fleet was not made in time"
+        self.nodes: int = self._line.recv()
+
+    def say(self, mode: str) -> None:
+        """`swap`, `tick` or `rest`; returns once it is obeyed."""
+        self._line.send(mode)
+        assert self._line.poll(MAKE_S), "the pipeline does not answer"
+        assert self._line.recv() == mode
+
+    def __enter__(self) -> "BoardProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.join(10)
+
+
+def _publish(folder: Path, gpus: int, line: Connection) -> None:
+    from benchmarks.tick import BusyFleet
+
+    fleet = BusyFleet(gpus, folder)
+    line.send(fleet.tick())
+    mode = "rest"
+    while True:
+        if line.poll(TICK_PAUSE_S if mode != "rest" else None):
+            mode = line.recv()
+            line.send(mode)
+        if mode == "tick":
+            fleet.tick()
+        elif mode == "swap":
+            fleet.clock.advance(1)
+            fleet.pipeline.board.publish([], fleet.clock.now_ms())

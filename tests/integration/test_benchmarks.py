@@ -1,0 +1,18 @@
+"""Benchmarks that start processes of their own, cut short: each must still measure a success."""
+
+import pytest
+
+from benchmarks import http
+
+pytestmark = pytest.mark.integration
+
+
+def test_nodes_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CLOSED_S", 1.5)
+    monkeypatch.setattr(http, "OPEN_S", 1.0)
+    monkeypatch.setattr(http, "REPEATS", 1)
+    monkeypatch.setattr(http, "RATE", 200.0)
+    records = list(http.run([64]))
+    assert [record["unit"] for record in records] == ["requests/s", "us/request", "ms"]
+    assert all(record["value"] > 0 for record in records)
+    assert records[0]["peer"]["value"] > 0
