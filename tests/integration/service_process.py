@@ -37,10 +37,23 @@ def free_port() -> int:
 
 
 class Service:
-    """Starts on construction; `stop` ends only what this object started."""
+    """Starts on construction; `stop` ends only what this object started.
 
-    def __init__(self, folder: Path, *, speed: float = SPEED, **sections: dict[str, Any]) -> None:
+    `variables` are added to the environment; `token` is what requests are made with.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        speed: float = SPEED,
+        variables: dict[str, str] | None = None,
+        token: str = "",
+        **sections: dict[str, Any],
+    ) -> None:
         self.folder = folder
+        self.variables = variables or {}
+        self.token = token
         self.port = free_port()
         now_ms = time.time_ns() // 1_000_000
         config: dict[str, Any] = {
@@ -61,6 +74,7 @@ class Service:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **self.variables},
             )
 
     def pids(self) -> dict[str, int]:
@@ -97,6 +111,8 @@ class Service:
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
                 return (
