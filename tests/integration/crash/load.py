@@ -180,7 +180,7 @@ class User(Client):
 
 
 class Reporter(Client):
-    """A stream of step events of one long job, and node events, in batches; some out of order."""
+    """A stream of step events of one long job, and node events, in batches out of order."""
 
     BATCH = 20
 
@@ -199,7 +199,7 @@ class Reporter(Client):
         kind = self.rng.choice(("drain", "undrain", "xid", "health"))
         node = {"node": self.rng.choice(("p1", "p2")), "source": self.name, "sequence": number, "time_ms": now_ms}
         self.post([*batch, {**node, "type": kind, "code": 31 if kind == "xid" else None, "message": f"{number}"}])
-        self.ending.wait(self.rng.uniform(0.0, 0.2))
+        self.ending.wait(self.rng.uniform(0.0, 0.1))
 
     def finish(self) -> None:
         """The last event, and its sight on the board: all before it are folded then."""

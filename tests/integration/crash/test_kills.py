@@ -43,6 +43,7 @@ KILLS = int(os.environ.get("CRASH_KILLS", "100"))
 SPEED = 15.0
 LONGEST_S = 400.0
 USERS = 5
+REPORTERS = 3
 TOPOLOGY = "\n".join(
     f'[[rack]]\nname = "r{rack}"\nblock = "b"\nnodes = ["r{rack}n[1-8]"]\ngpus = 8\ngpu_model = "H100"\n'
     for rack in (1, 2)
@@ -102,7 +103,8 @@ def start(folder: Path, target: str) -> tuple[Site, Config, ScaledClock]:
 def clients(site: Site, clock: ScaledClock, diary: Diary) -> list[Client]:
     door = Door(site.service.port, diary)
     users = [User(f"u{number}", door, clock, SEED) for number in range(USERS)]
-    return [*users, Reporter("long", door, clock, SEED), Reader("reader", door, clock, SEED)]
+    reporters = [Reporter(f"long{number}", door, clock, SEED) for number in range(REPORTERS)]
+    return [*users, *reporters, Reader("reader", door, clock, SEED)]
 
 
 def kill_at_random(site: Site, diary: Diary) -> None:
@@ -128,8 +130,9 @@ def come_to_an_end(site: Site, crowd: list[Client]) -> None:
     for client in crowd:
         client.join(120)
         assert not client.is_alive(), f"{client.name} waits for an answer"
-    reporter = next(client for client in crowd if isinstance(client, Reporter))
-    reporter.finish()
+    for client in crowd:
+        if isinstance(client, Reporter):
+            client.finish()
     site.service.request("POST", "/v1/placements", {"request_id": "last look", "dry_run": True})
     print(f"ready {took_s:.1f} s after the last kill; {site.restarts} restarts of the supervisor")
     assert site.stop() == 0
