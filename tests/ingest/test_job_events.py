@@ -90,6 +90,7 @@ def test_cloud_events_carry_the_event_in_their_data() -> None:
         ({"specversion": "0.3"}, "0.3"),
         ({"datacontenttype": "text/xml"}, "text/xml"),
         ({"data_base64": "%%"}, "data_base64"),
+        ({"data_base64": "\u00e9"}, "data_base64"),
         ({"id": 5}, "id"),
     ],
 )
