@@ -14,7 +14,6 @@ Delivery is at-least-once: a record whose write was refused may still be read. E
 import asyncio
 import errno
 import fcntl
-import json
 import logging
 import os
 import time
@@ -24,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fleet.errors import RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
@@ -351,6 +352,14 @@ def decode_records(records: Sequence[Record], bad: Sequence[RecordError] = ()) -
     return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(errors))
 
 
+class _Refusals(msgspec.Struct):
+    reasons: dict[str, int]
+    examples: dict[str, str] = {}
+
+
+_decode_refusals = msgspec.json.Decoder(_Refusals).decode
+
+
 def encode_refusals(errors: Sequence[RecordError]) -> bytes:
     """The payload of a REFUSED record: how many by reason, with one example each."""
     reasons: dict[str, int] = {}
@@ -358,19 +367,20 @@ def encode_refusals(errors: Sequence[RecordError]) -> bytes:
     for error in errors:
         reasons[error.reason] = reasons.get(error.reason, 0) + 1
         examples.setdefault(error.reason, error.detail[:200])
-    return json.dumps({"reasons": reasons, "examples": examples}).encode()
+    return msgspec.json.encode(_Refusals(reasons, examples))
 
 
 def _refusals(payload: bytes) -> list[RecordError]:
+    """One error for each that was refused, at most MAX_REJECTS_A_RECORD; those of a reason are one object."""
     try:
-        body = json.loads(payload)
-        counts = {str(reason): min(int(count), MAX_REJECTS_A_RECORD) for reason, count in body["reasons"].items()}
-        examples = dict(body["examples"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        told = _decode_refusals(payload)
+    except (ValueError, RecursionError) as error:
         raise RecordError("not_json", f"refusals: {error}") from None
-    return [
-        RecordError(reason, str(examples.get(reason, ""))) for reason, count in counts.items() for _ in range(count)
-    ]
+    errors: list[RecordError] = []
+    for reason, count in told.reasons.items():
+        room = MAX_REJECTS_A_RECORD - len(errors)
+        errors += [RecordError(reason, told.examples.get(reason, ""))] * max(0, min(count, room))
+    return errors
 
 
 def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import RecordError, SourceError
-from ingest.inbox import InboxSource, InboxWriter, encode_refusals, read_events
-from ingest.segments import HEADER, RecordKind, encode_record, scan_records, segments_of
+from ingest.inbox import InboxSource, InboxWriter, decode_records, encode_refusals, read_events
+from ingest.segments import HEADER, Record, RecordKind, encode_record, scan_records, segments_of
 from ingest.source import Batch
 
 NOW_MS = 1_760_000_000_000
@@ -350,3 +350,13 @@ def test_health_counts_what_waits(tmp_path: Path) -> None:
     drain(source)
     assert source.health()["backlog_bytes"] == 0
     assert len(HEADER) == 16
+
+
+def test_refusals_of_a_foreign_writer_are_bounded() -> None:
+    def errors(payload: bytes) -> list[str]:
+        return [error.reason for error in decode_records([Record(RecordKind.REFUSED, 0, payload)]).bad]
+
+    assert errors(b'{"reasons": {"a": 2, "b": -1, "c": 1}}') == ["a", "a", "c"]
+    assert len(errors(b'{"reasons": {"a": 150000, "b": 150000, "c": 150000}}')) == 200_000
+    for payload in (b'{"reasons": {"a": 1e400}}', b"[" * 100_000, b"{}", b'{"reasons": {"a": Infinity}}'):
+        assert errors(payload) == ["not_json"]
