@@ -42,6 +42,9 @@ CREATE TRIGGER IF NOT EXISTS audit_is_not_updated BEFORE UPDATE ON audit BEGIN
     SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
 CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit BEGIN
     SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
+CREATE TRIGGER IF NOT EXISTS audit_is_not_replaced BEFORE INSERT ON audit
+    WHEN EXISTS (SELECT 1 FROM audit WHERE audit_id = NEW.audit_id) BEGIN
+    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
 """
 AUDIT_COLUMNS = (
     "audit_id",
@@ -57,6 +60,7 @@ AUDIT_COLUMNS = (
 
 encode = msgspec.json.Encoder().encode
 _decode_request = msgspec.json.Decoder(PlacementRequest).decode
+_decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 
 
@@ -250,6 +254,14 @@ class Ledger:
         entry = self._memory.queue.get(request_id)
         return entry.reply if entry else None
 
+    def _decision(self, request_id: str) -> Decision | None:
+        """The stored decision, for the line of audit that tells of its end."""
+        reply = self.find(request_id)
+        try:
+            return _decode_decision(reply) if reply is not None else None
+        except msgspec.DecodeError as error:
+            raise self._damaged(error) from None
+
     def commit(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str, action: str) -> bytes:
         """Store a final decision with its intent and its line of audit; returns the reply's bytes."""
         reply = encode(decision)
@@ -321,7 +333,8 @@ class Ledger:
                 self._db.execute("UPDATE intents SET state = ? WHERE request_id = ?", [state.value, request_id])
                 job = self._memory.intents.pop(request_id).job
                 if state in SETTLED_WORDS:
-                    self.note(request_id, now_ms, caller, state.value, f"{job} {SETTLED_WORDS[state]}")
+                    sentence = f"{job} {SETTLED_WORDS[state]}"
+                    self.note(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
         self.version += 1
         return len(rows)
 

@@ -138,10 +138,20 @@ def test_the_audit_trail_is_append_only(ledger: Ledger, path: Path) -> None:
     assert row["sentence"] == "placed 2 GPUs on n001"
     assert [row["audit_id"] for row in ledger.audit(10, after=1)] == [2]
     other = sqlite3.connect(path)
-    for statement in ("DELETE FROM audit", "UPDATE audit SET caller = 'x'"):
+    replaced = "INSERT OR REPLACE INTO audit SELECT 1, 1, 'x', '', '', '', 1, '{}', ''"
+    for statement in ("DELETE FROM audit", "UPDATE audit SET caller = 'x'", replaced):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             other.execute(statement)
     other.close()
+
+
+def test_the_end_of_a_placement_is_audited_with_the_decision_that_it_ends(ledger: Ledger) -> None:
+    ledger.commit(PlacementRequest(request_id="a"), placed("a"), 11, "alice", "place")
+    ledger.settle([("a", IntentState.CANCELLED)], 12, "bob")
+    ended, began = ledger.audit(10)
+    assert (ended["caller"], ended["action"], ended["time_ms"]) == ("bob", "cancelled", 12)
+    for column in ("request_id", "decision_id", "board_as_of_ms", "models"):
+        assert ended[column] == began[column]
 
 
 def test_what_could_not_be_rolled_back_in_memory_is_read_from_the_file_again(ledger: Ledger, path: Path) -> None:
