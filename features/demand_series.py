@@ -44,8 +44,7 @@ class Contribution:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
         gpus, submitted, started, ended = self.gpus, self.submitted_ms, self.started_ms, self.ended_ms
         arrival = submitted if submitted is not None else started
-        if arrival is None:
-            return []
+        assert arrival is not None, "no contribution without an arrival"
         waits = gpus if submitted is not None else 0
         edges = [(arrival, gpus * self.arrives, int(self.arrives), 0, waits)]
         if started is not None:
@@ -58,9 +57,9 @@ class Contribution:
 
 
 def contribution(attempt: JobAttempt) -> Contribution | None:
-    """What an attempt adds to the series; None when it is no demand for GPUs."""
+    """What an attempt adds to the series; None when it is no demand for GPUs, or nobody told yet that it arrived."""
     gpus = attempt.gpus
-    if gpus <= 0:
+    if gpus <= 0 or (attempt.submitted_ms is None and attempt.started_ms is None):
         return None
     arrives = attempt.attempt <= 1
     return Contribution(attempt.queue, gpus, arrives, attempt.submitted_ms, attempt.started_ms, attempt.over_ms)
