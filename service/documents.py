@@ -4,7 +4,7 @@ Rounding is to what is known: probabilities to three digits, watts to one, tempe
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -75,19 +75,14 @@ def risk_rows(values: NDArray[np.float64]) -> list[dict[str, Any]]:
     ]
 
 
-def risk_by_kind(values: NDArray[np.float64]) -> dict[str, list[float | None]]:
-    """values: (kind, horizon) of one node."""
-    return {kind: [probability(value) for value in values[k].tolist()] for k, kind in enumerate(RISK_KINDS)}
-
-
-def encode_alike(risk: RiskScores, render: Callable[[NDArray[np.float64]], Any]) -> list[msgspec.Raw]:
-    """JSON of every node's (kind, horizon) values. Most nodes have the same ones: each is rendered once."""
+def encoded_risk_rows(risk: RiskScores) -> list[msgspec.Raw]:
+    """JSON of every node's `risk_rows`. Most nodes have the same ones: each is rendered once."""
     made: dict[bytes, msgspec.Raw] = {}
     answer = []
     for values in np.ascontiguousarray(risk.values.transpose(2, 0, 1)):
         key = values.tobytes()
         if key not in made:
-            made[key] = msgspec.Raw(msgspec.json.encode(render(values)))
+            made[key] = msgspec.Raw(msgspec.json.encode(risk_rows(values)))
         answer.append(made[key])
     return answer
 
@@ -111,24 +106,23 @@ def gpu_rows(
     ]
 
 
-def ranking(risk: RiskScores, topology: Topology, states: Sequence[str]) -> list[dict[str, Any]]:
-    """All nodes, riskiest first within an hour, with every kind and horizon: what `/v1/risk/nodes` selects from."""
-    worst = np.nan_to_num(risk.values[:, 0, :], nan=-1.0).max(axis=0)
+def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[str]) -> list[bytes]:
+    """What `/v1/risk/nodes` says of each node besides its probabilities, which the API adds as it ranks."""
     racks = domain_of(topology, Level.RACK)
-    probabilities = encode_alike(risk, risk_by_kind)
     rows = []
-    for row in np.argsort(-worst, kind="stable").tolist():
+    for row, node in enumerate(topology.nodes):
         reasons = risk.reasons.get(row, ())
         rows.append(
-            {
-                "node": topology.nodes[row].name,
-                "rack": racks[row],
-                "state": states[row],
-                "placed": bool(topology.placed[row]),
-                "reason": reasons[0].sentence if reasons else None,
-                "action": risk.actions.get(row, NO_ACTION),
-                "p": probabilities[row],
-            }
+            msgspec.json.encode(
+                {
+                    "node": node.name,
+                    "rack": racks[row],
+                    "state": states[row],
+                    "placed": bool(topology.placed[row]),
+                    "reason": reasons[0].sentence if reasons else None,
+                    "action": risk.actions.get(row, NO_ACTION),
+                }
+            )
         )
     return rows
 

@@ -96,7 +96,6 @@ def score_sections(tick: Tick) -> list[Section]:
     flags = documents.flagged(tick.risk, n)
     states = documents.node_states(tick.node_state, flags, tick.node, n)
     usable = usable_gpus(tick)
-    blob, offsets = node_answers(tick, states)
     free_cpus, free_memory = _free_host(tick)
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
@@ -111,9 +110,8 @@ def score_sections(tick: Tick) -> list[Section]:
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(tick.durations),
         "jobs.running": encode([_running_row(attempt) for attempt in tick.running]),
-        "answers.node": blob,
-        "answers.node.offsets": offsets,
-        "doc.risk": encode(documents.ranking(tick.risk, tick.topology, states)),
+        **pieces("answers.node", node_answers(tick, states)),
+        **pieces("answers.risk", documents.ranking_rows(tick.risk, tick.topology, states)),
         "doc.stragglers": encode(tick.stragglers),
         "doc.jobs": encode(job_rows(tick)),
         "doc.job": encode(job_details(tick)),
@@ -121,13 +119,20 @@ def score_sections(tick: Tick) -> list[Section]:
     return [Section(name, part, tick.now_ms, tick.risk.model) for name, part in data.items()]
 
 
-def node_answers(tick: Tick, states: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
-    """The bodies of `GET /v1/nodes/{node}`, one after the other, and where each begins: (n + 1,)."""
+def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
+    """Pieces of JSON, one after the other, and where each begins: (n + 1,). A reader takes one without the others."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return {name: b"".join(parts), f"{name}.offsets": offsets}
+
+
+def node_answers(tick: Tick, states: Sequence[str]) -> list[bytes]:
+    """The body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     readings = documents.gpu_readings(tick.gpu)
     gpu_rows = np.where(tick.gpu_rows < len(readings), tick.gpu_rows, -1).tolist()
     holders, counts = tick.occupancy.holder.tolist(), tick.topology.gpus.tolist()
-    risk = documents.encode_alike(tick.risk, documents.risk_rows)
+    risk = documents.encoded_risk_rows(tick.risk)
     racks = documents.domain_of(tick.topology, Level.RACK)
     for row, node in enumerate(tick.topology.nodes):
         parts.append(
@@ -150,9 +155,7 @@ def node_answers(tick: Tick, states: Sequence[str]) -> tuple[bytes, NDArray[np.i
                 }
             )
         )
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    return b"".join(parts), offsets
+    return parts
 
 
 def _free_host(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

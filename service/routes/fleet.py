@@ -4,14 +4,13 @@ import asyncio
 import mmap
 import os
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.routes import shapes
 from service.routes.context import Context
-from service.routes.table import Param, Query, Row, age_headers, answer, encode
+from service.routes.table import Param, Query, Row, age_headers, answer
 
 
 async def fleet(request: Request, context: Context, query: Query) -> Response:
@@ -25,17 +24,10 @@ async def ingestion(request: Request, context: Context, query: Query) -> Respons
 
 
 def _document(context: Context, name: str) -> Response:
-    """A section that is a whole body; `as_of_ms` is added where it lacks one."""
+    """A section that is a whole body."""
     feed, board = context.feed, context.feed.board()
-    as_of_ms = feed.as_of_ms(board, name)
-    body = feed.kept(
-        board, ("body", name), lambda: _with_age(feed.section(board, name), feed.document(board, name), as_of_ms)
-    )
-    return answer(context, board, as_of_ms, body)
-
-
-def _with_age(raw: memoryview, document: dict[str, Any], as_of_ms: int) -> bytes:
-    return bytes(raw) if "as_of_ms" in document else encode({"as_of_ms": as_of_ms, **document})
+    body = feed.kept(board, ("body", name), lambda: bytes(feed.section(board, name)))
+    return answer(context, board, feed.as_of_ms(board, name), body)
 
 
 PARTS = ("board", "urgent")

@@ -1,13 +1,17 @@
 """Risk: the ranking of all nodes, and one node whole. The two hottest routes."""
 
-from typing import Any
+import asyncio
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from service.board import Board
+from service.documents import probability
 from service.feed import BoardFeed
 from service.problems import warming
 from service.routes import shapes
@@ -15,6 +19,7 @@ from service.routes.context import Context
 from service.routes.table import Param, Query, Row, answer, encode
 
 MAX_ROWS = 100_000
+ROWS_AT_A_TIME = 250
 
 RANKING_PARAMS = (
     Param("horizon_s", int, "how far ahead the probability looks", RISK_HORIZONS_S[0], choices=RISK_HORIZONS_S),
@@ -41,56 +46,62 @@ async def node(request: Request, context: Context, query: Query) -> Response:
 async def ranking(request: Request, context: Context, query: Query) -> Response:
     """Nodes, riskiest first."""
     feed, board = context.feed, context.feed.board()
-    as_of_ms = feed.as_of_ms(board, "doc.risk")
-    key = ("ranking", *(query[param.name] for param in RANKING_PARAMS))
-    body = feed.kept(board, key, lambda: encode(_ranking(feed, board, as_of_ms, query)))
-    return answer(context, board, as_of_ms, body)
+    as_of_ms = feed.as_of_ms(board, "answers.risk")
+    of_rack = _rack_mask(board, query["rack"])
+    key = ("ranking", query["horizon_s"], query["kind"])
+    ranked = await asyncio.shield(
+        feed.kept(board, key, lambda: asyncio.ensure_future(_rank(feed, board, query["horizon_s"], query["kind"])))
+    )
+    chosen = ranked.p >= (-1.0 if query["min"] is None else query["min"])
+    if of_rack is not None:
+        chosen &= of_rack[ranked.order]
+    rows = b",".join([ranked.rows[at] for at in np.flatnonzero(chosen)[: query["limit"]].tolist()])
+    model = encode(str(board.meta("answers.risk").get("model", "")))
+    return answer(context, board, as_of_ms, b'{"as_of_ms":%d,"model":%b,"rows":[%b]}' % (as_of_ms, model, rows))
 
 
-def _ranking(feed: BoardFeed, board: Board, as_of_ms: int, query: Query) -> dict[str, Any]:
-    horizon = RISK_HORIZONS_S.index(query["horizon_s"])
-    kinds = (query["kind"],) if query["kind"] else RISK_KINDS
-    rows = feed.document(board, "doc.risk")
-    if query["rack"] is not None:
-        racks = sorted({row["rack"] for row in rows if row["rack"]})
-        if query["rack"] not in racks:
-            shown = ", ".join(racks[:20]) or "none"
-            raise UnknownEntity(f"no rack {query['rack'][:200]!r}; racks are {shown}")
-        rows = [row for row in rows if row["rack"] == query["rack"]]
-    worst = [_worst(row, kinds, horizon) for row in rows]
-    order = sorted(range(len(rows)), key=lambda at: -worst[at][0])  # unknown (-1) comes last
-    least = -1.0 if query["min"] is None else query["min"]
-    chosen = [at for at in order if worst[at][0] >= least][: query["limit"]]
-    model = str(board.meta("doc.risk").get("model", ""))
-    return {
-        "as_of_ms": as_of_ms,
-        "model": model,
-        "rows": [_row(rows[at], *worst[at], query["horizon_s"]) for at in chosen],
-    }
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Nodes at one horizon, riskiest first: node row, probability (-1 unknown) and JSON of each; (n,) all."""
+
+    order: NDArray[np.int64]
+    p: NDArray[np.float64]
+    rows: list[bytes]
 
 
-def _worst(row: dict[str, Any], kinds: tuple[str, ...], horizon: int) -> tuple[float, str | None]:
-    """The highest known probability and its kind; (-1, None) when nothing is known."""
-    best: tuple[float, str | None] = (-1.0, None)
-    for kind in kinds:
-        p = row["p"][kind][horizon]
-        if p is not None and p > best[0]:
-            best = (p, kind)
-    return best
+async def _rank(feed: BoardFeed, board: Board, horizon_s: int, kind: str | None) -> Ranking:
+    """Ranks and renders in slices, so that no other request waits for all of it."""
+    kinds = RISK_KINDS if kind is None else (kind,)
+    risk = board.array("node.risk")[[RISK_KINDS.index(name) for name in kinds], RISK_HORIZONS_S.index(horizon_s)]
+    known = np.nan_to_num(risk, nan=-1.0)
+    worst, which = known.max(axis=0), known.argmax(axis=0).tolist()
+    order = np.argsort(-worst, kind="stable")
+    blob = feed.section(board, "answers.risk")
+    offsets: list[int] = board.array("answers.risk.offsets").tolist()
+    tails = [b',"kind":"%b","horizon_s":%d}' % (name.encode(), horizon_s) for name in kinds]
+    unknown = b',"kind":null,"horizon_s":%d}' % horizon_s
+    rows: list[bytes] = []
+    shown: list[float] = []
+    for begin in range(0, len(order), ROWS_AT_A_TIME):
+        for row in order[begin : begin + ROWS_AT_A_TIME].tolist():
+            p = probability(worst[row]) if worst[row] >= 0 else None
+            tail = unknown if p is None else tails[which[row]]
+            head = bytes(blob[offsets[row] : offsets[row + 1] - 1])
+            rows.append(b'%b,"p":%b%b' % (head, encode(p), tail))
+            shown.append(-1.0 if p is None else p)
+        await asyncio.sleep(0)
+    return Ranking(order, np.array(shown), rows)
 
 
-def _row(row: dict[str, Any], p: float, kind: str | None, horizon_s: int) -> dict[str, Any]:
-    return {
-        "node": row["node"],
-        "rack": row["rack"],
-        "p": p if kind else None,
-        "kind": kind,
-        "horizon_s": horizon_s,
-        "state": row["state"],
-        "placed": row["placed"],
-        "reason": row["reason"],
-        "action": row["action"],
-    }
+def _rack_mask(board: Board, rack: str | None) -> NDArray[np.bool_] | None:
+    """(n,) nodes of a rack; None for all racks. Raises UnknownEntity."""
+    if rack is None:
+        return None
+    racks = board.names("names.rack")
+    if rack not in racks:
+        raise UnknownEntity(f"no rack {rack[:200]!r}; racks are {', '.join(sorted(racks)[:20]) or 'none'}")
+    mask: NDArray[np.bool_] = board.array("node.domain.rack") == racks.index(rack)
+    return mask
 
 
 SLOW_CLOCK = "SM clock 990 MHz, usual 1,980 (thermal slowdown since 14:02)"

@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import numpy as np
 from fastapi import FastAPI
+from numpy.typing import NDArray
 
 from service.board import BoardWriter, Section
 from service.config import ApiConfig, Config, PlacerConfig
+from service.publish import pieces
 
 NOW_MS = 1_760_000_000_000
 NODES = ("n001", "n002", "n003")
@@ -26,12 +28,7 @@ def config(folder: Path, port: int = CLOSED_PORT, max_body_bytes: int = 2**20) -
     return Config(state=str(folder), api=ApiConfig(max_body_bytes=max_body_bytes), placer=PlacerConfig(port=port))
 
 
-def risk_row(node: str, rack: str | None, fail: float | None, slow: float | None, state: str = "ok") -> dict[str, Any]:
-    """p grows with the horizon: p, p + 0.1, p + 0.2, p + 0.3."""
-
-    def spread(p: float | None) -> list[float | None]:
-        return [None if p is None else round(p + 0.1 * step, 3) for step in range(4)]
-
+def risk_row(node: str, rack: str | None, state: str = "ok") -> dict[str, Any]:
     return {
         "node": node,
         "rack": rack,
@@ -39,8 +36,14 @@ def risk_row(node: str, rack: str | None, fail: float | None, slow: float | None
         "placed": rack is not None,
         "reason": "SM clock 990 MHz, usual 1,980" if state == "degraded" else None,
         "action": {"code": "drain" if state == "degraded" else "none", "sentence": "…"},
-        "p": {"fail": spread(fail), "drain": spread(0.0 if fail is not None else None), "slow": spread(slow)},
     }
+
+
+def risk_values() -> NDArray[np.float64]:
+    """(kind, horizon, node): p grows with the horizon, p, p + 0.1, p + 0.2, p + 0.3; nothing is known of n003."""
+    shortest = np.array([[0.2, 0.1, np.nan], [0.0, 0.0, np.nan], [0.01, 0.6, np.nan]])  # fail, drain, slow
+    values: NDArray[np.float64] = shortest[:, None, :] + 0.1 * np.arange(4)[None, :, None]
+    return values
 
 
 def job_row(job: str, state: str, attempt: int = 1) -> dict[str, Any]:
@@ -80,11 +83,6 @@ def demand_row(pool: str, target: str) -> dict[str, Any]:
 def documents() -> dict[str, Any]:
     return {
         "meta": {"fleet": "test", "generation": 1, "now_ms": NOW_MS, "warming": {"have_s": 60, "need_s": 1800}},
-        "doc.risk": [
-            risk_row("n002", "r01", 0.1, 0.6, "degraded"),
-            risk_row("n001", "r01", 0.2, 0.01),
-            risk_row("n003", None, None, None, "unknown"),
-        ],
         "doc.demand": {
             "as_of_ms": NOW_MS,
             "series": [demand_row("all", "running"), demand_row("all", "queued"), demand_row("train", "running")],
@@ -111,15 +109,18 @@ def documents() -> dict[str, Any]:
 
 def sections(as_of_ms: int = NOW_MS) -> list[Section]:
     bodies = [json.dumps({"node": name, "as_of_ms": as_of_ms, "state": "ok"}).encode() for name in NODES]
-    offsets = np.cumsum([0, *map(len, bodies)]).astype(np.int64)
+    ranked = [risk_row("n001", "r01"), risk_row("n002", "r01", "degraded"), risk_row("n003", None, "unknown")]
     parts: dict[str, Any] = {
         "names.node": "\n".join(NODES).encode(),
-        "answers.node": b"".join(bodies),
-        "answers.node.offsets": offsets,
+        "names.rack": b"r01",
+        "node.domain.rack": np.array([0, 0, -1], np.int32),
+        "node.risk": risk_values(),
+        **pieces("answers.node", bodies),
+        **pieces("answers.risk", [json.dumps(row).encode() for row in ranked]),
         "metrics.fleet": b'# TYPE fleetcast_gpus gauge\nfleetcast_gpus{state="free"} 8\n',
     }
     parts |= {name: json.dumps(value).encode() for name, value in documents().items()}
-    return [Section(name, data, as_of_ms, "rules" if name == "doc.risk" else "") for name, data in parts.items()]
+    return [Section(name, data, as_of_ms, "rules" if name == "answers.risk" else "") for name, data in parts.items()]
 
 
 def publish(folder: Path, as_of_ms: int = NOW_MS) -> BoardWriter:

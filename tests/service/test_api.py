@@ -1,5 +1,6 @@
 """The API over a hand-made board: every answer has its age, every error is a problem, nothing bad is a 500."""
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from fleet.clock import ManualClock
 from ingest.inbox import read_events
 from service.api import ROWS, create_app
+from service.routes import risk
 from service.routes.table import Row
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 
@@ -111,6 +113,28 @@ def test_a_rack_that_does_not_exist_is_named_beside_those_that_do(client: Client
     detail = problem(client.get("/v1/risk/nodes?rack=r99"), 404)["detail"]
     assert "r99" in detail
     assert "r01" in detail
+
+
+def test_a_ranking_is_made_in_slices_and_whole_for_all_who_ask_meanwhile(tmp_path: Path) -> None:
+    publish(tmp_path)
+    app = create_app(config(tmp_path), ManualClock(NOW_MS))
+    feed = app.state.context.feed
+    board = feed.board()
+
+    async def rank() -> tuple[int, list[bytes]]:
+        work = asyncio.ensure_future(risk._rank(feed, board, 3600, None))
+        turns = 0
+        while not work.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns, (await work).rows
+
+    turns, rows = asyncio.run(rank())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(risk, "ROWS_AT_A_TIME", 1)
+        sliced_turns, sliced_rows = asyncio.run(rank())
+    assert sliced_rows == rows
+    assert sliced_turns >= turns + 2
 
 
 @pytest.mark.parametrize(
