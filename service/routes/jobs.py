@@ -2,6 +2,7 @@
 
 from typing import Any, get_args
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,35 +25,43 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
     """Running, queued and lately ended jobs, in that order."""
     feed, board = context.feed, context.feed.board()
     as_of_ms = feed.as_of_ms(board, "doc.jobs")
+    rows = feed.document(board, "doc.jobs", list[msgspec.Raw])
+    if query["state"] is not None:
+        heads = feed.document(board, "doc.jobs", list[Head])
+        rows = [row for row, head in zip(rows, heads, strict=True) if head.state == query["state"]]
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]}))
 
-    def make() -> bytes:
-        rows = [row for row in _rows(feed, board) if query["state"] in (None, row["state"])]
-        return encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]})
 
-    return answer(context, board, as_of_ms, feed.kept(board, ("jobs", query["state"], query["limit"]), make))
+class Head(msgspec.Struct):
+    """What a row is chosen by."""
 
-
-def _rows(feed: BoardFeed, board: Board) -> list[dict[str, Any]]:
-    document = feed.document(board, "doc.jobs")
-    rows: list[dict[str, Any]] = document["rows"] if isinstance(document, dict) else document
-    return rows
+    job: str
+    attempt: int
+    state: str
 
 
 def _find(feed: BoardFeed, board: Board, name: str) -> dict[str, Any]:
     """The row of a job's latest attempt."""
-    by_name = feed.kept(board, "jobs_by_name", lambda: _latest(_rows(feed, board)))
-    row = by_name.get(name)
-    if row is None:
+    latest = feed.kept(board, "latest_attempts", lambda: _latest(feed.document(board, "doc.jobs", list[Head])))
+    if name not in latest:
         raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
+    row: dict[str, Any] = msgspec.json.decode(feed.document(board, "doc.jobs", list[msgspec.Raw])[latest[name]])
     return row
 
 
-def _latest(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    latest: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if row["job"] not in latest or row["attempt"] > latest[row["job"]]["attempt"]:
-            latest[row["job"]] = row
+def _latest(heads: list[Head]) -> dict[str, int]:
+    """The place of each job's latest attempt."""
+    latest: dict[str, int] = {}
+    for place, head in enumerate(heads):
+        if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
+            latest[head.job] = place
     return latest
+
+
+def _part(feed: BoardFeed, board: Board, section: str, name: str) -> dict[str, Any] | None:
+    """What a section says of one job."""
+    parts = feed.document(board, section, dict[str, msgspec.Raw])
+    return msgspec.json.decode(parts[name]) if name in parts else None
 
 
 async def job(request: Request, context: Context, query: Query) -> Response:
@@ -61,7 +70,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     name = request.path_params["job"]
     row = _find(feed, board, name)
     as_of_ms = feed.as_of_ms(board, "doc.job")
-    detail = feed.document(board, "doc.job").get(name) or {"placement": [], "events": []}
+    detail = _part(feed, board, "doc.job", name) or {"placement": [], "events": []}
     return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **row, **detail}))
 
 
@@ -81,11 +90,11 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
     """Whether a job is slow, since when, and who or what slows it."""
     feed, board = context.feed, context.feed.board()
     name = request.path_params["job"]
-    scores = feed.document(board, "doc.stragglers")
-    if name not in scores:
+    score = _part(feed, board, "doc.stragglers", name)
+    if score is None:
         _find(feed, board, name)
     as_of_ms = feed.as_of_ms(board, "doc.stragglers")
-    return answer(context, board, as_of_ms, encode({**scores.get(name, NO_SCORE), "as_of_ms": as_of_ms}))
+    return answer(context, board, as_of_ms, encode({**(score or NO_SCORE), "as_of_ms": as_of_ms}))
 
 
 JOB = {
