@@ -1,0 +1,180 @@
+"""kube-scheduler's questions to a real api process: how many a second, and how long one takes while a pipeline ticks.
+
+At most 5,000 names a question, drawn anew from the fleet in another order for each of some pods; one answer in fifty is
+decoded and checked. The scheduler has one question under way at a time, so the tails are those of one client; while the
+pipeline ticks, questions are due 100 times a second whatever became of the earlier ones. The peer is what one would
+write first: a Starlette handler that decodes JSON, scores every name in Python and encodes. `cpu_s` is the server's.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from benchmarks.case import record
+from benchmarks.load import Ask, Check, Load, closed_loop, open_loop, post
+from benchmarks.service import BoardProcess, ServerProcess, beside_the_server, free_port
+from schedulers.ratings import NEUTRAL
+from service.board import BoardReader
+
+SIZES = (10_000, 40_000)  # the latter are 5,000 nodes
+MOST_NAMES = 5_000
+PODS = 16
+CONNECTIONS = 4
+CHECK_EVERY = 50
+SECONDS = 3.0
+RATE = 100.0
+REPEATS = 3
+PATH = "/v1/adapters/kube/"
+ANY_AGE_S = 1e12  # the fleet's clock stands in another year
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Five records a size in GPUs, eight a node."""
+    for gpus in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            with BoardProcess(folder, gpus) as board, beside_the_server():
+                yield from _cases(folder, board, gpus)
+
+
+def _cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, Any]]:
+    names = BoardReader(folder / "board").latest().names("names.node")  # type: ignore[union-attr]
+    size = {"gpus": gpus, "nodes": board.nodes, "names": min(MOST_NAMES, len(names))}
+    prioritize, filter_ = Draw("prioritize", names, size["names"]), Draw("filter", names, size["names"])
+    board.say("swap")
+    with _peer() as server:
+        server.wait("/healthz")
+        peer = Draw("prioritize", names, size["names"], scored=False)
+        theirs = max(_rates(server, peer)[0])
+        their_tail = min(_tails(server, partial(_one_client, server, peer))[0])
+    with _api(folder) as server:
+        server.wait("/healthz")
+        for draw in (prioritize, filter_):
+            rates, cpu_s = _rates(server, draw)
+            beside = ("Starlette and json", theirs) if draw is prioritize else None
+            yield record("extender", f"{draw.verb}, closed loop", size, rates, "requests/s", cpu_s=cpu_s, peer=beside)
+        tails, cpu_s = _tails(server, partial(_one_client, server, prioritize))
+        beside = ("Starlette and json", their_tail)
+        yield record("extender", "prioritize, p99 of one client", size, tails, "ms", cpu_s=cpu_s, peer=beside)
+        board.say("tick")
+        for draw in (prioritize, filter_):
+            tails, cpu_s = _tails(server, partial(_at_a_rate, server, draw))
+            case = f"{draw.verb}, p99 beside ticks"
+            yield record("extender", case, size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s)
+        board.say("rest")
+
+
+def _one_client(server: ServerProcess, draw: "Draw") -> Load:
+    return closed_loop(server.port, draw, connections=1, seconds=SECONDS)
+
+
+def _at_a_rate(server: ServerProcess, draw: "Draw") -> Load:
+    return open_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+
+
+class Draw:
+    """Questions about `count` names of the fleet, for pods of different sizes. scored: the answer knows the nodes."""
+
+    def __init__(self, verb: str, names: Sequence[str], count: int, *, scored: bool = True) -> None:
+        rng = np.random.default_rng(1)
+        self.verb, self.scored = verb, scored
+        self._asks, self._checked = [], []
+        for number in range(PODS):
+            asked = [names[row] for row in rng.permutation(len(names))[:count]]
+            wire = post(PATH + verb, _question(asked, gpus=2 ** (number % 4))).wire
+            self._asks.append(Ask(wire))
+            self._checked.append(Ask(wire, check=self._check(asked)))
+        self._next = 0
+
+    def __call__(self) -> Ask:
+        self._next += 1
+        asks = self._asks if self._next % CHECK_EVERY else self._checked
+        return asks[self._next % PODS]
+
+    def _check(self, asked: list[str]) -> Check:
+        def check_filter(head: bytes, body: bytes) -> None:
+            answer = json.loads(body)
+            assert answer["NodeNames"] == asked, body[:300]
+            assert not answer["Error"], answer["Error"]
+
+        def check_prioritize(head: bytes, body: bytes) -> None:
+            rows = json.loads(body)
+            assert [row["Host"] for row in rows] == asked, body[:300]
+            scores = {row["Score"] for row in rows}
+            assert scores <= set(range(11)), scores
+            assert NEUTRAL not in scores or not self.scored, "it answered without knowing the nodes"
+
+        return check_filter if self.verb == "filter" else check_prioritize
+
+
+def _question(names: list[str], gpus: int) -> bytes:
+    """What kube-scheduler sends with nodeCacheCapable, the pod shortened by what nobody reads."""
+    resources = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
+    container = {"name": "c", "image": "i", "resources": {"limits": resources, "requests": resources}}
+    pod = {"metadata": {"name": "train-0", "namespace": "default", "uid": "6f1c"}, "spec": {"containers": [container]}}
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
+
+
+def _rates(server: ServerProcess, draw: Draw) -> tuple[list[float], float]:
+    """Requests a second of each run, and the CPU seconds of the best one."""
+    rates, cpu_s = [], []
+    for _ in range(REPEATS):
+        before = server.cpu_s()
+        load = closed_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS)
+        assert load.checked, "no answer was checked"
+        rates.append(load.rate)
+        cpu_s.append(server.cpu_s() - before)
+    return rates, cpu_s[rates.index(max(rates))]
+
+
+def _tails(server: ServerProcess, load: Callable[[], Load]) -> tuple[list[float], float]:
+    """The 99th percentile of each run in ms, and the CPU seconds of the best one."""
+    tails, cpu_s = [], []
+    for _ in range(REPEATS):
+        before = server.cpu_s()
+        came = load()
+        assert came.checked, "no answer was checked"
+        tails.append(came.quantile_ms(0.99))
+        cpu_s.append(server.cpu_s() - before)
+    return tails, cpu_s[tails.index(min(tails))]
+
+
+def _api(folder: Path) -> ServerProcess:
+    port, path = free_port(), folder / "extender.toml"
+    api = {"port": port, "stale_after_s": ANY_AGE_S}
+    path.write_text(tomli_w.dumps({"state": str(folder), "api": api, "placer": {"port": free_port()}}))
+    return ServerProcess(port, [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(path)])
+
+
+def _peer() -> ServerProcess:
+    port = free_port()
+    return ServerProcess(port, [sys.executable, "-m", "benchmarks.extender", str(port)])
+
+
+def _serve_peer(port: int) -> None:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def prioritize(request: Request) -> JSONResponse:
+        asked = json.loads(await request.body())
+        return JSONResponse([{"Host": name, "Score": hash(name) % 11} for name in asked["NodeNames"]])
+
+    async def healthz(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    routes = [Route(PATH + "prioritize", prioritize, methods=["POST"]), Route("/healthz", healthz)]
+    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    _serve_peer(int(sys.argv[1]))
