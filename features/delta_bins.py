@@ -30,9 +30,9 @@ class DeltaBins:
         self._patience = 2 * size + 4096
 
     def dump(self) -> tuple[dict[str, Any], NDArray[np.float64]]:
-        """What a snapshot keeps: JSON-able parts, and a copy of the bins (row, bin)."""
+        """What a snapshot keeps, all of it copied: JSON-able parts, and the bins (row, bin)."""
         self._settle()
-        about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": self._waiting}
+        about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": [*self._waiting]}
         return about, self.bins.copy()
 
     def load(self, about: Mapping[str, Any], bins: NDArray[np.float64]) -> None:

@@ -156,10 +156,10 @@ class DemandSeries:
             self._known[attempt.job, attempt.attempt] = added
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:
-        """What a snapshot keeps: JSON-able parts, and arrays by name."""
+        """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
         about: dict[str, Any] = {
             "known": [(*key, *astuple(added)) for key, added in self._known.items()],
-            "attempts": self._attempts,
+            "attempts": dict(self._attempts),
             "runs": self._runs.dump(),
             "bins": [],
         }

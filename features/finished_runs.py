@@ -66,8 +66,8 @@ class FinishedRuns:
         return {"by_gpus": by_gpus, "all": self._quantiles.get(None)}
 
     def dump(self) -> list[list[Any]]:
-        """JSON-able: [GPUs (None: all), its runs] of each group."""
-        return [[group, runs] for group, runs in self._runs.items()]
+        """JSON-able and copied: [GPUs (None: all), its runs] of each group."""
+        return [[group, [*runs]] for group, runs in self._runs.items()]
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
         """The inverse of `dump`."""

@@ -207,6 +207,19 @@ def test_a_snapshot_with_rest_and_an_overlapping_replay_equal_a_straight_run(eve
     np.testing.assert_equal(everything(restored), everything(demand_of(*events)))
 
 
+def test_a_dump_holds_still_while_the_series_go_on() -> None:
+    """It is written in a thread: what is told meanwhile is replayed, and must not be in it already."""
+    jobs, demand = JobTable(), DemandSeries()
+    fold(jobs, demand, [submitted("a", 5), started("a", 12), submitted("b", 6), started("b", 7), finished("b", 9)])
+    about, arrays = demand.dump()
+    at_once = json.dumps(about)
+    fold(jobs, demand, [finished("a", 33), submitted("c", 34, queue="other")])
+    assert json.dumps(about) == at_once
+    restored = DemandSeries()
+    restored.load(about, arrays)
+    assert read(restored, "running", 45, 5) == [0, 8, 8, 8, 8]
+
+
 def fold(jobs: JobTable, demand: DemandSeries, events: list[JobEvent]) -> None:
     """As the pipeline does."""
     for event in events:
