@@ -59,8 +59,8 @@ def measure(
     runs = _repeat(case, run, repeats)
     fastest = min(runs, key=lambda one: one.wall_s / one.items)
     values = [_value(one, unit) for one in runs]
-    beside = None if peer is None else (peer.name, _peer_value(peer, unit))
-    return record(bench, case, size, values, unit, cpu_s=fastest.cpu_s, peer=beside)
+    others = None if peer is None else beside(peer, unit)
+    return record(bench, case, size, values, unit, cpu_s=fastest.cpu_s, peer=others)
 
 
 def record(
@@ -109,9 +109,10 @@ def _once(case: str, run: Callable[[], int]) -> _Run:
     return taken
 
 
-def _peer_value(peer: Peer, unit: str) -> float:
+def beside(peer: Peer, unit: str) -> tuple[str, float]:
+    """The peer's name, and its best value."""
     values = [_value(one, unit) for one in _repeat(peer.name, peer.run, peer.repeats)]
-    return max(values) if _is_rate(unit) else min(values)
+    return peer.name, max(values) if _is_rate(unit) else min(values)
 
 
 def _is_rate(unit: str) -> bool:

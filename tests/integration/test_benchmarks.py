@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import http
+from benchmarks import events, http
 
 pytestmark = pytest.mark.integration
 
@@ -16,3 +16,12 @@ def test_nodes_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [record["unit"] for record in records] == ["requests/s", "us/request", "ms"]
     assert all(record["value"] > 0 for record in records)
     assert records[0]["peer"]["value"] > 0
+
+
+def test_events_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "SECONDS", 0.3)
+    monkeypatch.setattr(events, "REPEATS", 1)
+    monkeypatch.setattr(events, "PEER_ROWS", 200)
+    records = list(events.run())
+    assert [record["case"] for record in records] == ["batch", "single"]
+    assert all(record["value"] > 0 and record["peer"]["value"] > 0 for record in records)
