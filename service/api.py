@@ -226,6 +226,6 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
     with listen(config.api.host, config.api.port) as sock:
-        logger.info("api: listening on http://%s:%d/", config.api.host, config.api.port)
+        logger.info("listening on http://%s:%d/", config.api.host, config.api.port)
         await server.serve([sock])
-    logger.info("api: stopped")
+    logger.info("stopped")

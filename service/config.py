@@ -14,6 +14,7 @@ import tomli_w
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
 
+STALE_WALL_S = 15.0
 BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
 
 
@@ -121,6 +122,11 @@ class Config(_Section, frozen=True):
     @property
     def ledger(self) -> Path:
         return self.folder / "ledger.sqlite"
+
+    def stale_after_s(self, clock: Clock) -> float:
+        """Fleet seconds: as configured, but at least some seconds of the machine's own time where the fleet's runs."""
+        per_second = clock.wall_s(1.0)
+        return max(self.api.stale_after_s, STALE_WALL_S / per_second if per_second else 0.0)
 
     def make_clock(self) -> Clock:
         if self.clock == ClockConfig():

@@ -23,7 +23,6 @@ from service.plugins import load
 
 logger = logging.getLogger(__name__)
 
-STALE_WALL_S = 15.0
 START_TIMES_EVERY_S = 30.0
 NOT_LOOKED_AT = "will be looked at in the next pass"
 
@@ -75,19 +74,15 @@ class Desk:
         board, base = self._observed
         age_s = (now_ms - board.as_of_ms) / 1000
         self.metrics.view_age_s.set(age_s)
-        if age_s > self.stale_after_s():
-            raise StaleError(f"the board is {age_s:.0f} s old, at most {self.stale_after_s():.0f} s is decided upon")
-        if age_s < -self.stale_after_s():
+        limit_s = self.config.stale_after_s(self.clock)
+        if age_s > limit_s:
+            raise StaleError(f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s is decided upon")
+        if age_s < -limit_s:
             raise StaleError(f"the board is {-age_s:.0f} s ahead of the clock: it is another clock's")
         self.ledger.settle(settled(self.ledger.active_intents(), base, now_ms), now_ms)
         if self._view is None or self._view[0] != self.ledger.version:
             self._view = self.ledger.version, with_intents(base, self.ledger.active_intents())
         return self._view[1]
-
-    def stale_after_s(self) -> float:
-        """Fleet seconds: as configured, but at least some seconds of the machine's own time."""
-        per_second = self.clock.wall_s(1.0)
-        return max(self.config.api.stale_after_s, STALE_WALL_S / per_second if per_second else 0.0)
 
     def options(self) -> Options:
         return Options(

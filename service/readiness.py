@@ -50,7 +50,7 @@ def _board(context: Context) -> Check:
     if board is None:
         return Check("board", False, "no board was published yet: the pipeline is starting or down")
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
-    limit_s = context.config.api.stale_after_s
+    limit_s = context.config.stale_after_s(context.clock)
     if age_s > limit_s:
         sentence = f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s are fresh: the pipeline is down or slow"
         return Check("board", False, sentence)

@@ -58,7 +58,7 @@ def docs(rows: Sequence[Row]) -> Handler:
     """A page that lists the routes; /openapi.json has the rest."""
     lines = "\n".join(
         f"<tr><td>{row.method}</td><td><code>{html.escape(row.path.replace(':path', ''))}</code></td>"
-        f"<td>{html.escape(row.summary)}</td></tr>"
+        f"<td>{html.escape(row.summary)}</td><td>{'anybody' if row.is_open else row.needs}</td></tr>"
         for row in rows
     )
     page = (

@@ -44,7 +44,7 @@ async def metrics(request: Request, context: Context, query: Query) -> Response:
 
 def _pipeline_page(context: Context) -> str:
     board = context.feed.latest()
-    stale_after_s = context.config.api.stale_after_s
+    stale_after_s = context.config.stale_after_s(context.clock)
     if board is None:
         return pipeline_page({}, None, None, stale_after_s)
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000

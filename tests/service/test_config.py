@@ -60,3 +60,8 @@ def test_a_bad_file_is_refused_with_the_offending_key(tmp_path: Path, text: str,
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path / "none.toml")
+
+
+def test_a_board_is_not_stale_within_fifteen_seconds_of_the_machine() -> None:
+    assert Config().stale_after_s(SystemClock()) == 60.0
+    assert Config().stale_after_s(ScaledClock(0, 0, 15.0)) == 225.0
