@@ -12,6 +12,7 @@ queues (the rest counts as "other"), POOLS_SHOWN pools of the demand forecast an
 Values are in base units; what is unknown has no sample, never a zero. Times and ages are in fleet time.
 """
 
+import contextlib
 import hashlib
 import math
 import shutil
@@ -111,8 +112,12 @@ class PipelinePage:
         return page.encode() + generate_latest(self._registry)
 
     def _saved_s(self) -> float | None:
-        current = self._folder / "snapshot" / "current"
-        return current.stat().st_mtime if current.exists() else None
+        """When the newest snapshot was finished; they come and go in a thread meanwhile."""
+        times = []
+        for path in (self._folder / "snapshot").glob("[0-9]*/state.json"):
+            with contextlib.suppress(FileNotFoundError):
+                times.append(path.stat().st_mtime)
+        return max(times, default=None)
 
 
 # The whole fleet

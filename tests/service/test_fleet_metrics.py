@@ -1,6 +1,7 @@
 """The page of the fleet's metrics: complete for the fleet, bounded for entities, readable for Prometheus."""
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -253,6 +254,17 @@ def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
     assert of(found, "gpus", "state")["out_of_service",] == 8
     assert of(found, "state_disk_free_bytes")[()] > 0
     assert of(found, "pipeline_process_resident_memory_bytes")[()] > 1e7
+
+
+def test_the_time_of_the_newest_snapshot_is_told(tmp_path: Path) -> None:
+    page = PipelinePage(tmp_path)
+    assert of(series(page.encode(0)), "snapshot_timestamp_seconds") == {}
+    for number, time_s in ((9, 100), (10, 200)):
+        state = tmp_path / "snapshot" / str(number) / "state.json"
+        state.parent.mkdir(parents=True)
+        state.touch()
+        os.utime(state, (time_s, time_s))
+    assert of(series(page.encode(7)), "snapshot_timestamp_seconds") == {(): 200}
 
 
 def test_promtool_finds_no_fault_with_the_names(tmp_path: Path) -> None:
