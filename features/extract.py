@@ -3,8 +3,8 @@
 Names. `<metric>` is the newest value (of a counter: its rate per second), NaN once it is older than STALE_S,
 except for codes that stay true until somebody resets them. `<metric>_mean_2m`, `_mean_30m`, `_std_30m` are over the
 slots of the window up to now, `<metric>_count_10m`, `_count_30m` exact increments of event counters. `max_…` is the
-largest value of the last day. Ages are seconds. A window longer than the fine ring (fine_slots x interval) covers
-what the ring holds.
+largest value of the last day. Ages are seconds, and count only while somebody listened. A window longer than the fine
+ring (fine_slots x interval) covers what the ring holds.
 
 `since_ms` of a `<metric>` is when its value last changed, 0 if it has not since the entity was first seen.
 """
@@ -93,6 +93,7 @@ class _Columns:
     def __init__(self, store: WindowStore, kind: EntityKind, names: tuple[str, ...], now_ms: int) -> None:
         self.kind = kind
         self.ring = store.ring(kind)
+        self.gaps = store.gaps
         self.node = store.entities[kind].node.copy()
         self.names = names
         self.now_ms = now_ms
@@ -115,7 +116,8 @@ class _Columns:
             self[f"max_{name}"] = np.fmax(largest(recent), largest(ring.day(name)))
         seen = ring.first_seen_ms[: ring.size]
         last = _last_ms(ring)
-        self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - last) / 1000).clip(min=0)
+        heard = _heard_ms(self.gaps, last)
+        self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - heard) / 1000).clip(min=0)
         self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
 
     def _newest(self) -> None:
@@ -165,6 +167,13 @@ def _last_ms(ring: Ring) -> NDArray[np.int64]:
     return last
 
 
+def _heard_ms(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`last`, later by the time in which nobody listened since: silence counts only while somebody does."""
+    for until_ms, for_ms in gaps:
+        last = np.where((last >= 0) & (last < until_ms), np.minimum(last + for_ms, until_ms), last)
+    return last
+
+
 def _frozen_s(ring: Ring) -> NDArray[np.float64]:
     """(entity,) for how long samples came but none brought another value; NaN if there is none."""
     last = _last_ms(ring)
@@ -192,4 +201,4 @@ def _silent_s(store: WindowStore, now_ms: int) -> NDArray[np.float64]:
     interval = store.span.interval_ms
     missed = (of_gpu - last > 0.5 * interval) & (now_ms - last > 1.5 * interval)
     silent = missed & (last >= 0) & (now_ms - of_gpu <= 3 * interval)
-    return np.where(silent, (now_ms - last) / 1000, 0.0)
+    return np.where(silent, (now_ms - _heard_ms(store.gaps, last)).clip(min=0) / 1000, 0.0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from features.clock_step import move_back
 from features.layout import Span, layout_of
 from features.ring import Ring
 from features.store_files import SEGMENTS, StoreError, read_store, save_store
@@ -21,6 +22,7 @@ from fleet.samples import EntityKind, SampleBatch
 
 __all__ = ["StoreError", "WindowStore", "Written"]
 
+GAPS_KEPT = 16
 LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its end
 
 
@@ -56,8 +58,9 @@ class WindowStore:
         self.entities = entities
         self.span = Span(round(interval_s * 1000), fine_slots, round(future_limit_s * 1000))
         self.rings: dict[EntityKind, Ring] = {}
+        self.gaps: list[tuple[int, int]] = []  # until when nobody listened, and for how long, ms; in order of time
         self._files: list[Path] = []  # slot files of the last save; empty: the next one writes everything
-        self._saves = 0
+        self._saves = self._steps = 0
 
     @property
     def nbytes(self) -> int:
@@ -96,6 +99,24 @@ class WindowStore:
         for ring in self.rings.values():
             ring.advance(now_ms)
 
+    def was_deaf(self, until_ms: int, for_ms: int) -> None:
+        """Nobody listened for that long: silence does not count meanwhile (see `features.extract`)."""
+        self.gaps = [*self.gaps, (until_ms, for_ms)][-GAPS_KEPT:]
+
+    def clock_went_back(self, now_ms: int, by_ms: int) -> bool:
+        """Move all that is known back with a clock that was set back by `by_ms`, if it was seen by that clock.
+
+        False when no sample lies ahead of it: then whoever sent them has another clock, and nothing is moved.
+        """
+        newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
+        if newest_ms <= now_ms:
+            return False
+        for ring in self.rings.values():
+            move_back(ring, by_ms)
+        self.gaps = [(until_ms - by_ms, for_ms) for until_ms, for_ms in self.gaps]
+        self._files, self._steps = [], self._steps + 1
+        return True
+
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
         """The works that save into `folder` everything a restart needs; it may hold the previous save.
 
@@ -107,8 +128,12 @@ class WindowStore:
         number, files = self._saves, self._files
         there = len(files) < SEGMENTS and all(path.exists() for path in files)
         files, self._files = files if there else [], []
-        yield from save_store(self, folder, files)
-        if number == self._saves:  # none has begun meanwhile: the next save adds to this one
+        steps = self._steps
+        for work in save_store(self, folder, files):
+            if steps != self._steps:
+                raise OSError("the clock was set back in the middle of it")
+            yield work
+        if (number, steps) == (self._saves, self._steps):  # none has begun meanwhile: the next save adds to this one
             self._files = [(becomes or folder) / path.name for path in files]
 
     def save(self, folder: Path) -> None:

@@ -3,6 +3,8 @@
 *Fleet time* is the time of the cluster under observation: periods, ages, deadlines and timestamps are in it.
 *Wall time* is the machine's: socket timeouts are in it. With `SystemClock` the two are one; a simulated fleet
 runs under a `ScaledClock` that all its processes share.
+
+A clock may be set: by NTP, by an administrator, by a virtual machine that was suspended. `ClockWatch` tells how far.
 """
 
 import asyncio
@@ -14,6 +16,9 @@ from typing import Protocol
 class Clock(Protocol):
     def now_ms(self) -> int:
         """Fleet time, Unix milliseconds."""
+
+    def steady_ms(self) -> int:
+        """Fleet milliseconds since some moment, which go on evenly when the clock is set."""
 
     def wall_s(self, fleet_s: float) -> float:
         """How many wall seconds `fleet_s` fleet seconds take."""
@@ -27,6 +32,9 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def steady_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
 
     def wall_s(self, fleet_s: float) -> float:
         return fleet_s
@@ -50,6 +58,9 @@ class ScaledClock:
     def now_ms(self) -> int:
         return self.epoch_ms + int((time.time_ns() / 1e6 - self.wall_ms) * self.speed)
 
+    def steady_ms(self) -> int:
+        return int(time.monotonic_ns() / 1e6 * self.speed)
+
     def wall_s(self, fleet_s: float) -> float:
         return fleet_s / self.speed
 
@@ -59,12 +70,16 @@ class ScaledClock:
 
 @dataclass(slots=True)
 class ManualClock:
-    """A clock that a test moves by hand; `sleep` advances it at once."""
+    """A clock that a test moves by hand: `advance` lets time pass, `time_ms` sets it; `sleep` advances it at once."""
 
     time_ms: int = 0
+    passed_ms: int = 0
 
     def now_ms(self) -> int:
         return self.time_ms
+
+    def steady_ms(self) -> int:
+        return self.passed_ms
 
     def wall_s(self, fleet_s: float) -> float:
         return 0.0
@@ -75,3 +90,28 @@ class ManualClock:
 
     def advance(self, fleet_s: float) -> None:
         self.time_ms += round(fleet_s * 1000)
+        self.passed_ms += round(fleet_s * 1000)
+
+
+class ClockWatch:
+    """Tells by how much a clock was set between two looks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_ms = clock.now_ms() - clock.steady_ms()
+
+    def set_by_ms(self) -> int:
+        """Fleet milliseconds since the last look, negative when it was set back. Slewing gives a few at a time.
+
+        >>> clock = ManualClock(5000)
+        >>> watch = ClockWatch(clock)
+        >>> clock.advance(60)
+        >>> watch.set_by_ms()
+        0
+        >>> clock.time_ms -= 3_600_000
+        >>> watch.set_by_ms(), watch.set_by_ms()
+        (-3600000, 0)
+        """
+        ahead_ms = self._clock.now_ms() - self._clock.steady_ms()
+        by_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
+        return by_ms

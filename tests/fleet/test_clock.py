@@ -1,0 +1,20 @@
+import pytest
+
+from fleet.clock import ClockWatch, ManualClock, ScaledClock, SystemClock
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), ScaledClock(1_000_000, 0, 15.0)], ids=["system", "scaled"])
+def test_a_clock_that_runs_was_not_set(clock: SystemClock | ScaledClock) -> None:
+    watch = ClockWatch(clock)
+    assert abs(watch.set_by_ms()) < 1000
+
+
+def test_a_step_is_told_once_and_time_that_passes_is_none() -> None:
+    clock = ManualClock(10_000)
+    watch = ClockWatch(clock)
+    clock.advance(3600)
+    clock.time_ms -= 90_000
+    assert [watch.set_by_ms(), watch.set_by_ms()] == [-90_000, 0]
+    clock.time_ms += 7_200_000
+    clock.advance(5)
+    assert watch.set_by_ms() == 7_200_000
