@@ -58,6 +58,15 @@ def substituted(expr: str, values: Mapping[str, str]) -> str:
     return VARIABLE.sub(lambda found: values[found[1]], expr)
 
 
+def grouped_by(expr: str) -> set[str]:
+    """Labels that the aggregations of an expression keep.
+
+    >>> sorted(grouped_by("max by (node, job_id) (x) and on (rack) y"))
+    ['job_id', 'node']
+    """
+    return {word.strip() for part in expr.split(" by (")[1:] for word in part.split(")")[0].split(",")}
+
+
 def rules() -> list[dict[str, Any]]:
     """Every alert, with its group's name as `group`."""
     groups = yaml.safe_load((FOLDER / "alerts.yml").read_text(encoding="utf-8"))["groups"]

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dashboards.grafana import DASHBOARDS, FOLDER, LEGEND, ROOT, SELECTOR, VARIABLE, load, queries, variables
+from tests.dashboards.grafana import (
+    DASHBOARDS,
+    FOLDER,
+    LEGEND,
+    ROOT,
+    SELECTOR,
+    VARIABLE,
+    grouped_by,
+    load,
+    queries,
+    variables,
+)
 
 BUILT_IN = {"__rate_interval", "__url_time_range", "__data"}
 COLUMNS = 24
@@ -96,18 +107,14 @@ def test_tables_show_columns_that_their_queries_give(path: Path) -> None:
         shown = panel["transformations"][-1]["options"]["renameByName"]
         refs = [target["refId"] for target in panel["targets"]]
         values = {f"Value #{ref}" for ref in refs} if len(refs) > 1 else {"Value"}
-        labels = {word for target in panel["targets"] for word in _grouped_by(target["expr"])}
+        labels = {label for target in panel["targets"] for label in grouped_by(target["expr"])}
         assert set(shown) <= values | labels, panel["title"]
-
-
-def _grouped_by(expr: str) -> list[str]:
-    return [word.strip() for part in expr.split(" by (")[1:] for word in part.split(")")[0].split(",")]
 
 
 @every_dashboard
 def test_a_legend_names_labels_that_the_query_keeps(path: Path) -> None:
     for query in queries(load(path)):
-        kept = _grouped_by(query.expr)
+        kept = grouped_by(query.expr)
         for label in LEGEND.findall(query.target.get("legendFormat", "")):
             assert label in kept or " by (" not in query.expr, query
 
