@@ -269,6 +269,10 @@ class InboxSource:
     def seek(self, position: Mapping[str, Any]) -> None:
         self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
 
+    def begins(self) -> bool:
+        """Nothing was deleted yet: the segments of every writer begin with its first."""
+        return all(rows[0][0] == 1 for rows in segments_of(self.folder).values())
+
     def prune(self, position: Mapping[str, Any]) -> int:
         """Delete the segments that `position` (one that a snapshot holds) has passed; returns how many."""
         return prune(self.folder, position)

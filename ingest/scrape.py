@@ -77,6 +77,7 @@ class Scraper:
     """A Source over all exporters of a configuration. Its position is empty: what nobody scraped is gone."""
 
     name = "scrape"
+    misses = True  # what nobody scrapes is gone
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class Scraper:
             "name": self.name,
             "kind": "scrape",
             "rate_per_s": self._rate(now_ms),
-            "lag_s": None if newest_ms is None else round((now_ms - newest_ms) / 1000, 3),
+            "lag_s": None if newest_ms is None else round(max(0, now_ms - newest_ms) / 1000, 3),
             "bad": self._bad,
             "up": up,
             "down": down,
@@ -168,6 +169,8 @@ class Scraper:
     def _count(self, batch: Batch) -> None:
         now_ms = self._clock.now_ms()
         self._bad += len(batch.bad)
+        if self._taken and self._taken[-1][0] > now_ms:  # the clock was set back
+            self._taken.clear()
         self._taken.append((now_ms, len(batch), len(batch.bad)))
         while self._taken[0][0] < now_ms - RATE_WINDOW_MS:
             self._taken.popleft()
@@ -221,9 +224,10 @@ class Scraper:
 
     async def _scrape_forever(self, target: ScrapeTarget) -> None:
         period_ms = self._options.interval_s * 1000
-        now_ms = self._clock.now_ms()
-        due_ms = now_ms + (target.phase * period_ms - now_ms) % period_ms
+        due_ms = self._due_ms(target)
         while True:
+            if due_ms > self._clock.now_ms() + 2 * period_ms:  # the clock was set back
+                due_ms = self._due_ms(target)
             await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
             if len(self._running) < self._options.concurrency and len(self._pending) < MAX_PENDING:
                 batch = await self.scrape(target)
@@ -234,6 +238,11 @@ class Scraper:
             late = max(0, int((self._clock.now_ms() - due_ms) // period_ms))
             self.skipped_rounds += late
             due_ms += (late + 1) * period_ms
+
+    def _due_ms(self, target: ScrapeTarget) -> float:
+        """When the next round of a target begins."""
+        now_ms, period_ms = self._clock.now_ms(), self._options.interval_s * 1000
+        return now_ms + (target.phase * period_ms - now_ms) % period_ms
 
     async def scrape(self, target: ScrapeTarget) -> Batch:
         """One round of one target. Never raises on what an exporter does."""

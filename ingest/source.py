@@ -49,7 +49,8 @@ class Source(Protocol):
     """One stream of batches. One task calls `next`; `position` is read between two calls of it.
 
     A source may also have: `health()`, its row (or rows) of the ingestion document; `models()`, node → GPU model;
-    `backlog_bytes()`, what it has not read yet; `prune(position)`, called once a snapshot holds that position.
+    `backlog_bytes()`, what it has not read yet; `prune(position)`, called once two snapshots hold that position;
+    `misses`, true where what nobody takes is gone; `begins()`, whether it still holds its very first record.
     """
 
     name: str

@@ -219,6 +219,18 @@ def test_pruning_deletes_what_a_position_has_passed_and_keeps_the_newest(tmp_pat
     assert sorted(path.name[-5] for path in segment_files(tmp_path)) == ["2", "3"]
 
 
+def test_an_inbox_knows_whether_it_still_holds_its_beginning(tmp_path: Path) -> None:
+    source = InboxSource(tmp_path)
+    assert source.begins()
+    append(tmp_path, 1, name="api")
+    append(tmp_path, 2, name="api")
+    append(tmp_path, 3, name="other")
+    drain(source)
+    assert source.begins()
+    source.prune(source.position())
+    assert not source.begins()
+
+
 def test_an_emptied_folder_is_read_from_its_new_beginning(tmp_path: Path) -> None:
     append(tmp_path, 1)
     append(tmp_path, 2)

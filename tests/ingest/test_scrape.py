@@ -127,6 +127,46 @@ def test_rounds_follow_the_fleets_clock() -> None:
     assert elapsed_ms >= (rounds - 1) * 15_000
 
 
+class SetClock:
+    """A fast clock that is set by `off_ms`."""
+
+    def __init__(self) -> None:
+        self.clock, self.off_ms = fast_clock(), 0
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms() + self.off_ms
+
+    def steady_ms(self) -> int:
+        return self.clock.steady_ms()
+
+    def wall_s(self, fleet_s: float) -> float:
+        return self.clock.wall_s(fleet_s)
+
+    async def sleep(self, fleet_s: float) -> None:
+        await self.clock.sleep(fleet_s)
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_rounds_go_on_when_the_clock_is_set(hours: int) -> None:
+    async def scenario() -> list[float]:
+        async with exporter(dcgm=answers(dcgm_page())) as url:
+            clock = SetClock()
+            scraper = Scraper(Entities(), [f"{url}/dcgm"], Options(), clock)
+            async with asyncio.timeout(10):
+                for _ in range(2):
+                    await scraper.next()
+                clock.off_ms = hours * 3_600_000
+                for _ in range(3):
+                    await scraper.next()
+            health = scraper.health()
+            await scraper.close()
+            return [health["lag_s"], health["rate_per_s"]]
+
+    lag_s, rate = asyncio.run(scenario())
+    assert lag_s >= 0
+    assert rate >= 0
+
+
 def test_an_exporter_that_hangs_delays_nobody() -> None:
     async def scenario() -> Round:
         async with exporter(dcgm=answers(dcgm_page()), stuck=hangs) as url:
