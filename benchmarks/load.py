@@ -48,11 +48,11 @@ class Load:
 
 
 def get(path: str, check: Check | None = None) -> Ask:
-    return Ask(f"GET {path} HTTP/1.1\r\nhost: fleetcast\r\n\r\n".encode(), check=check)
+    return Ask(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(), check=check)
 
 
 def post(path: str, body: bytes, status: bytes = b"200", kind: str = "application/json") -> Ask:
-    head = f"POST {path} HTTP/1.1\r\nhost: fleetcast\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
     return Ask(head.encode() + body, status)
 
 

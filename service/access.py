@@ -26,6 +26,7 @@ from service.problems import Problem
 
 TOKENS, TOKENS_FILE = "FLEETCAST_TOKENS", "FLEETCAST_TOKENS_FILE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOST = re.compile(rb"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
 SHORTEST = 16
 CHALLENGE = 'Bearer realm="fleetcast"'  # Basic is taken, too, but to offer it makes browsers ask by themselves
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -74,7 +75,7 @@ class Access:
     def check(self, method: str, headers: Headers, scope: Scope | None) -> Caller:
         """The caller, who may do what `scope` names (None: any token will do). Problems: 401, 403."""
         if method not in SAFE_METHODS:
-            refuse_other_sites(headers)
+            refuse_other_sites(headers, self.is_open)
         if self.is_open:
             return ANYBODY
         caller = self._caller(headers)
@@ -121,17 +122,19 @@ def presented(authorization: bytes) -> bytes | None:
         return None
 
 
-def refuse_other_sites(headers: Headers) -> None:
-    """A 403 problem for a request that a browser sends on behalf of a page that is not ours."""
+def refuse_other_sites(headers: Headers, is_open: bool) -> None:
+    """A 403 problem for what a browser sends on behalf of a page that is not ours.
+
+    Without tokens the name that we are called by must be loopback's, too: a page can have its own name lead here.
+    """
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
-    site = named.get(b"sec-fetch-site")
-    if site is not None:
-        ours = site in (b"same-origin", b"none")
-    else:
-        origin = named.get(b"origin")
-        ours = origin is None or origin.partition(b"://")[2] == named.get(b"host")
+    host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
+    ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
     if not ours:
         raise Problem(403, "other_site", "a page of another site may not change anything here")
+    if is_open and host is not None and not LOOPBACK_HOST.fullmatch(host):
+        detail = f"without tokens only requests to a loopback address change anything; set {TOKENS} (see README)"
+        raise Problem(403, "other_site", detail)
 
 
 def load_access(host: str, environ: Mapping[str, str] = os.environ) -> Access:

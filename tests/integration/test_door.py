@@ -252,9 +252,9 @@ def test_slow_clients_and_too_many_of_them_do_not_keep_others_out(tmp_path: Path
     with api(tmp_path, **limits) as server:
         first = [
             b"GET /v1/fleet",
-            b"GET /v1/fleet HTTP/1.1\r\nhost: x\r\n",
-            b"POST /v1/events HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{",
-            b"POST /v1/events HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3e8\r\n{",
+            b"GET /v1/fleet HTTP/1.1\r\nhost: localhost\r\n",
+            b"POST /v1/events HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{",
+            b"POST /v1/events HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3e8\r\n{",
         ]
         slow = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(40)]
         for number, sock in enumerate(slow):

@@ -191,7 +191,7 @@ class Client:
     def __enter__(self) -> "Client":
         self._life = self.app.router.lifespan_context(self.app)
         self._runner.run(self._life.__aenter__())
-        self._http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://api")
+        self._http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -200,7 +200,7 @@ class Client:
         self._runner.close()
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return self._runner.run(self._http.request(method, f"http://api{path}", **options))
+        return self._runner.run(self._http.request(method, f"http://127.0.0.1{path}", **options))
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)

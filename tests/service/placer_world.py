@@ -118,10 +118,14 @@ class World:
     def run(self, work: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
         async def main() -> T:
             transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://placer") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await work(client)
 
         return asyncio.run(main())
+
+    def step(self) -> None:
+        """One step of the queue's worker."""
+        asyncio.run(self.worker.step())
 
     def ask(self, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else None if body is None else _json(body)

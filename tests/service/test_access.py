@@ -148,6 +148,10 @@ def test_anything_else_is_a_401_that_says_how_to_ask(headers: list[tuple[str, st
         ({"host": "127.0.0.1:8080", "origin": "http://127.0.0.1:3000"}, False),
         ({"host": "127.0.0.1:8080", "origin": "https://evil.example"}, False),
         ({"host": "127.0.0.1:8080", "origin": "null"}, False),
+        ({"host": "[::1]:8080"}, True),
+        ({"host": "LOCALHOST"}, True),
+        ({"host": "127.0.0.1.evil.example", "origin": "http://127.0.0.1.evil.example"}, False),
+        ({"host": "evil.example:8080", "sec-fetch-site": "same-origin"}, False),
         ({"sec-fetch-site": "same-origin"}, True),
         ({"sec-fetch-site": "none"}, True),
         ({"sec-fetch-site": "same-site"}, False),
@@ -159,8 +163,15 @@ def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], taken: 
     if taken:
         assert Access().check("POST", raw(headers), Scope.PLACE) is ANYBODY
     else:
-        with pytest.raises(Problem, match="another site"):
+        with pytest.raises(Problem, match=r"another site|a loopback address"):
             Access().check("POST", raw(headers), Scope.PLACE)
+
+
+def test_with_tokens_the_door_may_be_called_by_any_name() -> None:
+    headers = {"host": "fleet.example", "origin": "https://fleet.example", **bearer(Scope.PLACE)}
+    assert ACCESS.check("POST", raw(headers), Scope.PLACE).name == "placeer"
+    with pytest.raises(Problem, match="another site"):
+        ACCESS.check("POST", raw(headers | {"origin": "https://evil.example"}), Scope.PLACE)
 
 
 # -- the API with tokens
