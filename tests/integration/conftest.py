@@ -37,7 +37,7 @@ def start_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
     def start(**sections: dict[str, Any]) -> Service:
         folder = tmp_path / f"service{len(started)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         service = Service(folder, **sections)
         started.append(service)
         return service
