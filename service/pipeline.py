@@ -47,6 +47,7 @@ from service.publish import (
 )
 from service.snapshot import Snapshot
 from service.urgent import HardSignals
+from service.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -82,17 +83,13 @@ class Pipeline:
             if source.name in restored.positions:
                 source.seek(restored.positions[source.name])
         self.board = BoardWriter(config.board)
-        self.ticks = 0
-        self.tick_ms: deque[float] = deque(maxlen=600)
-        self.lag_ms: deque[float] = deque(maxlen=2000)
+        self.vitals = Vitals()
         self.urgent: deque[dict[str, Any]] = deque(maxlen=50)
-        self._arrived: list[float] = []
         self._hard = HardSignals(self.state.entities)
         self._wake = asyncio.Event()
         self._desk_free = asyncio.Lock()  # a thread writes the desk while it forecasts
         self._memory_free = asyncio.Lock()  # and the memory of the rules while it scores
         self._saving = asyncio.Lock()
-        self._rates = Rates()
         self._ended = {_key(row): row for row in _ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS)}
         self._published_generation = -1
         self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
@@ -128,7 +125,7 @@ class Pipeline:
         now_ms = self.clock.now_ms()
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
-            self._arrived.append(time.monotonic())
+            self.vitals.note_arrival()
         for event in batch.events:
             attempt = self.state.jobs.get(event.job, event.attempt)
             if attempt is not None and attempt.ended_ms is not None and attempt.ended_ms > now_ms - ENDED_KEPT_MS:
@@ -186,10 +183,7 @@ class Pipeline:
         sections += self._documents(tick)
         with said("publish the board", "readers keep the last one"):
             self.board.publish(sections, now_ms)
-        self.ticks += 1
-        self.tick_ms.append((time.perf_counter() - began) * 1000)
-        self.lag_ms.extend((time.monotonic() - arrived) * 1000 for arrived in self._arrived)
-        self._arrived.clear()
+        self.vitals.note_tick((time.perf_counter() - began) * 1000)
 
     def _tick(self, frames: Frames, risk: Any, stragglers: Mapping[str, Any], now_ms: int) -> Tick:
         state = self.state
@@ -215,19 +209,19 @@ class Pipeline:
         )
 
     def _documents(self, tick: Tick) -> list[Section]:
-        counts = self.state.counts
-        self._rates.note(tick.now_ms, counts.samples, counts.events)
+        counts, vitals = self.state.counts, self.vitals
+        vitals.rates.note(tick.now_ms, counts.samples, counts.events)
         meta = self._meta(tick.now_ms, tick.risk.model)
         header = {
             "name": self.config.fleet.name,
             "speed": self.config.clock.speed,
-            "samples_per_s": self._rates.samples_per_s,
+            "samples_per_s": vitals.rates.samples_per_s,
             "newest_sample_ms": counts.newest_sample_ms or None,
             "warming": meta["warming"],
         }
         documents = {
             "meta": meta,
-            "doc.ingestion": self._ingestion(tick.now_ms),
+            "doc.ingestion": vitals.ingestion(tick.now_ms, counts, self.sources),
             "doc.fleet": fleet_document(tick, usable_gpus(tick), header),
             "doc.demand": self._demand,
             "doc.demand_record": self._record,
@@ -249,31 +243,6 @@ class Pipeline:
             "tick_s": self.config.pipeline.tick_s,
             "models": {"risk": risk_model, "demand": "gate", "straggler": "peers"},
             "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
-        }
-
-    def _ingestion(self, now_ms: int) -> dict[str, Any]:
-        counts = self.state.counts
-        health = [row for source in self.sources for row in _health(source)]
-        return {
-            "as_of_ms": now_ms,
-            "sources": health,
-            "samples_per_s": self._rates.samples_per_s,
-            "events_per_s": self._rates.events_per_s,
-            "newest_sample_ms": counts.newest_sample_ms or None,
-            "bad_records": dict(counts.bad),
-            "bad_examples": dict(counts.bad_examples),
-            "bad_total": sum(counts.bad.values()),
-            "samples_total": counts.samples,
-            "late_total": counts.late,
-            "events_total": counts.events,
-            "duplicates_total": counts.duplicates,
-            "targets": {
-                "up": sum(int(row.get("targets_up", 0)) for row in health),
-                "down": sum(int(row.get("targets_down", 0)) for row in health),
-            },
-            "ticks": self.ticks,
-            "tick_ms": percentiles(self.tick_ms),
-            "lag_ms": percentiles(self.lag_ms),
         }
 
     async def _forecast_forever(self) -> None:
@@ -343,33 +312,6 @@ def said(what: str, then: str) -> Iterator[None]:
         logger.error("cannot %s: %s; %s", what, error, then)
 
 
-class Rates:
-    """Samples and events per fleet second, over about the last minute."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[int, int, int]] = deque()
-        self.samples_per_s = 0.0
-        self.events_per_s = 0.0
-
-    def note(self, now_ms: int, samples: int, events: int) -> None:
-        self._points.append((now_ms, samples, events))
-        while len(self._points) > 2 and self._points[0][0] < now_ms - 60_000:
-            self._points.popleft()
-        first_ms, first_samples, first_events = self._points[0]
-        seconds = (now_ms - first_ms) / 1000
-        if seconds > 0:
-            self.samples_per_s = round((samples - first_samples) / seconds, 1)
-            self.events_per_s = round((events - first_events) / seconds, 2)
-
-
-def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | None]:
-    """p50 and p99 in the unit of the values, null when there are none."""
-    if not values:
-        return {"p50": None, "p99": None}
-    p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
-    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
-
-
 def _key(attempt: JobAttempt) -> tuple[str, int]:
     return attempt.job, attempt.attempt
 
@@ -377,14 +319,6 @@ def _key(attempt: JobAttempt) -> tuple[str, int]:
 def _ended_since(jobs: JobTable, time_ms: int) -> list[JobAttempt]:
     """Attempts that ended after `time_ms`, oldest first."""
     return sorted((row for row in jobs if (row.ended_ms or 0) > time_ms), key=lambda row: row.ended_ms or 0)
-
-
-def _health(source: Source) -> list[dict[str, Any]]:
-    health = getattr(source, "health", None)
-    if health is None:
-        return [{"name": source.name}]
-    answer = health()
-    return list(answer) if isinstance(answer, list) else [answer]
 
 
 def _gpu_models(sources: Sequence[Source]) -> dict[str, str]:

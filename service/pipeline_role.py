@@ -46,4 +46,4 @@ async def serve(config: Config) -> None:
     with said("save the last snapshot", "the next start replays the inbox"):
         await pipeline.save()
     await pipeline.close()
-    logger.info("pipeline: stopped after %d ticks", pipeline.ticks)
+    logger.info("pipeline: stopped after %d ticks", pipeline.vitals.ticks)

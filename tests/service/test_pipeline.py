@@ -126,7 +126,7 @@ def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_pat
 
         async def tick_and_take() -> None:
             await scored()
-            if pipeline.ticks == 1:
+            if pipeline.vitals.ticks == 1:
                 pipeline.take(Batch(node_events=(event,)))
 
         pipeline.tick = tick_and_take  # type: ignore[method-assign]
@@ -135,7 +135,7 @@ def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_pat
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work
-        return pipeline.ticks
+        return pipeline.vitals.ticks
 
     assert asyncio.run(drain_during_a_tick()) == 2
     assert document(tmp_path, "doc.fleet")["nodes"][0]["state"] == "drained"

@@ -1,0 +1,94 @@
+"""Vitals: what the pipeline says of itself, for `/v1/ingestion` and the console's header."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ingest.source import Source
+from service.state import Counts
+
+
+class Vitals:
+    """Times of ticks, rates, and lag: wall milliseconds from a batch's arrival to the board that knows of it."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.rates = Rates()
+        self._tick_ms: deque[float] = deque(maxlen=600)
+        self._lag_ms: deque[float] = deque(maxlen=2000)
+        self._arrived: list[float] = []
+
+    def note_arrival(self) -> None:
+        self._arrived.append(time.monotonic())
+
+    def note_tick(self, took_ms: float) -> None:
+        """A board was published: what had arrived is on it."""
+        self.ticks += 1
+        self._tick_ms.append(took_ms)
+        self._lag_ms.extend((time.monotonic() - arrived) * 1000 for arrived in self._arrived)
+        self._arrived.clear()
+
+    def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[Source]) -> dict[str, Any]:
+        """The document of the same name."""
+        health = [row for source in sources for row in _health(source)]
+        return {
+            "as_of_ms": now_ms,
+            "sources": health,
+            "samples_per_s": self.rates.samples_per_s,
+            "events_per_s": self.rates.events_per_s,
+            "newest_sample_ms": counts.newest_sample_ms or None,
+            "bad_records": dict(counts.bad),
+            "bad_examples": dict(counts.bad_examples),
+            "bad_total": sum(counts.bad.values()),
+            "samples_total": counts.samples,
+            "late_total": counts.late,
+            "events_total": counts.events,
+            "duplicates_total": counts.duplicates,
+            "targets": {
+                "up": sum(int(row.get("targets_up", 0)) for row in health),
+                "down": sum(int(row.get("targets_down", 0)) for row in health),
+            },
+            "ticks": self.ticks,
+            "tick_ms": percentiles(self._tick_ms),
+            "lag_ms": percentiles(self._lag_ms),
+        }
+
+
+class Rates:
+    """Samples and events per fleet second, over about the last minute."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[int, int, int]] = deque()
+        self.samples_per_s = 0.0
+        self.events_per_s = 0.0
+
+    def note(self, now_ms: int, samples: int, events: int) -> None:
+        if self._points and now_ms < self._points[-1][0]:  # the clock was set back
+            self._points.clear()
+        self._points.append((now_ms, samples, events))
+        while len(self._points) > 2 and self._points[0][0] < now_ms - 60_000:
+            self._points.popleft()
+        first_ms, first_samples, first_events = self._points[0]
+        seconds = (now_ms - first_ms) / 1000
+        if seconds > 0:
+            self.samples_per_s = round((samples - first_samples) / seconds, 1)
+            self.events_per_s = round((events - first_events) / seconds, 2)
+
+
+def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | None]:
+    """p50 and p99 in the unit of the values, null when there are none."""
+    if not values:
+        return {"p50": None, "p99": None}
+    p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
+    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
+
+
+def _health(source: Source) -> list[dict[str, Any]]:
+    health = getattr(source, "health", None)
+    if health is None:
+        return [{"name": source.name}]
+    answer = health()
+    return list(answer) if isinstance(answer, list) else [answer]
