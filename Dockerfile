@@ -8,8 +8,8 @@ RUN /opt/fleetcast/bin/pip install --no-cache-dir --no-deps --no-build-isolation
 
 FROM python:3.11-slim
 COPY --from=build /opt/fleetcast /opt/fleetcast
-RUN useradd --system --home /var/lib/fleetcast --create-home fleetcast
-USER fleetcast
+RUN useradd --system --uid 10001 --home /var/lib/fleetcast --create-home fleetcast
+USER 10001
 WORKDIR /var/lib/fleetcast
 ENV PATH=/opt/fleetcast/bin:$PATH PYTHONUNBUFFERED=1
 EXPOSE 8080

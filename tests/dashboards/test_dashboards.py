@@ -75,8 +75,8 @@ def test_every_panel_says_its_unit_and_names_its_lines(path: Path) -> None:
 def test_every_variable_is_defined_before_it_is_used(path: Path) -> None:
     board = load(path)
     known = set(BUILT_IN)
-    for name, query in variables(board).items():
-        assert set(VARIABLE.findall(query)) <= known
+    for name, values in variables(board).items():
+        assert set(VARIABLE.findall(values)) <= known
         known.add(name)
     for query in queries(board):
         assert set(VARIABLE.findall(query.expr)) <= known, query

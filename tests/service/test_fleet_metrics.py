@@ -145,7 +145,7 @@ def of(found: Series, name: str, *labels: str) -> dict[tuple[str, ...], float]:
 def test_every_gpu_is_in_exactly_one_state() -> None:
     # three jobs hold a GPU on n0, n1 and n2 each; n1 is drained, n2 is lost, n3 is free
     tick = make_tick(node_state=[0, 1, 2, 0])
-    assert sum(mask.astype(int) for mask in gpu_states(tick).values()).tolist() == np.ones((4, GPUS)).tolist()
+    assert np.sum([*gpu_states(tick).values()], axis=0).tolist() == np.ones((4, GPUS)).tolist()
     told = of(series(fleet_page(tick)), "gpus", "state")
     assert told == {("running",): 3, ("free",): 15, ("unusable",): 0, ("out_of_service",): 14}
 
