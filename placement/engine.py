@@ -52,6 +52,19 @@ def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DE
     return largest_size(request.members, room.most) > 0
 
 
+def still_holds(
+    request: PlacementRequest, decision: Decision, view: ClusterView, options: Options = DEFAULT_OPTIONS
+) -> bool:
+    """Whether a placement that was decided upon an older view can be made in this one: nobody took its place since."""
+    known = view.inventory.row
+    if decision.generation != view.generation or any(rank.node not in known for rank in decision.ranks):
+        return False
+    rows = [known[rank.node] for rank in decision.ranks]
+    if (np.bincount(rows, minlength=len(view)) > screen(request, view, options).room).any():
+        return False
+    return all(bool(view.free[row, list(rank.gpus)].all()) for row, rank in zip(rows, decision.ranks, strict=True))
+
+
 def shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
     """The tightest level with one domain that holds all of `rows`; None when no level is known to."""
     if len(rows) == 1:

@@ -52,11 +52,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """placed: in the order in which they were decided; view: after them."""
+    """placed: in the order in which they were decided; view, running: after them."""
 
     placed: tuple[tuple[Waiting, Decision], ...]
     waiting: tuple[Wait, ...]
     view: ClusterView
+    running: Mapping[str, Running]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def plan(
     cycle = Cycle(view, dict(running), run_times, options)
     for entry in in_order(queue):
         cycle.consider(entry)
-    return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view)
+    return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running)
 
 
 @dataclass(slots=True)

@@ -99,26 +99,35 @@ def releases(
     return sorted(found, key=lambda release: (release.end_ms, release.job))
 
 
-def occupy(
-    view: ClusterView, job: str, ranks: Sequence[RankPlacement], *, cpus: float = 0.0, host_memory_gib: float = 0.0
-) -> ClusterView:
-    """The view with a placement in it; `job` is appended to `jobs`, CPUs and host memory are per rank."""
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """GPUs that a job takes; CPUs and host memory are per rank."""
+
+    job: str
+    ranks: Sequence[RankPlacement]
+    cpus: float = 0.0
+    host_memory_gib: float = 0.0
+
+
+def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
+    """The view with placements in it, copied once; their jobs are appended to `jobs`."""
     free, holders = view.free.copy(), view.holders.copy()
     free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
-    for rank in ranks:
-        row = view.inventory.row.get(rank.node)
-        if row is None:
-            continue
-        gpus = [gpu for gpu in rank.gpus if gpu < free.shape[1]]
-        free[row, gpus] = False
-        holders[row, [gpu for gpu in gpus if holders[row, gpu] < 0]] = len(view.jobs)
-        free_cpus[row] -= cpus
-        free_memory[row] -= host_memory_gib
+    for job, hold in enumerate(holds, len(view.jobs)):
+        for rank in hold.ranks:
+            row = view.inventory.row.get(rank.node)
+            if row is None:
+                continue
+            gpus = [gpu for gpu in rank.gpus if gpu < free.shape[1]]
+            free[row, gpus] = False
+            holders[row, [gpu for gpu in gpus if holders[row, gpu] < 0]] = job
+            free_cpus[row] -= hold.cpus
+            free_memory[row] -= hold.host_memory_gib
     return replace(
         view,
         free=free,
         holders=holders,
-        jobs=(*view.jobs, job),
+        jobs=(*view.jobs, *(hold.job for hold in holds)),
         free_cpus=free_cpus,
         free_host_memory_gib=free_memory,
     )
@@ -126,13 +135,7 @@ def occupy(
 
 def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
     """The view with the answer to a request in it."""
-    return occupy(
-        view,
-        request.job_name,
-        ranks,
-        cpus=float(request.cpus or 0),
-        host_memory_gib=request.host_memory_gib or 0.0,
-    )
+    return occupy(view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)])
 
 
 class Timeline:

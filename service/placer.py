@@ -1,7 +1,8 @@
 """The placer: the one process that decides. It owns the ledger, works the queue and answers on loopback.
 
 request → view (board + intents) → decide → commit → reply          in one step of the event loop
-queue   a pass every `queue_period_s`, at every new board, and when something new waits
+queue   a pass every `queue_period_s`, at every new board, and when something new waits:
+        view → think, in a thread → what still holds → commit
 """
 
 import asyncio
@@ -45,28 +46,38 @@ class QueueWorker:
 
     async def run(self) -> None:
         while not self._stopped:
-            self.step()
             self._wake.clear()
+            await self.step()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_S)
 
-    def step(self) -> None:
+    async def step(self) -> None:
         """A pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
-        fresh = self.desk.refresh()
+        fresh = await self.desk.look()
         now_ms = self.desk.clock.now_ms()
         if not fresh and now_ms < self._next_ms:
             return
         self._next_ms = now_ms + round(self.desk.config.placer.queue_period_s * 1000)
         try:
-            placed = self.desk.work_queue()
+            placed, lost = await self._pass()
         except StaleError as error:
             logger.debug("the queue waits: %s", error)
-            return
         except LedgerError as error:
             logger.error("%s; the queue waits", error)
-            return
-        if placed:
-            logger.info("placed %d from the queue, %d wait", placed, len(self.desk.ledger.queued()))
+        else:
+            if lost:
+                self._next_ms = 0
+            if placed:
+                logger.info("placed %d from the queue, %d wait", placed, len(self.desk.ledger.queued()))
+
+    async def _pass(self) -> tuple[int, int]:
+        """Placed, and lost to requests that came meanwhile: those are decided at once, a pass thinks in a thread."""
+        begun = self.desk.begin_pass()
+        if begun is None:
+            return 0, 0
+        with self.desk.metrics.cycle_s.time():
+            thought = await asyncio.to_thread(begun.think)
+        return self.desk.end_pass(begun, *thought)
 
 
 def open_desk(config: Config) -> Desk:

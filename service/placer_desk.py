@@ -1,8 +1,10 @@
 """The desk: the one place where placements are decided, queued, cancelled and written down. No HTTP here."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -10,25 +12,25 @@ import msgspec
 from fleet.clock import Clock
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Decision, PlacementRequest, check_request
-from placement.engine import decide
+from placement.engine import decide, still_holds
 from placement.ledger import IntentState, Ledger
 from placement.options import Filter, Options, Scorer
-from placement.queue import Wait, Waiting, in_order, plan
-from placement.start_time import start_times
+from placement.queue import Plan, Wait, Waiting, in_order
+from placement.timeline import place
 from service.board import Board, BoardReader
 from service.config import Config
 from service.placer_metrics import PlacerMetrics
 from service.placer_view import Observed, Observer, settled, with_intents
 from service.plugins import load
+from service.queue_pass import Estimates, QueuePass
 
 logger = logging.getLogger(__name__)
 
-START_TIMES_EVERY_S = 30.0
 NOT_LOOKED_AT = "will be looked at in the next pass"
 
 
 class Desk:
-    """Owns the ledger. Every method runs to its end without an await, so there are no locks."""
+    """Owns the ledger. Whatever reads or writes it runs to its end without an await, so there are no locks."""
 
     def __init__(self, config: Config, clock: Clock, ledger: Ledger, metrics: PlacerMetrics) -> None:
         self.config = config
@@ -40,11 +42,11 @@ class Desk:
         self.scorers = load_functions("placer.scorers", config.placer.scorers)
         self._observer = Observer()
         self._observed: tuple[Board, Observed] | None = None
-        self._view: tuple[int, Observed] | None = None
+        self._observing = False  # a thread is decoding a board
+        self._view: _View | None = None
         self._waits: dict[str, Wait] = {}
         self._stalled = ""
-        self._starts: dict[str, tuple[int, int, int]] = {}
-        self._starts_of: tuple[int, str | None] = (-(10**18), None)
+        self._estimates = Estimates()
 
     # -- what is known
 
@@ -54,13 +56,28 @@ class Desk:
 
     def refresh(self) -> bool:
         """Take over a new board if there is one; True when there was. Settles the intents it tells about."""
-        board = self.reader.latest()
-        if board is None or (self._observed and board is self._observed[0]):
+        board = self._new_board()
+        return board is not None and self._take(board, _attempt(self._observer, board))
+
+    async def look(self) -> bool:
+        """As `refresh`, with the board decoded in a thread."""
+        board = self._new_board()
+        if board is None:
             return False
+        self._observing = True
         try:
-            observed = self._observer.observe(board)
-        except KeyError as error:
-            logger.info("the board is not complete yet (%s), waiting for the next one", error)
+            return self._take(board, await asyncio.to_thread(_attempt, self._observer, board))
+        finally:
+            self._observing = False
+
+    def _new_board(self) -> Board | None:
+        if self._observing:
+            return None
+        board = self.reader.latest()
+        return None if self._observed and board is self._observed[0] else board
+
+    def _take(self, board: Board, observed: Observed | None) -> bool:
+        if observed is None:
             return False
         self._observed, self._view = (board, observed), None
         return True
@@ -80,9 +97,18 @@ class Desk:
         if age_s < -limit_s:
             raise StaleError(f"the board is {-age_s:.0f} s ahead of the clock: it is another clock's")
         self.ledger.settle(settled(self.ledger.active_intents(), base, now_ms), now_ms)
-        if self._view is None or self._view[0] != self.ledger.version:
-            self._view = self.ledger.version, with_intents(base, self.ledger.active_intents())
-        return self._view[1]
+        if self._view is None or self._view.version != self.ledger.version:
+            self._view = self._with_promises(base)
+        return self._view.observed
+
+    def _with_promises(self, base: Observed) -> "_View":
+        """The view of the ledger as it is now; where promises were only added since the last one, from that one."""
+        active = {intent.request_id: intent for intent in self.ledger.active_intents()}
+        last = self._view
+        if last is None or not last.promised <= active.keys():
+            last = _View(0, frozenset(), base)
+        added = [intent for request_id, intent in active.items() if request_id not in last.promised]
+        return _View(self.ledger.version, frozenset(active), with_intents(last.observed, added))
 
     def options(self) -> Options:
         return Options(
@@ -101,7 +127,7 @@ class Desk:
         if not request.dry_run and (before := self.ledger.replay(request)) is not None:
             return before
         observed = self.observed()
-        if not request.dry_run and (why := self._taken(request, observed)):
+        if not request.dry_run and (why := self._taken(request, observed, self._promised())):
             raise ConflictError(why)
         began = time.perf_counter()
         decision = decide(request, observed.view, self.options())
@@ -122,7 +148,7 @@ class Desk:
         key = (request.job_name, request.attempt)
         if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.queued()):
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
-        if self._observed and (why := self._taken(request, self._observed[1])):
+        if self._observed and (why := self._taken(request, self._observed[1], self._promised())):
             raise ConflictError(why)
         now_ms = self.clock.now_ms()
         before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.queued())
@@ -131,7 +157,11 @@ class Desk:
         self.metrics.decisions.labels("queued", "queue").inc()
         return self.ledger.enqueue(request, decision, now_ms, caller)
 
-    def _taken(self, request: PlacementRequest, observed: Observed) -> str:
+    def _promised(self) -> dict[tuple[str, int], str]:
+        """Requests by the attempt that they were promised GPUs for."""
+        return {(row.job, row.attempt): row.request_id for row in self.ledger.active_intents()}
+
+    def _taken(self, request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
         """Why this attempt cannot be placed (again); empty when it can.
 
         An intent is settled by the events of its attempt. One for an attempt that runs, has ended or is promised GPUs
@@ -143,8 +173,8 @@ class Desk:
             return f"{name} has ended already: name the next attempt"
         if key in observed.seen:
             return f"{name} runs already: name the next attempt"
-        holder = next((row for row in self.ledger.active_intents() if (row.job, row.attempt) == key), None)
-        return f"{name} was promised GPUs already, as request {holder.request_id}: cancel that first" if holder else ""
+        holder = promised.get(key)
+        return f"{name} was promised GPUs already, as request {holder}: cancel that first" if holder else ""
 
     def withdraw(self, request_id: str, caller: str) -> dict[str, str]:
         """Take a request out of the queue; its stored decision becomes a refusal that says so."""
@@ -192,35 +222,59 @@ class Desk:
     # -- the queue
 
     def work_queue(self) -> int:
-        """One pass over the queue; returns how many were placed. StaleError as `observed`."""
+        """One pass over the queue at one go; returns how many were placed. StaleError as `observed`."""
+        begun = self.begin_pass()
+        return self.end_pass(begun, *begun.think())[0] if begun else 0
+
+    def begin_pass(self) -> QueuePass | None:
+        """What the next pass works on; None when nothing waits. StaleError as `observed`."""
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.ledger.queued()]
         self.metrics.queue_length.set(len(queue))
         if not queue:
             self._waits = {}
-            return 0
+            return None
         try:
             observed, options = self.observed(), self.options()
         except StaleError as error:
             self._stalled = f"nothing is decided now: {error}"
             raise
         self._stalled = ""
-        queue = self._still_wanted(queue, observed)
-        with self.metrics.cycle_s.time():
-            result = plan(queue, observed.view, observed.running, observed.run_times, options)
+        return QueuePass(self._still_wanted(queue, observed), observed, options, self._estimates)
+
+    def end_pass(self, begun: QueuePass, planned: Plan, estimates: Estimates) -> tuple[int, int]:
+        """Write down what was planned: how many were placed, and how many must be thought about again.
+
+        What came in while the pass was thinking was decided at once, so a plan may have lost the race for its GPUs.
+        """
+        observed = self.observed()
+        unchanged = observed is begun.observed
+        view, promised = observed.view, self._promised()
+        placed = lost = 0
         with self.ledger.transaction():
-            for entry, decision in result.placed:
-                self.ledger.commit(entry.request, decision, options.now_ms, "queue", "place")
+            for entry, decision in planned.placed:
+                request = entry.request
+                if not self.ledger.is_queued(request.request_id):
+                    continue
+                if not unchanged and (
+                    self._taken(request, observed, promised) or not still_holds(request, decision, view, begun.options)
+                ):
+                    lost += 1
+                    continue
+                self.ledger.commit(request, decision, begun.options.now_ms, "queue", "place")
                 self.metrics.decisions.labels("placed", "queue").inc()
-        self._waits = {wait.entry.request.request_id: wait for wait in result.waiting}
-        self._estimate(observed, [wait.entry for wait in result.waiting], options, changed=bool(result.placed))
-        self.metrics.queue_length.set(len(result.waiting))
-        return len(result.placed)
+                view = view if unchanged else place(view, request, decision.ranks)
+                placed += 1
+        self._waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
+        self._estimates = estimates
+        self.metrics.queue_length.set(len(self.ledger.queued()))
+        return placed, lost
 
     def _still_wanted(self, queue: Sequence[Waiting], observed: Observed) -> list[Waiting]:
         """The queue without attempts that somebody else has started meanwhile: those are refused, with the reason."""
         wanted: list[Waiting] = []
+        promised = self._promised()
         for entry in queue:
-            why = self._taken(entry.request, observed)
+            why = self._taken(entry.request, observed, promised)
             if why:
                 now_ms = self.clock.now_ms()
                 decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
@@ -229,18 +283,6 @@ class Desk:
             else:
                 wanted.append(entry)
         return wanted
-
-    def _estimate(self, observed: Observed, waiting: Sequence[Waiting], options: Options, *, changed: bool) -> None:
-        """Start times of the first entries: dearer than a pass, so only now and then."""
-        now_ms = options.now_ms
-        head = in_order(waiting)[0].request.request_id if waiting else None
-        when, of = self._starts_of
-        if now_ms - when < START_TIMES_EVERY_S * 1000 and head == of:
-            return
-        if changed:
-            observed = self.observed()
-        self._starts_of = now_ms, head
-        self._starts = start_times(waiting, observed.view, observed.running, observed.run_times, options)
 
     def queue_rows(self) -> list[dict[str, Any]]:
         """The rows of `GET /queue`, in order."""
@@ -251,7 +293,7 @@ class Desk:
     def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> dict[str, Any]:
         request = entry.request
         wait = self._waits.get(request.request_id)
-        start = self._starts.get(request.request_id)
+        start = (self._estimates.starts or {}).get(request.request_id)
         return {
             "request_id": request.request_id,
             "position": position,
@@ -266,6 +308,24 @@ class Desk:
             "start_ms": dict(zip(("p10", "p50", "p90"), start, strict=True)) if start else None,
             "job": request.job_name,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What was observed and promised at a version of the ledger; `promised`: the requests in it."""
+
+    version: int
+    promised: frozenset[str]
+    observed: Observed
+
+
+def _attempt(observer: Observer, board: Board) -> Observed | None:
+    """The board as the placer sees it; None when it lacks a section, as the very first one may."""
+    try:
+        return observer.observe(board)
+    except KeyError as error:
+        logger.info("the board is not complete yet (%s), waiting for the next one", error)
+        return None
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:

@@ -1,6 +1,7 @@
 """The placer's picture of the fleet: a board, and on top of it the intents that nobody has been seen to keep yet."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
-from placement.timeline import Running, RunTimes, occupy
+from placement.timeline import Hold, Running, RunTimes, occupy
 from placement.view import ClusterView, Inventory
 from service.board import Board
 
@@ -135,18 +136,16 @@ def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[s
     return {level: names[level][index] for level in DOMAIN_LEVELS if (index := lists[level][row]) >= 0}
 
 
-def with_intents(observed: Observed, intents: list[Intent]) -> Observed:
+def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
     """What is observed plus what was promised: View = occupancy at its position + intents not yet seen."""
     if not intents:
         return observed
-    view, running = observed.view, dict(observed.running)
-    for intent in intents:
-        view = occupy(view, intent.job, intent.ranks, cpus=intent.cpus, host_memory_gib=intent.host_memory_gib)
-        running[intent.job] = Running(intent.created_ms, intent.gpus, intent.limit_s)
-    return Observed(view, running, observed.run_times, observed.seen, observed.ended)
+    holds = [Hold(intent.job, intent.ranks, intent.cpus, intent.host_memory_gib) for intent in intents]
+    promised = {intent.job: Running(intent.created_ms, intent.gpus, intent.limit_s) for intent in intents}
+    return replace(observed, view=occupy(observed.view, holds), running={**observed.running, **promised})
 
 
-def settled(intents: list[Intent], observed: Observed, now_ms: int) -> list[tuple[str, IntentState]]:
+def settled(intents: Sequence[Intent], observed: Observed, now_ms: int) -> list[tuple[str, IntentState]]:
     """Intents that hold nothing any more: seen running (occupancy has them now), ended, or past their time."""
     rows = []
     for intent in intents:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet.errors import RequestError
 from fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
 from fleet.topology import Level
-from placement.engine import decide, fits_now
+from placement.engine import decide, fits_now, still_holds
 from placement.options import Options
 from placement.view import ClusterView
 
@@ -294,3 +294,27 @@ def test_any_decision_keeps_the_laws(make_view, free, unplaced, gang, each, requ
         assert (domain == domain[0]).all()
         assert domain[0] >= 0
     assert 0 <= decision.score <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "holds"),
+    [
+        ({}, True),
+        ({"free": np.zeros((4, 8), bool)}, False),
+        ({"free_cpus": np.full(4, 3.0)}, False),
+        ({"p_fail": np.full(4, 0.9)}, False),
+        ({"state": np.ones(4, np.int8)}, False),
+        ({"generation": 4}, False),
+    ],
+)
+def test_a_decision_holds_until_something_takes_its_place(make_view, change: dict[str, Any], holds: bool) -> None:
+    view = make_view({"r01": [8, 8, 8, 8]})
+    request = ask(gang=2, gpus_per_node=4, cpus=4)
+    decision = decide(request, view)
+    assert still_holds(request, decision, replace(view, **change)) is holds
+
+
+def test_a_decision_does_not_hold_where_its_node_is_gone(make_view) -> None:
+    request = ask(gang=1, gpus_per_node=4, avoid_nodes=("n001",))
+    decision = decide(request, make_view({"r01": [8, 8]}))
+    assert not still_holds(request, decision, make_view({"r01": [8]}))

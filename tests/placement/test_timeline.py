@@ -3,7 +3,7 @@ import pytest
 
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.options import Options
-from placement.timeline import Running, RunTimes, Timeline, occupy, releases
+from placement.timeline import Hold, Running, RunTimes, Timeline, occupy, releases
 
 HOUR_MS = 3_600_000
 
@@ -73,7 +73,7 @@ def test_host_memory_comes_back_with_the_gpus(make_view) -> None:
 
 def test_occupying_leaves_the_given_view_alone(make_view) -> None:
     view = make_view({"r01": [8]})
-    after = occupy(view, "x", [RankPlacement(0, "n001", (0, 1)), RankPlacement(1, "gone", (0,))], cpus=8)
+    after = occupy(view, [Hold("x", [RankPlacement(0, "n001", (0, 1)), RankPlacement(1, "gone", (0,))], cpus=8)])
     assert int(view.free.sum()) == 8
     assert int(after.free.sum()) == 6
     assert after.holders[0, :3].tolist() == [1, 1, -1]

@@ -162,7 +162,7 @@ def test_without_a_board_and_on_a_stale_one_the_answer_is_503(tmp_path: Path) ->
     assert "61 s old" in world.ask("POST", "/placements", {"request_id": "a"}).json()["detail"]
     # waiting needs no board
     assert world.ask("POST", "/queue", {"request_id": "q"}).status_code == 202
-    world.worker.step()
+    world.step()
     assert "nothing is decided now: the board is 61 s old" in world.ask("GET", "/queue").json()["rows"][0]["why"]
     world.close()
 
@@ -321,7 +321,7 @@ def test_a_waiting_attempt_that_was_started_elsewhere_leaves_the_queue(world: Wo
     assert world.ask("POST", "/queue", {"request_id": "r", "job": "train"}).status_code == 409
     world.board.jobs = {"train": [3]}
     world.board.publish()
-    world.worker.step()
+    world.step()
     assert world.desk.ledger.queued() == []
     assert "runs already" in world.ask("GET", "/placements/q").json()["sentence"]
 
@@ -348,7 +348,7 @@ def test_what_the_ledger_cannot_hold_is_refused_at_both_doors(world: World, body
         response = world.ask("POST", door, body)
         assert response.status_code == status
         assert response.json()["instance"] == "/v1" + door
-    world.worker.step()
+    world.step()
     assert world.desk.ledger.queued() == []
 
 
@@ -365,9 +365,9 @@ def test_a_ledger_that_cannot_be_written_leaves_the_placer_alive(world: World) -
     world.board.publish()
     assert world.ask("POST", "/queue", {"request_id": "q"}).status_code == 202
     world.desk.ledger._db.execute("PRAGMA query_only = ON")
-    world.worker.step()
+    world.step()
     assert world.ask("POST", "/placements", {"request_id": "b"}).status_code == 503
     world.desk.ledger._db.execute("PRAGMA query_only = OFF")
     world.clock.advance(6)
-    world.worker.step()
+    world.step()
     assert world.ask("GET", "/placements/q").json()["outcome"] == "placed"

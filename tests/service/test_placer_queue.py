@@ -30,7 +30,7 @@ def rows(world: World) -> list[dict[str, Any]]:
 
 def test_what_fits_is_placed_in_the_next_pass_and_polled(world: World) -> None:
     assert queue(world, "x", gang=2, gpus_per_node=8)["outcome"] == "queued"
-    world.worker.step()
+    world.step()
     assert rows(world) == []
     (row,) = world.ask("GET", "/placements").json()["rows"]
     assert row["outcome"] == "placed"
@@ -43,7 +43,7 @@ def test_the_queue_says_why_and_when(world: World) -> None:
     queue(world, **rack_of_64("head"), user="ada", tenant="t", queue="q")
     queue(world, "next", gang=3, gpus_per_node=8, limit_s=50_000)
     world.clock.advance(10)
-    world.worker.step()
+    world.step()
     head, second = rows(world)
     assert set(head) >= {
         *("request_id", "position", "tenant", "queue", "user", "gang", "gpus_per_node", "priority", "waiting_s"),
@@ -60,11 +60,11 @@ def test_the_queue_survives_a_restart_and_moves_on_with_the_board(world: World) 
     reply = queue(world, **rack_of_64("head"))
     world.restart()
     assert world.ask("POST", "/queue", rack_of_64("head")).json() == reply
-    world.worker.step()
+    world.step()
     assert len(rows(world)) == 1
     world.board.jobs = {"b": range(8, 14)}
     world.board.publish()
-    world.worker.step()
+    world.step()
     assert rows(world) == []
     assert world.ask("GET", "/placements/head").json()["topology_level"] == "rack"
 
@@ -74,7 +74,7 @@ def test_placements_and_queue_share_one_ledger(world: World) -> None:
     waiting = world.ask("POST", "/placements", {"request_id": "q", "gang": 2, "gpus_per_node": 8})
     assert waiting.json()["outcome"] == "queued"
     world.place("p", gang=2, gpus_per_node=8)
-    world.worker.step()
+    world.step()
     assert len(rows(world)) == 1  # p holds the two free nodes
 
 
@@ -94,15 +94,15 @@ def test_a_dry_run_cannot_wait(world: World) -> None:
 
 
 def test_a_pass_happens_each_period_and_at_each_board(world: World) -> None:
-    world.worker.step()
+    world.step()
     queue(world, "x")
     world.worker.wake()
-    world.worker.step()
+    world.step()
     assert rows(world) == []
     queue(world, "y", gang=3, gpus_per_node=8)
-    world.worker.step()
+    world.step()
     assert rows(world)[0]["why"].startswith("waits for")
-    world.worker.step()  # nothing new, the period is not over
+    world.step()  # nothing new, the period is not over
     world.clock.advance(6)
-    world.worker.step()
+    world.step()
     assert rows(world)[0]["why"].startswith("waits for")
