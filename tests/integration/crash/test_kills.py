@@ -162,7 +162,7 @@ def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None
             come_to_an_end(site, crowd)
         finally:
             site.stop()
-    now_ms = clock.now_ms()
+    now_ms, began_s = clock.now_ms(), time.process_time()
     users = sum(client.rounds for client in crowd if isinstance(client, User))
     reader = next(client for client in crowd if isinstance(client, Reader))
     print(f"seed {SEED}: {dict(site.kills)}; {users} jobs, {len(diary.entries)} requests acknowledged, ", end="")
@@ -180,6 +180,5 @@ def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None
     check_scraped_ring(killed.state)
     assert account(ledger) == account(alone.ledger)
     jobs = sum(1 for _ in straight.jobs)
-    print(
-        f"equal: {jobs} jobs of {straight.jobs.position} events, {values} ring values; {reused} GPUs reused, none twice"
-    )
+    print(f"equal: {jobs} jobs of {straight.jobs.position} events, {values} ring values; ", end="")
+    print(f"{reused} GPUs promised again, none twice at once; judged in {time.process_time() - began_s:.0f} s of CPU")
