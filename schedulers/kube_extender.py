@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from fleet.errors import RequestError
+from schedulers.name_index import NameIndex
+from schedulers.pieces import Pieces
 from schedulers.ratings import NEUTRAL, Outlook, Ratings
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole seconds
 PREFIX = "fleetcast: "
+NULL = msgspec.Raw(b"null")
+HOST_SCORE_AT = len(b'{"Score":')
 
 Quantities = dict[str, str | int | float]
 Args = TypeVar("Args", bound=msgspec.Struct)
@@ -130,11 +133,27 @@ class _RawNodeList(msgspec.Struct):
 
 
 class _RawArgs(msgspec.Struct, rename="pascal"):
-    """ExtenderArgs with nodes as the bytes that they are, since they go back as they came."""
+    """ExtenderArgs with whole nodes as the bytes that they are, since they go back as they came, and so the names."""
 
     pod: Pod | None = None
     nodes: _RawNodeList | None = None
-    node_names: list[str] | None = None
+    node_names: msgspec.Raw = NULL
+
+    @property
+    def names_json(self) -> bytes:
+        return bytes(memoryview(self.node_names))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.nodes is not None and self.names_json == b"null"
+
+    def names(self) -> list[str] | None:
+        """As strings, whether they came so or in whole nodes; None where neither came."""
+        try:
+            names = _read_names.decode(self.node_names)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"NodeNames: {error}", "NodeNames") from None
+        return [_name(node) for node in self.nodes.items or ()] if names is None and self.nodes else names
 
 
 class _Named(msgspec.Struct):
@@ -149,10 +168,11 @@ _encode = msgspec.json.Encoder().encode
 _read_args = msgspec.json.Decoder(_RawArgs)
 _read_preemption = msgspec.json.Decoder(PreemptionArgs)
 _read_node = msgspec.json.Decoder(_Node)
+_read_names = msgspec.json.Decoder(list[str] | None)
 
 
 class KubeExtender:
-    """Bodies in, bodies out. What a board says is made into pieces of answers once, then only put together.
+    """Bodies in, bodies out. Pieces of answers are made once a board, then only looked up and put together.
 
     Raises RequestError for a body of another shape; msgspec.DecodeError, UnicodeDecodeError or RecursionError for
     one that is no JSON.
@@ -160,95 +180,81 @@ class KubeExtender:
 
     def __init__(self) -> None:
         self.ratings = Ratings()
-        self._tables: dict[int, _Pieces] = {}
+        self._index = NameIndex(())
+        self._names = self._hosts = Pieces(())
+        self._scored: dict[int, Pieces] = {}
 
     def see(self, outlook: Outlook) -> None:
         """Answer from this from now on."""
         if outlook.rows is not self.ratings.outlook.rows:
-            self._tables.clear()
+            names = [_encode(name) for name in outlook.rows]
+            self._index = NameIndex(tuple(outlook.rows))
+            self._names = Pieces(names)
+            self._hosts = Pieces([b'{"Score":  ,"Host":%b}' % name for name in names])
         self.ratings.see(outlook)
+        self._scored = {}
 
     def filter(self, body: bytes) -> bytes:
         """FilterResult. Nodes that we know to be unusable fail in a way that preempting others cannot cure."""
         args = _decode(_read_args, body)
-        unusable = self.ratings.unusable(args.pod.limit_s if args.pod else None)
-        if args.nodes is not None and args.node_names is None:
-            return _filter_whole(args.nodes, unusable)
-        names = args.node_names
-        failed: dict[str, str] = {}
-        if names and not unusable.keys().isdisjoint(names):
-            failed = {name: PREFIX + unusable[name] for name in names if name in unusable}
-            names = [name for name in names if name not in failed]
-        return _encode(FilterResult(None, names, {}, failed))
+        refusals = self.ratings.unusable(args.pod.limit_s if args.pod else None)
+        if args.is_whole:
+            return _filter_whole(args.nodes, refusals.why)
+        rows = self._index.rows(args.names_json)
+        if rows is None:
+            return _filter_names(args.names(), refusals.why)
+        refused = np.take(refusals.mask, rows)
+        if not refused.any():
+            return _filter_result(args.names_json, {})
+        names = self.ratings.names
+        failed = {names[row]: PREFIX + refusals.why[names[row]] for row in rows[refused].tolist()}
+        return _filter_result(self._names.join(rows[~refused]), failed)
 
     def prioritize(self, body: bytes) -> bytes:
         """A list of HostPriority, one for every node asked about, in that order."""
         args = _decode(_read_args, body)
-        names = args.node_names
-        if names is None:
-            names = [_name(node) for node in (args.nodes and args.nodes.items) or ()]
-        pieces = self._pieces(args.pod.gpus if args.pod else 0)
-        return b"[" + b",".join(map(pieces.__getitem__, names)) + b"]"
+        gpus = self.ratings.alike(args.pod.gpus if args.pod else 0)
+        rows = self._index.rows(args.names_json)
+        if rows is None:
+            known, scores = self.ratings.outlook.rows, self.ratings.scores(gpus)
+            names = args.names() or ()
+            return _encode(
+                [HostPriority(name, int(scores[known[name]]) if name in known else NEUTRAL) for name in names]
+            )
+        if gpus not in self._scored:
+            self._scored[gpus] = self._hosts.with_numbers(self.ratings.scores(gpus), HOST_SCORE_AT)
+        return self._scored[gpus].join(rows)
 
     def preempt(self, body: bytes) -> bytes:
         """PreemptionResult: the same nodes with the same victims, less the nodes that are of no use without them."""
         args = _decode(_read_preemption, body)
-        unusable = self.ratings.unusable(args.pod.limit_s if args.pod else None)
+        unusable = self.ratings.unusable(args.pod.limit_s if args.pod else None).why
         asked = args.node_name_to_meta_victims
         if asked is None:
             whole = args.node_name_to_victims or {}
             asked = {name: victims.by_id() for name, victims in whole.items()}
         return _encode(PreemptionResult({name: row for name, row in asked.items() if name not in unusable}))
 
-    def _pieces(self, gpus: int) -> "_Pieces":
-        gpus = self.ratings.alike(gpus)
-        if gpus not in self._tables:
-            self._tables[gpus] = _Pieces()
-        table = self._tables[gpus]
-        table.write(self.ratings.names, self.ratings.scores(gpus))
-        return table
+
+def _filter_names(names: list[str] | None, why: Mapping[str, str]) -> bytes:
+    failed = {name: PREFIX + why[name] for name in names or () if name in why}
+    passing = names if names is None else [name for name in names if name not in failed]
+    return _filter_result(_encode(passing), failed)
 
 
-class _Pieces(dict[str, bytes]):
-    """Name → its HostPriority as JSON; that of a name which is not in here is neutral, and is not kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._scores: NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def __missing__(self, name: str) -> bytes:
-        return _piece(name, NEUTRAL)
-
-    def write(self, names: tuple[str, ...], scores: NDArray[np.int64]) -> None:
-        """Make those anew whose score has changed; names are the same ones from call to call."""
-        if scores is self._scores:
-            return
-        changed = np.arange(len(scores)) if len(scores) != len(self._scores) else np.flatnonzero(scores != self._scores)
-        for row, score in zip(changed.tolist(), scores[changed].tolist(), strict=True):
-            self[names[row]] = _piece(names[row], score)
-        self._scores = scores
+def _filter_whole(nodes: _RawNodeList | None, why: Mapping[str, str]) -> bytes:
+    named = [(_name(node), node) for node in (nodes and nodes.items) or ()]
+    failed = {name: PREFIX + why[name] for name, _ in named if name in why}
+    passing = {"metadata": {}, "items": [node for name, node in named if name not in failed]}
+    return _filter_result(b"null", failed, _encode(passing))
 
 
-def _piece(name: str, score: int) -> bytes:
-    return b'{"Host":%b,"Score":%d}' % (_encode(name), score)
-
-
-def _filter_whole(nodes: _RawNodeList, unusable: Mapping[str, str]) -> bytes:
-    passing, failed = [], {}
-    for node in nodes.items or ():
-        name = _name(node)
-        if name in unusable:
-            failed[name] = PREFIX + unusable[name]
-        else:
-            passing.append(node)
-    return _encode(
-        {
-            "Nodes": {"metadata": {}, "items": passing},
-            "NodeNames": None,
-            "FailedNodes": {},
-            "FailedAndUnresolvableNodes": failed,
-            "Error": "",
-        }
+def _filter_result(names: bytes, failed: Mapping[str, str], nodes: bytes = b"null") -> bytes:
+    """FilterResult as JSON; names and nodes are JSON already."""
+    return (b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":{},"FailedAndUnresolvableNodes":%b,"Error":""}') % (
+        nodes,
+        names,
+        _encode(failed),
     )
 
 
@@ -283,7 +289,7 @@ def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
     try:
         args = decoder.decode(body)
         pod, *nodes = msgspec.structs.astuple(args)
-        if pod is None or all(part is None for part in nodes):
+        if pod is None or all(part in (None, NULL) for part in nodes):
             return decoder.decode(_respelt(body, decoder.type))
     except msgspec.ValidationError as error:
         raise RequestError(str(error)) from None

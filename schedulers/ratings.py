@@ -48,6 +48,14 @@ class Outlook:
         return cls({}, np.zeros((len(RISK_HORIZONS_S), 0)), none.astype(np.int8), none, none)
 
 
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Nodes that cannot be used. why: by name, also of nodes that have no row; mask: (n,) those that have one."""
+
+    why: Mapping[str, str]
+    mask: NDArray[np.bool_]
+
+
 class Ratings:
     """Of the newest outlook; the bands are remembered from one to the next. Before the first, nothing is known."""
 
@@ -56,7 +64,7 @@ class Ratings:
         self.outlook = Outlook.nothing()
         self.names: tuple[str, ...] = ()
         self._levels = np.zeros(0, np.int8)
-        self._unusable: dict[int, dict[str, str]] = {}
+        self._refusals: dict[int, Refusals] = {}
         self._scores: dict[int, NDArray[np.int64]] = {}
 
     def see(self, outlook: Outlook) -> None:
@@ -66,16 +74,19 @@ class Ratings:
             self._levels = np.array([held.get(name, 0) for name in self.names], np.int8)
         self.outlook = outlook
         self._levels = step_levels(self._levels, outlook.risk[0], self.rule)
-        self._unusable, self._scores = {}, {}
+        self._refusals, self._scores = {}, {}
 
-    def unusable(self, limit_s: float | None = None) -> dict[str, str]:
-        """Name → why not, for a pod that runs for `limit_s` (None: not known, an hour). Nobody changes the answer."""
+    def unusable(self, limit_s: float | None = None) -> Refusals:
+        """For a pod that runs for `limit_s` (None: not known, an hour). Nobody changes the answer."""
         horizon = next((row for row, most_s in enumerate(RISK_HORIZONS_S) if (limit_s or 0) <= most_s), -1)
-        if horizon not in self._unusable:
-            self._unusable[horizon] = self._refusals(horizon)
-        return self._unusable[horizon]
+        if horizon not in self._refusals:
+            why = self._why(horizon)
+            mask = np.zeros(len(self.names), bool)
+            mask[[self.outlook.rows[name] for name in why if name in self.outlook.rows]] = True
+            self._refusals[horizon] = Refusals(why, mask)
+        return self._refusals[horizon]
 
-    def _refusals(self, horizon: int) -> dict[str, str]:
+    def _why(self, horizon: int) -> dict[str, str]:
         outlook, names = self.outlook, self.names
         risk = outlook.risk[horizon]
         refused = {names[row]: _at_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
@@ -101,8 +112,7 @@ class Ratings:
         fit = np.where(left < 0, 0.0, 1 - left / np.maximum(outlook.gpus, 1))
         scores: NDArray[np.int64] = FLOOR[self._levels] + np.rint(fit * SPAN[self._levels]).astype(np.int64)
         scores[np.isnan(outlook.risk[0])] = NEUTRAL
-        scores[(outlook.risk[0] > outlook.max_risk) | (outlook.state > 0)] = 0
-        scores[[outlook.rows[name] for name in outlook.urgent if name in outlook.rows]] = 0
+        scores[self.unusable().mask] = 0
         return scores
 
 

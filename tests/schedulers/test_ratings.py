@@ -57,7 +57,7 @@ def test_the_reason_is_said_once() -> None:
             urgent={"e": "XID 79 on GPU 1 of e"},
         )
     )
-    assert ratings.unusable() == {
+    assert ratings.unusable().why == {
         "a": "drained since 14:02 UTC",
         "b": "lost; had a fault 2 h ago",
         "c": "risk 93 % within 1 h; GPU 3: XID 79",
@@ -69,18 +69,18 @@ def test_the_reason_is_said_once() -> None:
 
 def test_risk_is_that_of_the_time_a_pod_will_run() -> None:
     ratings = seen(outlook({"a": 0.35, "b": 0.0}, max_risk=0.5))  # a: 0.35, 0.45, 0.55, 0.65 within 1 h, 5 h, 1 d, 7 d
-    assert [sorted(ratings.unusable(limit_s)) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
+    assert [sorted(ratings.unusable(limit_s).why) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
         [],
         [],
         [],
         ["a"],
         ["a"],
     ]
-    assert ratings.unusable(10**9) == {"a": "risk 65 % within 7 d"}
+    assert ratings.unusable(10**9).why == {"a": "risk 65 % within 7 d"}
 
 
 def test_who_has_seen_nothing_says_nothing() -> None:
-    assert seen().unusable() == {}
+    assert seen().unusable().why == {}
     assert seen().scores(3).tolist() == []
 
 
