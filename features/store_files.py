@@ -58,9 +58,10 @@ class Since:
     bucket: int = 0
 
     def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Slots and buckets of `ring` from here up to now, as far as it still holds them."""
-        slot = max(self.slot, ring.head - ring.span.slots + 1, 0)
-        bucket = max(self.bucket, ring.newest_bucket - BUCKETS + 1, 0)
+        """Slots and buckets of `ring` up to now, from here or from what was written since the save began, whichever is
+        older, as far as it still holds them: a slice must not hold a series' newest time without its newest slot."""
+        slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, 0)
+        bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, 0)
         return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
 
 

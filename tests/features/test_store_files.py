@@ -169,6 +169,23 @@ def test_a_store_that_is_written_while_it_is_saved_comes_back_whole(
     assert_same(loaded, run(WindowStore(fleet()), rows))
 
 
+def test_a_slice_holds_what_was_written_while_the_save_was_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GPU 0 is in the first slice, GPU 2 in the last; the slot that it writes in between was on disk already
+    store = run(WindowStore(fleet()), rows_at(40))
+    store.save(tmp_path / "before")
+    monkeypatch.setattr("features.store_files._slice_length", lambda ring, since: 1)
+    late = ("power_w", 2, T0 + 40 * 60_000 + 50_000, 999.0)  # in the slot of the last minute's last sample
+    for number, work in enumerate(store.saving(tmp_path / "sliced")):
+        work()
+        if number == 0:
+            run(store, [late])
+    loaded = WindowStore.load(tmp_path / "sliced")
+    run(loaded, [late])  # what came after the save began is delivered again, and known already
+    assert_same(loaded, store)
+
+
 def test_entities_come_back_in_their_rows(tmp_path: Path) -> None:
     store = WindowStore(fleet())
     store.save(tmp_path)
