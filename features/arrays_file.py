@@ -13,8 +13,9 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -97,7 +98,24 @@ def read_parts(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[A
         yield header["about"], arrays
 
 
-def _header(name: str, data: memoryview, at: int) -> tuple[dict[str, Any], int]:
+class _Row(TypedDict):
+    dtype: str
+    shape: list[int]
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
+    crc32: int
+
+
+class _Header(TypedDict):
+    about: dict[str, Any]
+    arrays: dict[str, _Row]
+    last: bool
+
+
+_decode = msgspec.json.Decoder(_Header).decode
+
+
+def _header(name: str, data: memoryview, at: int) -> tuple[_Header, int]:
     """The header of the part at `at`, and where its arrays begin."""
     if len(data) - at < _HEAD.size:
         raise TornFileError(f"{name}: {len(data) - at} bytes at {at}, not even a header")
@@ -106,11 +124,17 @@ def _header(name: str, data: memoryview, at: int) -> tuple[dict[str, Any], int]:
     text = data[begin : begin + length]
     if magic != MAGIC or zlib.crc32(text) != crc:
         raise TornFileError(f"{name}: broken header at {at}")
-    return json.loads(bytes(text)), begin + length
+    try:
+        return _decode(text), begin + length
+    except (ValueError, RecursionError) as error:
+        raise TornFileError(f"{name}: the header at {at} is none: {error}") from None
 
 
-def _array(file: str, data: memoryview, name: str, row: dict[str, Any]) -> NDArray[Any]:
+def _array(file: str, data: memoryview, name: str, row: _Row) -> NDArray[Any]:
     part = data[row["offset"] : row["offset"] + row["nbytes"]]
     if len(part) != row["nbytes"] or (len(part) and zlib.crc32(part) != row["crc32"]):
         raise TornFileError(f"{file}: array {name} is torn, {len(part)} of {row['nbytes']} bytes")
-    return np.frombuffer(part, np.dtype(row["dtype"])).reshape(row["shape"])
+    try:
+        return np.frombuffer(part, np.dtype(row["dtype"])).reshape(row["shape"])
+    except (TypeError, ValueError) as error:
+        raise TornFileError(f"{file}: array {name} is not {row['dtype']} {row['shape']}: {error}") from None
