@@ -2,7 +2,6 @@
 
     fleet_page      nodes, GPUs, jobs, queues: made at each tick
     demand_page     forecasts: made where they are, about once a minute
-    PipelinePage    the pipeline's process, its inbox and its disk
 
 A fleet has tens of thousands of entities, a Prometheus wants few series: numbers of the whole fleet are complete, and
 what is told of single entities is bounded. NODES_SHOWN nodes (flagged ones first, then the riskiest), QUEUES_SHOWN
@@ -12,67 +11,33 @@ queues (the rest counts as "other"), POOLS_SHOWN pools of the demand forecast an
 Values are in base units; what is unknown has no sample, never a zero. Times and ages are in fleet time.
 """
 
-import contextlib
-import hashlib
 import math
-import shutil
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from fleet.jobs import JobAttempt
 from fleet.topology import Level
 from models.rules import ACTIONS
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from service import documents
+from service.exposition import Page, span
 from service.publish import DRAINED, IN_SERVICE, LOST, Tick, usable_gpus
-
-Rows = Iterable[tuple[Mapping[str, str], float | None]]
 
 NODES_SHOWN = 100
 QUEUES_SHOWN = 20
 POOLS_SHOWN = 20
 JOBS_SHOWN = 50
-LABEL_CHARS = 120
 OTHER = "other"
 RECENT_MS = 3_600_000
 WAIT_QUANTILES = (0.5, 0.9, 1.0)
 DEMAND_QUANTILES = (0.1, 0.5, 0.9)
 CAUSES = ("compute", "communication", "data", "sequence_length", "checkpoint", "unknown")
 FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
-ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-STEPS = ((86400, "d"), (3600, "h"), (60, "m"))
-
-
-class Page:
-    """Families of exposition text, in the order in which they are added."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def add(self, kind: Literal["gauge", "summary"], name: str, text: str, rows: Rows) -> None:
-        """One family; rows of an unknown value (None, NaN) are left out."""
-        self._lines += [f"# HELP fleetcast_{name} {text}", f"# TYPE fleetcast_{name} {kind}"]
-        series: dict[str, float] = {}  # a series may come only once
-        for labels, value in rows:
-            if value is not None and math.isfinite(value):
-                told = ",".join([f'{key}="{_label(word)}"' for key, word in labels.items()])
-                series[f"{{{told}}}" if told else ""] = value
-        self._lines += [f"fleetcast_{name}{told} {value:.10g}" for told, value in series.items()]
-
-    def gauge(self, name: str, text: str, rows: Rows | float | None) -> None:
-        one = rows is None or isinstance(rows, int | float)
-        self.add("gauge", name, text, [({}, rows)] if one else rows)  # type: ignore[list-item, arg-type]
-
-    def encode(self) -> bytes:
-        return ("\n".join(self._lines) + "\n").encode("utf-8", "replace")
 
 
 def fleet_page(tick: Tick) -> bytes:
@@ -91,33 +56,6 @@ def fleet_page(tick: Tick) -> bytes:
     rows = [({"what": what}, count) for what, count in left.items()]
     page.gauge("metrics_left_out", "Entities without series of their own, beyond the bound of this page.", rows)
     return page.encode()
-
-
-class PipelinePage:
-    """What the pipeline's process tells of itself: CPU and memory, how far the inbox is read, its disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._registry = CollectorRegistry()
-        ProcessCollector(namespace="fleetcast_pipeline", registry=self._registry)
-
-    def encode(self, backlog_bytes: int) -> bytes:
-        """backlog_bytes: of the inbox, not read yet."""
-        page = Page()
-        page.gauge("inbox_backlog_bytes", "Accepted records on disk that the pipeline has not read.", backlog_bytes)
-        page.gauge("snapshot_timestamp_seconds", "When state was last saved, in wall time.", self._saved_s())
-        disk = shutil.disk_usage(self._folder)
-        page.gauge("state_disk_size_bytes", "Size of the disk that holds the state folder.", disk.total)
-        page.gauge("state_disk_free_bytes", "What is free there.", disk.free)
-        return page.encode() + generate_latest(self._registry)
-
-    def _saved_s(self) -> float | None:
-        """When the newest snapshot was finished; they come and go in a thread meanwhile."""
-        times = []
-        for path in (self._folder / "snapshot").glob("[0-9]*/state.json"):
-            with contextlib.suppress(FileNotFoundError):
-                times.append(path.stat().st_mtime)
-        return max(times, default=None)
 
 
 # The whole fleet
@@ -160,7 +98,7 @@ def nodes_by_state(tick: Tick, flags: NDArray[np.bool_]) -> dict[str, int]:
 
 
 def _add_fleet(page: Page, tick: Tick, flags: NDArray[np.bool_], gpus: Mapping[str, NDArray[np.bool_]]) -> None:
-    page.gauge("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
+    page.number("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
     page.gauge(
         "nodes",
         "Nodes by state: degraded ones are flagged, stale ones do not answer scrapes, unknown ones never did.",
@@ -172,7 +110,7 @@ def _add_fleet(page: Page, tick: Tick, flags: NDArray[np.bool_], gpus: Mapping[s
         "Nodes by what to do about them, where that is more than watching.",
         [({"action": code}, codes.count(code)) for code in FLAGS],
     )
-    page.gauge("hard_signal_nodes", "Nodes with an XID, a lost GPU or another hard signal.", int(tick.risk.hard.sum()))
+    page.number("hard_signal_nodes", "Nodes with an XID, a lost GPU or another hard signal.", int(tick.risk.hard.sum()))
     page.gauge(
         "gpus",
         "GPUs by state; each is in one. Unusable: vanished. Out of service: its node is drained or lost.",
@@ -189,7 +127,7 @@ def _add_fleet(page: Page, tick: Tick, flags: NDArray[np.bool_], gpus: Mapping[s
 def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
     """What GPUs draw and do, of those with fresh readings."""
     busy = _reading(tick, "gpu_util", tick.gpu_rows)
-    page.gauge("power_watts", "Power of all GPUs.", _total(_reading(tick, "power_w", tick.gpu_rows)))
+    page.number("power_watts", "Power of all GPUs.", _total(_reading(tick, "power_w", tick.gpu_rows)))
     page.gauge(
         "gpu_utilization_ratio",
         "Mean utilization of GPUs that a job holds, and of the others.",
@@ -412,6 +350,12 @@ def demand_page(demand: Sequence[Mapping[str, Any]]) -> bytes:
             for h, horizon_s in enumerate(row["horizons_s"])
         ],
     )
+    ahead = sorted({horizon_s for _, row in rows for horizon_s in row["horizons_s"]})
+    page.gauge(
+        "demand_horizon_seconds",
+        "How far ahead a horizon is, to sort by.",
+        [({"horizon": span(horizon_s)}, horizon_s) for horizon_s in ahead],
+    )
     page.gauge(
         "demand_coverage_ratio",
         "Share of outcomes inside the 10 to 90 % band, in the model's own record; 0.8 is right.",
@@ -425,28 +369,8 @@ def demand_page(demand: Sequence[Mapping[str, Any]]) -> bytes:
     page.gauge(
         "demand_model_info", "Who serves a series.", [({**labels, "model": row["model"]}, 1) for labels, row in rows]
     )
-    page.gauge("demand_pools_left_out", "Pools without series, beyond the bound of this page.", len(size) - len(shown))
+    page.number("demand_pools_left_out", "Pools without series, beyond the bound of this page.", len(size) - len(shown))
     return page.encode()
-
-
-# Words
-
-
-def span(seconds: int) -> str:
-    """
-    >>> span(600), span(3600), span(604800), span(90)
-    ('10m', '1h', '7d', '90s')
-    """
-    return next((f"{seconds // step}{unit}" for step, unit in STEPS if seconds % step == 0), f"{seconds}s")
-
-
-@lru_cache(maxsize=4096)
-def _label(word: str) -> str:
-    """A label's value. Names come from outside: one that is too long ends in a digest, so that two stay two."""
-    if len(word) > LABEL_CHARS:
-        digest = hashlib.blake2s(word.encode("utf-8", "replace"), digest_size=4).hexdigest()
-        word = f"{word[: LABEL_CHARS - 9]}~{digest}"
-    return word.translate(ESCAPES)
 
 
 def _total(values: NDArray[np.float64]) -> float | None:

@@ -33,8 +33,9 @@ from models.node_risk import load_fit
 from models.score import score_fleet, score_local
 from service.board import BoardWriter, Section
 from service.config import Config
-from service.fleet_metrics import PipelinePage, demand_page, fleet_page
+from service.fleet_metrics import demand_page, fleet_page
 from service.occupancy import observe
+from service.pipeline_metrics import PipelinePage
 from service.publish import (
     ENDED_KEPT_MS,
     Tick,

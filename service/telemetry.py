@@ -149,7 +149,7 @@ def _quantiles(families: list[Metric], name: str, text: str, values: Mapping[str
     family = Metric(name, text, "summary")
     for label, value in (values or {}).items():
         if value is not None and label.startswith("p"):
-            family.add_sample(name, {"quantile": f"0.{label[1:]}"}, value / 1000)
+            family.add_sample(name, {"quantile": f"{int(label[1:]) / 100:g}"}, value / 1000)
     families.append(family)
 
 

@@ -24,9 +24,11 @@ from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScore
 from service import documents, fleet_metrics
 from service.board import BoardReader
 from service.config import Config
-from service.fleet_metrics import PipelinePage, demand_page, fleet_page, gpu_states, nodes_by_state
+from service.exposition import LABEL_CHARS
+from service.fleet_metrics import demand_page, fleet_page, gpu_states, nodes_by_state
 from service.occupancy import Occupancy
 from service.pipeline import Pipeline
+from service.pipeline_metrics import PipelinePage
 from service.publish import Tick
 from tests.programs import needed
 
@@ -183,6 +185,7 @@ def test_demand_is_told_by_pool_target_and_horizon() -> None:
     forecast = of(found, "demand_forecast_gpus", "pool", "target", "horizon", "quantile")
     assert forecast["all", "wanted", "1h", "0.9"] == 19
     assert len(forecast) == 3 * 4 * 2 * 3
+    assert of(found, "demand_horizon_seconds", "horizon") == {("10m",): 600, ("1h",): 3600}
     assert of(found, "demand_coverage_ratio", "pool", "target")["all", "queued"] == 0.81
     assert of(found, "demand_loss_ratio", "pool", "target") == {}  # unknown is no zero
 
@@ -215,7 +218,7 @@ def test_names_from_outside_cannot_break_the_page() -> None:
     rows = [row | {"pool": name} for name in names for row in demand()[:1]]
     now = of(series(demand_page(rows)), "demand_now_gpus", "pool", "target")
     assert len(now) == len(names)
-    assert all(len(pool) <= fleet_metrics.LABEL_CHARS for pool, _ in now)
+    assert all(len(pool) <= LABEL_CHARS for pool, _ in now)
     assert (names[0], "arriving") in now
 
 

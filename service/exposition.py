@@ -1,0 +1,58 @@
+"""Exposition text for what is rendered by thousands of series: plain strings, at a microsecond or two a sample."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Literal
+
+Rows = Iterable[tuple[Mapping[str, str], float | None]]
+
+LABEL_CHARS = 120
+STEPS = ((86400, "d"), (3600, "h"), (60, "m"))
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class Page:
+    """Families of exposition text, in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, kind: Literal["gauge", "summary"], name: str, text: str, rows: Rows) -> None:
+        """One family; rows of an unknown value (None, NaN) are left out."""
+        self._lines += [f"# HELP fleetcast_{name} {text}", f"# TYPE fleetcast_{name} {kind}"]
+        series: dict[str, float] = {}  # a series may come only once
+        for labels, value in rows:
+            if value is not None and math.isfinite(value):
+                told = ",".join([f'{key}="{_label(word)}"' for key, word in labels.items()])
+                series[f"{{{told}}}" if told else ""] = value
+        self._lines += [f"fleetcast_{name}{told} {value:.10g}" for told, value in series.items()]
+
+    def gauge(self, name: str, text: str, rows: Rows) -> None:
+        self.add("gauge", name, text, rows)
+
+    def number(self, name: str, text: str, value: float | None) -> None:
+        """A gauge without labels."""
+        self.add("gauge", name, text, [({}, value)])
+
+    def encode(self) -> bytes:
+        return ("\n".join(self._lines) + "\n").encode("utf-8", "replace")
+
+
+@lru_cache(maxsize=4096)
+def _label(word: str) -> str:
+    """A label's value. Names come from outside: one that is too long ends in a digest, so that two stay two."""
+    if len(word) > LABEL_CHARS:
+        digest = hashlib.blake2s(word.encode("utf-8", "replace"), digest_size=4).hexdigest()
+        word = f"{word[: LABEL_CHARS - 9]}~{digest}"
+    return word.translate(ESCAPES)
+
+
+def span(seconds: int) -> str:
+    """A horizon as a label.
+
+    >>> span(600), span(3600), span(604800), span(90)
+    ('10m', '1h', '7d', '90s')
+    """
+    return next((f"{seconds // step}{unit}" for step, unit in STEPS if seconds % step == 0), f"{seconds}s")
