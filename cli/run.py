@@ -75,6 +75,7 @@ def run(
 
 
 async def _supervise(config: "Config") -> int:
+    from fleet.errors import ConfigError
     from service.config import save_config
     from service.state_folder import claimed, prepare
     from service.supervise import Role, Supervisor, role_command
@@ -82,7 +83,10 @@ async def _supervise(config: "Config") -> int:
     prepare(config)
     with claimed(config):
         path = config.folder / "config.toml"
-        save_config(config, path)
+        try:
+            save_config(config, path)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         names = [RoleName.API] if config.api.board else list(RoleName)  # a replica has an api, and no more
         if not config.adapters.adapter and RoleName.ADAPTERS in names:
             names.remove(RoleName.ADAPTERS)

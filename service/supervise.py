@@ -2,7 +2,8 @@
 
 A role that dies is restarted after a pause that doubles from 0.5 s to 10 s and is forgotten after 10 s of health.
 A supervisor that is killed takes its roles along: they watch it.
-A role that exits with 2 (bad configuration) is not restarted: the supervisor stops everything and says so.
+A role that exits with 2 (bad configuration) and was never healthy is not restarted: the supervisor stops everything and
+says so. One that was is restarted: a port that is taken or a file that is gone meanwhile takes nobody else along.
 """
 
 import asyncio
@@ -41,11 +42,12 @@ def role_command(role: str, config: Path) -> list[str]:
 
 
 class Supervisor:
-    """Runs roles until `stop`, or until one of them refuses its configuration (then `exit_code` is 2)."""
+    """Runs roles until `stop`, or until one refuses its configuration at the start (then `exit_code` is 2)."""
 
-    def __init__(self, roles: Sequence[Role], folder: Path) -> None:
+    def __init__(self, roles: Sequence[Role], folder: Path, healthy_after_s: float = HEALTHY_AFTER_S) -> None:
         self.roles = roles
         self.folder = folder
+        self.healthy_after_s = healthy_after_s
         self.exit_code = 0
         self.restarts: dict[str, int] = {role.name: 0 for role in roles}
         self._stop = asyncio.Event()
@@ -65,27 +67,36 @@ class Supervisor:
         return self.exit_code
 
     async def _keep(self, role: Role) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s, proven = FIRST_PAUSE_S, False
         while not self._stop.is_set():
             began = time.monotonic()
-            process = await asyncio.create_subprocess_exec(*role.command, start_new_session=True, env=environment())
-            self._note(role.name, process.pid)
-            code = await self._wait(process)
-            self._note(role.name, None)
+            code = await self._live(role)
             if self._stop.is_set():
                 return
-            if code == BAD_CONFIGURATION:
+            healthy = time.monotonic() - began > self.healthy_after_s
+            proven = proven or healthy
+            if code == BAD_CONFIGURATION and not proven:
                 logger.error("%s refused its configuration, stopping all roles", role.name)
                 self.exit_code = BAD_CONFIGURATION
                 self.stop()
                 return
-            if time.monotonic() - began > HEALTHY_AFTER_S:
-                pause_s = FIRST_PAUSE_S
+            pause_s = FIRST_PAUSE_S if healthy else pause_s
             self.restarts[role.name] += 1
             logger.warning("%s ended with %s, restarting in %.1f s", role.name, code, pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _live(self, role: Role) -> int | str:
+        """One process from its start to its end; returns its exit code, or why there was none."""
+        try:
+            process = await asyncio.create_subprocess_exec(*role.command, start_new_session=True, env=environment())
+        except OSError as error:  # no memory, too many processes: the other roles go on
+            return str(error)
+        self._note(role.name, process.pid)
+        code = await self._wait(process)
+        self._note(role.name, None)
+        return code
 
     async def _wait(self, process: asyncio.subprocess.Process) -> int:
         """The exit code; when the supervisor stops, the process is asked to end, then made to."""

@@ -29,3 +29,24 @@ def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
     supervisor = asyncio.run(scenario())
     assert supervisor.restarts["r"] >= 1
     assert (tmp_path / "pids").read_text().startswith("supervisor ")
+
+
+async def restarted(role: Role, folder: Path, healthy_after_s: float) -> int:
+    """How often, when the supervisor is stopped after the first time."""
+    supervisor = Supervisor([role], folder, healthy_after_s)
+    work = asyncio.ensure_future(supervisor.run())
+    while not work.done() and not supervisor.restarts[role.name]:
+        await asyncio.sleep(0.02)
+    supervisor.stop()
+    assert await work == 0
+    return supervisor.restarts[role.name]
+
+
+def test_a_role_that_was_healthy_may_refuse_its_configuration_later(tmp_path: Path) -> None:
+    role = Role("r", [sys.executable, "-c", "raise SystemExit(2)"])
+    assert asyncio.run(restarted(role, tmp_path, healthy_after_s=0.0)) == 1
+
+
+def test_a_role_that_cannot_be_started_now_is_tried_again(tmp_path: Path) -> None:
+    role = Role("r", [str(tmp_path / "nothing")])
+    assert asyncio.run(restarted(role, tmp_path, healthy_after_s=9.0)) == 1
