@@ -1,7 +1,7 @@
-"""Deciding: one GPU, a gang inside a required level, a gang anywhere, and a pass over a long queue.
+"""Deciding: one GPU, a gang inside a required level, a gang anywhere, and one that fits nowhere, with its reasons.
 
 The peer is a scheduler's filter-and-score loop in plain Python over the same nodes: best fit, no topology, no reasons.
-The fleet is 70 % free, in racks of 128 nodes.
+The fleet is 70 % free, in racks of 128 nodes; 80,000 GPUs are 10,000 nodes.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,11 @@ from benchmarks.case import Peer, measure
 from fleet.requests import PlacementRequest, TopologyConstraint
 from fleet.topology import Level, NodeSpec, Topology
 from placement.engine import decide
-from placement.options import Options
-from placement.queue import Waiting, plan
-from placement.timeline import RunTimes
 from placement.view import ClusterView
 
-SIZES = (1_000, 10_000, 100_000)
+SIZES = (1_000, 10_000, 80_000, 100_000)
 GPUS_PER_NODE = 8
-QUEUED = 1_000
+RACK = 128  # nodes
 
 
 def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
@@ -47,7 +44,7 @@ def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
 def _node(index: int) -> NodeSpec:
     domains = {
         Level.NVLINK_DOMAIN: f"n{index}",
-        Level.RACK: f"r{index // 128}",
+        Level.RACK: f"r{index // RACK}",
         Level.RAIL_GROUP: f"g{index // 512}",
         Level.BLOCK: f"b{index // 2048}",
         Level.CLUSTER: "c",
@@ -66,7 +63,7 @@ def best_fit(view: ClusterView, members: int, gpus: int) -> list[int]:
 
 
 def run(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """One record a case; sizes are GPUs of the fleet. Asserts that every decision placed its gang."""
+    """One record a case; sizes are GPUs of the fleet. Asserts what became of every request."""
     return [record for gpus in sizes for record in _cases(gpus // GPUS_PER_NODE)]
 
 
@@ -74,48 +71,34 @@ def _cases(nodes: int) -> list[dict[str, Any]]:
     view = synthetic_view(nodes)
     size = {"gpus": nodes * GPUS_PER_NODE, "nodes": nodes}
     gang = min(64, nodes // 4)
-    required = TopologyConstraint(required="rack")
-    requests = {
+    rack = TopologyConstraint(required="rack")
+    placed = {
         "one_gpu": PlacementRequest(request_id="a"),
-        "gang_in_one_rack": PlacementRequest(request_id="a", gang=gang, gpus_per_node=8, topology=required),
+        "gang_in_one_rack": PlacementRequest(request_id="a", gang=gang, gpus_per_node=8, topology=rack),
         "gang_anywhere": PlacementRequest(request_id="a", gang=gang, gpus_per_node=8),
     }
-    records = [_decide_case(name, view, request, size) for name, request in requests.items()]
-    if nodes <= 10_000:
-        records.append(measure("decide", "queue_pass", size | {"queued": QUEUED}, _pass(view), "ms", repeats=3))
-    return records
+    too_large = PlacementRequest(request_id="a", gang=min(RACK, nodes), gpus_per_node=8, topology=rack)
+    records = [_decide_case(name, view, request, size, "placed") for name, request in placed.items()]
+    return [*records, _decide_case("cannot_fit_one_rack", view, too_large, size, "refused")]
 
 
-def _decide_case(name: str, view: ClusterView, request: PlacementRequest, size: dict[str, int]) -> dict[str, Any]:
+def _decide_case(
+    name: str, view: ClusterView, request: PlacementRequest, size: dict[str, int], outcome: str
+) -> dict[str, Any]:
     members, each = request.members.min, request.gpus_per_node
 
     def ours() -> int:
         decision = decide(request, view)
-        assert decision.outcome == "placed", decision.sentence
-        assert len(decision.ranks) == members
+        assert decision.outcome == outcome, decision.sentence
+        assert len(decision.ranks) == (members if outcome == "placed" else 0)
+        assert decision.nodes == decision.candidates + sum(decision.rejected.values()) == len(view)
         return 1
 
     def theirs() -> int:
-        assert len(best_fit(view, members, each)) == members
+        assert best_fit(view, members, each)
         return 1
 
     whole = size | {"gang": members, "gpus_per_node": each}
     return measure(
         "decide", name, whole, ours, "ms/decision", peer=Peer("best fit in a Python loop", theirs), repeats=9
     )
-
-
-def _pass(view: ClusterView) -> Any:
-    """A queue whose head needs more than is free, and many shapes behind it."""
-    options = Options(now_ms=1_000_000)
-    head = PlacementRequest(request_id="head", gang=len(view), gpus_per_node=8, priority=9)
-    rest = [PlacementRequest(request_id=f"j{i}", gang=1 + i % 37, gpus_per_node=8) for i in range(QUEUED - 1)]
-    queue = [Waiting(request, 0) for request in (head, *rest)]
-
-    def one() -> int:
-        result = plan(queue, view, {}, RunTimes({}), options)
-        assert result.waiting[0].entry.request is head
-        assert result.waiting[0].start_ms is not None
-        return len(queue)
-
-    return one

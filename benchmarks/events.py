@@ -34,7 +34,7 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
 
 def _case(folder: Path, name: str, events: int, connections: int) -> dict[str, Any]:
     rates, cpu_s = [], []
-    with ServerProcess.api(folder) as server:
+    with ServerProcess.role("api", folder) as server:
         server.wait("/healthz")
         stream = Stream(events)
         for _ in range(REPEATS):

@@ -44,7 +44,7 @@ def _cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[
     with _peer(folder) as server:
         server.wait(f"/v1/nodes/{names[0]}")
         peer, _ = _closed(server, draw)
-    with ServerProcess.api(folder) as server:
+    with ServerProcess.role("api", folder) as server:
         server.wait(f"/v1/nodes/{names[0]}")
         rates, cpu_s = _closed(server, draw)
         assert len(draw.boards) > CLOSED_S, f"only {len(draw.boards)} boards were seen"

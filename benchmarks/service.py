@@ -1,4 +1,4 @@
-"""Real processes to measure: an api of its own core, and a pipeline that publishes the board of a busy fleet."""
+"""Real processes to measure: a server on a core of its own, and a pipeline that publishes the board of a busy fleet."""
 
 import contextlib
 import multiprocessing
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -58,12 +59,15 @@ class ServerProcess:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     @classmethod
-    def api(cls, folder: Path) -> "ServerProcess":
-        """Our own api on a state folder."""
-        port = free_port()
-        path = folder / "bench.toml"
-        path.write_text(tomli_w.dumps({"state": str(folder), "api": {"port": port}, "placer": {"port": free_port()}}))
-        return cls(port, [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(path)])
+    def role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
+        """Our own `api` or `placer` on a state folder; `sections` of the configuration are added."""
+        ports = {"api": free_port(), "placer": free_port()}
+        config: dict[str, Any] = {"state": str(folder)} | {role: {"port": port} for role, port in ports.items()}
+        for section, values in sections.items():
+            config[section] = config.get(section, {}) | values
+        path = folder / f"{name}.toml"
+        path.write_text(tomli_w.dumps(config))
+        return cls(ports[name], [sys.executable, "-m", "cli.main", "run", "--role", name, "--config", str(path)])
 
     def wait(self, path: str) -> None:
         """Until `path` is answered with 200."""

@@ -83,5 +83,5 @@ def test_an_answer_with_another_status_ends_the_run(status: str) -> None:
 
 def test_a_body_goes_out_with_its_length() -> None:
     assert post("/x", b"{}", b"202") == Ask(
-        b"POST /x HTTP/1.1\r\nhost: fleetcast\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}", b"202"
+        b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}", b"202"
     )

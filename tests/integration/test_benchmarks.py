@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import events, http
+from benchmarks import events, http, queue
 
 pytestmark = pytest.mark.integration
 
@@ -25,3 +25,11 @@ def test_events_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     records = list(events.run())
     assert [record["case"] for record in records] == ["batch", "single"]
     assert all(record["value"] > 0 and record["peer"]["value"] > 0 for record in records)
+
+
+def test_placing_beside_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "SECONDS", 1.0)
+    monkeypatch.setattr(queue, "QUEUED", 60)
+    thinking, beside = queue.run([512])
+    assert thinking["value"] > 0
+    assert beside["value"] > 0

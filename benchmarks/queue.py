@@ -1,0 +1,130 @@
+"""The queue with 1,000 requests in it: how long a pass thinks, and how little others wait for it meanwhile.
+
+`pass`: nothing else runs; the head needs more than is free, and many shapes wait behind it. `placing beside it`: a real
+placer that begins a pass as soon as one is over, and requests for one GPU that are due 50 times a second: p99 from the
+time at which each was due. The peer of that is the same placer before anything waits.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.case import measure, record
+from benchmarks.decide import GPUS_PER_NODE, synthetic_view
+from benchmarks.load import Ask, Load, closed_loop, open_loop, post
+from benchmarks.service import ServerProcess, beside_the_server
+from fleet.requests import PlacementRequest
+from placement.options import Options
+from placement.queue import Waiting, plan
+from placement.timeline import RunTimes
+from placement.view import ClusterView
+from service.board import BoardWriter, Section
+from service.publish import topology_sections
+
+SIZES = (1_000, 10_000, 80_000)
+QUEUED = 1_000
+SHAPES = 37
+RATE, SECONDS = 50.0, 6.0
+CONNECTIONS = 8
+NOW_MS = 1_760_000_000_000
+
+encode = msgspec.json.encode
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Two records a size in GPUs."""
+    for gpus in sizes:
+        view = synthetic_view(gpus // GPUS_PER_NODE)
+        size = {"gpus": gpus, "nodes": len(view), "queued": QUEUED}
+        yield measure("queue", "pass", size, _pass(view), "ms", repeats=3)
+        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            yield _beside(Path(folder), view, size)
+
+
+def _pass(view: ClusterView) -> Callable[[], int]:
+    options = Options(now_ms=NOW_MS)
+    head = PlacementRequest(request_id="head", gang=len(view), gpus_per_node=GPUS_PER_NODE, priority=9)
+    rest = [
+        PlacementRequest(request_id=f"j{number}", gang=1 + number % SHAPES, gpus_per_node=GPUS_PER_NODE)
+        for number in range(QUEUED - 1)
+    ]
+    queue = [Waiting(request, 0) for request in (head, *rest)]
+
+    def one() -> int:
+        result = plan(queue, view, {}, RunTimes({}), options)
+        assert result.waiting[0].entry.request is head
+        assert result.waiting[0].start_ms is not None
+        return len(queue)
+
+    return one
+
+
+def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
+    BoardWriter(folder / "board").publish(_sections(view), NOW_MS)
+    clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
+    patient = {"stale_after_s": 3600.0}
+    with ServerProcess.role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
+        server.wait("/healthz")
+        calm = _place(server.port)
+        _fill(server.port, len(view))
+        before = server.cpu_s()
+        busy = _place(server.port)
+        cpu_s = server.cpu_s() - before
+    alone = ("the same without a queue", calm.quantile_ms(0.99))
+    return record("queue", "placing beside it, p99", size, [busy.quantile_ms(0.99)], "ms", cpu_s=cpu_s, peer=alone)
+
+
+def _place(port: int) -> Load:
+    number = iter(range(10**9))
+
+    def ask() -> Ask:
+        body = encode({"request_id": f"probe{next(number)}", "dry_run": True})
+        return Ask(post("/placements", body).wire, check=_is_placed)
+
+    return open_loop(port, ask, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+
+
+def _is_placed(head: bytes, body: bytes) -> None:
+    assert msgspec.json.decode(body)["outcome"] == "placed", body
+
+
+def _fill(port: int, nodes: int) -> None:
+    """A queue of whole nodes: as many as there are for the head, and none is free for the others behind it."""
+    gangs = [nodes, *(1 + number % SHAPES for number in range(QUEUED - 1))]
+    bodies = [
+        encode({"request_id": f"w{number}", "gang": gang, "gpus_per_node": GPUS_PER_NODE, "priority": int(number == 0)})
+        for number, gang in enumerate(gangs)
+    ]
+    asks = iter([post("/queue", body, b"202") for body in bodies])
+    load = closed_loop(port, lambda: next(asks, None), connections=CONNECTIONS, seconds=120)
+    assert len(load.latency_s) == QUEUED
+
+
+def _sections(view: ClusterView) -> list[Section]:
+    """A board of that fleet with the whole free nodes taken, too: jobs of one node each."""
+    nodes = len(view)
+    whole = np.all(view.free, axis=1, keepdims=True)
+    holders = np.where(view.free & ~whole, -1, np.arange(nodes)[:, None]).astype(np.int32)
+    jobs = [f"job{row}" for row in range(nodes)]
+    data: dict[str, Any] = {
+        "node.state": view.state,
+        "node.risk": np.full((3, 4, nodes), 0.001),
+        "risk.reason": b"{}",
+        "gpu.usable": view.usable,
+        "gpu.job": holders,
+        "names.job": "\n".join(jobs).encode(),
+        "node.free_cpus": view.free_cpus.astype(np.float32),
+        "node.free_host_memory_gib": view.free_host_memory_gib.astype(np.float32),
+        "occupancy": encode({"position": 0, "running": [(job, 1) for job in jobs], "ended": []}),
+        "durations": encode({"by_gpus": {}, "all": {"p50": 1800, "p90": 86_400, "n": 50}}),
+        "jobs.running": encode(
+            [{"job": job, "attempt": 1, "gpus": 8, "started_ms": NOW_MS - 1000 * row} for row, job in enumerate(jobs)]
+        ),
+        "meta": encode({"generation": view.generation, "models": {}}),
+    }
+    return [*topology_sections(view.topology, NOW_MS), *(Section(name, part, NOW_MS) for name, part in data.items())]
