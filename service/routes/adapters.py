@@ -12,14 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from schedulers.kube_extender import (
-    ExtenderArgs,
-    FilterResult,
-    HostPriority,
-    KubeExtender,
-    PreemptionArgs,
-    PreemptionResult,
-)
+from schedulers.kube_extender import KubeExtender
+from schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
 from service.access import Scope
 from service.problems import Problem
 from service.request_body import read_body

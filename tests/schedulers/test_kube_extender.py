@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError
-from schedulers.kube_extender import KubeExtender, Pod
+from schedulers.kube_extender import KubeExtender
+from schedulers.kube_types import Pod
 from schedulers.ratings import NEUTRAL
 from tests.schedulers.small_fleet import outlook
 

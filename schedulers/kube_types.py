@@ -1,0 +1,132 @@
+"""What we read and write of Kubernetes: pods, and the questions and answers of kube-scheduler's extender.
+
+Go's structs of the extender carry no JSON tags, so their keys are PascalCase; those of pods and nodes are camelCase.
+"""
+
+from typing import Any
+
+import msgspec
+
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole seconds
+
+Quantities = dict[str, str | int | float]
+
+
+class Resources(msgspec.Struct):
+    limits: Quantities | None = None
+    requests: Quantities | None = None
+
+
+class Container(msgspec.Struct):
+    resources: Resources | None = None
+
+
+class PodMeta(msgspec.Struct):
+    uid: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    active_deadline_seconds: int | None = None
+
+
+class Pod(msgspec.Struct):
+    """What we read of a v1.Pod."""
+
+    metadata: PodMeta | None = None
+    spec: PodSpec | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Whole GPUs that it takes: all containers together, or the greediest of those that run before them."""
+        if self.spec is None:
+            return 0
+        together = sum(map(_gpus, self.spec.containers or ()))
+        return max([together, *map(_gpus, self.spec.init_containers or ())])
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long it may run: its annotation or else its deadline; None where neither says."""
+        said = ((self.metadata and self.metadata.annotations) or {}).get(LIMIT, "")
+        if said.isdecimal():
+            return float(said[:12])
+        return self.spec.active_deadline_seconds if self.spec else None
+
+
+class NodeList(msgspec.Struct):
+    items: list[dict[str, Any]] | None = None
+
+
+class ExtenderArgs(msgspec.Struct, rename="pascal"):
+    """The question of filter and prioritize: a pod, and nodes by name or whole."""
+
+    pod: Pod | None = None
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+
+
+class FilterResult(msgspec.Struct, rename="pascal"):
+    """Nodes that pass, in the form that they came in, and why each other one does not."""
+
+    nodes: NodeList | None
+    node_names: list[str] | None
+    failed_nodes: dict[str, str]
+    failed_and_unresolvable_nodes: dict[str, str]
+    error: str = ""
+
+
+class HostPriority(msgspec.Struct, rename="pascal"):
+    host: str
+    score: int
+
+
+class MetaPod(msgspec.Struct):
+    uid: str = msgspec.field(name="UID")
+
+
+class MetaVictims(msgspec.Struct, rename="pascal"):
+    pods: list[MetaPod] | None = None
+    num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class Victims(msgspec.Struct, rename="pascal"):
+    pods: list[Pod] | None = None
+    num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+    def by_id(self) -> MetaVictims:
+        ids = [MetaPod(pod.metadata.uid) for pod in self.pods or () if pod.metadata]
+        return MetaVictims(ids, self.num_pdb_violations)
+
+
+class PreemptionArgs(msgspec.Struct, rename="pascal"):
+    """The question of preempt: on which nodes room could be made for a pod, and at whose cost."""
+
+    pod: Pod | None = None
+    node_name_to_victims: dict[str, Victims] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+
+
+class PreemptionResult(msgspec.Struct, rename="pascal"):
+    node_name_to_meta_victims: dict[str, MetaVictims]
+
+
+def _gpus(container: Container) -> int:
+    resources = container.resources
+    if resources is None:
+        return 0
+    asked = (resources.requests or {}, resources.limits or {})
+    return sum(max(_count(part.get(name, 0)) for part in asked) for name in GPU_RESOURCES)
+
+
+def _count(quantity: str | int | float) -> int:
+    """Whole units; GPUs come in no others.
+
+    >>> _count("8"), _count(2), _count("500m")
+    (8, 2, 0)
+    """
+    if isinstance(quantity, str):
+        return int(quantity[:9]) if quantity.isdecimal() else 0
+    return max(0, int(quantity))
