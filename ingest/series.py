@@ -6,6 +6,7 @@ A raw number is *missing* (not bad) when it is one of DCGM's blanks or the value
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,32 +51,35 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The conversion columns of n series; see `Series`."""
+    """The conversion columns of n series; see `Series`. Targets with the same series in the same order share one."""
 
     scale: NDArray[np.float64]  # (n,)
+    form: NDArray[np.int8]  # (n,)
     ceiling: NDArray[np.float64]  # (n,)
-    dcgm: NDArray[np.bool_]  # (n,)
+    sticky: NDArray[np.intp]  # rows with a ceiling
     percent: NDArray[np.intp]  # rows with Form.DCGM_PERCENT
     ratio: NDArray[np.intp]  # rows with Form.DCGM_RATIO
 
     @classmethod
     def of(cls, series: Sequence[Series]) -> "Conversion":
-        form = np.array([one.form for one in series], np.int8)
-        return cls(
-            scale=np.array([one.scale for one in series], np.float64),
-            ceiling=np.array([one.ceiling for one in series], np.float64),
-            dcgm=form != Form.PLAIN,
-            percent=np.flatnonzero(form == Form.DCGM_PERCENT),
-            ratio=np.flatnonzero(form == Form.DCGM_RATIO),
-        )
+        scale = np.array([one.scale for one in series], np.float64)
+        ceiling = np.array([one.ceiling for one in series], np.float64)
+        return _conversion(scale.tobytes(), bytes(one.form for one in series), ceiling.tobytes())
 
-    def missing(self, raw: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """(n,) where the number stands for "no data"."""
-        blank = raw >= _BLANK_INT64
-        for first in (_BLANK_INT32, _BLANK_FP64):
-            blank |= (raw >= first) & (raw < first + _BLANKS)
-        result: NDArray[np.bool_] = (blank & self.dcgm) | (raw == self.ceiling)
-        return result
+    def columns(self) -> tuple[list[float], list[Form], list[float]]:
+        """Scale, form and ceiling of each series."""
+        forms = tuple(Form)
+        return self.scale.tolist(), [forms[form] for form in self.form.tolist()], self.ceiling.tolist()
+
+    def missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Rows whose number stands for "no data"."""
+        missing = np.flatnonzero(raw >= _BLANK_INT32)
+        if len(missing):
+            missing = missing[_is_blank(raw[missing]) & (self.form[missing] != Form.PLAIN)]
+        if len(self.sticky):
+            stuck = self.sticky[raw[self.sticky] == self.ceiling[self.sticky]]
+            missing = np.concatenate([missing, stuck])
+        return missing
 
     def values(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n,) in our units; meaningless where `missing`."""
@@ -85,5 +89,28 @@ class Conversion:
             value[self.percent] = np.where((part > 0) & (part < 1), part, value[self.percent])
         if self.ratio.size:
             part = raw[self.ratio]
-            value[self.ratio] = np.where(part > _RATIO_SLACK, part * 0.01, np.minimum(part, 1.0))
+            if not (part <= 1.0).all():
+                value[self.ratio] = np.where(part > _RATIO_SLACK, part * 0.01, np.minimum(part, 1.0))
         return value
+
+
+@lru_cache(1024)
+def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
+    """Columns from their bytes: float64, int8, float64."""
+    forms, ceilings = np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
+    return Conversion(
+        scale=np.frombuffer(scale, np.float64),
+        form=forms,
+        ceiling=ceilings,
+        sticky=np.flatnonzero(np.isfinite(ceilings)),
+        percent=np.flatnonzero(forms == Form.DCGM_PERCENT),
+        ratio=np.flatnonzero(forms == Form.DCGM_RATIO),
+    )
+
+
+def _is_blank(number: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(n,) where a number of at least the first blank is one of DCGM's."""
+    blank = number >= _BLANK_INT64
+    for first in (_BLANK_INT32, _BLANK_FP64):
+        blank |= (number >= first) & (number < first + _BLANKS)
+    return blank

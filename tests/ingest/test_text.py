@@ -111,6 +111,13 @@ def test_a_timestamp_that_appears_later_is_read() -> None:
     assert batch.samples[0].value.tolist() == [410.0]
 
 
+def test_a_second_blank_before_a_value_that_appears_later_is_no_timestamp() -> None:
+    desk = Desk()
+    desk.decode(f"{POWER}{labels(0)} 400 900", f"{POWER}{labels(1)} 401 900")
+    batch = desk.decoder.decode(page(f"{POWER}{labels(0)}  410", f"{POWER}{labels(1)} 411 1500"), 2000)
+    assert desk.words(batch) == {"power_w n001/0": 410.0, "power_w n001/1": 411.0}
+
+
 def test_a_clock_that_runs_ahead_is_a_bad_record() -> None:
     desk = Desk()
     batch = desk.decoder.decode(page(f"{POWER}{labels(0)} 400 61001", f"{POWER}{labels(1)} 401 61000"), 1000)
