@@ -1,13 +1,27 @@
-"""What runs where, as arrays: observed from job events, never assumed from decisions."""
+"""What runs where, as arrays: observed from job events, never assumed from decisions.
+
+Where the events are lost, with the snapshots that had folded them, the last board still tells what ran; where it is
+lost, too, nobody knows, and nothing may be placed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.events import Submitted
 from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
 from fleet.topology import Topology
+from service.board import Board
+
+UNKNOWN = (
+    "what runs is not known: the snapshots, a part of the inbox and the board are lost, so GPUs that look free may be "
+    "in use; stop, put the state folder back from a backup, or delete its folders `snapshot` and `inbox` once nothing "
+    "runs that is not told of again, and start"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +71,33 @@ def _first_free(row: NDArray[np.int32], attempt: JobAttempt, gpus: int) -> NDArr
     free = np.flatnonzero(row[:gpus] < 0)
     wanted = attempt.submission.gpus_per_node if attempt.submission else len(free)
     return free[:wanted]
+
+
+def running_on(board: Board) -> list[JobAttempt] | None:
+    """The attempts that ran when a board was made, with the GPUs that they held; None when it cannot tell.
+
+    Their sequences are not known: every event of theirs is news, and says more than the board.
+    """
+    try:
+        if not board.json("meta").get("occupancy_known", True):
+            return None
+        holder, nodes = board.array("gpu.job"), board.names("names.node")
+        rows = board.json("jobs.running")
+    except KeyError:
+        return None
+    attempts = []
+    for number, row in enumerate(rows):
+        held: dict[int, list[int]] = {}
+        for node, gpu in np.argwhere(holder == number).tolist():
+            held.setdefault(node, []).append(gpu)
+        attempts.append(_attempt_on_board(row, {nodes[node]: gpus for node, gpus in held.items()}))
+    return attempts
+
+
+def _attempt_on_board(row: dict[str, Any], held: dict[str, list[int]]) -> JobAttempt:
+    job, number, started_ms = row["job"], row["attempt"], row["started_ms"]
+    told = Submitted(
+        job=job, attempt=number, sequence=0, time_ms=started_ms, queue=row["queue"], limit_s=row["limit_s"]
+    )
+    ranks = tuple(RankPlacement(rank, node, tuple(gpus)) for rank, (node, gpus) in enumerate(held.items()))
+    return JobAttempt(job, number, submission=told, started_ms=started_ms, ranks=ranks)

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,15 @@ from features.extract import Frames, extract
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
-from fleet.jobs import JobAttempt, JobTable
+from fleet.jobs import JobAttempt
 from fleet.topology import Topology
 from ingest.source import Batch, Source
 from models.node_risk import load_fit
 from models.score import score_fleet, score_local
-from service.board import BoardWriter, Section
+from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.fleet_metrics import demand_page, fleet_page
-from service.occupancy import observe
+from service.occupancy import UNKNOWN, observe, running_on
 from service.pipeline_metrics import PipelinePage
 from service.publish import (
     ENDED_KEPT_MS,
@@ -47,6 +47,7 @@ from service.publish import (
     usable_gpus,
 )
 from service.snapshot import Snapshot
+from service.timekeeper import Timekeeper
 from service.urgent import HardSignals
 from service.vitals import Vitals
 
@@ -74,29 +75,47 @@ class Pipeline:
     ) -> None:
         self.config = config
         self.clock = clock
+        self._wake = asyncio.Event()
         self.fit = load_fit(Path(config.pipeline.models)) if config.pipeline.models else None
         self.snapshot = Snapshot(config.folder / "snapshot")
-        self.kept = restored = self.snapshot.restore(config, topology, clock.now_ms())
-        self.state, self.memory, self.desk = restored.state, restored.memory, restored.desk
-        self.began_ms = restored.began_ms
+        self.kept = self.snapshot.restore(config, topology, clock.now_ms())
+        self.state, self.memory, self.desk = self.kept.state, self.kept.memory, self.kept.desk
         self.sources = list(sources(self.state.entities))
         for source in self.sources:
-            if source.name in restored.positions:
-                source.seek(restored.positions[source.name])
+            if source.name in self.kept.positions:
+                source.seek(self.kept.positions[source.name])
+        self._go_on_from(BoardReader(config.board).latest())
+        self.time = Timekeeper(clock, self.kept, round(config.scrape.interval_s * 1000), self._wake)
+        self.time.start(misses=any(getattr(source, "misses", False) for source in self.sources))
         self.board = BoardWriter(config.board)
         self.vitals = Vitals()
         self.urgent: deque[dict[str, Any]] = deque(maxlen=50)
         self._hard = HardSignals(self.state.entities)
-        self._wake = asyncio.Event()
         self._desk_free = asyncio.Lock()  # a thread writes the desk while it forecasts
         self._memory_free = asyncio.Lock()  # and the memory of the rules while it scores
         self._saving = asyncio.Lock()
-        self._ended = {_key(row): row for row in _ended_since(self.state.jobs, clock.now_ms() - ENDED_KEPT_MS)}
+        self._ended = {
+            _key(row): row for row in _ended_since(self.state.jobs.attempts.values(), clock.now_ms() - ENDED_KEPT_MS)
+        }
         self._published_generation = -1
-        self._demand: dict[str, Any] = {"as_of_ms": self.began_ms, "series": []}
+        self._demand: dict[str, Any] = {"as_of_ms": self.kept.began_ms, "series": []}
         self._record: dict[str, Any] = {}
         self._own_page = PipelinePage(config.folder)
         self._demand_page = b""
+
+    def _go_on_from(self, board: Board | None) -> None:
+        """Take up what the process before left: generations go on, and what ran is not forgotten with its events."""
+        kept, state = self.kept, self.state
+        shown = board.json("meta")["generation"] if board is not None and "meta" in board else 0
+        state.topology = replace(state.topology, generation=max(shown, kept.generation) + 1)
+        if not kept.saved_ms and not all(getattr(source, "begins", _yes)() for source in self.sources):
+            running = None if board is None else running_on(board)
+            kept.occupancy_known = running is not None
+            then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
+            logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
+            for attempt in running or ():
+                state.jobs.put(attempt)
+                state.demand.update(attempt)
 
     async def run(self) -> None:
         """Until cancelled. A bug in any task ends the process, which is restarted and replays."""
@@ -104,6 +123,7 @@ class Pipeline:
             for source in self.sources:
                 group.create_task(self._pump(source))
             group.create_task(self._tick_forever())
+            group.create_task(self.time.beat_forever())
             group.create_task(self._forecast_forever())
             group.create_task(self._snapshot_forever())
 
@@ -123,7 +143,7 @@ class Pipeline:
 
     def take(self, batch: Batch) -> None:
         """Apply one batch and wake the tick when it holds a hard signal."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
             self.vitals.note_arrival()
@@ -147,6 +167,7 @@ class Pipeline:
         while True:
             began = time.monotonic()
             self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
+            self.time.beat()
             await self.tick()
             await asyncio.sleep(SHORTEST_TICK_WALL_S)  # a flood of hard signals leaves time for everything else
             rest_s = self.clock.wall_s(self.config.pipeline.tick_s) - (time.monotonic() - began)
@@ -169,11 +190,12 @@ class Pipeline:
     async def tick(self) -> None:
         """Extract, score and publish once."""
         began = time.perf_counter()
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         state = self.state
         state.refresh_topology(_gpu_models(self.sources))
         frames = extract(state.store, now_ms, state.topology.generation)
         async with self._memory_free:
+            self.time.settle()
             local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
             fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms, fit=self.fit)
         tick = self._tick(frames, fleet.risk, fleet.stragglers, now_ms)
@@ -235,13 +257,15 @@ class Pipeline:
         return fleet_page(tick) + self._demand_page + self._own_page.encode(backlog_bytes)
 
     def _meta(self, now_ms: int, risk_model: str) -> dict[str, Any]:
-        have_s = (now_ms - self.began_ms) / 1000
+        have_s = (now_ms - self.kept.began_ms) / 1000
         return {
             "fleet": self.config.fleet.name,
             "generation": self.state.topology.generation,
             "now_ms": now_ms,
             "speed": self.config.clock.speed,
             "tick_s": self.config.pipeline.tick_s,
+            "occupancy_known": self.kept.occupancy_known,
+            "occupancy_unknown": "" if self.kept.occupancy_known else UNKNOWN,
             "models": {"risk": risk_model, "demand": "gate", "straggler": "peers"},
             "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
         }
@@ -282,10 +306,12 @@ class Pipeline:
         """Positions and tables of one moment, then the rings: what is replayed changes nothing. Raises OSError."""
         async with self._saving:
             async with self._desk_free, self._memory_free:
+                self.time.settle()
                 self._rest()
                 positions = {source.name: source.position() for source in self.sources}
                 generation = self.state.topology.generation
-                writing = self.snapshot.save(replace(self.kept, positions=positions, generation=generation))
+                kept = replace(self.kept, positions=positions, generation=generation, saved_ms=self.time.now_ms())
+                writing = self.snapshot.save(kept)
             covered = await writing
             for source in self.sources:
                 prune = getattr(source, "prune", None)
@@ -313,11 +339,15 @@ def said(what: str, then: str) -> Iterator[None]:
         logger.error("cannot %s: %s; %s", what, error, then)
 
 
+def _yes() -> bool:
+    return True
+
+
 def _key(attempt: JobAttempt) -> tuple[str, int]:
     return attempt.job, attempt.attempt
 
 
-def _ended_since(jobs: JobTable, time_ms: int) -> list[JobAttempt]:
+def _ended_since(jobs: Iterable[JobAttempt], time_ms: int) -> list[JobAttempt]:
     """Attempts that ended after `time_ms`, oldest first."""
     return sorted((row for row in jobs if (row.ended_ms or 0) > time_ms), key=lambda row: row.ended_ms or 0)
 

@@ -46,7 +46,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, StoreError,
 
 @dataclass(slots=True)
 class Kept:
-    """All that outlives a process. `began_ms`: since when its history reaches back.
+    """All that outlives a process. `began_ms`: since when its history reaches back; `saved_ms`: 0 if never saved.
 
     generation: of the last topology; occupancy_known: no event that told what runs was lost.
     """
@@ -56,9 +56,9 @@ class Kept:
     desk: DemandDesk
     positions: Positions
     began_ms: int
+    saved_ms: int = 0
     generation: int = 0
     occupancy_known: bool = True
-    restored: bool = False
 
 
 class Snapshot:
@@ -113,9 +113,9 @@ class Snapshot:
             desk=desk,
             positions=document["positions"],
             began_ms=document["began_ms"],
+            saved_ms=document["saved_ms"],
             generation=document["generation"],
             occupancy_known=document["occupancy_known"],
-            restored=True,
         )
 
     def save(self, kept: Kept) -> Coroutine[None, None, Positions | None]:
@@ -150,6 +150,7 @@ class Snapshot:
         document = {
             "positions": kept.positions,
             "began_ms": kept.began_ms,
+            "saved_ms": kept.saved_ms,
             "generation": kept.generation,
             "occupancy_known": kept.occupancy_known,
             "jobs_position": state.jobs.position,
