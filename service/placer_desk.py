@@ -3,17 +3,18 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
 
-from fleet.clock import Clock
+from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Decision, PlacementRequest, check_request
 from placement.engine import decide, still_holds
-from placement.ledger import IntentState, Ledger
+from placement.ledger import Intent, IntentState, Ledger
 from placement.options import Filter, Options, Scorer
 from placement.queue import Plan, Wait, Waiting, in_order
 from placement.timeline import place
@@ -26,6 +27,7 @@ from service.queue_pass import Estimates, QueuePass
 
 logger = logging.getLogger(__name__)
 
+CLOCK_STEP_MS = 5000
 NOT_LOOKED_AT = "will be looked at in the next pass"
 
 
@@ -40,6 +42,8 @@ class Desk:
         self.reader = BoardReader(config.board)
         self.filters = load_functions("placer.filters", config.placer.filters)
         self.scorers = load_functions("placer.scorers", config.placer.scorers)
+        self._watch = ClockWatch(clock)
+        self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._observer = Observer()
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
@@ -96,10 +100,25 @@ class Desk:
             raise StaleError(f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s is decided upon")
         if age_s < -limit_s:
             raise StaleError(f"the board is {-age_s:.0f} s ahead of the clock: it is another clock's")
-        self.ledger.settle(settled(self.ledger.active_intents(), base, now_ms), now_ms)
+        if base.unknown:
+            raise StaleError(base.unknown)
+        self.ledger.settle(settled(self._promises(), base, now_ms), now_ms)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._with_promises(base)
         return self._view.observed
+
+    def _promises(self) -> list[Intent]:
+        """The active intents; when the clock was set, each lasts as long as it was to."""
+        active = self.ledger.active_intents()
+        by_ms = self._watch.set_by_ms()
+        if abs(by_ms) >= CLOCK_STEP_MS:
+            logger.warning("the clock was set by %+.0f s: promises last as long as before", by_ms / 1000)
+            self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
+        if not self._postponed_ms:
+            return active
+        now = [replace(row, expires_ms=row.expires_ms + self._postponed_ms[row.request_id]) for row in active]
+        self._postponed_ms = Counter({row.request_id: self._postponed_ms[row.request_id] for row in active})
+        return now
 
     def _with_promises(self, base: Observed) -> "_View":
         """The view of the ledger as it is now; where promises were only added since the last one, from that one."""

@@ -27,6 +27,7 @@ class Observed:
     run_times: RunTimes
     seen: frozenset[tuple[str, int]]
     ended: frozenset[tuple[str, int]]
+    unknown: str = ""  # why nobody knows what runs; empty where it is known
 
 
 class Observer:
@@ -51,6 +52,7 @@ class Observer:
             run_times=RunTimes.of(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
+            unknown=meta.get("occupancy_unknown", ""),
         )
 
     def _refresh(self, board: Board, generation: int) -> None:

@@ -18,3 +18,27 @@ def test_a_step_is_told_once_and_time_that_passes_is_none() -> None:
     clock.time_ms += 7_200_000
     clock.advance(5)
     assert watch.set_by_ms() == 7_200_000
+
+
+class Hesitant(ManualClock):
+    """An hour may pass between two readings of it."""
+
+    hesitates = 0
+
+    def now_ms(self) -> int:
+        if self.hesitates:
+            self.hesitates -= 1
+            self.advance(3600)
+        return self.time_ms
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_thread_that_was_made_to_wait_is_no_step(times: int) -> None:
+    clock = Hesitant(10_000)
+    watch = ClockWatch(clock)
+    clock.hesitates = times
+    assert watch.set_by_ms() == 0
+    clock.hesitates = 0
+    assert watch.set_by_ms() == 0
+    clock.time_ms -= 90_000
+    assert watch.set_by_ms() == -90_000
