@@ -34,6 +34,7 @@ class StreamHub:
         self._boards = 0
         self._hard: deque[tuple[int, Any]] = deque(maxlen=HARD_KEPT)
         self._hard_count = 0
+        self._urgent_raw = b""
         self._urgent: list[Any] = []
         self._changed = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
@@ -87,10 +88,13 @@ class StreamHub:
     def _look_urgent(self) -> bool:
         board = self.feed.latest()
         try:
-            document = board.json("doc.urgent") if board is not None else {}
+            raw = board.text("doc.urgent") if board is not None else b""
         except KeyError:
             return False
-        rows = document.get("rows", []) if isinstance(document, dict) else document
+        if raw == self._urgent_raw:
+            return False
+        self._urgent_raw = raw
+        rows = msgspec.json.decode(raw)["rows"]
         fresh = [row for row in rows if row not in self._urgent]
         self._urgent = rows
         for row in fresh:

@@ -30,6 +30,8 @@ class ApiMetrics:
         self.events = Counter(
             "fleetcast_api_events", "Events by what became of them.", ("outcome",), registry=self.registry
         )
+        for outcome in ("accepted", "duplicate", "rejected"):
+            self.events.labels(outcome)  # there from the start, so that a rate sees the first one
         self.refused = Counter(
             "fleetcast_api_refused_records",
             "Records this process refused; the pipeline counts them, too.",

@@ -39,8 +39,12 @@ async def events(request: Request, context: Context, query: Query) -> Response:
     decoded = await _decode(body, now_ms, dict(request.headers), context)
     fresh = new_records(decoded.records, context.recent)
     errors = [error for _, error in decoded.rejected]
-    keep = writer.append([record.raw for record, _ in fresh], now_ms) if fresh else asyncio.sleep(0)
-    await asyncio.gather(keep, _note_refusals(writer, errors, now_ms))
+    raws = [record.raw for record, _ in fresh]
+    if errors:
+        keep = writer.append(raws, now_ms) if raws else asyncio.sleep(0)
+        await asyncio.gather(keep, _note_refusals(writer, errors, now_ms))
+    elif raws:
+        await writer.append(raws, now_ms)
     for _, key in fresh:
         context.recent.add(key)
     return _answer(context, decoded, len(fresh))
@@ -89,9 +93,10 @@ async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now
 def _answer(context: Context, decoded: DecodedBody, accepted: int) -> Response:
     duplicates = len(decoded.records) - accepted
     metrics = context.metrics
-    metrics.events.labels("accepted").inc(accepted)
-    metrics.events.labels("duplicate").inc(duplicates)
-    metrics.events.labels("rejected").inc(len(decoded.rejected))
+    counts = {"accepted": accepted, "duplicate": duplicates, "rejected": len(decoded.rejected)}
+    for outcome, count in counts.items():
+        if count:
+            metrics.events.labels(outcome).inc(count)
     for _, error in decoded.rejected:
         metrics.refused.labels(error.reason).inc()
     body = {
