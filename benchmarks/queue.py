@@ -69,7 +69,7 @@ def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, 
     clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
     patient = {"stale_after_s": 3600.0}
     with ServerProcess.role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
-        server.wait("/healthz")
+        server.wait("/healthz", b'"warming":false')
         calm = _place(server.port)
         _fill(server.port, len(view))
         before = server.cpu_s()

@@ -69,15 +69,16 @@ class ServerProcess:
         path.write_text(tomli_w.dumps(config))
         return cls(ports[name], [sys.executable, "-m", "cli.main", "run", "--role", name, "--config", str(path)])
 
-    def wait(self, path: str) -> None:
-        """Until `path` is answered with 200."""
+    def wait(self, path: str, said: bytes = b"") -> None:
+        """Until `path` is answered with 200, and `said` is in the body."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
-                    response.read()
-                return
+                    body = response.read()
+                if said in body:
+                    return
             time.sleep(0.05)
         raise AssertionError(f"{path}: no answer within {START_S:.0f} s")
 
