@@ -1,6 +1,5 @@
 """The main path with real processes: a page served by hand, scores, placements, restarts."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,32 +143,6 @@ def test_a_scattered_gang_is_refused_and_placed_once_one_rack_has_room(two_racks
     assert service.request("POST", "/v1/placements", gang_request("g2"))[1] == placed
     assert service.request("POST", "/v1/placements", gang_request("g1"))[1] == refused
     assert service.request("POST", "/v1/placements", gang_request("g2", priority=3))[0] == 422
-
-
-def test_nothing_acknowledged_is_lost_when_the_pipeline_is_killed(two_racks: Service) -> None:
-    service = two_racks
-    service.kill("pipeline")
-    status, answer, headers = service.request("GET", "/v1/nodes/r1n1")
-    assert status == 200
-    assert int(headers["age"]) >= 0
-    now_ms = int(answer["as_of_ms"])
-    events = started("after-the-crash", ["r1n1", "r1n2"], now_ms)
-    assert service.request("POST", "/v1/events", events)[1]["accepted"] == 2
-    assert service.request("POST", "/v1/events", events)[1]["duplicates"] == 2
-    service.until("the replay", lambda: service.get("/v1/fleet")["gpus"]["running"] == 96, 60)
-
-
-def test_each_role_returns_by_itself(two_racks: Service) -> None:
-    service = two_racks
-    for role in ("placer", "api"):
-        before = service.pids()[role]
-        service.kill(role)
-        service.until(f"a new {role}", lambda role=role, before=before: service.pids().get(role, before) != before)
-    body = {"request_id": "small", "gpus_per_node": 1}
-    service.until("a placement", lambda: service.request("POST", "/v1/placements", body)[0] == 200, 60)
-    time.sleep(0.5)
-    _, first, _ = service.request("POST", "/v1/placements", body)
-    assert first["outcome"] == "placed"
 
 
 def test_nonsense_is_refused_with_a_reason_and_never_a_500(two_racks: Service) -> None:

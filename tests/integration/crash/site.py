@@ -51,7 +51,7 @@ class Site:
             return False
         return state != "Z" and str(self.service.folder) in command
 
-    def until_ready(self, limit_s: float = 60.0) -> float:
+    def until_ready(self, limit_s: float = 90.0) -> float:
         """Wait for /readyz; returns how long that took."""
         began = time.monotonic()
         self.service.until("ready", lambda: self.service.get("/readyz"), limit_s)

@@ -36,12 +36,12 @@ from tests.integration.crash.straight import (
     run_straight,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
 KILLS = int(os.environ.get("CRASH_KILLS", "100"))
 SPEED = 15.0
-LONGEST_S = 400.0
+LONGEST_S = 600.0
 USERS = 5
 REPORTERS = 3
 TOPOLOGY = "\n".join(
@@ -119,7 +119,7 @@ def kill_at_random(site: Site, diary: Diary) -> None:
             time.sleep(rng.uniform(0, 0.6))
         if rng.random() < 0.3:
             site.until_ready()
-        time.sleep(rng.uniform(0.2, 2.5))
+        time.sleep(rng.uniform(0.1, 1.8))
 
 
 def come_to_an_end(site: Site, crowd: list[Client]) -> None:
