@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import yaml
 
 from fleet.clock import ManualClock
 from service.api import create_app
 from service.board import BoardWriter, Section
+from service.config import Config
+from service.routes import adapters
 from tests.service.api_world import NODES, NOW_MS, Client, config, publish, sections
 
 STALE_MS = 61_000
@@ -127,3 +131,12 @@ def test_bad_bodies_are_problems(world: World) -> None:
             assert response.status_code == expected, (verb, body[:20], response.text)
     assert world.client.get("/v1/adapters/kube/filter").status_code == 405
     assert world.client.post("/v1/adapters/kube/bind").status_code == 501
+
+
+def test_the_example_configuration_names_our_routes() -> None:
+    text = (Path(__file__).parents[2] / "examples" / "kube-scheduler.yaml").read_text(encoding="utf-8")
+    (extender,) = yaml.safe_load(text)["extenders"]
+    prefix = urlsplit(extender["urlPrefix"]).path
+    asked = {f"{prefix}/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb", "preemptVerb")}
+    assert asked == {row.path for row in adapters.ROWS}
+    assert urlsplit(extender["urlPrefix"]).port == Config().api.port

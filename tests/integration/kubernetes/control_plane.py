@@ -17,6 +17,7 @@ from tests.integration.kubernetes.build import Kubernetes
 TOKEN = "loopback-only-admin"
 START_S = 60.0
 GPU = "nvidia.com/gpu"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kube-scheduler.yaml"
 UNSERVED = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"  # nobody is here to lift the taint
 
 
@@ -41,7 +42,7 @@ class ControlPlane:
             base_url=f"https://127.0.0.1:{self.port}",
             headers={"authorization": f"Bearer {TOKEN}"},
             verify=False,  # it made its own certificate a moment ago
-            timeout=10.0,
+            timeout=START_S,
         )
         self.kubeconfig = folder / "kubeconfig"
         try:
@@ -229,18 +230,6 @@ def pod(name: str, gpus: int, **spec: Any) -> dict[str, Any]:
 
 
 def extender(url: str, **more: Any) -> dict[str, Any]:
-    """As README tells an operator to write it, less what `more` says otherwise."""
-    return {**README_EXTENDER, "urlPrefix": url, **more}
-
-
-README_EXTENDER: dict[str, Any] = {
-    "filterVerb": "filter",
-    "prioritizeVerb": "prioritize",
-    "preemptVerb": "preempt",
-    "weight": 5,
-    "enableHTTPS": False,
-    "httpTimeout": "200ms",
-    "nodeCacheCapable": True,
-    "ignorable": True,
-    "managedResources": [{"name": GPU, "ignoredByScheduler": False}],
-}
+    """As the example tells an operator to write it, less what `more` says otherwise."""
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    return {**example["extenders"][0], "urlPrefix": url, **more}
