@@ -1,7 +1,8 @@
 """kube-scheduler's extender over HTTP: from the newest board while it is fresh, and neutral otherwise."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,17 @@ def test_bad_bodies_are_problems(world: World) -> None:
             assert response.status_code == expected, (verb, body[:20], response.text)
     assert world.client.get("/v1/adapters/kube/filter").status_code == 405
     assert world.client.post("/v1/adapters/kube/bind").status_code == 501
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "DEADLINE_S", 0.05)
+
+    async def never_whole() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    response = world.client.post("/v1/adapters/kube/filter", content=never_whole())
+    assert (response.status_code, response.headers["connection"]) == (408, "close")
 
 
 def test_the_example_configuration_names_our_routes() -> None:
