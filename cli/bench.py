@@ -1,11 +1,13 @@
 """`fleetcast bench`: every hot path at its sizes, a JSON line a case."""
 
+import contextlib
 import importlib
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -16,7 +18,9 @@ TOOLS = {"case", "load", "service"}  # what benchmarks are made of
 def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run [all].")] = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write JSON lines here; - is stdout.")] = None,
-    size: Annotated[list[int] | None, typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000].")] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000; some have their own].")
+    ] = None,
 ) -> None:
     """Measure the hot paths beside the library that one would use instead, in the same run.
 
@@ -32,18 +36,26 @@ def bench(
     for name in names or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAME")
-    lines: list[dict[str, Any]] = []
-    for name in names or known:
-        for line in _run(name, size):
-            lines.append(line)
-            typer.echo(_human(line), err=True)
-    if json_path is not None:
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        if json_path == "-":
-            sys.stdout.write(text)
-        else:
-            with open(json_path, "w", encoding="utf-8") as file:
-                file.write(text)
+    failed = False
+    with _output(json_path) as file:
+        for name in names or known:
+            try:
+                for line in _run(name, size):
+                    typer.echo(_human(line), err=True)
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+            except AssertionError as error:
+                typer.echo(f"{name}: measures no success: {error}", err=True)
+                failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _output(path: str | None) -> contextlib.AbstractContextManager[TextIO]:
+    """Where the lines go; a run that is cut off leaves those that it had."""
+    if path == "-":
+        return contextlib.nullcontext(sys.stdout)
+    return open(path or os.devnull, "w", encoding="utf-8")
 
 
 def available() -> list[str]:

@@ -1,7 +1,13 @@
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from cli.bench import available
+from cli.bench import available, bench
 
 
 def test_every_benchmark_module_can_run() -> None:
@@ -9,10 +15,6 @@ def test_every_benchmark_module_can_run() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    import typer
-
-    from cli.bench import bench
-
     app = typer.Typer()
     app.command()(bench)
     result = CliRunner().invoke(app, ["nonsense"])
@@ -22,11 +24,28 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", ["decode", "store", "decide", "tick"])
 def test_a_benchmark_line_has_the_contract_keys(name: str) -> None:
-    import importlib
-
     keys = {"bench", "case", "size", "value", "unit", "cpu_s", "repeats", "min", "median", "max", "peer", "ratio"}
     lines = list(importlib.import_module(f"benchmarks.{name}").run((64,)))
     assert lines
     for line in lines:
         assert keys | {"machine"} <= set(line)
         assert line["value"] > 0
+
+
+def test_a_benchmark_that_fails_is_told_and_leaves_the_lines_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"bench": "good", "case": "c", "size": {}, "value": 1.0, "unit": "ms", "peer": None}
+
+    def run(name: str, sizes: object) -> Iterator[dict[str, object]]:
+        yield line | {"bench": name}
+        assert name != "store", "nothing was stored"
+
+    monkeypatch.setattr("cli.bench._run", run)
+    app = typer.Typer()
+    app.command()(bench)
+    path = tmp_path / "lines"
+    result = CliRunner().invoke(app, ["store", "decode", "--json", str(path)])
+    assert result.exit_code == 1
+    assert "store: measures no success: nothing was stored" in result.output
+    assert [json.loads(text)["bench"] for text in path.read_text().splitlines()] == ["store", "decode"]
