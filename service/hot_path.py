@@ -29,7 +29,7 @@ ANSWER_HEADERS = (
     f"content-type: {JSON}\r\ncache-control: {NO_STORE}\r\n"
     "age: %d\r\nx-fleetcast-board: %d\r\ncontent-length: %d\r\n\r\n"
 ).encode()
-MAX_KEPT = 1024
+MAX_KEPT, MAX_KEPT_BYTES = 1024, 4096  # blocks of headers
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -76,7 +76,7 @@ class HotPath:
 
     def _parse(self, block: bytes) -> Headers | None:
         """The headers, names in lower case; None when there is anything special about them."""
-        if not HEADERS.fullmatch(block) or SPECIAL.search(block):
+        if len(block) > MAX_KEPT_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
             return None
         pairs = (line.partition(b":") for line in block.split(b"\r\n") if line)
         headers = [(name.lower(), value.strip()) for name, _, value in pairs]

@@ -71,6 +71,7 @@ def test_a_plain_request_is_answered_from_its_bytes(hot: HotPath, headers: bytes
         request(b"Transfer-Encoding: chunked\r\n"),
         request(b"Expect: 100-continue\r\n"),
         request(b"no colon\r\n"),
+        request(b"x: " + b"y" * 4096 + b"\r\n"),
         request(b"X: a\nContent-Length: 5\r\n"),
         request(b"X: a\x00b\r\n"),
         request(b"X: a\r\n continued\r\n"),
@@ -83,6 +84,12 @@ def test_a_plain_request_is_answered_from_its_bytes(hot: HotPath, headers: bytes
 )
 def test_everything_else_is_left_to_the_ordinary_way(hot: HotPath, asked: bytes) -> None:
     assert hot.answer(asked) is None
+
+
+def test_headers_that_are_kept_are_bounded(hot: HotPath) -> None:
+    for number in range(3000):
+        assert hot.answer(request(b"x-trace: %d\r\n" % number))
+    assert len(hot._in_order) <= 1024
 
 
 def test_before_the_first_board_the_ordinary_way_says_so(tmp_path: Path) -> None:
