@@ -42,6 +42,7 @@ SEED = int(os.environ.get("CRASH_SEED", "1"))
 KILLS = int(os.environ.get("CRASH_KILLS", "100"))
 SPEED = 15.0
 LONGEST_S = 600.0
+WEIGHTS = (3, 3, 3, 2, 1)  # of ROLES; a supervisor takes the others along
 USERS = 5
 REPORTERS = 3
 TOPOLOGY = "\n".join(
@@ -86,7 +87,7 @@ def sections(folder: Path, target: str) -> dict[str, dict[str, Any]]:
     return {
         "fleet": {"topology": str(folder / "topology.toml")},
         "scrape": {"targets": [target]},
-        "pipeline": {"tick_s": 6.0, "snapshot_s": 45.0, "sources": [source]},
+        "pipeline": {"tick_s": 6.0, "snapshot_s": 15.0, "sources": [source]},
         "placer": {"intent_expires_s": 360_000.0},
         "adapters": {"adapter": [{"use": "band_file", "options": {"path": str(folder / "bands")}}]},
     }
@@ -115,7 +116,7 @@ def kill_at_random(site: Site, diary: Diary) -> None:
         assert time.monotonic() - began < LONGEST_S, f"only {dict(site.kills)} in {LONGEST_S:.0f} s"
         assert not diary.troubles, diary.troubles[:5]
         for _ in range(rng.randint(1, 4)):
-            site.kill(rng.choice(ROLES))
+            site.kill(rng.choices(ROLES, WEIGHTS)[0])
             time.sleep(rng.uniform(0, 0.6))
         if rng.random() < 0.3:
             site.until_ready()
