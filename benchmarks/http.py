@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.case import record
 from benchmarks.load import Ask, Check, Load, closed_loop, get, open_loop
 from benchmarks.service import BoardProcess, ServerProcess, beside_the_server, free_port
-from service.board import BoardReader
+from service.board import Board, BoardReader
 
 SIZES = (1_000, 10_000, 80_000)
 GPUS_PER_NODE = 8
@@ -38,7 +38,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[dict[str, Any]]:
-    names = BoardReader(folder / "board").latest().names("names.node")  # type: ignore[union-attr]
+    names = _latest(folder).names("names.node")
     draw = Draw(names)
     board.say("swap")
     with _peer(folder) as server:
@@ -51,9 +51,18 @@ def _cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[
         beside = ("FastAPI handler that returns a dict", max(peer))
         yield record("http", "node, closed loop", size, rates, "requests/s", cpu_s=cpu_s[0], peer=beside)
         yield record("http", "node, server CPU", size, cpu_s[1], "us/request", cpu_s=cpu_s[0])
+        swapped = _latest(folder).sequence
         board.say("tick")
-        yield _open(server, draw, size | {"rate": round(RATE)})
+        line = _open(server, draw, size | {"rate": round(RATE)})
+        assert _latest(folder).sequence > swapped, "the pipeline did not tick"
+        yield line
         board.say("rest")
+
+
+def _latest(folder: Path) -> Board:
+    board = BoardReader(folder / "board").latest()
+    assert board is not None
+    return board
 
 
 class Draw:
@@ -95,7 +104,7 @@ def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float]
     return rates, (cpu_s[rates.index(max(rates))], each_us)
 
 
-def _open(server: ServerProcess, draw: Callable[[], Ask], size: dict[str, int]) -> dict[str, Any]:
+def _open(server: ServerProcess, draw: Draw, size: dict[str, int]) -> dict[str, Any]:
     tails, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
