@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from fleet.errors import RequestError
-from schedulers.kube_types import HostPriority, Pod, PreemptionArgs, PreemptionResult
+from schedulers.kube_types import HostPriority, Node, Pod, PreemptionArgs, PreemptionResult
 from schedulers.name_index import NameIndex
 from schedulers.pieces import Pieces
 from schedulers.ratings import NEUTRAL, Outlook, Ratings
@@ -54,18 +54,10 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
         return [_name(node) for node in self.nodes.items or ()] if names is None and self.nodes else names
 
 
-class _Named(msgspec.Struct):
-    name: str
-
-
-class _Node(msgspec.Struct):
-    metadata: _Named
-
-
 _encode = msgspec.json.Encoder().encode
 _read_args = msgspec.json.Decoder(_RawArgs)
 _read_preemption = msgspec.json.Decoder(PreemptionArgs)
-_read_node = msgspec.json.Decoder(_Node)
+_read_node = msgspec.json.Decoder(Node)
 _read_names = msgspec.json.Decoder(list[str] | None)
 
 
@@ -94,7 +86,7 @@ class KubeExtender:
 
     def filter(self, body: bytes) -> bytes:
         """FilterResult. Nodes that we know to be unusable fail in a way that preempting others cannot cure."""
-        args = _decode(_read_args, body)
+        args = _asked(body)
         refusals = self.ratings.unusable(args.pod.limit_s if args.pod else None)
         if args.is_whole:
             return _filter_whole(args.nodes, refusals.why)
@@ -110,7 +102,7 @@ class KubeExtender:
 
     def prioritize(self, body: bytes) -> bytes:
         """A list of HostPriority, one for every node asked about, in that order."""
-        args = _decode(_read_args, body)
+        args = _asked(body)
         gpus = self.ratings.alike(args.pod.gpus if args.pod else 0)
         rows = self._index.rows(args.names_json)
         if rows is None:
@@ -132,6 +124,14 @@ class KubeExtender:
             whole = args.node_name_to_victims or {}
             asked = {name: victims.by_id() for name, victims in whole.items()}
         return _encode(PreemptionResult({name: row for name, row in asked.items() if name not in unusable}))
+
+
+def _asked(body: bytes) -> _RawArgs:
+    args = _decode(_read_args, body)
+    if args.nodes is not None and not args.is_whole:
+        for node in args.nodes.items or ():  # names came, too, and are enough; these are only checked
+            _name(node)
+    return args
 
 
 def _filter_names(names: list[str] | None, why: Mapping[str, str]) -> bytes:

@@ -3,8 +3,6 @@
 Go's structs of the extender carry no JSON tags, so their keys are PascalCase; those of pods and nodes are camelCase.
 """
 
-from typing import Any
-
 import msgspec
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
@@ -56,8 +54,18 @@ class Pod(msgspec.Struct):
         return self.spec.active_deadline_seconds if self.spec else None
 
 
+class NodeMeta(msgspec.Struct):
+    name: str
+
+
+class Node(msgspec.Struct):
+    """What we read of a v1.Node."""
+
+    metadata: NodeMeta
+
+
 class NodeList(msgspec.Struct):
-    items: list[dict[str, Any]] | None = None
+    items: list[Node] | None = None
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal"):

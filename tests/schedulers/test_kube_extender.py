@@ -159,6 +159,7 @@ def test_a_question_about_no_node_is_answered_with_none(extender: KubeExtender) 
         b'{"Pod":{},"NodeNames":[1]}',
         b'{"Pod":5,"NodeNames":["a"]}',
         b'{"Pod":{},"Nodes":{"items":[{}]}}',
+        b'{"Pod":{},"Nodes":{"items":[5]},"NodeNames":["a"]}',
         b'{"pod":{},"nodenames":{"a":1}}',
     ],
 )
