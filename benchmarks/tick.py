@@ -78,8 +78,12 @@ class BusyFleet:
         }
         self.pipeline.take(Batch(events=tuple(_jobs(self.nodes))))
         for _ in range(SCRAPES):
-            self.pipeline.take(Batch(samples=tuple(self._scrape(kind) for kind in self._rows)))
-            self.clock.advance(15)
+            self.scrape()
+
+    def scrape(self) -> None:
+        """One scrape of everything, and the 15 s after it."""
+        self.pipeline.take(Batch(samples=tuple(self._scrape(kind) for kind in self._rows)))
+        self.clock.advance(15)
 
     def _scrape(self, kind: EntityKind) -> SampleBatch:
         rows, metrics = self._rows[kind], METRICS[kind]

@@ -12,7 +12,7 @@ as if it had always had its present size.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,10 @@ class Contribution:
     submitted_ms: int | None
     started_ms: int | None
     ended_ms: int | None
+
+    def row(self) -> tuple[str, int, bool, int | None, int | None, int | None]:
+        """Its fields, in order."""
+        return self.pool, self.gpus, self.arrives, self.submitted_ms, self.started_ms, self.ended_ms
 
     def edges(self) -> list[tuple[int, int, int, int, int]]:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
@@ -158,7 +162,7 @@ class DemandSeries:
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:
         """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
         about: dict[str, Any] = {
-            "known": [(*key, *astuple(added)) for key, added in self._known.items()],
+            "known": [(*key, *added.row()) for key, added in self._known.items()],
             "attempts": dict(self._attempts),
             "runs": self._runs.dump(),
             "bins": [],

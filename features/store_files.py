@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 SEGMENTS = 60
-SLICE_BYTES = 16 * 2**20
+SLICE_BYTES = 8 * 2**20
 STATE_ROWS = {  # array -> which names its rows have
     "time_ms": "metrics",
     "raw": "metrics",
@@ -122,9 +122,9 @@ class _Slice:
         self.slots: Arrays = {
             "slot_numbers": slots,
             "bucket_numbers": buckets,
-            "fine": ring.fine[:, :, part].take(at, axis=1),
-            "events": ring.events[:, :, part].take(at, axis=1),
-            "coarse": ring.coarse[:, :, part].take(buckets % BUCKETS, axis=1),
+            "fine": _picked(ring.fine, at, part),
+            "events": _picked(ring.events, at, part),
+            "coarse": _picked(ring.coarse, buckets % BUCKETS, part),
         }
 
     def writing(self, slots: ArraysWriter, state: ArraysWriter) -> Work:
@@ -133,6 +133,14 @@ class _Slice:
             state.add(self.about, self.state)
 
         return write
+
+
+def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArray[Any]:
+    """A copy of some slots of a slice of entities: (row, slot, entity). `take` would copy all slots first."""
+    copy = np.empty((len(rows), len(slots), part.stop - part.start), rows.dtype)
+    for at, slot in enumerate(slots.tolist()):
+        copy[:, at] = rows[:, slot, part]
+    return copy
 
 
 def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], earlier: list[Path]) -> None:

@@ -51,15 +51,17 @@ class JobFiles:
             if not earlier or attempt.job in changed:
                 awake.setdefault(attempt.job, []).append(attempt.copy())
         resting = jobs.resting if not earlier else {job: jobs.resting[job] for job in changed & jobs.resting.keys()}
-        kept = list(resting.items())
+        names, kept = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
 
         def write() -> list[str]:
-            rows = [_encode(_Row(job, True, msgspec.Raw(attempts))) for job, attempts in kept]
+            rows = [_encode(_Row(job, True, msgspec.Raw(kept[at]))) for at, job in enumerate(names)]
             rows += [_encode(_Row(job, False, msgspec.Raw(encode_job(attempts)))) for job, attempts in awake.items()]
             folder.mkdir()
             files = [link(path, folder) for path in earlier]
             newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
             _write_rows(newest, rows)
+            for copies in (names, kept, awake):
+                copies.clear()  # here, and not in the loop
             self._files = [becomes / path.name for path in (*files, newest)]
             return [path.name for path in self._files]
 

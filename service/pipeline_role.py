@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import signal
 from pathlib import Path
@@ -31,12 +32,24 @@ def open_sources(config: Config, clock: Clock, entities: Entities) -> list[Sourc
     return sources + [load("pipeline.sources", row.use)(entities, clock, row.options) for row in plugins]
 
 
+def spare_the_collector() -> None:
+    """What there is now stays: no collection need look at it. And the many objects of a tick are hardly ever garbage.
+
+    With Python's own thresholds, collections took most of the time in which a save copies the tables of 10,000 GPUs,
+    and about a sixth of a tick.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+
+
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT, then take a last snapshot."""
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock))
 
+    spare_the_collector()
     work = asyncio.ensure_future(pipeline.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,133 @@
+"""Saving a snapshot: how long a save holds up the loop that writes and ticks, and how long it takes in all.
+
+The fleet is that of the tick's benchmark, with the job table of a site that has run for weeks. A save of a minute adds
+to the ones before it; a whole one, the first and then one in sixty, writes every ring.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.case import record
+from benchmarks.tick import BYTES_PER_GPU, T0, BusyFleet
+from fleet.events import Finished, Started, Step, Submitted
+from fleet.jobs import JobAttempt, encode_job
+from fleet.requests import RankPlacement
+from service.pipeline_role import spare_the_collector
+
+ENDED_JOBS_PER_GPU = 20  # 35 days of 6,000 jobs a day at 10,000 GPUs
+STEPS = 256  # that each running job keeps
+WHOLE, MINUTES = 2, 3  # saves of everything, and saves of a minute after each
+LOOK_S = 0.001
+DAYS_MS = 5 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save. pause_ms: the longest time in which the loop did nothing else."""
+
+    pause_ms: float
+    took_ms: float
+    cpu_s: float
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
+    for gpus in sizes:
+        if gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            site = old_site(gpus, Path(folder))
+            with spared_collector():
+                yield from _cases(site, gpus)
+
+
+def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
+    minutes, wholes = [], []
+    for _ in range(WHOLE):
+        shutil.rmtree(fleet.pipeline.snapshot.folder)  # nothing to add to
+        fleet.pipeline.snapshot.folder.mkdir()
+        wholes.append(asyncio.run(_save(fleet)))
+        for _ in range(MINUTES):
+            for _ in range(4):
+                fleet.scrape()
+            minutes.append(asyncio.run(_save(fleet)))
+    for name, saves in (("a minute", minutes), ("everything", wholes)):
+        shortest = min(saves, key=lambda save: save.took_ms)
+        for what, values in (
+            ("pause of the loop", [save.pause_ms for save in saves]),
+            ("time", [save.took_ms for save in saves]),
+        ):
+            case = f"save {name}: {what}"
+            yield record("snapshot", case, {"gpus": gpus}, values, "ms", cpu_s=shortest.cpu_s)
+
+
+@contextlib.contextmanager
+def spared_collector() -> Iterator[None]:
+    """The garbage collector as in a pipeline's process."""
+    before = gc.get_threshold()
+    spare_the_collector()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+async def _save(fleet: BusyFleet) -> Save:
+    """Save while a task looks at the time every millisecond."""
+    pause_ms, done = 0.0, False
+
+    async def look() -> None:
+        nonlocal pause_ms
+        last = time.perf_counter()
+        while not done:
+            await asyncio.sleep(LOOK_S)
+            now = time.perf_counter()
+            pause_ms, last = max(pause_ms, (now - last - LOOK_S) * 1000), now
+
+    looking = asyncio.create_task(look())
+    await asyncio.sleep(5 * LOOK_S)
+    before, cpu, began = fleet.pipeline.snapshot.numbers(), time.process_time(), time.perf_counter()
+    await fleet.pipeline.save()
+    took_ms, cpu_s = (time.perf_counter() - began) * 1000, time.process_time() - cpu
+    done = True
+    await looking
+    assert fleet.pipeline.snapshot.numbers()[-1:] > before[-1:], "nothing was saved"
+    return Save(pause_ms, took_ms, cpu_s)
+
+
+def old_site(gpus: int, folder: Path) -> BusyFleet:
+    """A busy fleet with steps of every running job, and the jobs of weeks at rest."""
+    fleet = BusyFleet(gpus, folder)
+    jobs = fleet.pipeline.state.jobs
+    for attempt in jobs.running():
+        for number in range(STEPS):
+            time_ms = T0 - 900_000 + number * 3000
+            jobs.apply(Step(job=attempt.job, sequence=10 + number, time_ms=time_ms, step=number, duration_s=3.0))
+    for number in range(gpus * ENDED_JOBS_PER_GPU):
+        name = f"ended-{number}"
+        jobs.resting[name] = encode_job([_ended(name)])
+    jobs.changed |= jobs.resting.keys()
+    return fleet
+
+
+def _ended(job: str) -> JobAttempt:
+    """A job of two GPUs that ran for an hour, days ago."""
+    ranks = (RankPlacement(0, "n00000", (0, 1)),)
+    attempt = JobAttempt(job, 1)
+    for event in (
+        Submitted(job=job, sequence=0, time_ms=T0 - DAYS_MS, gpus_per_node=2, user="u", queue="train"),
+        Started(job=job, sequence=1, time_ms=T0 - DAYS_MS, ranks=ranks),
+        Finished(job=job, sequence=2, time_ms=T0 - DAYS_MS + 3_600_000),
+    ):
+        attempt.fold(event)
+    return attempt
