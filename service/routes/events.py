@@ -10,8 +10,9 @@ from starlette.responses import Response
 from fleet.errors import RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
 from ingest.event_body import DecodedBody, DecodedRecord, decode_body
-from ingest.inbox import InboxWriter, encode_refusals
+from ingest.inbox import InboxWriter
 from ingest.job_events import Identity, identity
+from ingest.records import encode_refusals
 from ingest.segments import RecordKind
 from service.access import Scope
 from service.problems import Problem

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import RecordError, SourceError
-from ingest.inbox import InboxSource, InboxWriter, decode_records, encode_refusals, read_events
+from ingest.inbox import InboxSource, InboxWriter, read_events
+from ingest.records import decode_records, encode_refusals
 from ingest.segments import HEADER, Record, RecordKind, encode_record, scan_records, segments_of
 from ingest.source import Batch
 
