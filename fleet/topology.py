@@ -5,6 +5,7 @@ topology file names has domain -1 at every level ("unplaced"): it is scored and 
 placements that ask for no level above the node.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -67,7 +68,7 @@ class Topology:
         """Index the specs; domains are numbered in order of first mention. Raises ValueError on a repeated node."""
         names = [node.name for node in nodes]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice, _ = Counter(names).most_common(1)[0]
             raise ValueError(f"node {twice!r} is named twice")
         domain: dict[Level, NDArray[np.int32]] = {}
         domain_names: dict[Level, tuple[str, ...]] = {}

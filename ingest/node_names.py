@@ -9,7 +9,7 @@ from fleet.errors import ConfigError
 MAX_NODES = 200_000
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
-_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+_SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodes(text: str) -> list[str]:
@@ -23,8 +23,17 @@ def expand_nodes(text: str) -> list[str]:
         for name in _expand_entry(entry):
             names.append(check_name(name))
             if len(names) > MAX_NODES:
-                raise ConfigError(f"node list {text!r} names more than {MAX_NODES:,} nodes")
+                raise too_many(text)
     return names
+
+
+def too_many(text: str) -> ConfigError:
+    return ConfigError(f"node list {_cut(text)}: more than {MAX_NODES:,} nodes are named")
+
+
+def _cut(text: str) -> str:
+    """In quotes, and the head alone where it is long."""
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"
 
 
 def split_list(text: str) -> list[str]:
@@ -35,14 +44,16 @@ def split_list(text: str) -> list[str]:
     """
     entries: list[str] = _ENTRY.findall(text)
     if ",".join(entries) != text:
-        raise ConfigError(f"node list {text!r}: expected names and ranges such as n[001-019], separated by commas")
+        raise ConfigError(f"node list {_cut(text)}: expected names and ranges such as n[001-019], separated by commas")
     return [entry.strip() for entry in entries]
 
 
 def check_name(name: str) -> str:
     """The name, or ConfigError: entity names are joined by '/', and every name becomes a label."""
     if not name or "/" in name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or " " in name:
-        raise ConfigError(f"{name!r} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces")
+        raise ConfigError(
+            f"{_cut(name)} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces"
+        )
     return name
 
 
@@ -52,7 +63,7 @@ def _expand_entry(entry: str) -> Iterator[str]:
         return
     match = _RANGE.fullmatch(entry)
     if match is None:
-        raise ConfigError(f"node range {entry!r}: expected one bracket, as in n[001-019]")
+        raise ConfigError(f"node range {_cut(entry)}: expected one bracket, as in n[001-019]")
     prefix, spans, suffix = match.groups()
     for span in spans.split(","):
         for number in _numbers(span.strip(), entry):
@@ -63,11 +74,11 @@ def _numbers(span: str, entry: str) -> Iterator[str]:
     """The numbers of one span with the leading zeros of its first."""
     match = _SPAN.fullmatch(span)
     if match is None:
-        raise ConfigError(f"node range {entry!r}: {span!r} is neither a number nor first-last")
+        raise ConfigError(f"node range {_cut(entry)}: {_cut(span)} is neither a number nor first-last")
     first, last = match.group(1), match.group(2) or match.group(1)
     if int(last) < int(first):
-        raise ConfigError(f"node range {entry!r}: {span!r} ends before it begins")
+        raise ConfigError(f"node range {_cut(entry)}: {span!r} ends before it begins")
     if int(last) - int(first) >= MAX_NODES:
-        raise ConfigError(f"node range {entry!r} names more than {MAX_NODES:,} nodes")
+        raise ConfigError(f"node range {_cut(entry)} names more than {MAX_NODES:,} nodes")
     for number in range(int(first), int(last) + 1):
         yield str(number).zfill(len(first))

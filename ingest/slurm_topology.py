@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 from fleet.errors import ConfigError
 from fleet.topology import Level, NodeSpec
-from ingest.node_names import expand_nodes
+from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
 
-_ITEM = re.compile(r"^\s*(switchname|blockname)\s*=", re.IGNORECASE | re.MULTILINE)
-_PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
+MAX_LEVELS = 32
+
+_ITEM = re.compile(r"^[ \t]*+(switchname|blockname)[ \t]*+=", re.IGNORECASE | re.MULTILINE)
+_PAIR = re.compile(r"(?<!\w)(\w++)\s*+=\s*+(\S++)")  # possessive: a long line costs its length, not its square
 _KNOWN = {
     "switchname": {"switchname", "nodes", "switches", "linkspeed"},
     "blockname": {"blockname", "nodes"},
@@ -41,18 +43,15 @@ def parse_slurm(text: str) -> list[NodeSpec]:
     """Nodes in the order of the file. Raises ConfigError with the line number and the offending value."""
     switches: dict[str, _Switch] = {}
     blocks: dict[str, str] = {}
+    named = 0
     for number, line in _lines(text):
         pairs = _pairs(number, line)
-        if "blocksizes" in pairs:
-            continue
         if "blockname" in pairs:
-            for node in expand_nodes(_need(pairs, "nodes", number)):
-                _place(blocks, node, pairs["blockname"])
-        else:
-            for name in expand_nodes(pairs["switchname"]):
-                if name in switches:
-                    raise ConfigError(f"line {number}: switch {name!r} is named twice")
-                switches[name] = _switch(number, name, pairs)
+            named += _add_block(blocks, number, pairs)
+        elif "switchname" in pairs:
+            named += _add_switches(switches, number, pairs)
+        if named > MAX_NODES:
+            raise too_many(line)
     if blocks and switches:
         raise ConfigError("SwitchName and BlockName in one file: Slurm takes one topology plugin")
     if blocks:
@@ -94,12 +93,26 @@ def _need(pairs: dict[str, str], key: str, number: int) -> str:
     return pairs[key]
 
 
-def _switch(number: int, name: str, pairs: dict[str, str]) -> _Switch:
+def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> int:
+    """How many nodes the line named."""
+    nodes = expand_nodes(_need(pairs, "nodes", number))
+    for node in nodes:
+        _place(blocks, node, check_name(pairs["blockname"]))
+    return len(nodes)
+
+
+def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, str]) -> int:
+    """How many nodes and switches the line named, each as often as it would be kept."""
+    names = expand_nodes(pairs["switchname"])
     nodes = tuple(expand_nodes(pairs["nodes"])) if "nodes" in pairs else ()
     children = tuple(expand_nodes(pairs["switches"])) if "switches" in pairs else ()
-    if bool(nodes) == bool(children):
-        raise ConfigError(f"line {number}: switch {name!r} needs either Nodes or Switches")
-    return _Switch(name, nodes, children)
+    for name in names:
+        if name in switches:
+            raise ConfigError(f"line {number}: switch {name!r} is named twice")
+        if bool(nodes) == bool(children):
+            raise ConfigError(f"line {number}: switch {name!r} needs either Nodes or Switches")
+        switches[name] = _Switch(name, nodes, children)
+    return len(names) * (len(nodes) + len(children))
 
 
 def _place(placed: dict[str, str], node: str, domain: str) -> None:
@@ -130,6 +143,8 @@ def _path(leaf: str, parents: dict[str, str]) -> list[str]:
         path.append(parents[path[-1]])
         if path[-1] in path[:-1]:
             raise ConfigError(f"switch {path[-1]!r} is above itself")
+        if len(path) > MAX_LEVELS:
+            raise ConfigError(f"switch {leaf!r} lies below more than {MAX_LEVELS} others")
     return path
 
 

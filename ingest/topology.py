@@ -12,13 +12,16 @@ from typing import Any
 
 import msgspec
 
+from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import ConfigError
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.gpu_model import short_model
-from ingest.node_names import check_name, expand_nodes
+from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
 from ingest.slurm_topology import is_slurm, parse_slurm
 
 MAX_GPUS = 1024
+MAX_CPUS = 1_000_000
+MAX_GIB = 10_000_000
 
 # Label key -> level; where several keys name one level, the first that a node carries wins. A leaf switch of a
 # fabric is our rack, as in topology.conf.
@@ -79,26 +82,41 @@ def load_topology(path: Path) -> Topology:
 def parse_topology(text: str) -> list[NodeSpec]:
     """Nodes of a TOML, topology.conf or JSON (labels) text. Raises ConfigError."""
     if text.lstrip().startswith("{"):
-        return parse_labels_json(text)
-    return parse_slurm(text) if is_slurm(text) else parse_toml(text)
+        nodes = parse_labels_json(text)
+    else:
+        nodes = parse_slurm(text) if is_slurm(text) else parse_toml(text)
+    for word in {
+        word for node in nodes for word in (node.pool, node.gpu_model, node.power_domain, *node.domains.values())
+    }:
+        if len(word) > MAX_NAME_LENGTH or not word.isprintable():
+            raise ConfigError(f"{word[:80]!r} is no name: at most {MAX_NAME_LENGTH} printable characters")
+    return nodes
 
 
 def parse_toml(text: str) -> list[NodeSpec]:
     try:
         racks = msgspec.convert(tomllib.loads(text), _Racks).rack
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not valid TOML: {error}") from None
     if not racks:
         raise ConfigError("it names no [[rack]]")
-    return [spec for rack in racks for spec in _rack_nodes(rack)]
+    nodes: list[NodeSpec] = []
+    for rack in racks:
+        nodes += _rack_nodes(rack)
+        if len(nodes) > MAX_NODES:
+            raise too_many(rack.name)
+    return nodes
 
 
 def _rack_nodes(rack: Rack) -> list[NodeSpec]:
     _check_rack(rack)
-    lists = (rack.nodes,) if isinstance(rack.nodes, str) else rack.nodes
-    names = [name for text in lists for name in expand_nodes(text)]
+    names: list[str] = []
+    for text in (rack.nodes,) if isinstance(rack.nodes, str) else rack.nodes:
+        names += expand_nodes(text)
+        if len(names) > MAX_NODES:
+            raise too_many(text)
     shared = {
         Level.RACK: rack.name,
         Level.RAIL_GROUP: rack.rail_group,
@@ -125,17 +143,17 @@ def _check_rack(rack: Rack) -> None:
     check_name(rack.name)
     if not 0 <= rack.gpus <= MAX_GPUS:
         raise ConfigError(f"rack {rack.name!r}: gpus = {rack.gpus}, expected 0 to {MAX_GPUS}")
-    for key in ("gpu_memory_gib", "cpus", "host_memory_gib"):
+    for key, most in (("gpu_memory_gib", MAX_GIB), ("cpus", MAX_CPUS), ("host_memory_gib", MAX_GIB)):
         value = getattr(rack, key)
-        if not 0 <= value < float("inf"):
-            raise ConfigError(f"rack {rack.name!r}: {key} = {value}, expected a number of at least 0")
+        if not 0 <= value <= most:
+            raise ConfigError(f"rack {rack.name!r}: {key} = {value}, expected 0 to {most:,}")
 
 
 def parse_labels_json(text: str) -> list[NodeSpec]:
     """`kubectl get nodes -o json`, or an object {node: {label: value}}."""
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}") from None
     if not isinstance(document.get("items"), list):
         return [node_from_labels(str(name), _mapping(labels, name)) for name, labels in document.items()]
@@ -145,7 +163,7 @@ def parse_labels_json(text: str) -> list[NodeSpec]:
 def _kubernetes_node(item: Any) -> NodeSpec:
     try:
         metadata = msgspec.convert(item["metadata"], dict[str, Any])
-        name = metadata["name"]
+        name = msgspec.convert(metadata["name"], str)
         capacity = _mapping(item.get("status", {}).get("capacity", {}), name)
     except (KeyError, TypeError, AttributeError, msgspec.ValidationError):
         raise ConfigError(f"an item is no Kubernetes node: {str(item)[:80]}") from None
@@ -172,11 +190,11 @@ def node_from_labels(name: str, labels: Mapping[str, str], capacity: Mapping[str
     capacity = capacity or {}
     return NodeSpec(
         name=name,
-        gpus=_count(name, capacity.get("nvidia.com/gpu") or labels.get("nvidia.com/gpu.count", "0")),
+        gpus=_count(name, capacity.get("nvidia.com/gpu") or labels.get("nvidia.com/gpu.count", "0"), MAX_GPUS),
         gpu_model=short_model(labels.get("nvidia.com/gpu.product", "")),
-        gpu_memory_gib=_count(name, labels.get("nvidia.com/gpu.memory", "0")) / 1024,
-        cpus=int(_quantity(name, capacity.get("cpu", "0"))),
-        host_memory_gib=_quantity(name, capacity.get("memory", "0")) / 2**30,
+        gpu_memory_gib=_count(name, labels.get("nvidia.com/gpu.memory", "0"), MAX_GIB * 1024) / 1024,
+        cpus=int(_quantity(name, capacity.get("cpu", "0"), MAX_CPUS)),
+        host_memory_gib=_quantity(name, capacity.get("memory", "0"), MAX_GIB * 2**30) / 2**30,
         domains=domains,
     )
 
@@ -189,16 +207,19 @@ _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
 }
 
 
-def _quantity(name: str, text: str) -> float:
+def _quantity(name: str, text: str, most: float) -> float:
     """A Kubernetes quantity: 64, 500m, 2113502228Ki."""
     digits = text.rstrip("".join(_SUFFIXES))
     try:
-        return float(digits) * (_SUFFIXES[text[len(digits) :]] if text != digits else 1.0)
+        value = float(digits) * (_SUFFIXES[text[len(digits) :]] if text != digits else 1.0)
     except (ValueError, KeyError):
-        raise ConfigError(f"node {name!r}: {text!r} is no quantity such as 64 or 2048Gi") from None
+        raise ConfigError(f"node {name!r}: {text[:80]!r} is no quantity such as 64 or 2048Gi") from None
+    if not 0 <= value <= most:
+        raise ConfigError(f"node {name!r}: {text[:80]!r}, expected 0 to {most:,}")
+    return value
 
 
-def _count(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"node {name!r}: {text!r} is no count")
+def _count(name: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) <= most):
+        raise ConfigError(f"node {name!r}: {text[:80]!r} is no count of at most {most:,}")
     return int(text)

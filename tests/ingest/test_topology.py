@@ -231,3 +231,42 @@ def test_ranges_keep_their_leading_zeros() -> None:
 )
 def test_models_have_one_short_name(name: str, short: str) -> None:
     assert short_model(name) == short
+
+
+RACK = '[[rack]]\nname = "{name}"\nnodes = {nodes}\n{more}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (RACK.format(name="r", nodes='["a[0-199999]", "b[0-199999]"]', more=""), "more than 200,000 nodes"),
+        ("".join(RACK.format(name=f"r{i}", nodes=f'"n{i}-[0-99999]"', more="") for i in range(3)), "more than 200,000"),
+        ("SwitchName=s[0-199999] Nodes=n[0-199999]\n", "more than 200,000 nodes"),
+        ("".join(f"BlockName=b{i} Nodes=n{i}-[0-99999]\n" for i in range(3)), "more than 200,000 nodes"),
+        (RACK.format(name="r", nodes='"n[0-99999],n99999"', more=""), "'n99999' is named twice"),
+        (RACK.format(name="r", nodes='"n1"', more="cpus = 9223372036854775807"), "cpus = 9223372036854775807"),
+        (RACK.format(name="r", nodes='"n1"', more='pool = "a\\nb"'), r"'a\\nb' is no name"),
+        ("x = " + "[" * 9000, "not valid TOML"),
+        ('{"a": ' * 9000, "not valid JSON"),
+        ('{"items": [{"metadata": {"name": 7}}]}', "no Kubernetes node"),
+        ('{"n1": {"nvidia.com/gpu.count": "99999"}}', "no count of at most 1,024"),
+        (
+            '{"items": [{"metadata": {"name": "n"}, "status": {"capacity": {"cpu": "1e999"}}}]}',
+            "expected 0 to 1,000,000",
+        ),
+        (
+            "SwitchName=s0 Nodes=n0\n" + "".join(f"SwitchName=s{i + 1} Switches=s{i}\n" for i in range(99)),
+            "more than 32",
+        ),
+    ],
+)
+def test_a_topology_is_refused_before_it_grows_out_of_hand(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_topology(tmp_path / "t")
+
+
+def test_a_long_line_costs_its_length_and_not_its_square() -> None:
+    for text in ("SwitchName=a Nodes=b " + "c" * 200_000, "\n" * 200_000 + "SwitchName", "SwitchName" + " " * 200_000):
+        with pytest.raises(ConfigError):
+            parse_topology(text)
