@@ -242,7 +242,10 @@ def _file_in(path: Path, name: str) -> Path:
 
 
 def _header(line: str, needs: tuple[str, ...], delimiter: str, what: str) -> list[str]:
-    names = _split(line, delimiter)
+    try:
+        names = _split(line, delimiter)
+    except RecordError as error:
+        raise ConfigError(f"not a {what} file: its header is {error.reason}") from None
     missing = [name for name in needs if name not in names]
     if missing:
         raise ConfigError(f"not a {what} file: its header has no column {', '.join(missing)}")

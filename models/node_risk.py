@@ -69,7 +69,7 @@ def load_fit(folder: Path) -> RiskFit:
         return msgspec.json.decode(path.read_bytes(), type=RiskFit)
     except OSError as error:
         raise ConfigError(f"cannot read the fitted model {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no fitted model: {error}") from None
 
 

@@ -142,39 +142,53 @@ def load_config(path: Path | None) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
     try:
         config = msgspec.convert(tomllib.loads(text), Config)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     check_config(config)
     return config
 
 
+PERIOD_S = (0.001, 31_536_000.0)
+BYTES = (1024, 2**34)
+LIMITS: dict[str, tuple[float, float]] = {
+    "clock.epoch_ms": (0, 2**47),  # the year 6429
+    "clock.wall_ms": (0, 2**47),
+    "clock.speed": (0.001, 1_000_000),
+    "scrape.interval_s": (1, 3600),
+    "scrape.timeout_s": PERIOD_S,
+    "scrape.concurrency": (1, 1_000_000),
+    "scrape.max_body_bytes": BYTES,
+    "pipeline.tick_s": PERIOD_S,
+    "pipeline.snapshot_s": PERIOD_S,
+    "pipeline.future_limit_s": (0, 600),
+    "pipeline.history_days": (1, 3650),
+    "api.port": (1, 65_535),
+    "api.max_body_bytes": BYTES,
+    "api.max_connections": (1, 1_000_000),
+    "api.header_timeout_s": PERIOD_S,
+    "api.body_timeout_s": PERIOD_S,
+    "api.stale_after_s": PERIOD_S,
+    "placer.port": (1, 65_535),
+    "placer.queue_period_s": PERIOD_S,
+    "placer.intent_expires_s": PERIOD_S,
+}
+
+
 def check_config(config: Config) -> None:
     """Refuse values that no type can refuse; ConfigError says which and why."""
-    positive = {
-        "clock.speed": config.clock.speed,
-        "scrape.interval_s": config.scrape.interval_s,
-        "scrape.timeout_s": config.scrape.timeout_s,
-        "scrape.concurrency": config.scrape.concurrency,
-        "pipeline.tick_s": config.pipeline.tick_s,
-        "pipeline.snapshot_s": config.pipeline.snapshot_s,
-        "api.max_connections": config.api.max_connections,
-        "api.header_timeout_s": config.api.header_timeout_s,
-        "api.body_timeout_s": config.api.body_timeout_s,
-        "placer.queue_period_s": config.placer.queue_period_s,
-        "placer.intent_expires_s": config.placer.intent_expires_s,
-    }
-    for key, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"{key} = {value}: must be greater than 0")
+    for key, (least, most) in LIMITS.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if not least <= value <= most:
+            raise ConfigError(f"{key} = {value}: must lie in {least:g}..{most:g}")
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
-    for key, port in (("api.port", config.api.port), ("placer.port", config.placer.port)):
-        if not 0 < port < 65536:
-            raise ConfigError(f"{key} = {port}: must lie in 1..65535")
     if config.api.board and not BOARD_URL.fullmatch(config.api.board):
         raise ConfigError(
             f"api.board = {config.api.board.rpartition('@')[2]!r}: must be like http://HOST:8080/v1/board; "
@@ -182,6 +196,9 @@ def check_config(config: Config) -> None:
         )
     if config.api.port == config.placer.port:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
+    for key, name in (("state", config.state), ("fleet.topology", config.fleet.topology)):
+        if "\0" in name:
+            raise ConfigError(f"{key} = {name!r}: a path holds no NUL")
     if config.fleet.topology and not Path(config.fleet.topology).exists():
         raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file")
 

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from cli.data import app, data_folder
 from fleet.errors import ConfigError, FleetcastError
+from ingest.history import read_history
 
 runner = CliRunner()
 
@@ -215,3 +216,9 @@ def test_a_file_of_another_layout_is_refused(tmp_path):
         invoke("import", "philly", path, "--out", tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
         invoke("import", "swf", tmp_path / "missing", "--out", tmp_path)
+
+
+def test_a_header_that_no_reader_can_split_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cluster_log.csv").write_text('"' + "a" * 200_000)
+    with pytest.raises(ConfigError, match="its header is unreadable"):
+        read_history("helios", tmp_path)

@@ -140,3 +140,10 @@ def test_a_folder_without_a_fitted_model_is_refused(tmp_path: Path, text: str | 
         (tmp_path / "node_risk.json").write_text(text)
     with pytest.raises(ConfigError, match=r"node_risk\.json"):
         load_fit(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[" * 100_000, b'{"version": 1, "kinds": {}, "notes": {"a": "\xff"}}'])
+def test_a_file_that_is_no_fitted_model_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "node_risk.json").write_bytes(text)
+    with pytest.raises(ConfigError, match="no fitted model"):
+        load_fit(tmp_path)

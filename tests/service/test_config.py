@@ -50,11 +50,23 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
         ("[placer]\nmax_risk = 2.0\n", "placer.max_risk = 2.0"),
         ("[fleet]\ntopology = 'nowhere.toml'\n", "nowhere.toml"),
         ("[fleet\n", "not valid TOML"),
+        ("[clock]\nspeed = inf\n", "clock.speed = inf"),
+        ("[clock]\nepoch_ms = 9223372036854775807\n", "clock.epoch_ms"),
+        ("[pipeline]\ntick_s = nan\n", "pipeline.tick_s = nan"),
+        ("state = 'a\\u0000b'\n".replace("'", '"'), "a path holds no NUL"),
+        ("x = " + "[" * 9000, "not valid TOML"),
+        ("x = " + "9" * 9000, "not valid TOML"),
     ],
 )
 def test_a_bad_file_is_refused_with_the_offending_key(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
         load_config(write(tmp_path, text))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_bytes(b"state = '\xff'\n")
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
+        load_config(tmp_path / "c.toml")
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
