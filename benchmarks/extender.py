@@ -9,13 +9,13 @@ write first: a Starlette handler that decodes JSON, scores every name in Python 
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 
 from benchmarks.case import record
 from benchmarks.load import Ask, Check, Load, closed_loop, open_loop, post
@@ -32,7 +32,7 @@ SECONDS = 3.0
 RATE = 100.0
 REPEATS = 3
 PATH = "/v1/adapters/kube/"
-ANY_AGE_S = 1e12  # the fleet's clock stands in another year
+FRESH_S = 86_400.0
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
@@ -147,10 +147,11 @@ def _tails(server: ServerProcess, load: Callable[[], Load]) -> tuple[list[float]
 
 
 def _api(folder: Path) -> ServerProcess:
-    port, path = free_port(), folder / "extender.toml"
-    api = {"port": port, "stale_after_s": ANY_AGE_S}
-    path.write_text(tomli_w.dumps({"state": str(folder), "api": api, "placer": {"port": free_port()}}))
-    return ServerProcess(port, [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(path)])
+    """An api whose clock stands where that of the board's pipeline does: a stale board is not asked."""
+    board = BoardReader(folder / "board").latest()
+    assert board is not None
+    clock = {"epoch_ms": board.as_of_ms, "wall_ms": time.time_ns() // 1_000_000}
+    return ServerProcess.role("api", folder, clock=clock, api={"stale_after_s": FRESH_S})
 
 
 def _peer() -> ServerProcess:
