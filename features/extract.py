@@ -18,7 +18,7 @@ from features.frame import FeatureFrame
 from features.layout import SUMMED, layout_of
 from features.ring import NEVER, Ring
 from features.store import WindowStore
-from features.windows import largest, mean, spread
+from features.windows import mean, spread
 from fleet.samples import EntityKind
 
 STALE_S = 120.0
@@ -78,8 +78,8 @@ def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Fr
     store.advance(now_ms)
     gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
     gpu.fill()
-    gpu["frozen_s"] = _frozen_s(gpu.ring)
-    gpu["silent_s"] = _silent_s(store, now_ms)
+    gpu["frozen_s"] = _frozen_s(gpu.ring, gpu.last_ms)
+    gpu["silent_s"] = _silent_s(store, gpu.last_ms, now_ms)
     port = _Columns(store, EntityKind.PORT, PORT_FEATURES, now_ms)
     port.fill()
     node = _Columns(store, EntityKind.NODE, NODE_FEATURES, now_ms)
@@ -100,6 +100,7 @@ class _Columns:
         self.index = {name: row for row, name in enumerate(names)}
         self.values = np.empty((len(names), self.ring.size), np.float32)
         self.since_ms = np.zeros((len(names), self.ring.size), np.int64)
+        self.last_ms = _last_ms(self.ring)
 
     def __setitem__(self, name: str, column: NDArray[np.floating]) -> None:
         self.values[self.index[name]] = column
@@ -112,45 +113,36 @@ class _Columns:
         self._windows()
         self._counts()
         for name in MAXIMA[self.kind]:
-            recent = ring.slots(name, ring.span.fine_slots)
-            self[f"max_{name}"] = np.fmax(largest(recent), largest(ring.day(name)))
-        seen = ring.first_seen_ms[: ring.size]
-        last = _last_ms(ring)
+            self[f"max_{name}"] = ring.peak(name)
+        seen, last = ring.first_seen_ms[: ring.size], self.last_ms
         heard = _heard_ms(self.gaps, last)
         self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - heard) / 1000).clip(min=0)
         self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
 
     def _newest(self) -> None:
-        ring, n = self.ring, len(self.ring.layout.metrics)
-        values = ring.current()
-        sticky = np.array([name in STICKY for name in ring.layout.metrics])
-        stale = ring.time_ms[:, : ring.size] < self.now_ms - STALE_S * 1000
-        stale[sticky] = False
-        values[stale] = np.nan
-        self.values[:n] = values
-        changed = ring.changed_ms[:, : ring.size]
-        np.copyto(self.since_ms[:n], changed, where=changed > ring.first_seen_ms[: ring.size])
+        ring = self.ring
+        seen, oldest_ms = ring.first_seen_ms[: ring.size], self.now_ms - STALE_S * 1000
+        for row, name in enumerate(ring.layout.metrics):
+            self.values[row] = ring.current(row)
+            if name not in STICKY:
+                self.values[row][ring.time_ms[row, : ring.size] < oldest_ms] = np.nan
+            changed = ring.changed_ms[row, : ring.size]
+            np.copyto(self.since_ms[row], changed, where=changed > seen)
 
     def _windows(self) -> None:
-        ring, first = self.ring, len(self.ring.layout.metrics)
-        opened = self._open_slots()
-        n = len(SUMMED[self.kind])
-        count, total, _ = ring.value_sums.window(ring.fine, 0, opened, ring.size)
-        self.values[first : first + n] = mean(count, total)
-        count, total, square = ring.value_sums.window(ring.fine, 1, opened, ring.size)
-        self.values[first + n : first + 2 * n] = mean(count, total)
-        self.values[first + 2 * n : first + 3 * n] = spread(count, total, square)
+        ring, opened = self.ring, self._open_slots()
+        for index, name in enumerate(SUMMED[self.kind]):
+            count, total, square = ring.value_sums.windows(ring.fine, index, opened, ring.size)
+            self[f"{name}_mean_2m"], self[f"{name}_mean_30m"] = mean(count, total)
+            self[f"{name}_std_30m"] = spread(count[1], total[1], square)
 
     def _counts(self) -> None:
-        ring = self.ring
-        layout = ring.layout
-        for window, suffix in enumerate(("10m", "30m")):
-            counts = ring.event_sums.window(ring.events, window, self._open_slots(), ring.size)
-            for row, name in enumerate(layout.events):
-                counter = "scrape_up" if row == layout.gaps else name
-                never = ring.time_ms[layout.metrics.index(counter), : ring.size] < 0
-                feature = f"{name}_{suffix}" if row == layout.gaps else f"{name}_count_{suffix}"
-                self[feature] = np.where(never, np.nan, counts[row])
+        ring, layout, opened = self.ring, self.ring.layout, self._open_slots()
+        for row, name in enumerate(layout.events):
+            counter, feature = ("scrape_up", name) if row == layout.gaps else (name, f"{name}_count")
+            never = ring.time_ms[layout.metrics.index(counter), : ring.size] < 0
+            counts = ring.event_sums.windows(ring.events, row, opened, ring.size)
+            self[f"{feature}_10m"], self[f"{feature}_30m"] = np.where(never, np.nan, counts)
 
     def _open_slots(self) -> NDArray[np.intp]:
         return np.arange(self.ring.closed + 1, self.ring.end + 1) % self.ring.span.slots
@@ -174,21 +166,19 @@ def _heard_ms(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[n
     return last
 
 
-def _frozen_s(ring: Ring) -> NDArray[np.float64]:
+def _frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
     """(entity,) for how long samples came but none brought another value; NaN if there is none."""
-    last = _last_ms(ring)
     changed = ring.changed_ms[:, : ring.size].max(axis=0, initial=0)
     return np.where(last < 0, np.nan, (last - changed) / 1000)
 
 
-def _silent_s(store: WindowStore, now_ms: int) -> NDArray[np.float64]:
+def _silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
     """(gpu,) for how long a GPU has been missing from pages that its node's exporter does serve; else 0.
 
     A page was served when `gpus_reported` arrived or another GPU of the node did; where neither can tell, when
     `scrape_up` said 1. It counts only while it is recent: an exporter that is silent itself accuses nobody.
     """
-    ring, nodes = store.ring(EntityKind.GPU), store.ring(EntityKind.NODE)
-    last = _last_ms(ring)
+    nodes = store.ring(EntityKind.NODE)
     owner = store.entities[EntityKind.GPU].node
     served = np.full(nodes.size, -1, np.int64)
     np.maximum.at(served, owner[owner >= 0], last[owner >= 0])

@@ -34,41 +34,37 @@ class ValueSums:
         """Move both windows on by the slot that closes."""
         for window, length in enumerate(self.lengths):
             if length:
-                self._move(fine[self.rows, slot % fine.shape[1], :size], window, 1)
-                self._move(fine[self.rows, (slot - length) % fine.shape[1], :size], window, -1)
+                for index, row in enumerate(self.rows):
+                    self._move(fine[row, slot % fine.shape[1], :size], window, index, 1)
+                    self._move(fine[row, (slot - length) % fine.shape[1], :size], window, index, -1)
 
-    def _move(self, values: NDArray[np.float32], window: int, sign: int) -> None:
-        size = values.shape[1]
-        known = ~np.isnan(values)
-        clean = np.where(known, values, 0).astype(np.float64)
-        self.count[window, :, :size] += sign * known
-        self.total[window, :, :size] += sign * clean
+    def _move(self, values: NDArray[np.float32], window: int, index: int, sign: int) -> None:
+        size = len(values)
+        known, clean = _known(values)
+        self.count[window, index, :size] += sign * known
+        self.total[window, index, :size] += sign * clean
         if window == 1:
-            self.square[:, :size] += sign * clean * clean
+            self.square[index, :size] += sign * clean * clean
 
-    def recompute(self, fine: NDArray[np.float32], closed: int, columns: NDArray[np.intp]) -> None:
+    def recompute(self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp]) -> None:
         """Sum the chosen entities anew from the ring."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(closed - length + 1, closed + 1) % fine.shape[1]
             for index, row in enumerate(self.rows):
-                values = fine[row][np.ix_(slots, columns)]
-                known = ~np.isnan(values)
-                clean = np.where(known, values, 0).astype(np.float64)
+                known, clean = _known(chosen(fine[row], slots, columns))
                 self.count[window, index, columns] = known.sum(axis=0)
                 self.total[window, index, columns] = clean.sum(axis=0)
                 if window == 1:
                     self.square[index, columns] = (clean * clean).sum(axis=0)
 
-    def window(
-        self, fine: NDArray[np.float32], window: int, open_slots: NDArray[np.intp], size: int
+    def windows(
+        self, fine: NDArray[np.float32], index: int, open_slots: NDArray[np.intp], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
-        """(count, total, square), each (s, entity), of a window with its open slots; square of window 1 only."""
-        count, total = self.count[window, :, :size].copy(), self.total[window, :, :size].copy()
-        square = self.square[:, :size].copy()
+        """(count (window, entity), total (window, entity), square (entity,)) of one row, with its open slots."""
+        count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
+        square = self.square[index, :size].copy()
         for slot in open_slots:
-            values = fine[self.rows, slot, :size]
-            known = ~np.isnan(values)
-            clean = np.where(known, values, 0).astype(np.float64)
+            known, clean = _known(fine[self.rows[index], slot, :size])
             count += known
             total += clean
             square += clean * clean
@@ -97,21 +93,32 @@ class EventSums:
                 self.total[window, :, :size] += events[:, slot % events.shape[1], :size]
                 self.total[window, :, :size] -= events[:, (slot - length) % events.shape[1], :size]
 
-    def recompute(self, events: NDArray[np.uint32], closed: int, columns: NDArray[np.intp]) -> None:
+    def recompute(self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp]) -> None:
         """Sum the chosen entities anew from the ring."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(closed - length + 1, closed + 1) % events.shape[1]
             for row in range(len(events)):
-                self.total[window, row, columns] = events[row][np.ix_(slots, columns)].sum(axis=0, dtype=np.int64)
+                self.total[window, row, columns] = chosen(events[row], slots, columns).sum(axis=0, dtype=np.int64)
 
-    def window(
-        self, events: NDArray[np.uint32], window: int, open_slots: NDArray[np.intp], size: int
+    def windows(
+        self, events: NDArray[np.uint32], row: int, open_slots: NDArray[np.intp], size: int
     ) -> NDArray[np.int64]:
-        """(event, entity) increments in a window with its open slots."""
-        total = self.total[window, :, :size].copy()
+        """(window, entity) increments of one row, with its open slots."""
+        total = self.total[:, row, :size].copy()
         for slot in open_slots:
-            total += events[:, slot, :size]
+            total += events[row, slot, :size]
         return total
+
+
+def chosen(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDArray[np.intp]) -> NDArray[Any]:
+    """(slot, column) of a ring (slot, entity), a copy."""
+    return ring[slots, columns] if isinstance(columns, slice) else ring[np.ix_(slots, columns)]
+
+
+def _known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Where a value is known, and the values with 0 where it is not."""
+    known = ~np.isnan(values)
+    return known, np.where(known, values, 0).astype(np.float64)
 
 
 def _widened(array: NDArray[Any], capacity: int) -> NDArray[Any]:

@@ -30,5 +30,5 @@ def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray
 
 def largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """(entity,) largest known value over the slot axis of (slot, entity); NaN where there is none."""
-    highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0)
+    highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0, initial=np.nan)
     return highest

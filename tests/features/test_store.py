@@ -140,14 +140,13 @@ def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
     written = store.write(batch(GPU, rows), NOW)
     naive.write(rows)
     ring = store.ring(GPU)
-    current = ring.current()
     assert written.applied == naive.applied
     assert written.late == len(rows) - naive.applied
     for (name, entity), series in naive.series.items():
         metric = ring.layout.metrics.index(name)
         assert ring.time_ms[metric, entity] == series.time_ms
         assert ring.changed_ms[metric, entity] == series.changed_ms
-        np.testing.assert_equal(current[metric, entity], np.float32(series.current))
+        np.testing.assert_equal(np.float32(ring.current(metric)[entity]), np.float32(series.current))
         slots = range(ring.end - 119, ring.end + 1)
         if ring.layout.value[metric] >= 0:
             fine = np.array([series.fine.get(slot, np.nan) for slot in slots], np.float32)
