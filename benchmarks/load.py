@@ -156,21 +156,22 @@ class _Line(asyncio.Protocol):
             return
         self._buffer = b""
         try:
-            self._answered(data[:head], data[head + 4 :])
+            self._answered(data, head)
         except AssertionError as error:
             if not self.closed.done():
                 self.closed.set_exception(error)
             self._transport.abort()
 
-    def _answered(self, head: bytes, body: bytes) -> None:
+    def _answered(self, data: bytes, head: int) -> None:
+        """`head`: how long the head of the answer is."""
         ask = self._ask
         assert ask is not None, "an answer that nobody asked for"
         self._ask = None
         self.load.latency_s.append(time.perf_counter() - self._begin)
-        assert head[9:12] == ask.status, head[:200] + body[:300]
+        assert data[9:12] == ask.status, data[:600]
         if ask.check is not None:
             self.load.checked += 1
-            ask.check(head, body)
+            ask.check(data[:head], data[head + 4 :])
         self._then(self)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The queue with 1,000 requests in it: how long a pass thinks, and how little others wait for it meanwhile.
 
 `pass`: nothing else runs; the head needs more than is free, and many shapes wait behind it. `placing beside it`: a real
-placer that begins a pass as soon as one is over, and requests for one GPU that are due 50 times a second: p99 from the
+placer that begins a pass as soon as one is over, and requests for one GPU that are due 20 times a second: p99 from the
 time at which each was due. The peer of that is the same placer before anything waits.
 """
 
@@ -29,7 +29,7 @@ from service.publish import topology_sections
 SIZES = (1_000, 10_000, 80_000)
 QUEUED = 1_000
 SHAPES = 37
-RATE, SECONDS = 50.0, 6.0
+RATE, SECONDS = 20.0, 6.0
 CONNECTIONS = 8
 NOW_MS = 1_760_000_000_000
 
