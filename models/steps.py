@@ -134,12 +134,15 @@ def reference_pace(duration: Array) -> tuple[float, float] | None:
     """
     if not len(duration):
         return None
-    blocks = [duration[start : start + BLOCK] for start in range(0, len(duration), BLOCK)]
-    whole = [block for block in blocks if len(block) >= BLOCK // 2] or blocks[:1]
-    medians = [float(np.median(block)) for block in whole]
-    best = int(np.argmin(medians))
-    noise = 1.4826 * float(np.median(np.abs(whole[best] - medians[best])))
-    return medians[best], noise / medians[best] if medians[best] > 0 else 0.0
+    blocks = len(duration) // BLOCK
+    whole = duration[: blocks * BLOCK].reshape(blocks, BLOCK)
+    medians = np.median(whole, axis=1)
+    best, rest = int(medians.argmin()) if blocks else -1, duration[blocks * BLOCK :]
+    median, block = (float(medians[best]), whole[best]) if blocks else (np.inf, rest)
+    if not blocks or (len(rest) >= BLOCK // 2 and float(np.median(rest)) < median):
+        median, block = float(np.median(rest)), rest
+    noise = 1.4826 * float(np.median(np.abs(block - median)))
+    return median, noise / median if median > 0 else 0.0
 
 
 def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
