@@ -11,6 +11,7 @@ The good records of a bad body are kept: an array that breaks off gives its whol
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,9 +22,15 @@ from fleet.events import JobEvent, NodeEvent
 from ingest.job_events import FUTURE_LIMIT_MS, decode_event, malformed, shown
 
 MAX_RECORDS = 200_000
+MAX_REJECTED = 10_000
 CLOUD_EVENT = "application/cloudevents+json"
 CLOUD_EVENT_BATCH = "application/cloudevents-batch+json"
 LINES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
+
+MANY_COMMAS = 1_000_000
+BLANKS = " \t\r\n"
+_BLANK = re.compile(f"[{BLANKS}]*")
+_LINE = re.compile(rb"[^\n]+")
 
 _raw = msgspec.json.Decoder(msgspec.Raw).decode
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -72,15 +79,16 @@ def decode_body(
     """
     decoded = DecodedBody()
     for index, part in enumerate(split(body, headers or {})):
-        if index >= MAX_RECORDS:
-            decoded.rejected.append((index, RecordError("too_many", f"at most {MAX_RECORDS} records in a body")))
+        if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
+            why = f"the rest was not read: at most {MAX_RECORDS} records in a body, at most {MAX_REJECTED} bad ones"
+            decoded.rejected.append((index, RecordError("too_many", why)))
             break
         try:
             if isinstance(part, RecordError):
                 raise part
             decoded.records.append(DecodedRecord(index, part, decode_event(part, now_ms, future_limit_ms)))
         except RecordError as error:
-            decoded.rejected.append((index, error))
+            decoded.rejected.append((index, error.with_traceback(None)))  # a traceback would keep the record alive
     return decoded
 
 
@@ -114,36 +122,41 @@ def _object_or_lines(body: bytes) -> Iterable[bytes | RecordError]:
 
 
 def _lines(body: bytes) -> Iterator[bytes]:
-    return (line for line in (part.strip() for part in body.split(b"\n")) if line)
+    return (line for line in (found.group().strip() for found in _LINE.finditer(body)) if line)
 
 
 def _array(body: bytes) -> Iterable[bytes | RecordError]:
+    if body.count(b",") > MANY_COMMAS:  # perhaps millions of records, of which only the first are looked at
+        return _elements(body, RecordError("not_json", "the array breaks off"))
     try:
         return map(bytes, _raw_list(body))
     except (ValueError, RecursionError) as error:
-        return _salvage(body, malformed(error))
+        return _elements(body, malformed(error))
 
 
-def _salvage(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
-    """The whole records at the head of a broken array, then what broke it."""
+def _elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
+    """The whole records of an array, one by one, and `error` where it is broken."""
     text = body.decode("utf-8", "surrogateescape")
     scan = json.JSONDecoder().raw_decode
-    at = 1
-    while True:
-        at = _past(text, at, " \t\r\n,")
+    at = _past_blanks(text, 1)
+    more = text[at : at + 1] != "]"
+    while more:
         try:
             _, end = scan(text, at)
         except (ValueError, RecursionError):
             yield error
             return
         yield text[at:end].encode("utf-8", "surrogateescape")
-        at = end
+        at = _past_blanks(text, end)
+        more = text[at : at + 1] == ","
+        at = _past_blanks(text, at + 1) if more else at
+    if text[at : at + 1] != "]" or text[at + 1 :].strip(BLANKS):
+        yield error
 
 
-def _past(text: str, at: int, characters: str) -> int:
-    while at < len(text) and text[at] in characters:
-        at += 1
-    return at
+def _past_blanks(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
 
 
 def _binary(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:

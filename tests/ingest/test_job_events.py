@@ -197,3 +197,39 @@ def test_any_bytes_give_records_or_rejections(raw: bytes) -> None:
 def test_any_value_of_a_known_key_gives_an_event_or_a_rejection(key: str, value: object) -> None:
     for record in (event(type="submitted"), event(type="started"), step()):
         assert len(decode_body(json.dumps(record | {key: value}).encode(), NOW_MS)) == 1
+
+
+GOOD = body(event())
+ARRAYS = (
+    b"[]",
+    b"[ ]",
+    b"[%b]",
+    b"[%b , %b\n]",
+    b" [{}, %b]",
+    b"[%b,]",
+    b"[%b",
+    b"[%b %b]",
+    b"[%b]]",
+    b"[%b] x",
+    b"[",
+    b"[%b,,%b]",
+    b"[1,2",
+)
+
+
+@pytest.mark.parametrize("array", ARRAYS)
+def test_an_array_says_the_same_however_it_is_read(array: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, or one by one as arrays of very many records are."""
+    text = array.replace(b"%b", GOOD)
+    at_once = decode_body(text, NOW_MS)
+    monkeypatch.setattr("ingest.event_body.MANY_COMMAS", -1)
+    one_by_one = decode_body(text, NOW_MS)
+    assert [row.raw for row in one_by_one.records] == [row.raw for row in at_once.records]
+    assert [index for index, _ in one_by_one.rejected] == [index for index, _ in at_once.rejected]
+
+
+def test_after_many_bad_records_the_rest_is_not_read() -> None:
+    decoded = decode_body(b"[" + b"1," * 20_000 + GOOD + b"]", NOW_MS)
+    assert not decoded.records
+    assert [index for index, _ in decoded.rejected] == list(range(10_001))
+    assert str(decoded.rejected[-1][1]).startswith("too_many: the rest was not read")
