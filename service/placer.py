@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 
 import uvicorn
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
+SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; a thinking thread gives it back in this
 
 
 class QueueWorker:
@@ -90,6 +92,7 @@ def open_desk(config: Config) -> Desk:
 
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT."""
+    sys.setswitchinterval(SWITCH_S)
     access = load_access(HOST)
     desk = open_desk(config)
     worker = QueueWorker(desk)
