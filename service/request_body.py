@@ -11,6 +11,8 @@ from service.problems import Problem
 
 DISCARD_BYTES = 2**28
 DISCARD_S = 3.0  # wall
+MOST_MEMBERS = 10_000
+PIECE_BYTES = 65_536
 GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
 
 
@@ -35,7 +37,7 @@ async def read_body(request: Request, most: int) -> bytes:
             raise too_large(f"at least {size} bytes", most)
         parts.append(chunk)
     data = b"".join(parts)
-    return data if coding in ("identity", "") else inflate(data, coding, most)
+    return data if coding in ("identity", "") else await asyncio.to_thread(inflate, data, coding, most)
 
 
 async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
@@ -59,20 +61,25 @@ def too_large(what: str, most: int) -> Problem:
 def inflate(data: bytes, coding: str, most: int) -> bytes:
     """Inflate at most `most` bytes; several gzip members in a row are one body."""
     bits = GZIP if "gzip" in coding else ZLIB if data[:1] and data[0] & 0x0F == 8 else RAW_DEFLATE
-    parts, size = [], 0
-    while data:
+    parts: list[bytes] = []
+    at = size = members = 0
+    while at < len(data):
         stream = zlib.decompressobj(bits)
-        try:
-            part = stream.decompress(data, most - size + 1)
-        except zlib.error as error:
-            raise _broken(coding, str(error)) from None
-        size += len(part)
-        if size > most:
-            raise too_large(f"more than {most} bytes when inflated", most)
-        if not stream.eof:
-            raise _broken(coding, "it ends too early")
-        parts.append(part)
-        data = stream.unused_data
+        members += 1
+        if members > MOST_MEMBERS:
+            raise _broken(coding, f"it has more than {MOST_MEMBERS} members")
+        while not stream.eof:
+            piece = data[at : at + PIECE_BYTES]  # what a member leaves over is copied: never more than a piece
+            if not piece:
+                raise _broken(coding, "it ends too early")
+            try:
+                parts.append(stream.decompress(piece, most - size + 1))
+            except zlib.error as error:
+                raise _broken(coding, str(error)) from None
+            size += len(parts[-1])
+            if size > most:
+                raise too_large(f"more than {most} bytes when inflated", most)
+            at += len(piece) - len(stream.unused_data)
     return b"".join(parts)
 
 
