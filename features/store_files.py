@@ -208,15 +208,32 @@ def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
 
 def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
     """Put saved slots into a ring, as far as they are still within it."""
-    numbers, buckets = slots["slot_numbers"], slots["bucket_numbers"]
-    inside = (numbers > ring.head - ring.span.slots) & (numbers <= ring.head)
-    recent = (buckets > ring.newest_bucket - BUCKETS) & (buckets <= ring.newest_bucket)
     for name, names in SLOT_ROWS.items():
-        chosen, number, length = (recent, buckets, BUCKETS) if name == "coarse" else (inside, numbers, ring.span.slots)
         saved, ours = slots[name], getattr(ring, name)
+        newest, numbers = (
+            (ring.newest_bucket, slots["bucket_numbers"]) if name == "coarse" else (ring.head, slots["slot_numbers"])
+        )
         part = slice(about["first"], about["first"] + saved.shape[2])
-        for mine, theirs in _rows(ring.layout, about, names):
-            ours[mine, number[chosen] % length, part] = saved[theirs, chosen]
+        pairs = _rows(ring.layout, about, names)
+        for here, there in _stretches(numbers, newest, ours.shape[1]):
+            for mine, theirs in pairs:
+                ours[mine, here, part] = saved[theirs, there]
+
+
+def _stretches(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
+    """Where consecutive slots lie in a ring of this length, and in the file: without those that it holds no more.
+
+    >>> list(_stretches(np.arange(96, 104), 103, 5))
+    [(slice(4, 5, None), slice(3, 4, None)), (slice(0, 4, None), slice(4, 8, None))]
+    """
+    if not len(numbers):
+        return
+    first, end = int(numbers[0]), min(int(numbers[-1]), newest) + 1
+    begin = max(first, newest - length + 1)
+    while begin < end:
+        stop = min(end, begin - begin % length + length)
+        yield slice(begin % length, begin % length + stop - begin), slice(begin - first, stop - first)
+        begin = stop
 
 
 def _rows(layout: Layout, about: dict[str, Any], names: str) -> list[tuple[int, int]]:

@@ -6,18 +6,21 @@ So a save costs the jobs of a minute, not those of 35 days. After SEGMENTS files
 every job starts anew.
 """
 
+import mmap
+import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
 
 from features.store_files import SEGMENTS, link
 from fleet.jobs import JobAttempt, JobTable, encode_job
-from service.board import replace_file
 
 MAGIC = b"FLEETJOB"
+ROWS_AT_ONCE = 1000
 _HEAD = struct.Struct("<8sIQ")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -54,12 +57,12 @@ class JobFiles:
         names, kept = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
 
         def write() -> list[str]:
-            rows = [_encode(_Row(job, True, msgspec.Raw(kept[at]))) for at, job in enumerate(names)]
-            rows += [_encode(_Row(job, False, msgspec.Raw(encode_job(attempts)))) for job, attempts in awake.items()]
+            rows = (_encode(_Row(job, True, msgspec.Raw(kept[at]))) for at, job in enumerate(names))
+            more = (_encode(_Row(job, False, msgspec.Raw(encode_job(told)))) for job, told in awake.items())
             folder.mkdir()
             files = [link(path, folder) for path in earlier]
             newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
-            _write_rows(newest, rows)
+            _write_rows(newest, chain(rows, more), len(names) + len(awake))
             for copies in (names, kept, awake):
                 copies.clear()  # here, and not in the loop
             self._files = [becomes / path.name for path in (*files, newest)]
@@ -68,30 +71,46 @@ class JobFiles:
         return write
 
 
-def _write_rows(path: Path, rows: list[bytes]) -> None:
-    """A msgpack array of the encoded rows, and a head that tells when it is torn."""
-    body = b"".join((b"\xdd", struct.pack(">I", len(rows)), *rows))
-    replace_file(path, _HEAD.pack(MAGIC, zlib.crc32(body), len(body)) + body, sync=True)
+def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
+    """A msgpack array of the encoded rows, and a head that tells when it is torn; written as it goes, then fsynced."""
+    with open(path, "wb") as file:
+        file.write(_HEAD.pack(b"", 0, 0))
+        crc = length = 0
+        chunk = b"\xdd" + struct.pack(">I", count)
+        while chunk:
+            file.write(chunk)
+            crc, length = zlib.crc32(chunk, crc), length + len(chunk)
+            chunk = b"".join(islice(rows, ROWS_AT_ONCE))
+        file.seek(0)
+        file.write(_HEAD.pack(MAGIC, crc, length))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
     """Put what was saved into an empty table. Raises ValueError where a file is torn, msgspec's errors, OSError."""
-    newest: dict[str, _Row] = {}
+    awake: dict[str, msgspec.Raw] = {}
     for name in names:
         for row in _read_rows(folder / name):
-            newest.pop(row.job, None)  # jobs at rest lie in the order of their rest
-            newest[row.job] = row
-    for row in newest.values():
-        jobs.resting[row.job] = bytes(row.attempts)
-        if not row.resting:
-            jobs.wake(row.job)
+            awake.pop(row.job, None)
+            jobs.resting.pop(row.job, None)  # they lie in the order of their rest
+            if row.resting:
+                jobs.resting[row.job] = bytes(row.attempts)
+            else:
+                awake[row.job] = row.attempts
+    for job, attempts in awake.items():
+        jobs.resting[job] = bytes(attempts)
+        jobs.wake(job)
     jobs.changed.clear()
 
 
 def _read_rows(path: Path) -> list[_Row]:
-    data = path.read_bytes()
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{path.name} is empty")
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     magic, crc, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, 0)
-    body = memoryview(data)[_HEAD.size :]
+    body = data[_HEAD.size :]
     if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:
         raise ValueError(f"{path.name} is torn: {len(data)} bytes")
     return msgspec.msgpack.decode(body, type=list[_Row])

@@ -41,12 +41,14 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+    gc.enable()
 
 
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT, then take a last snapshot."""
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
+    gc.disable()  # what is restored is no garbage
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock))
 
     spare_the_collector()
