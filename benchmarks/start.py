@@ -1,0 +1,95 @@
+"""Starting: from the start of a pipeline to its first board, with the snapshot of a fleet and of weeks of jobs.
+
+The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site leaves
+behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks.case import record
+from benchmarks.snapshot import old_site
+from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, BusyFleet
+from service.board import BoardReader
+
+MINUTES = 10  # saves since the last whole one
+REPEATS = 3
+PATIENCE_S = 300.0
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A fleet of each size in GPUs; sizes that do not fit the memory twice are left out."""
+    for gpus in sizes:
+        if 2 * gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            fleet = old_site(gpus, Path(folder))
+            leave(fleet)
+            now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.running())
+            del fleet
+            starts = [first_board(Path(folder), now_ms, gpus, jobs) for _ in range(REPEATS)]
+            values = [took_s for took_s, _ in starts]
+            cpu_s = min(starts)[1]
+            yield record("start", "process to first board, snapshot", {"gpus": gpus}, values, "s", cpu_s=cpu_s)
+
+
+def leave(fleet: BusyFleet) -> None:
+    """What the process before leaves on disk."""
+    fleet.tick()
+    asyncio.run(fleet.pipeline.save())
+    for _ in range(MINUTES):
+        for _ in range(4):
+            fleet.scrape()
+        asyncio.run(fleet.pipeline.save())
+
+
+def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
+    """Seconds from the start of a process to its first board, and of its CPU; the board must know the running jobs."""
+    config = _configured(folder, now_ms, gpus)
+    reader = BoardReader(folder / "board")
+    before = reader.latest()
+    sequence = before.sequence if before else 0
+    command = [sys.executable, "-m", "cli.main", "run", "--role", "pipeline", "--config", str(config)]
+    began = time.monotonic()
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while (board := reader.latest()) is None or board.sequence == sequence:
+            assert process.poll() is None, f"the pipeline ended with {process.returncode}"
+            assert time.monotonic() - began < PATIENCE_S, "no board"
+            time.sleep(0.005)
+        took_s, cpu_s = time.monotonic() - began, _cpu_s(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(board.json("jobs.running")) == jobs > 0, "the board does not know what runs"
+    return took_s, cpu_s
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+
+
+def _configured(folder: Path, now_ms: int, gpus: int) -> Path:
+    """A configuration whose clock goes on from when the snapshot was saved, and a topology file."""
+    topology, config = folder / "topology.toml", folder / "config.toml"
+    last = max(1, gpus // GPUS_PER_NODE) - 1
+    racks = [
+        {"name": f"r{first // 16}", "nodes": f"n[{first:05d}-{min(first + 15, last):05d}]"}
+        | {"gpus": GPUS_PER_NODE, "gpu_model": "H100"}
+        for first in range(0, last + 1, 16)
+    ]
+    topology.write_text(tomli_w.dumps({"rack": racks}), encoding="utf-8")
+    clock = {"epoch_ms": now_ms, "wall_ms": time.time_ns() // 1_000_000}
+    settings = {"state": str(folder), "clock": clock, "fleet": {"topology": str(topology)}}
+    config.write_text(tomli_w.dumps(settings), encoding="utf-8")
+    return config
