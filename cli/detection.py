@@ -14,7 +14,7 @@ from features.extract import extract
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.events import Failed, Started, Submitted
-from fleet.jobs import JobTable, NodeTable
+from fleet.jobs import JobTable
 from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
@@ -132,7 +132,7 @@ class _Bench:
         for parts in batches.values():
             self.store.write(SampleBatch.concat(parts), now_ms)
         local = score_local(extract(self.store, now_ms), self.entities, self.topology, self.memory, now_ms)
-        risk = score_fleet([local], self.jobs, NodeTable(), self.topology, now_ms).risk
+        risk = score_fleet([local], self.jobs.running(), {}, self.topology, now_ms).risk
         for trial in self.trials:
             self._note(trial, risk, now_ms)
 

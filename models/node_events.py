@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fleet.events import NodeEvent
-from fleet.jobs import NodeRecord, NodeTable
+from fleet.jobs import NodeRecord
 from models.signals import Signal, Signals
 from models.xids import HARD
 
@@ -12,15 +12,17 @@ REPEAT_MS = 7 * FRESH_MS
 FAULT_EVENTS = frozenset({"lost", "xid", "drain"})
 
 
-def event_signals(nodes: NodeTable, rows: Mapping[str, int], faults: Mapping[str, int], now_ms: int) -> Signals:
+def event_signals(
+    nodes: Mapping[str, NodeRecord], rows: Mapping[str, int], faults: Mapping[str, int], now_ms: int
+) -> Signals:
     """Signals of node events, and of faults that ended lately. faults: node -> when our rules last saw a hard one."""
     found: list[Signal] = []
-    for record in nodes.nodes.values():
+    for record in nodes.values():
         row = rows.get(record.node)
         if row is not None:
             found += _of_record(record, row, now_ms)
     last = dict(faults)
-    for record in nodes.nodes.values():
+    for record in nodes.values():
         times = [event.time_ms for event in record.events if event.type in FAULT_EVENTS and _is_fault(event)]
         if times:
             last[record.node] = max(times[-1], last.get(record.node, 0))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from features.frame import FeatureFrame
 from fleet.entities import Entities
-from fleet.jobs import JobTable, NodeTable
+from fleet.jobs import JobAttempt, NodeRecord
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.gang import GangColumns, Gangs, gangs_of
@@ -83,20 +83,20 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, memory
 
 def score_fleet(
     locals: Sequence[Local],
-    jobs: JobTable,
-    nodes: NodeTable,
+    running: Sequence[JobAttempt],
+    nodes: Mapping[str, NodeRecord],
     topology: Topology,
     now_ms: int,
     memory: RiskMemory | None = None,
     fit: RiskFit | None = None,
 ) -> Fleet:
-    """The fleet's risk, by rows of `topology`, and its stragglers.
+    """The fleet's risk, by rows of `topology`, and its stragglers. `nodes`: what node events say, by name.
 
     `memory` is where gang comparisons are remembered (the first pipeline's by default), `fit` the coefficients (the
     ones that ship by default). Nodes that `topology` does not name are left out until its next generation.
     """
     memory = memory or (locals[0].memory if locals else RiskMemory())
-    seen = fleet_evidence(locals, jobs, nodes, topology, now_ms, memory)
+    seen = fleet_evidence(locals, running, nodes, topology, now_ms, memory)
     _note_faults(seen.signals, topology.names, memory, now_ms)
     risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit())
     return Fleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, memory, now_ms))
@@ -114,13 +114,18 @@ class Evidence:
 
 
 def fleet_evidence(
-    locals: Sequence[Local], jobs: JobTable, nodes: NodeTable, topology: Topology, now_ms: int, memory: RiskMemory
+    locals: Sequence[Local],
+    running: Sequence[JobAttempt],
+    nodes: Mapping[str, NodeRecord],
+    topology: Topology,
+    now_ms: int,
+    memory: RiskMemory,
 ) -> Evidence:
     """The pipelines' signals with those of gang comparisons and of node events. Writes `memory`."""
     names = topology.names
     rows = {name: row for row, name in enumerate(names)}
     signals, gpu, port, known = _joined(locals, rows)
-    gangs = gangs_of(jobs.running(), gpu, port, names)
+    gangs = gangs_of(running, gpu, port, names)
     events = event_signals(nodes, rows, memory.fault_ms, now_ms)
     signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms), events])
     known[events.node] = True

@@ -18,6 +18,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -212,16 +213,15 @@ class BoardWriter:
                 left.unlink()
         self._kept: dict[str, Section] = {}
         last = _map(folder / "board")
-        self._sequence = last.sequence if last else 0  # a restart goes on counting: readers cache by it
+        self._numbers = count(last.sequence + 1 if last else 1)  # a restart goes on counting: readers cache by it
 
     def publish(self, sections: Sequence[Section], as_of_ms: int) -> None:
-        self._sequence += 1
+        """Replace the board; in a thread, if need be: `publish_urgent` may be called meanwhile."""
         self._kept.update((section.name, section) for section in sections)
-        replace_file(self.folder / "board", encode_board([*self._kept.values()], self._sequence, as_of_ms))
+        replace_file(self.folder / "board", encode_board([*self._kept.values()], next(self._numbers), as_of_ms))
 
     def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
-        self._sequence += 1
-        replace_file(self.folder / "urgent", encode_board(sections, self._sequence, as_of_ms))
+        replace_file(self.folder / "urgent", encode_board(sections, next(self._numbers), as_of_ms))
 
 
 class BoardReader:

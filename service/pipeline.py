@@ -2,18 +2,19 @@
 
 Everything that writes state runs in one event loop with no await in between, so there are no locks:
 
-    pump (one task a source)   next batch ─ apply ─ (a hard signal wakes the tick)
-    tick (every tick_s)        extract, score, publish the board
+    pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick)
+    tick (every tick_s)        extract; score and publish the board, in a thread on copies
     demand (every minute)      forecasts, in a thread on copied series
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.demand_series import Target
-from features.extract import Frames, extract
+from features.extract import extract
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
@@ -34,19 +35,21 @@ from models.score import score_fleet, score_local
 from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.fleet_metrics import demand_page, fleet_page
-from service.occupancy import UNKNOWN, observe, running_on
+from service.occupancy import UNKNOWN, running_on
 from service.pipeline_metrics import PipelinePage
 from service.publish import (
     ENDED_KEPT_MS,
+    Given,
     Tick,
     encode,
     fleet_document,
-    in_service,
     score_sections,
+    tick_of,
     topology_sections,
     usable_gpus,
 )
 from service.snapshot import Snapshot
+from service.thread_work import in_thread
 from service.timekeeper import Timekeeper
 from service.urgent import HardSignals
 from service.vitals import Vitals
@@ -190,51 +193,50 @@ class Pipeline:
     async def tick(self) -> None:
         """Extract, score and publish once."""
         began = time.perf_counter()
-        now_ms = self.time.now_ms()
-        state = self.state
-        state.refresh_topology(_gpu_models(self.sources))
-        frames = extract(state.store, now_ms, state.topology.generation)
+        self.state.refresh_topology(_gpu_models(self.sources))
+        arrived = self.vitals.arrivals()
+        given = self._given(self.time.now_ms())
+        documents = self._documents(given.now_ms)
         async with self._memory_free:
             self.time.settle()
-            local = await asyncio.to_thread(score_local, frames, state.entities, state.topology, self.memory, now_ms)
-            fleet = score_fleet([local], state.jobs, state.nodes, state.topology, now_ms, fit=self.fit)
-        tick = self._tick(frames, fleet.risk, fleet.stragglers, now_ms)
-        sections = score_sections(tick)
-        if state.topology.generation != self._published_generation:
-            sections += topology_sections(state.topology, now_ms)
-            self._published_generation = state.topology.generation
-        sections += self._documents(tick)
+            sections = await in_thread(functools.partial(self._score, given, documents))
         with said("publish the board", "readers keep the last one"):
-            self.board.publish(sections, now_ms)
-        self.vitals.note_tick((time.perf_counter() - began) * 1000)
+            await in_thread(functools.partial(self.board.publish, sections, given.now_ms))
+        self.vitals.note_tick((time.perf_counter() - began) * 1000, arrived)
 
-    def _tick(self, frames: Frames, risk: Any, stragglers: Mapping[str, Any], now_ms: int) -> Tick:
+    def _given(self, now_ms: int) -> Given:
         state = self.state
         self._ended = {key: row for key, row in self._ended.items() if (row.ended_ms or 0) >= now_ms - ENDED_KEPT_MS}
-        running = state.jobs.running()
-        index = {name: row for row, name in enumerate(state.topology.names)}
-        return Tick(
+        return Given(
             now_ms=now_ms,
             topology=state.topology,
-            node_state=in_service(state.topology, state.nodes),
+            entities=state.entities,
+            frames=extract(state.store, now_ms, state.topology.generation),
             gpu_rows=state.gpu_rows(),
-            gpu=frames.gpu,
-            node=frames.node,
-            risk=risk,
-            stragglers=stragglers,
-            occupancy=observe(running, state.topology, index),
-            running=running,
-            queued=state.jobs.queued(),
-            ended=list(self._ended.values()),
-            durations=state.demand.durations(),
-            position=state.jobs.position + state.nodes.position,
+            told=state.told(self._ended.values()),
             interval_s=self.config.scrape.interval_s,
         )
 
-    def _documents(self, tick: Tick) -> list[Section]:
+    def _score(self, given: Given, documents: dict[str, Any]) -> list[Section]:
+        """All of a tick that takes its time, in a thread: signals that arrive meanwhile are published by the loop."""
+        now_ms, topology, told = given.now_ms, given.topology, given.told
+        local = score_local(given.frames, given.entities, topology, self.memory, now_ms)
+        fleet = score_fleet([local], told.running, told.nodes, topology, now_ms, fit=self.fit)
+        tick = tick_of(given, fleet)
+        sections = score_sections(tick)
+        if topology.generation != self._published_generation:
+            sections += topology_sections(topology, now_ms)
+            self._published_generation = topology.generation
+        documents["meta"]["models"]["risk"] = fleet.risk.model
+        documents["doc.fleet"] = fleet_document(tick, usable_gpus(tick), documents["doc.fleet"])
+        sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
+        return [*sections, Section("metrics.fleet", self._metrics(tick), now_ms)]
+
+    def _documents(self, now_ms: int) -> dict[str, Any]:
+        """What the loop alone knows; `doc.fleet` is the header of what the tick makes of it."""
         counts, vitals = self.state.counts, self.vitals
-        vitals.rates.note(tick.now_ms, counts.samples, counts.events)
-        meta = self._meta(tick.now_ms, tick.risk.model)
+        vitals.rates.note(now_ms, counts.samples, counts.events)
+        meta = self._meta(now_ms)
         header = {
             "name": self.config.fleet.name,
             "speed": self.config.clock.speed,
@@ -242,21 +244,19 @@ class Pipeline:
             "newest_sample_ms": counts.newest_sample_ms or None,
             "warming": meta["warming"],
         }
-        documents = {
+        return {
             "meta": meta,
-            "doc.ingestion": vitals.ingestion(tick.now_ms, counts, self.sources),
-            "doc.fleet": fleet_document(tick, usable_gpus(tick), header),
+            "doc.ingestion": vitals.ingestion(now_ms, counts, self.sources),
+            "doc.fleet": header,
             "doc.demand": self._demand,
             "doc.demand_record": self._record,
         }
-        sections = [Section(name, encode(value), tick.now_ms) for name, value in documents.items()]
-        return [*sections, Section("metrics.fleet", self._metrics(tick), tick.now_ms)]
 
     def _metrics(self, tick: Tick) -> bytes:
         backlog_bytes = sum(map(_backlog_bytes, self.sources))
         return fleet_page(tick) + self._demand_page + self._own_page.encode(backlog_bytes)
 
-    def _meta(self, now_ms: int, risk_model: str) -> dict[str, Any]:
+    def _meta(self, now_ms: int) -> dict[str, Any]:
         have_s = (now_ms - self.kept.began_ms) / 1000
         return {
             "fleet": self.config.fleet.name,
@@ -266,7 +266,7 @@ class Pipeline:
             "tick_s": self.config.pipeline.tick_s,
             "occupancy_known": self.kept.occupancy_known,
             "occupancy_unknown": "" if self.kept.occupancy_known else UNKNOWN,
-            "models": {"risk": risk_model, "demand": "gate", "straggler": "peers"},
+            "models": {"risk": "", "demand": "gate", "straggler": "peers"},
             "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
         }
 

@@ -8,19 +8,39 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from features.extract import Frames
 from features.frame import FeatureFrame
-from fleet.jobs import JobAttempt, NodeTable
+from fleet.entities import Entities
+from fleet.jobs import JobAttempt, NodeRecord
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
+from models.score import Fleet
 from models.scores import RISK_HORIZONS_S, RiskScores
 from service import documents
 from service.board import Section
-from service.occupancy import Occupancy
+from service.occupancy import Occupancy, observe
+from service.state import Told
 
 IN_SERVICE, DRAINED, LOST = 0, 1, 2
 ENDED_KEPT_MS = 3_600_000
 SILENT_INTERVALS = 3.0
 
 encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """All that a tick is made of, as of one moment: a thread may work on it, since nothing in it changes.
+
+    (`entities` may grow, which is no change to the rows that `frames` have.)
+    """
+
+    now_ms: int
+    topology: Topology
+    entities: Entities
+    frames: Frames
+    gpu_rows: NDArray[np.int32]
+    told: Told
+    interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +64,35 @@ class Tick:
     interval_s: float
 
 
-def in_service(topology: Topology, nodes: NodeTable) -> NDArray[np.int8]:
-    """(n,) 0 in service, 1 drained, 2 lost: what node events say."""
-    state = np.zeros(len(topology), np.int8)
-    for row, name in enumerate(topology.names):
-        record = nodes.nodes.get(name)
-        if record is not None:
-            state[row] = LOST if record.lost else DRAINED if record.drained else IN_SERVICE
+def tick_of(given: Given, fleet: Fleet) -> Tick:
+    """What was given and what the models make of it."""
+    told, topology = given.told, given.topology
+    rows = {name: row for row, name in enumerate(topology.names)}
+    return Tick(
+        now_ms=given.now_ms,
+        topology=topology,
+        node_state=in_service(rows, told.nodes),
+        gpu_rows=given.gpu_rows,
+        gpu=given.frames.gpu,
+        node=given.frames.node,
+        risk=fleet.risk,
+        stragglers=fleet.stragglers,
+        occupancy=observe(told.running, topology, rows),
+        running=told.running,
+        queued=told.queued,
+        ended=told.ended,
+        durations=told.durations,
+        position=told.position,
+        interval_s=given.interval_s,
+    )
+
+
+def in_service(rows: Mapping[str, int], nodes: Mapping[str, NodeRecord]) -> NDArray[np.int8]:
+    """(n,) 0 in service, 1 drained, 2 lost: what node events say. `rows`: name -> row of all nodes."""
+    state = np.zeros(len(rows), np.int8)
+    for name, record in nodes.items():
+        if name in rows:
+            state[rows[name]] = LOST if record.lost else DRAINED if record.drained else IN_SERVICE
     return state
 
 

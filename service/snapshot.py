@@ -9,7 +9,6 @@ and the inbox from the older one's position on: where the newest cannot be read,
 in the same state.
 """
 
-import asyncio
 import json
 import logging
 import os
@@ -35,6 +34,7 @@ from service.config import Config
 from service.job_files import JobFiles, read_jobs
 from service.plugins import load
 from service.state import FleetState
+from service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +132,10 @@ class Snapshot:
         self, number: int, positions: Positions, work: Work | None, works: Iterator[Work]
     ) -> Positions | None:
         while work is not None:
-            await _in_thread(work)
+            await in_thread(work)
             work = next(works, None)
         self.whole = dict([*self.whole.items(), (number, positions)][-KEPT:])
-        await _in_thread(self._tidy)
+        await in_thread(self._tidy)
         return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
 
     def _works(self, kept: Kept, folder: Path) -> Iterator[Work]:
@@ -198,17 +198,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-async def _in_thread(work: Work) -> None:
-    """In a thread, to its end: who is cancelled meanwhile waits, so that two saves never write at once."""
-    done = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait({done})
-        done.exception()  # nobody else asks for it
-        raise
 
 
 def _memory(config: Config) -> RiskMemory:

@@ -7,9 +7,9 @@ snapshot ends in the same state.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Resized, Started
-from fleet.jobs import JobTable, NodeTable
+from fleet.jobs import JobAttempt, JobTable, NodeRecord, NodeTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
@@ -45,6 +45,21 @@ class Counts:
     newest_sample_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What events have told up to `position`: copies, which do not change when more is told.
+
+    nodes: by name; durations: of finished jobs, by size.
+    """
+
+    running: Sequence[JobAttempt]
+    queued: Sequence[JobAttempt]
+    ended: Sequence[JobAttempt]
+    nodes: Mapping[str, NodeRecord]
+    durations: Mapping[str, Any]
+    position: int
+
+
 class FleetState:
     """Owned by one task of one pipeline; nothing else writes here."""
 
@@ -56,6 +71,8 @@ class FleetState:
         self.nodes = NodeTable()
         self.demand = DemandSeries()
         self.counts = Counts()
+        self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
+        self._node_copies: dict[str, NodeRecord] = {}
         self._gpu_rows_seen = 0
         self._stated = frozenset(node.name for node in topology.nodes if node.gpus)  # a file says how many GPUs
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
@@ -82,10 +99,10 @@ class FleetState:
                 counts.duplicates += 1
                 continue
             counts.events += 1
-            self.demand.update(attempt)
-            earlier = self.jobs.before(attempt)
-            if earlier is not None:
-                self.demand.update(earlier)
+            for changed in (attempt, self.jobs.before(attempt)):
+                if changed is not None:
+                    self.demand.update(changed)
+                    self._copies.pop((changed.job, changed.attempt), None)
         for error in batch.bad:
             self._note_bad(error)
         return self._apply_node_events(batch.node_events)
@@ -103,8 +120,29 @@ class FleetState:
                 self.counts.duplicates += 1
             else:
                 fresh.append(event)
+                self._node_copies.pop(event.node, None)
         self.counts.events += len(fresh)
         return fresh
+
+    def told(self, ended: Iterable[JobAttempt]) -> Told:
+        """What a thread may work on while events go on arriving. `ended`: attempts that it should know of as well."""
+        copies: dict[tuple[str, int], JobAttempt] = {}
+
+        def copy(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
+            made = []
+            for attempt in attempts:
+                key = (attempt.job, attempt.attempt)
+                copies[key] = self._copies.get(key) or attempt.copy()
+                made.append(copies[key])
+            return made
+
+        running, queued, over = copy(self.jobs.running()), copy(self.jobs.queued()), copy(ended)
+        self._copies = copies
+        for name, record in self.nodes.nodes.items():
+            if name not in self._node_copies:
+                self._node_copies[name] = replace(record, events=list(record.events), written={})
+        position = self.jobs.position + self.nodes.position
+        return Told(running, queued, over, dict(self._node_copies), self.demand.durations(), position)
 
     def _note_bad(self, error: RecordError) -> None:
         counts = self.counts

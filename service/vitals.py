@@ -24,12 +24,16 @@ class Vitals:
     def note_arrival(self) -> None:
         self._arrived.append(time.monotonic())
 
-    def note_tick(self, took_ms: float) -> None:
-        """A board was published: what had arrived is on it."""
+    def arrivals(self) -> list[float]:
+        """What arrived since the last call, to be given to `note_tick` by the tick that sees it."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def note_tick(self, took_ms: float, arrived: Sequence[float]) -> None:
+        """A board was published, and what `arrived` is on it."""
         self.ticks += 1
         self._tick_ms.append(took_ms)
-        self._lag_ms.extend((time.monotonic() - arrived) * 1000 for arrived in self._arrived)
-        self._arrived.clear()
+        self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
 
     def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[Source]) -> dict[str, Any]:
         """The document of the same name."""

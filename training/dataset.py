@@ -113,7 +113,7 @@ class Observer:
             self.store.write(SampleBatch.concat(parts), now_ms)
         frames = extract(self.store, now_ms, self.topology.generation)
         local = score_local(frames, self.entities, self.topology, self.memory, now_ms)
-        return fleet_evidence([local], self.jobs, self.nodes, self.topology, now_ms, self.memory)
+        return fleet_evidence([local], self.jobs.running(), self.nodes.nodes, self.topology, now_ms, self.memory)
 
     def keep(self, evidence: Evidence, now_ms: int) -> None:
         """Remember this moment of all nodes as rows to learn from."""

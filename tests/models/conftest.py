@@ -118,7 +118,7 @@ class SmallFleet:
         for _ in range(times):
             self.now_ms += int(every_s * 1000)
             local = score_local(self.frames(), self.entities, self.topology, self.memory, self.now_ms)
-            answer = score_fleet([local], self.jobs, self.node_events, self.topology, self.now_ms)
+            answer = score_fleet([local], self.jobs.running(), self.node_events.nodes, self.topology, self.now_ms)
         return answer
 
     def flagged(self, answer: Fleet) -> list[str]:

@@ -96,7 +96,7 @@ def test_events_of_a_node_are_evidence():
     for event in events:
         nodes.apply(event)
     rows = {"n1": 0, "n2": 1, "n3": 2}
-    signals = event_signals(nodes, rows, {}, NOW_MS)
+    signals = event_signals(nodes.nodes, rows, {}, NOW_MS)
     said = {(RULES[rule].name, entity) for rule, entity in zip(signals.rule.tolist(), signals.entity, strict=True)}
     assert said == {
         ("xid_reported", "n1/3"),

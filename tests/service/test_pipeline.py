@@ -141,6 +141,29 @@ def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_pat
     assert document(tmp_path, "doc.fleet")["nodes"][0]["state"] == "drained"
 
 
+def test_what_is_told_while_a_tick_scores_is_published_at_once_and_scored_by_the_next_one(tmp_path: Path) -> None:
+    drain = NodeEvent(node="n1", source="admin", sequence=1, time_ms=NOW_MS, type="drain")
+    start = Started(job="j", sequence=1, time_ms=NOW_MS, nodes=("n1",))
+
+    async def tell_during_a_tick() -> None:
+        pipeline = small(tmp_path)
+        pipeline.take(Batch(events=(Submitted(job="j", sequence=0, time_ms=NOW_MS),)))
+        work = asyncio.create_task(pipeline.tick())
+        await asyncio.sleep(0)  # now a thread scores
+        pipeline.take(Batch(events=(start,), node_events=(drain,)))
+        assert b'"type":"drain"' in (tmp_path / "board" / "urgent").read_bytes()
+        assert not work.done()
+        await work
+        board = document(tmp_path, "doc.fleet"), document(tmp_path, "doc.jobs"), document(tmp_path, "occupancy")
+        assert (board[0]["nodes"][0]["state"], board[1][0]["state"], board[2]["position"]) == ("unknown", "queued", 1)
+        await pipeline.tick()
+
+    asyncio.run(tell_during_a_tick())
+    assert document(tmp_path, "doc.fleet")["nodes"][0]["state"] == "drained"
+    assert document(tmp_path, "doc.jobs")[0]["state"] == "running"
+    assert document(tmp_path, "occupancy")["position"] == 3
+
+
 def test_an_xid_that_is_no_number_is_no_signal(tmp_path: Path) -> None:
     pipeline = small(tmp_path)
     gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)

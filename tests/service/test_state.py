@@ -4,7 +4,7 @@ import pytest
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
-from fleet.events import Failed, Finished, NodeEvent, Resized, Started, Submitted
+from fleet.events import Failed, Finished, JobEvent, NodeEvent, Resized, Started, Step, Submitted
 from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
@@ -160,3 +160,26 @@ def test_an_attempt_whose_end_was_never_told_leaves_the_demand_when_the_next_sta
     ]
     state.apply(Batch(events=tuple(events)), 3 * MINUTE)
     assert state.demand.series("all", "running", 3 * MINUTE, 60, 1).tolist() == [8.0]
+
+
+def test_what_was_told_does_not_change_when_more_is_told() -> None:
+    state = empty_state()
+
+    def tell(*events: JobEvent, nodes: tuple[NodeEvent, ...] = ()) -> None:
+        state.apply(Batch(events=events, node_events=nodes), MINUTE)
+
+    tell(Started(job="j", sequence=0, time_ms=MINUTE, nodes=("n1",)), Submitted(job="k", sequence=0, time_ms=MINUTE))
+    tell(nodes=(NodeEvent(node="n1", source="a", sequence=1, time_ms=MINUTE, type="drain"),))
+    first, again = state.told([]), state.told([])
+    tell(Step(job="j", sequence=1, time_ms=MINUTE, step=1, duration_s=1.0))
+    tell(Started(job="k", sequence=1, time_ms=MINUTE, nodes=("n1",)))
+    tell(Started(job="j", attempt=2, sequence=0, time_ms=MINUTE, nodes=("n1",)))
+    tell(nodes=(NodeEvent(node="n1", source="a", sequence=2, time_ms=MINUTE + 1, type="undrain"),))
+    later = state.told([])
+    assert [row.job for row in first.running + first.queued] == ["j", "k"]
+    assert first.running[0].steps == []
+    assert first.nodes["n1"].drained
+    assert again.running[0] is first.running[0]  # copied once, while nothing is told of it
+    assert [(row.job, row.attempt) for row in later.running] == [("k", 1), ("j", 2)]
+    assert not later.nodes["n1"].drained
+    assert (first.position, later.position) == (3, 7)
