@@ -273,11 +273,12 @@ class Pipeline:
     async def _forecast_forever(self) -> None:
         while True:
             began = time.monotonic()
-            await self._forecast()
+            await self.forecast()
             period_s = self.clock.wall_s(DEMAND_PERIOD_S)
             await asyncio.sleep(max(SHORTEST_TICK_WALL_S, period_s - (time.monotonic() - began)))
 
-    async def _forecast(self) -> None:
+    async def forecast(self) -> None:
+        """Forecast the demand of every pool anew."""
         now_ms = self.clock.now_ms()
         demand = self.state.demand
         series: dict[tuple[str, str], NDArray[np.float64]] = {

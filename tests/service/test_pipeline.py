@@ -213,7 +213,7 @@ def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pipeline.desk, "dump", lambda: order.append("dump") or dump())
 
     async def both() -> None:
-        await asyncio.gather(pipeline._forecast(), pipeline.save())
+        await asyncio.gather(pipeline.forecast(), pipeline.save())
 
     asyncio.run(both())
     assert order == ["update", "updated", "dump"]
