@@ -24,6 +24,7 @@ from ingest.source import Batch
 
 MAX_SERIES = 50_000
 MAX_BAD_LINES = 1000
+MAX_LINES = 250_000
 _UNAME = b"node_uname_info{"
 
 
@@ -166,7 +167,7 @@ class PageDecoder:
         self._shape = None
 
     def _decode_lines(self, page: bytes, arrival_ms: int) -> Batch:
-        *lines, rest = page.split(b"\n")
+        *lines, rest = page.split(b"\n", MAX_LINES)
         self._learn_node(page)
         state = _Page(arrival_ms)
         for line in lines:
@@ -177,7 +178,9 @@ class PageDecoder:
                 if len(state.bad) >= MAX_BAD_LINES:
                     state.bad.append(RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines"))
                     break
-        if rest.strip():
+        if b"\n" in rest:
+            state.bad.append(RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read"))
+        elif rest.strip():
             state.bad.append(RecordError("truncated", repr(rest[:80])))
         self._columns = _Columns.of(state.series)
         self._remember(state, len(lines))

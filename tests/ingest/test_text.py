@@ -244,3 +244,10 @@ def test_a_warm_decoder_reads_a_page_like_a_fresh_one(first: list[int], second: 
 def test_an_empty_page_is_an_empty_batch(text: bytes) -> None:
     batch = Desk().decoder.decode(text, 1000)
     assert len(batch) == 0
+
+
+def test_of_a_page_of_very_many_lines_the_first_are_read() -> None:
+    desk = Desk()
+    batch = desk.decoder.decode(dcgm_page() + b"up 1\n" * 300_000 + dcgm_page(node="n002"), 1000)
+    assert reasons(batch) == ["too_many_lines"]
+    assert desk.names(EntityKind.GPU) == ["n001/0", "n001/1"]
