@@ -1,0 +1,32 @@
+"""Hours of a small fleet through the real pipeline: what it keeps is bounded by what there is, not by what was."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import Site
+
+GPUS, HOURS, TICK_S = 256, 8, 600
+RESTS_AFTER_H = 2
+
+
+@pytest.mark.integration
+def test_hours_of_coming_and_going_leave_no_more_than_there_is(tmp_path: Path) -> None:
+    site = Site(GPUS, tmp_path)
+    hours = list(site.live(HOURS, TICK_S))
+    pipeline, state = site.pipeline, site.pipeline.state
+    live = len(site.mill.running) + len(state.jobs.queued())
+    ended_lately = max(later.jobs_at_rest - before.jobs_at_rest for before, later in pairwise(hours))
+    awake = live + (RESTS_AFTER_H + 1) * ended_lately
+    assert hours[-1].jobs_at_rest > 10, "no job was laid to rest"
+    assert all(hour.jobs_awake <= awake for hour in hours)
+    assert len(state.jobs.latest) <= awake
+    assert len(state.demand.dump()[0]["known"]) <= awake
+    assert len(pipeline.memory.paces) <= awake
+    assert len(pipeline.memory.streaks) == 0
+    assert not any(attempt.steps for attempt in state.jobs if attempt.over_ms is not None)
+    assert [path.name.isdigit() for path in (tmp_path / "snapshot").iterdir()] == [True, True]
+    assert max(len(list(path.glob("*/*"))) for path in (tmp_path / "snapshot").iterdir()) <= 2 * 60 + 2
+    grown = [later.objects - before.objects for before, later in pairwise(hours[4:])]
+    assert sum(grown) / len(grown) < 10 * GPUS, f"objects by hour: {[hour.objects for hour in hours]}"
