@@ -13,6 +13,7 @@ import msgspec
 
 from service.board import Board, BoardReader
 from service.problems import warming
+from service.urgent import state_of, struck
 
 T = TypeVar("T")
 MAX_KEPT = 256
@@ -27,12 +28,18 @@ class NodeAnswers:
     rows: dict[bytes, int]
     offsets: "memoryview[int]"
     blob: memoryview
+    struck: dict[bytes, bytes]  # bodies of the nodes that a hard signal struck since
 
     def body(self, name: bytes) -> bytes | None:
         """None for a node that is not known, and empty for one that is too new to have an answer."""
         row = self.rows.get(name)
         if row is None:
             return None
+        if self.struck and name in self.struck:
+            return self.struck[name]
+        return self.scored(row)
+
+    def scored(self, row: int) -> bytes:
         return bytes(self.blob[self.offsets[row] : self.offsets[row + 1]]) if row + 1 < len(self.offsets) else b""
 
 
@@ -107,7 +114,14 @@ class BoardFeed:
         blob = self.section(board, "answers.node")
         offsets = self.section(board, "answers.node.offsets").cast("q")  # in place: a list of all takes a ms
         as_of_ms = self.as_of_ms(board, "answers.node")
-        return NodeAnswers(as_of_ms, board.sequence, self._rows_of(board), offsets, blob)
+        answers = NodeAnswers(as_of_ms, board.sequence, self._rows_of(board), offsets, blob, {})
+        for name, rows in struck(board).items():
+            row = answers.rows.get(name.encode())
+            if row is not None and (body := answers.scored(row)):
+                node = msgspec.json.decode(body)
+                node |= {"state": state_of(node["state"], rows), "urgent": rows}
+                answers.struck[name.encode()] = msgspec.json.encode(node)
+        return answers
 
     def _rows_of(self, board: Board) -> dict[bytes, int]:
         """Row of each node by name, rebuilt only when the names change."""

@@ -6,15 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.scores import RISK_KINDS
-from models.xids import HARD
 from schedulers.kube_extender import KubeExtender
 from schedulers.ratings import Outlook
 from service.board import Board
 from service.config import Config
 from service.feed import BoardFeed
+from service.urgent import forbids, struck
 
-LATE_MS = 60_000  # an event may tell of what was this long ago
-AWAY, BACK = frozenset({"drain", "lost"}), frozenset({"undrain", "returned"})
 BLIND = KubeExtender()  # has seen nothing, and so changes nothing
 
 
@@ -55,7 +53,7 @@ class KubeDesk:
             gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
             free=_fitted(np.count_nonzero(usable & (board.array("gpu.job") < 0), axis=1), n, 0),
             reasons=board.json("risk.reason"),
-            urgent=_urgent(board),
+            urgent=_forbidden(board),
             max_risk=max_risk,
         )
 
@@ -66,25 +64,6 @@ def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
     return np.concatenate([array[:n], missing])
 
 
-def _urgent(board: Board) -> dict[str, str]:
+def _forbidden(board: Board) -> dict[str, str]:
     """Why not, of nodes struck by a hard signal that the scores do not know of yet."""
-    scored_ms = board.meta("node.state")["as_of_ms"]
-    try:
-        if board.meta("doc.urgent")["as_of_ms"] <= scored_ms:
-            return {}
-    except KeyError:
-        return {}
-    struck: dict[str, str] = {}
-    for row in board.json("doc.urgent")["rows"]:
-        if row["time_ms"] < scored_ms - LATE_MS:
-            continue
-        if row["type"] in AWAY or _is_hard(row):
-            struck[row["node"]] = row["sentence"]
-        elif row["type"] in BACK:
-            struck.pop(row["node"], None)
-    return struck
-
-
-def _is_hard(row: dict[str, Any]) -> bool:
-    code = str(row["code"])
-    return row["type"] == "xid" and code.isdecimal() and int(code) in HARD
+    return {node: row["sentence"] for node, rows in struck(board).items() for row in rows if forbids(row)}

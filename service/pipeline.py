@@ -156,7 +156,7 @@ class Pipeline:
                 self._ended.setdefault(_key(attempt), attempt)
         hard = self._hard.rows(fresh, batch.samples)
         if hard:
-            self.urgent.extend(hard)
+            self.urgent.extend({**row, "taken_ms": now_ms} for row in hard)
             self._publish_urgent(now_ms)
             self._wake.set()
 

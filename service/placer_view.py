@@ -13,6 +13,7 @@ from placement.ledger import Intent, IntentState
 from placement.timeline import Hold, Running, RunTimes, occupy
 from placement.view import ClusterView, Inventory
 from service.board import Board
+from service.urgent import AWAY, forbids, struck
 
 RISK_HORIZON_S = 3600
 OUT_OF_SERVICE = 1
@@ -68,15 +69,25 @@ class Observer:
         holders = _rows(board.array("gpu.job"), n, -1)
         risk = board.array("node.risk")[:, RISK_HORIZONS_S.index(RISK_HORIZON_S), :].T
         p = _rows(risk, n, np.nan)
+        state = _rows(board.array("node.state"), n, OUT_OF_SERVICE)
         rows = self._inventory.row
+        reason = {rows[name]: text for name, text in board.json("risk.reason").items() if name in rows}
+        for name, signals in struck(board).items():
+            row = rows.get(name, -1)
+            for signal in filter(forbids, signals) if row >= 0 else ():
+                if signal["type"] in AWAY:
+                    state[row] = OUT_OF_SERVICE
+                else:
+                    p[row, RISK_KINDS.index("fail")] = 1.0
+                reason[row] = signal["sentence"]
         return ClusterView(
             topology=self._topology,
             free=usable & (holders < 0),
             usable=usable,
-            state=_rows(board.array("node.state"), n, OUT_OF_SERVICE),
+            state=state,
             p_fail=p[:, RISK_KINDS.index("fail")],
             p_slow=p[:, RISK_KINDS.index("slow")],
-            reason={rows[name]: text for name, text in board.json("risk.reason").items() if name in rows},
+            reason=reason,
             holders=holders,
             jobs=board.names("names.job"),
             free_cpus=_rows(board.array("node.free_cpus"), n, np.nan).astype(np.float64),

@@ -1,6 +1,10 @@
-"""Hard signals: what a batch holds that no scheduler should wait a tick for."""
+"""Hard signals: what a batch holds that no scheduler should wait a tick for, and what a reader makes of it.
 
-from collections.abc import Sequence
+The pipeline publishes them as `doc.urgent`, a section of its own, while a tick may be under way that does not know of
+them. Readers put those that came after the scores on top of the scores.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +13,13 @@ from fleet.entities import Entities
 from fleet.events import NodeEvent
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
+from models.xids import HARD
+from service.board import Board
 
 XID = metric_row(EntityKind.GPU, "xid")
-HARD_EVENTS = frozenset({"drain", "undrain", "lost", "returned", "xid"})
+AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on
+BACK = frozenset({"undrain", "returned"})
+HARD_EVENTS = AWAY.keys() | BACK | {"xid"}
 
 
 class HardSignals:
@@ -66,3 +74,36 @@ def _event_row(event: NodeEvent) -> dict[str, Any]:
         "time_ms": event.time_ms,
         "sentence": f"{what} on {where}" + (f": {event.message}" if event.message else ""),
     }
+
+
+def struck(board: Board) -> dict[str, list[dict[str, Any]]]:
+    """Node -> rows of `doc.urgent` that came after the scores, oldest first. One that is back since is not struck."""
+    try:
+        scored_ms, as_of_ms = board.meta("node.state")["as_of_ms"], board.meta("doc.urgent")["as_of_ms"]
+    except KeyError:
+        return {}
+    if as_of_ms <= scored_ms:
+        return {}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in board.json("doc.urgent")["rows"]:
+        if row.get("taken_ms", as_of_ms) < scored_ms:
+            continue
+        if row["type"] in BACK:
+            found.pop(row["node"], None)
+        else:
+            found.setdefault(row["node"], []).append(row)
+    return found
+
+
+def forbids(row: Mapping[str, Any]) -> bool:
+    """Whether nothing should be placed on the node of a row: it is away, or its hardware failed."""
+    code = str(row["code"])
+    return row["type"] in AWAY or (row["type"] == "xid" and code.isdecimal() and int(code) in HARD)
+
+
+def state_of(state: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The state of a node that the scores call `state`, by what came after them."""
+    for row in reversed(rows):
+        if row["type"] in AWAY:
+            return AWAY[row["type"]]
+    return "degraded" if state == "ok" and any(map(forbids, rows)) else state

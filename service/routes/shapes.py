@@ -58,6 +58,18 @@ class NodeReason(msgspec.Struct):
     sentence: str
 
 
+class HardSignal(msgspec.Struct):
+    """A node event or an XID that the scores do not know of yet."""
+
+    node: str
+    gpu: int | None
+    type: str
+    code: int | str | None
+    time_ms: int
+    sentence: str
+    taken_ms: int
+
+
 class NodeAnswer(msgspec.Struct):
     node: str
     as_of_ms: int
@@ -69,6 +81,7 @@ class NodeAnswer(msgspec.Struct):
     jobs: list[str]
     gpus: list[dict[str, Any]]
     model: str
+    urgent: list[HardSignal] = []
 
 
 class DemandSeries(msgspec.Struct):
