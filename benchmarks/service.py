@@ -130,7 +130,7 @@ def _publish(folder: Path, gpus: int, line: Connection) -> None:
     from benchmarks.tick import BusyFleet
 
     if len(cores()) == 1:
-        os.nice(10)  # it shares the generator's core, and a generator that is late measures itself
+        os.nice(5)  # it shares the generator's core, and a generator that is late measures itself
     fleet = BusyFleet(gpus, folder)
     line.send(fleet.tick())
     mode = "rest"
