@@ -104,7 +104,8 @@ def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float]
 
 def _open(server: ServerProcess, draw: Draw, size: dict[str, int], has_ticked: Callable[[], bool]) -> dict[str, Any]:
     """Goes on until a whole tick lay within."""
-    tails, cpu_s = [], []
+    tails: list[float] = []
+    cpu_s: list[float] = []
     while len(tails) < REPEATS or not has_ticked():
         assert len(tails) < MOST_REPEATS, "the pipeline did not tick"
         before = server.cpu_s()
