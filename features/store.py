@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from features.clock_step import move_back
 from features.layout import Span, layout_of
 from features.ring import Ring
-from features.store_files import SEGMENTS, StoreError, read_store, save_store
+from features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
 
-__all__ = ["StoreError", "WindowStore", "Written"]
+__all__ = ["OtherIntervalError", "StoreError", "WindowStore", "Written"]
 
 GAPS_KEPT = 16
 LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its end
@@ -147,11 +147,11 @@ class WindowStore:
     ) -> "WindowStore":
         """The store of a folder, with entities of its own in their old rows; `future_limit_s` None: as it was saved.
 
-        Raises StoreError when it is missing or torn, or was cut at another interval than the wanted one.
+        Raises StoreError when it is missing or torn, OtherIntervalError when it was cut at another than the wanted one.
         """
         entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
-            raise StoreError(f"{folder} has slots of {span.interval_ms} ms, wanted {interval_s} s")
+            raise OtherIntervalError(f"{folder} has slots of {span.interval_ms} ms, wanted {interval_s} s", entities)
         store = cls(entities)
         store.span, store.rings = span, rings
         return store

@@ -50,6 +50,14 @@ class StoreError(Exception):
     """A saved store that cannot be used: torn, incomplete, or of another time grid."""
 
 
+class OtherIntervalError(StoreError):
+    """A whole store whose slots are cut at another interval; `entities`: the ones that it knows."""
+
+    def __init__(self, message: str, entities: Entities) -> None:
+        super().__init__(message)
+        self.entities = entities
+
+
 @dataclass(frozen=True, slots=True)
 class Since:
     """From where on a ring's slots and buckets are not on disk yet; everything by default."""

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from features.arrays_file import TornFileError, read_arrays, write_arrays
-from features.store import WindowStore
+from features.store import OtherIntervalError, WindowStore
 from features.store_files import StoreError
 from fleet.entities import Entities
 from fleet.jobs import NodeRecord
@@ -84,17 +84,12 @@ class Snapshot:
                 continue
             self.whole = {number: kept.positions}
             return kept
-        entities = Entities()
-        store = WindowStore(
-            entities, interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
-        )
-        return Kept(FleetState(entities, store, topology), _memory(config), _desk(config), {}, now_ms)
+        store = _new_store(Entities(), config)
+        return Kept(FleetState(store.entities, store, topology), _memory(config), _desk(config), {}, now_ms)
 
     def _load(self, folder: Path, config: Config, topology: Topology) -> Kept:
         document = json.loads((folder / "state.json").read_bytes())
-        store = WindowStore.load(
-            folder / "store", interval_s=config.scrape.interval_s, future_limit_s=config.pipeline.future_limit_s
-        )
+        store = _store(folder / "store", config)
         state = FleetState(store.entities, store, topology)
         read_jobs(folder / "jobs", document["jobs"], state.jobs)
         state.jobs.position = document["jobs_position"]
@@ -198,6 +193,21 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _store(folder: Path, config: Config) -> WindowStore:
+    """The saved store, or an empty one of the same entities where the interval was changed since."""
+    interval_s, future_limit_s = config.scrape.interval_s, config.pipeline.future_limit_s
+    try:
+        return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)
+    except OtherIntervalError as error:
+        logger.warning("%s: samples begin anew, jobs and nodes stay", error)
+        return _new_store(error.entities, config)
+
+
+def _new_store(entities: Entities, config: Config) -> WindowStore:
+    limit_s = config.pipeline.future_limit_s
+    return WindowStore(entities, interval_s=config.scrape.interval_s, future_limit_s=limit_s)
 
 
 def _memory(config: Config) -> RiskMemory:

@@ -17,7 +17,7 @@ from fleet.topology import NodeSpec, Topology
 from ingest.inbox import InboxSource, InboxWriter
 from ingest.source import Batch, MemorySource
 from service.board import Board, BoardReader
-from service.config import Config
+from service.config import Config, ScrapeConfig
 from service.occupancy import UNKNOWN
 from service.pipeline import Pipeline
 
@@ -184,6 +184,19 @@ def test_a_broken_snapshot_costs_nothing(tmp_path: Path, name: str) -> None:
         path.unlink()
         work = await drained(pipeline(tmp_path, ManualClock(NOW_MS), inbox=True))
         assert running(work) == ["a", "b", "c", "d"]
+
+    asyncio.run(scenario())
+
+
+def test_another_interval_costs_the_samples_and_not_the_jobs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = await site_with_history(tmp_path)
+        other = msgspec.structs.replace(config, scrape=ScrapeConfig(interval_s=30.0))
+        work = Pipeline(other, ManualClock(NOW_MS), topology(), lambda _: [InboxSource(config.inbox)])
+        await drained(work)
+        await work.tick()
+        assert running(work) == ["a", "b", "c"]
+        assert work.state.store.span.interval_ms == 30_000
 
     asyncio.run(scenario())
 
