@@ -30,7 +30,7 @@ class PipelinePage:
     def _saved_s(self) -> float | None:
         """When the newest snapshot was finished; they come and go in a thread meanwhile."""
         times = []
-        for path in (self._folder / "snapshot").glob("[0-9]*/state.json"):
+        for path in (self._folder / "snapshot").glob("[0-9]*/state.arrays"):
             with contextlib.suppress(FileNotFoundError):
                 times.append(path.stat().st_mtime)
         return max(times, default=None)

@@ -1,7 +1,7 @@
 """State to disk and back: rings, jobs, nodes, what models remember, and the positions of the sources.
 
-    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   nodes.msgpack
-                    demand.arrays   memory.arrays   state.json
+    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)
+                    demand.arrays   memory.arrays   state.arrays: positions, nodes, and what else is small
 
 A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
 of one moment, the rings are copied in slices after it: what is replayed twice changes nothing. The last two are kept,
@@ -9,7 +9,6 @@ and the inbox from the older one's position on: where the newest cannot be read,
 in the same state.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from features.arrays_file import TornFileError, read_arrays, write_arrays
 from features.store import OtherIntervalError, WindowStore
@@ -29,7 +29,6 @@ from fleet.sequences import SeenSequences
 from fleet.topology import Topology
 from models.demand import DemandDesk
 from models.memory import RiskMemory
-from service.board import replace_file
 from service.config import Config
 from service.job_files import JobFiles, read_jobs
 from service.plugins import load
@@ -88,12 +87,12 @@ class Snapshot:
         return Kept(FleetState(store.entities, store, topology), _memory(config), _desk(config), {}, now_ms)
 
     def _load(self, folder: Path, config: Config, topology: Topology) -> Kept:
-        document = json.loads((folder / "state.json").read_bytes())
+        document, tables = read_arrays(folder / "state.arrays")
         store = _store(folder / "store", config)
         state = FleetState(store.entities, store, topology)
         read_jobs(folder / "jobs", document["jobs"], state.jobs)
         state.jobs.position = document["jobs_position"]
-        state.nodes.load(msgspec.msgpack.decode((folder / "nodes.msgpack").read_bytes(), type=_Nodes))
+        state.nodes.load(msgspec.msgpack.decode(tables["nodes"].tobytes(), type=_Nodes))
         state.nodes.position = document["nodes_position"]
         state.counts.newest_sample_ms = document["newest_sample_ms"]
         state.demand.load(*read_arrays(folder / "demand.arrays"))
@@ -154,17 +153,16 @@ class Snapshot:
             "desk": kept.desk.dump(),
         }
         jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
-        nodes = msgspec.msgpack.encode(state.nodes.dump())
+        nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
         demand, memory = state.demand.dump(), kept.memory.dump()
 
         def write() -> None:
             shutil.rmtree(beside, ignore_errors=True)  # by a save that was given up
             beside.mkdir()
             names = jobs()
-            replace_file(beside / "nodes.msgpack", nodes, sync=True)
             write_arrays(beside / "demand.arrays", *demand)
             write_arrays(beside / "memory.arrays", *memory)
-            replace_file(beside / "state.json", json.dumps({**document, "jobs": names}).encode(), sync=True)
+            write_arrays(beside / "state.arrays", {**document, "jobs": names}, {"nodes": nodes})
 
         return write
 

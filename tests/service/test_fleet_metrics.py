@@ -263,7 +263,7 @@ def test_the_time_of_the_newest_snapshot_is_told(tmp_path: Path) -> None:
     page = PipelinePage(tmp_path)
     assert of(series(page.encode(0)), "snapshot_timestamp_seconds") == {}
     for number, time_s in ((9, 100), (10, 200)):
-        state = tmp_path / "snapshot" / str(number) / "state.json"
+        state = tmp_path / "snapshot" / str(number) / "state.arrays"
         state.parent.mkdir(parents=True)
         state.touch()
         os.utime(state, (time_s, time_s))

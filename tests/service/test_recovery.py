@@ -174,7 +174,7 @@ def test_a_new_site_and_one_that_holds_all_its_events_know_what_runs(tmp_path: P
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("name", ["state.json", "store/state.arrays", "jobs/000001.jobs"])
+@pytest.mark.parametrize("name", ["state.arrays", "store/state.arrays", "jobs/000001.jobs"])
 def test_a_broken_snapshot_costs_nothing(tmp_path: Path, name: str) -> None:
     async def scenario() -> None:
         config = await site_with_history(tmp_path)
