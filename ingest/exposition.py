@@ -54,15 +54,15 @@ def parse_line(raw: bytes) -> Line:
         end = text.rfind("}") + 1
         labels = _parse_labels(text[head.end() : end])
         end = end + len(text[end:]) - len(text[end:].lstrip(" \t"))
-    tokens = text[end:].split()
+    tokens = text[end:].encode().split()  # as bytes: there are more blanks in Unicode than in the format
     if not 1 <= len(tokens) <= 2 or text[end - 1] not in "} \t":
         raise RecordError("bad_line", text[:80])
     return Line(
         prefix=text[:end].encode(),
         name=head.group(1),
         labels=labels,
-        value=tokens[0].encode(),
-        timestamp=tokens[1].encode() if len(tokens) == 2 else b"",
+        value=tokens[0],
+        timestamp=tokens[1] if len(tokens) == 2 else b"",
     )
 
 

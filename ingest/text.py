@@ -197,6 +197,8 @@ class PageDecoder:
             head, _, middle = key.rpartition(b" ")
             if middle and head in self._cache:
                 found, key, value, timestamp = self._cache[head], head, middle, value
+        if b"\t" in value and not timestamp:  # of a known series: a tab may stand before the timestamp, too
+            value, _, timestamp = value.strip().partition(b"\t")
         prefix = key + b" "
         if found is _NEW:
             found, prefix, value, timestamp = self._parse(line)
@@ -207,8 +209,8 @@ class PageDecoder:
             return
         if key in page.keys:
             raise RecordError("duplicate", repr(line[:80]))
-        page.keys.add(key)
         self._add(found, prefix, value, timestamp, page)
+        page.keys.add(key)
 
     def _parse(self, line: bytes) -> tuple[Series | None, bytes, bytes, bytes]:
         """(series, prefix, value, timestamp) of a line that the cache does not hold."""

@@ -251,3 +251,19 @@ def test_of_a_page_of_very_many_lines_the_first_are_read() -> None:
     batch = desk.decoder.decode(dcgm_page() + b"up 1\n" * 300_000 + dcgm_page(node="n002"), 1000)
     assert reasons(batch) == ["too_many_lines"]
     assert desk.names(EntityKind.GPU) == ["n001/0", "n001/1"]
+
+
+def test_a_broken_line_does_not_make_a_duplicate_of_the_next() -> None:
+    desk, line = Desk(), f"DCGM_FI_DEV_GPU_TEMP{labels(0)} "
+    for _ in range(2):  # whether the series is known or not
+        batch = desk.decoder.decode(page(line, line + "61"), 1000)
+        assert reasons(batch) == ["bad_line"] or reasons(batch) == ["bad_value"]
+        assert desk.words(batch) == {"gpu_temp_c n001/0": 61.0}
+
+
+def test_a_known_series_may_have_a_tab_before_its_timestamp() -> None:
+    desk = Desk()
+    for _ in range(2):
+        batch = desk.decoder.decode(page(f"DCGM_FI_DEV_GPU_TEMP{labels(0)} 61\t900"), 1000)
+        assert not batch.bad
+        assert batch.samples[0].time_ms.tolist() == [900]
