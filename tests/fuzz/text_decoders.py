@@ -198,7 +198,7 @@ def decode_recorded(data: bytes) -> None:
     assert len(batch.bad) <= 3 * (data.count(b"\n") + 3)
 
 
-RECORDED = Decoder(decode_recorded, (PAGE, PORTS, gzip.compress(PAGE, mtime=0)), (b"\x1f\x8b\x08",), times=300)
+RECORDED = Decoder(decode_recorded, (PAGE, PORTS, gzip.compress(PAGE, mtime=0)), (b"\x1f\x8b\x08",), times=800)
 
 TEXTS: dict[str, Decoder] = {
     "topologies": TOPOLOGIES,
