@@ -1,32 +1,45 @@
 """Exporter pages → samples: a scrape round over n nodes with 8 GPUs × 40 fields each.
 
-Cases: `steady` (only numbers change, the usual round), `changed` (a GPU vanished since the last page), `cold` (series
+Cases: `steady` (only numbers change, the usual round), `steady, into the ring` (the same, gathered as the pipeline
+does and written to the window store), `changed` (a GPU vanished since the last page, or came back), `cold` (series
 never seen before). The peer is prometheus_client's text parser, which stops where we start: at labels and numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.case import Peer, measure
+from features.store import WindowStore
 from fleet.entities import Entities
 from ingest.dcgm_fields import FIELD_IDS
 from ingest.exporters import ExporterResolver
+from ingest.source import Batch
 from ingest.text import PageDecoder, Target
 
 GPUS = 8
-FIELDS = 40
-PEER_NODES = 4
-COLD_NODES = 50
+RARE = frozenset({206, 207, 235, 236, 253, 390, 391, 392, 395})
+FIELDS = [field for field in sorted(set(FIELD_IDS.values())) if field not in RARE]
+PEER_NODES, CHANGED_NODES, COLD_NODES = 4, 1250, 50
+PAGES_A_BATCH = 40  # what 100,000 GPUs send in the 50 ms that the scraper gathers for
+INTERVAL_MS = 15_000
+T0 = 1_700_000_100_000
+VARIANTS = 64  # pages with numbers of their own; nodes share them, but for their names
+BYTES_PER_GPU = 90_000  # pages, decoders and rings
+NODE = "@@@@@@"
+
+Pages = Mapping[str, bytes]
 
 
 def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS) -> bytes:
-    """A page as dcgm-exporter 4.x prints it; integers and floats in about equal parts."""
-    by_field = {field: name for name, field in reversed(FIELD_IDS.items())}
+    """A page as dcgm-exporter 4.x prints it, with numbers as wide as those of a busy GPU."""
+    names = {field: name for name, field in reversed(FIELD_IDS.items())}
     lines = []
-    for number, name in enumerate(list(by_field.values())[:FIELDS]):
+    for field in FIELDS:
+        name = names[field]
         lines.append(f"# HELP {name} A field of the benchmark.\n# TYPE {name} gauge\n")
         for gpu in range(gpus):
             labels = (
@@ -34,59 +47,102 @@ def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS) -> bytes:
                 f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="{node}",'
                 'DCGM_FI_DRIVER_VERSION="535.129.03"'
             )
-            value = rng.integers(0, 100_000) if number % 2 else f"{rng.random():.6f}"
-            lines.append(f"{name}{{{labels}}} {value}\n")
+            lines.append(f"{name}{{{labels}}} {_value(field, rng)}\n")
     return "".join(lines).encode()
 
 
-def run(sizes: Sequence[int] = (1_000, 10_000)) -> list[dict[str, Any]]:
-    """A record for each case and size in GPUs."""
-    rng = np.random.default_rng(1)
-    records = []
+def _value(field: int, rng: np.random.Generator) -> str:
+    if field == 155 or 1001 <= field <= 1008:  # power, ratios
+        return f"{rng.random() * (700 if field == 155 else 1):.6f}"
+    if field in (203, 204):  # percent
+        return str(rng.integers(0, 101))
+    widest = 10**12 if field == 156 else 5 * 10**10 if field > 1008 else 100_000  # energy; bytes a second; the rest
+    return str(rng.integers(0, widest))
+
+
+def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS) -> dict[str, bytes]:
+    """Node → page. The numbers of VARIANTS pages go round: to make all anew takes longer than to measure."""
+    variants = [page_of(NODE, rng, gpus) for _ in range(min(nodes, VARIANTS))]
+    names = [f"n{node:05d}" for node in range(nodes)]
+    return {name: variants[row % len(variants)].replace(NODE.encode(), name.encode()) for row, name in enumerate(names)}
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Four records a size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        nodes = max(1, gpus // GPUS)
-        size = {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * FIELDS}
-        rounds = [{f"n{node:05d}": page_of(f"n{node:05d}", rng) for node in range(nodes)} for _ in range(2)]
-        records.append(measure("decode", "steady", size, _steady(rounds), "samples/s", peer=_peer(rounds[0])))
-        records.append(measure("decode", "changed", size, _changed(rounds[0], rng), "samples/s"))
-        records.append(_cold(rounds[0]))
-    return records
+        if gpus * BYTES_PER_GPU < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+            yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
 
 
-def _decoders(pages: Mapping[str, bytes]) -> dict[str, PageDecoder]:
-    resolver = ExporterResolver(Entities())
+def _cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    rounds = [round_of(nodes, rng) for _ in range(2)]
+    entities = Entities()
+    decoders = _decoders(rounds[0], entities)
+    size = _size(nodes)
+    yield measure("decode", "steady", size, _steady(decoders, rounds), "samples/s", peer=_peer(rounds[0]))
+    written = _written(decoders, rounds, WindowStore(entities))
+    yield measure("decode", "steady, into the ring", size, written, "samples/s")
+    few = round_of(min(nodes, CHANGED_NODES), rng, GPUS - 1)
+    without_one = [{node: rounds[0][node] for node in few}, few]
+    yield measure("decode", "changed", _size(len(few)), _steady(decoders, without_one), "samples/s")
+    yield _cold(rounds[0])
+
+
+def _size(nodes: int) -> dict[str, int]:
+    return {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
+
+
+def _decoders(pages: Pages, entities: Entities) -> dict[str, PageDecoder]:
+    resolver = ExporterResolver(entities)
     decoders = {node: PageDecoder(resolver, Target(node)) for node in pages}
     for node, decoder in decoders.items():
-        batch = decoder.decode(pages[node], 0)
-        assert len(batch) == GPUS * FIELDS, f"{len(batch)} samples of {GPUS * FIELDS}"
+        batch = decoder.decode(pages[node], T0)
+        assert len(batch) == GPUS * len(FIELDS), f"{len(batch)} samples of {GPUS * len(FIELDS)}"
         assert not batch.bad, batch.bad[0]
     return decoders
 
 
-def _steady(rounds: Sequence[Mapping[str, bytes]]) -> Callable[[], int]:
-    decoders = _decoders(rounds[0])
+def _steady(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages]) -> Callable[[], int]:
     turn = iter(range(10**9))
 
     def once() -> int:
-        now = next(turn)
-        pages = rounds[now % len(rounds)]
-        return sum(len(decoder.decode(pages[node], now)) for node, decoder in decoders.items())
+        pages = rounds[next(turn) % len(rounds)]
+        return sum(len(decoders[node].decode(page, T0)) for node, page in pages.items())
 
     return once
 
 
-def _changed(pages: Mapping[str, bytes], rng: np.random.Generator) -> Callable[[], int]:
-    """Every other round lacks a GPU, so no page fits the last one's template."""
-    return _steady([pages, {node: page_of(node, rng, gpus=GPUS - 1) for node in pages}])
+def _written(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages], store: WindowStore) -> Callable[[], int]:
+    """Decode, merge and write; every sample is newer than the last of its series."""
+    turn = iter(range(10**9))
+
+    def once() -> int:
+        number = next(turn)
+        now_ms = T0 + number * INTERVAL_MS
+        pages = list(rounds[number % len(rounds)].items())
+        applied = 0
+        for first in range(0, len(pages), PAGES_A_BATCH):
+            part = pages[first : first + PAGES_A_BATCH]
+            batch = Batch.merge([decoders[node].decode(page, now_ms) for node, page in part])
+            applied += sum(store.write(samples, now_ms).applied for samples in batch.samples)
+        assert applied == len(pages) * GPUS * len(FIELDS), f"only {applied} samples were new"
+        return applied
+
+    return once
 
 
-def _cold(pages: Mapping[str, bytes]) -> dict[str, Any]:
+def _cold(pages: Pages) -> dict[str, Any]:
     few = dict(list(pages.items())[:COLD_NODES])
-    size = {"nodes": len(few), "gpus": len(few) * GPUS, "series": len(few) * GPUS * FIELDS}
-    return measure("decode", "cold", size, lambda: len(_decoders(few)) * GPUS * FIELDS, "samples/s", repeats=3)
+    samples = len(few) * GPUS * len(FIELDS)
+
+    def once() -> int:
+        _decoders(few, Entities())
+        return samples
+
+    return measure("decode", "cold", _size(len(few)), once, "samples/s", repeats=3)
 
 
-def _peer(pages: Mapping[str, bytes]) -> Peer:
+def _peer(pages: Pages) -> Peer:
     texts = [page.decode() for page in list(pages.values())[:PEER_NODES]]
 
     def once() -> int:

@@ -75,7 +75,9 @@ class Conversion:
         """Rows whose number stands for "no data"."""
         missing = np.flatnonzero(raw >= _BLANK_INT32)
         if len(missing):
-            missing = missing[_is_blank(raw[missing]) & (self.form[missing] != Form.PLAIN)]
+            high = raw[missing]
+            blank = _is_blank(high) & (self.form[missing] != Form.PLAIN) if _may_be_blank(high) else slice(0)
+            missing = missing[blank]
         if len(self.sticky):
             stuck = self.sticky[raw[self.sticky] == self.ceiling[self.sticky]]
             missing = np.concatenate([missing, stuck])
@@ -106,6 +108,11 @@ def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
         percent=np.flatnonzero(forms == Form.DCGM_PERCENT),
         ratio=np.flatnonzero(forms == Form.DCGM_RATIO),
     )
+
+
+def _may_be_blank(number: NDArray[np.float64]) -> bool:
+    """False when none of these numbers, of at least the first blank, is one: as a rule, and told in two passes."""
+    return bool(number.min() < _BLANK_INT32 + _BLANKS or number.max() >= _BLANK_FP64)
 
 
 def _is_blank(number: NDArray[np.float64]) -> NDArray[np.bool_]:
