@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.case import measure
 from fleet.clock import ManualClock
@@ -65,39 +66,18 @@ class BusyFleet:
         self.reader = BoardReader(folder / "board")
         self._rng = np.random.default_rng(1)
         entities = self.pipeline.state.entities
-        self._rows = {
-            kind: np.array(
-                [
-                    entities.of_node(kind, f"n{node:05d}", *parts(unit))
-                    for node in range(self.nodes)
-                    for unit in range(8)
-                ],
-                np.int32,
-            )
-            for kind, parts in ((EntityKind.GPU, _gpu), (EntityKind.PORT, _port))
-        }
-        self.pipeline.take(Batch(events=tuple(_jobs(self.nodes))))
+        self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
+        self.pipeline.take(Batch(events=tuple(jobs(self.nodes, T0))))
         for _ in range(SCRAPES):
             self.scrape()
 
     def scrape(self) -> None:
         """One scrape of everything, and the 15 s after it."""
-        self.pipeline.take(Batch(samples=tuple(self._scrape(kind) for kind in self._rows)))
-        self.clock.advance(15)
-
-    def _scrape(self, kind: EntityKind) -> SampleBatch:
-        rows, metrics = self._rows[kind], METRICS[kind]
-        usual = np.array([USUAL.get(metric.name, 0.0) for metric in metrics])
-        values = usual * (1 + 0.005 * self._rng.standard_normal((len(rows), len(metrics))))
-        exact = [metric.name.startswith(("pcie_", "state", "physical", "speed")) for metric in metrics]
-        values[:, exact] = usual[exact]
-        return SampleBatch(
-            kind,
-            np.tile(np.arange(len(metrics), dtype=np.int16), len(rows)),
-            np.repeat(rows, len(metrics)),
-            np.full(values.size, self.clock.now_ms(), np.int64),
-            values.ravel(),
+        now_ms = self.clock.now_ms()
+        self.pipeline.take(
+            Batch(samples=tuple(scrape_of(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()))
         )
+        self.clock.advance(15)
 
     def tick(self) -> int:
         """One tick; returns how many nodes the published board holds."""
@@ -114,12 +94,27 @@ def _no_sources(entities: Entities) -> Sequence[MemorySource]:
     return []
 
 
-def _gpu(unit: int) -> tuple[object, ...]:
-    return (unit,)
+def rows_of(entities: Entities, kind: EntityKind, nodes: int) -> NDArray[np.int32]:
+    """(entity,) rows of eight GPUs, or eight ports, a node."""
+    units = [(f"mlx5_{unit}", 1) if kind is EntityKind.PORT else (unit,) for unit in range(GPUS_PER_NODE)]
+    names = [f"n{node:05d}" for node in range(nodes)]
+    return np.array([entities.of_node(kind, name, *unit) for name in names for unit in units], np.int32)
 
 
-def _port(unit: int) -> tuple[object, ...]:
-    return (f"mlx5_{unit}", 1)
+def scrape_of(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.random.Generator) -> SampleBatch:
+    """All metrics of some entities, a little off what is usual."""
+    metrics = METRICS[kind]
+    usual = np.array([USUAL.get(metric.name, 0.0) for metric in metrics])
+    values = usual * (1 + 0.005 * rng.standard_normal((len(rows), len(metrics))))
+    exact = [metric.name.startswith(("pcie_", "state", "physical", "speed")) for metric in metrics]
+    values[:, exact] = usual[exact]
+    return SampleBatch(
+        kind,
+        np.tile(np.arange(len(metrics), dtype=np.int16), len(rows)),
+        np.repeat(rows, len(metrics)),
+        np.full(values.size, now_ms, np.int64),
+        values.ravel(),
+    )
 
 
 def _topology(nodes: int) -> Topology:
@@ -131,8 +126,9 @@ def _topology(nodes: int) -> Topology:
     )
 
 
-def _jobs(nodes: int) -> Iterator[JobEvent]:
-    """Gangs of whole nodes until the fleet is full."""
+def jobs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+    """Gangs of whole nodes until the fleet is full, started a quarter of an hour ago."""
+    began_ms = now_ms - 900_000
     rng = np.random.default_rng(2)
     node = number = 0
     while node < nodes:
@@ -140,6 +136,6 @@ def _jobs(nodes: int) -> Iterator[JobEvent]:
         job = f"job{number}"
         gpus = tuple(range(GPUS_PER_NODE))
         ranks = tuple(RankPlacement(rank, f"n{node + rank:05d}", gpus) for rank in range(width))
-        yield Submitted(job=job, sequence=0, time_ms=T0 - 900_000, gang=width, gpus_per_node=GPUS_PER_NODE)
-        yield Started(job=job, sequence=1, time_ms=T0 - 900_000, ranks=ranks)
+        yield Submitted(job=job, sequence=0, time_ms=began_ms, gang=width, gpus_per_node=GPUS_PER_NODE)
+        yield Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks)
         node, number = node + width, number + 1
