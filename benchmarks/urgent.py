@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -114,7 +114,7 @@ class Exporters:
                 """Say nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server.daemon_threads = False  # they end with the connections of the pipeline, which ends first
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.nodes = [f"u{number:03d}" for number in range(NODES_WITH_XID)]
         self.urls = [f"http://127.0.0.1:{self._server.server_port}/{node}/metrics" for node in self.nodes]
@@ -148,9 +148,9 @@ class Site:
             "pipeline": {"sources": [{"use": "benchmarks.urgent:FleetFeed", "options": {"gpus": gpus}}]},
         }
         (folder / "site.toml").write_text(tomli_w.dumps(config))
-        self._processes = [self._role("pipeline"), self._role("api")]
-        self._until("a first board", START_S + gpus * FILL_PER_GPU_S, self._is_whole)
+        self._patience_s = START_S + gpus * FILL_PER_GPU_S
         self._client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def _role(self, name: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "cli.main", "run", "--role", name, "--config", str(self._folder / "site.toml")]
@@ -162,12 +162,12 @@ class Site:
         board = BoardReader(self._folder / "state" / "board").latest()
         if board is None or len(board.names("names.node")) < self.nodes + NODES_WITH_XID:
             return False
-        try:
-            client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_S)
-            client.request("GET", "/healthz")
-            return client.getresponse().status == 200
-        except OSError:
-            return False
+        with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_S)) as client:
+            try:
+                client.request("GET", "/healthz")
+                return client.getresponse().status == 200
+            except OSError:
+                return False
 
     def drains(self) -> list[float]:
         """Milliseconds from each event's request to an answer that tells of it; events come at any moment of a tick."""
@@ -236,9 +236,20 @@ class Site:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def __enter__(self) -> "Site":
+        try:
+            for name in ("pipeline", "api"):
+                self._processes.append(self._role(name))
+            self._until("a first board", self._patience_s, self._is_whole)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._client.close()
         for process in self._processes:
             process.terminate()
         for process in self._processes:
