@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def old_site(gpus: int, folder: Path) -> BusyFleet:
             jobs.apply(Step(job=attempt.job, sequence=10 + number, time_ms=time_ms, step=number, duration_s=3.0))
     for number in range(gpus * ENDED_JOBS_PER_GPU):
         name = f"ended-{number}"
-        jobs.resting[name] = encode_job([_ended(name)])
+        jobs.resting[name] = zlib.compress(encode_job([_ended(name)]), 1)
     jobs.changed |= jobs.resting.keys()
     return fleet
 

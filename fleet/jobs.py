@@ -3,13 +3,15 @@
 Within an attempt every field is last-writer-wins by `sequence`, so any order and any repetition of the same
 events end in the same table. Identities are remembered as runs of sequences, so a gapless attempt costs one pair.
 
-Jobs that have been over for a while are laid to rest: kept as the bytes of their attempts, and woken by an event of
-theirs. So weeks of history cost little memory, and what does not change is not encoded again by every snapshot.
+Jobs that have been over for a while are laid to rest: kept as packed bytes of their attempts, and woken by an event
+of theirs. So weeks of history cost little memory, and what does not change is not encoded again by every snapshot.
 """
 
+import zlib
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -182,8 +184,12 @@ def _keep(kept: list[Any], event: JobEvent, most: int) -> None:
         del kept[0]
 
 
-encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job, as one at rest and a snapshot keep them
-_decode = msgspec.msgpack.Decoder(list[JobAttempt]).decode
+encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job
+decode_job = msgspec.msgpack.Decoder(list[JobAttempt]).decode
+
+
+def _unpack(kept: bytes) -> list[JobAttempt]:
+    return decode_job(zlib.decompress(kept))
 
 
 class JobTable:
@@ -197,7 +203,7 @@ class JobTable:
         self.attempts: dict[tuple[str, int], JobAttempt] = {}
         self.latest: dict[str, int] = {}
         self.changed: set[str] = set()
-        self.resting: dict[str, bytes] = {}  # job -> its attempts, in order of rest
+        self.resting: dict[str, bytes] = {}  # job -> its attempts, packed, in order of rest
         self._started: dict[str, list[int]] = {}  # job -> its attempts that started, in order
         self._live: dict[tuple[str, int], JobAttempt] = {}
         self.position = 0
@@ -206,7 +212,7 @@ class JobTable:
         """Every attempt; those of jobs at rest are copies."""
         yield from self.attempts.values()
         for kept in self.resting.values():
-            yield from _decode(kept)
+            yield from _unpack(kept)
 
     def apply(self, event: JobEvent) -> JobAttempt | None:
         """Fold one event and return its attempt; None when it is a duplicate."""
@@ -239,7 +245,7 @@ class JobTable:
             if row.job not in young:
                 done.setdefault(row.job, []).append(row)
         for job, rows in done.items():
-            self.resting[job] = encode_job(rows)
+            self.resting[job] = zlib.compress(encode_job(rows), 1)
             self.changed.add(job)
             del self.latest[job]
             self._started.pop(job, None)
@@ -250,7 +256,7 @@ class JobTable:
     def wake(self, job: str) -> list[JobAttempt]:
         """The attempts of a job at rest, which is none any more; empty for others."""
         kept = self.resting.pop(job, None)
-        attempts = [] if kept is None else _decode(kept)
+        attempts = [] if kept is None else _unpack(kept)
         for attempt in attempts:
             self.put(attempt)
         return attempts
@@ -291,7 +297,7 @@ class JobTable:
     def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
         """One attempt, the latest unless named."""
         if job in self.resting:
-            rows = {row.attempt: row for row in _decode(self.resting[job])}
+            rows = {row.attempt: row for row in _unpack(self.resting[job])}
             return rows.get(max(rows) if attempt is None else attempt)
         number = self.latest.get(job) if attempt is None else attempt
         return None if number is None else self.attempts.get((job, number))
@@ -331,12 +337,9 @@ class JobTable:
 
     def _forget_resting(self, time_ms: int) -> int:
         """They lie in about the order of their ends: the first one that must stay ends the search."""
-        old = []
-        for job, kept in self.resting.items():
-            if any((row.over_ms or 0) >= time_ms for row in _decode(kept)):
-                break
-            old.append(job)
-        return sum(len(_decode(self.resting.pop(job))) for job in old)
+        rows = ((job, [row.over_ms or 0 for row in _unpack(kept)]) for job, kept in self.resting.items())
+        old = [job for job, _ in takewhile(lambda row: max(row[1]) < time_ms, rows)]
+        return sum(len(_unpack(self.resting.pop(job))) for job in old)
 
 
 @dataclass(slots=True)

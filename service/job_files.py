@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from features.store_files import SEGMENTS, link
-from fleet.jobs import JobAttempt, JobTable, encode_job
+from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
 
 MAGIC = b"FLEETJOB"
 ROWS_AT_ONCE = 1000
@@ -26,11 +26,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """One job. `attempts`: as `encode_job` makes them."""
+    """One job. `attempts`: as `encode_job` makes them; of a job at rest, as the table keeps them."""
 
     job: str
     resting: bool
-    attempts: msgspec.Raw
+    attempts: bytes
 
 
 class JobFiles:
@@ -57,8 +57,8 @@ class JobFiles:
         names, kept = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
 
         def write() -> list[str]:
-            rows = (_encode(_Row(job, True, msgspec.Raw(kept[at]))) for at, job in enumerate(names))
-            more = (_encode(_Row(job, False, msgspec.Raw(encode_job(told)))) for job, told in awake.items())
+            rows = (_encode(_Row(job, True, kept[at])) for at, job in enumerate(names))
+            more = (_encode(_Row(job, False, encode_job(told))) for job, told in awake.items())
             folder.mkdir()
             files = [link(path, folder) for path in earlier]
             newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
@@ -89,18 +89,18 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
 
 def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
     """Put what was saved into an empty table. Raises ValueError where a file is torn, msgspec's errors, OSError."""
-    awake: dict[str, msgspec.Raw] = {}
+    awake: dict[str, bytes] = {}
     for name in names:
         for row in _read_rows(folder / name):
             awake.pop(row.job, None)
             jobs.resting.pop(row.job, None)  # they lie in the order of their rest
             if row.resting:
-                jobs.resting[row.job] = bytes(row.attempts)
+                jobs.resting[row.job] = row.attempts
             else:
                 awake[row.job] = row.attempts
-    for job, attempts in awake.items():
-        jobs.resting[job] = bytes(attempts)
-        jobs.wake(job)
+    for attempts in awake.values():
+        for attempt in decode_job(attempts):
+            jobs.put(attempt)
     jobs.changed.clear()
 
 
