@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fleet.clock import Clock
 from fleet.entities import Entities
@@ -23,6 +23,7 @@ from ingest.source import Batch
 from ingest.text import PageDecoder, Target
 
 MAX_PAGE_BYTES = 64 * 2**20
+CHUNK_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,18 @@ def _read(folder: Path) -> list[tuple[str, bytes | RecordError]]:
 def _read_page(path: Path) -> bytes | RecordError:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            page: bytes = file.read(MAX_PAGE_BYTES + 1)
+            page = _read_bounded(file)
     except (OSError, EOFError, zlib.error) as error:
         return RecordError("bad_file", f"{path}: {error}")
     if len(page) > MAX_PAGE_BYTES:
         return RecordError("too_large", f"{path}: more than {MAX_PAGE_BYTES} bytes")
     return page
+
+
+def _read_bounded(file: gzip.GzipFile | BinaryIO) -> bytes:
+    """What the file holds, or a little more than MAX_PAGE_BYTES. One read of as much would make room for it all."""
+    parts, size = [], 0
+    while size <= MAX_PAGE_BYTES and (part := file.read(CHUNK_BYTES)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
