@@ -32,10 +32,21 @@ BYTES_PER_GPU = 90_000  # pages, decoders and rings
 NODE = "@@@@@@"
 
 Pages = Mapping[str, bytes]
+Value = Callable[[int, np.random.Generator], str]  # (field, …) → what the page says
 
 
-def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS) -> bytes:
-    """A page as dcgm-exporter 4.x prints it, with numbers as wide as those of a busy GPU."""
+def wide(field: int, rng: np.random.Generator) -> str:
+    """A number as wide as a busy GPU's can be; on a real page most counters of errors are 0."""
+    if field == 155 or 1001 <= field <= 1008:  # power, ratios
+        return f"{rng.random() * (700 if field == 155 else 1):.6f}"
+    if field in (203, 204):  # percent
+        return str(rng.integers(0, 101))
+    widest = 10**12 if field == 156 else 5 * 10**10 if field > 1008 else 100_000  # energy; bytes a second; the rest
+    return str(rng.integers(0, widest))
+
+
+def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> bytes:
+    """A page as dcgm-exporter 4.x prints it."""
     names = {field: name for name, field in reversed(FIELD_IDS.items())}
     lines = []
     for field in FIELDS:
@@ -47,22 +58,13 @@ def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS) -> bytes:
                 f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="{node}",'
                 'DCGM_FI_DRIVER_VERSION="535.129.03"'
             )
-            lines.append(f"{name}{{{labels}}} {_value(field, rng)}\n")
+            lines.append(f"{name}{{{labels}}} {value(field, rng)}\n")
     return "".join(lines).encode()
 
 
-def _value(field: int, rng: np.random.Generator) -> str:
-    if field == 155 or 1001 <= field <= 1008:  # power, ratios
-        return f"{rng.random() * (700 if field == 155 else 1):.6f}"
-    if field in (203, 204):  # percent
-        return str(rng.integers(0, 101))
-    widest = 10**12 if field == 156 else 5 * 10**10 if field > 1008 else 100_000  # energy; bytes a second; the rest
-    return str(rng.integers(0, widest))
-
-
-def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS) -> dict[str, bytes]:
+def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> dict[str, bytes]:
     """Node → page. The numbers of VARIANTS pages go round: to make all anew takes longer than to measure."""
-    variants = [page_of(NODE, rng, gpus) for _ in range(min(nodes, VARIANTS))]
+    variants = [page_of(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
     names = [f"n{node:05d}" for node in range(nodes)]
     return {name: variants[row % len(variants)].replace(NODE.encode(), name.encode()) for row, name in enumerate(names)}
 

@@ -62,7 +62,7 @@ class BusyFleet:
     def __init__(self, gpus: int, folder: Path) -> None:
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
-        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, _topology(self.nodes), _no_sources)
+        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(self.nodes), no_sources)
         self.reader = BoardReader(folder / "board")
         self._rng = np.random.default_rng(1)
         entities = self.pipeline.state.entities
@@ -90,7 +90,7 @@ class BusyFleet:
         return len(board.names("names.node"))
 
 
-def _no_sources(entities: Entities) -> Sequence[MemorySource]:
+def no_sources(entities: Entities) -> Sequence[MemorySource]:
     return []
 
 
@@ -117,7 +117,7 @@ def scrape_of(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.ra
     )
 
 
-def _topology(nodes: int) -> Topology:
+def topology_of(nodes: int) -> Topology:
     return Topology.build(
         [
             NodeSpec(f"n{node:05d}", gpus=GPUS_PER_NODE, gpu_model="H100", domains={Level.RACK: f"r{node // 16}"})

@@ -18,6 +18,7 @@ from ingest.topology import load_topology
 from service.config import Config
 from service.pipeline import Pipeline, said
 from service.plugins import load
+from service.process_memory import keep_one_heap
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def spare_the_collector() -> None:
 
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT, then take a last snapshot."""
+    keep_one_heap()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     gc.disable()  # what is restored is no garbage

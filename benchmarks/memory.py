@@ -1,0 +1,143 @@
+"""What a GPU costs in memory: a pipeline with a fleet, less one with a tenth of it, by GPU.
+
+Each is a process of its own that has decoded every node's page (40 fields a GPU), written rings of 120 fine slots and a
+day of 10-minute means, folded the jobs that keep all GPUs busy, and ticked. `resident` is what it holds afterwards,
+`peak` the most it ever held; the second pair of cases has an InfiniBand port with 17 counters beside each GPU.
+"""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import resource
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.case import record
+from benchmarks.decode import FIELDS, round_of
+from benchmarks.service import MAKE_S
+from benchmarks.tick import GPUS_PER_NODE, USUAL, jobs, no_sources, rows_of, scrape_of, topology_of
+from fleet.clock import ManualClock
+from fleet.metrics import METRICS, dcgm_row
+from fleet.samples import EntityKind
+from ingest.exporters import ExporterResolver
+from ingest.source import Batch
+from ingest.text import PageDecoder, Target
+from service.board import BoardReader
+from service.config import Config
+from service.pipeline import Pipeline
+from service.process_memory import keep_one_heap
+
+SIZES = (100_000,)
+BYTES_PER_GPU = 110_000
+T0 = 1_700_000_100_000
+SCRAPES, SCRAPE_S = 4, 15
+DECODE_PER_GPU_S = 0.01
+KIB = 1024
+PCIE = range(235, 239)  # exact, or the link is not what it was
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one process."""
+
+    resident: int
+    peak: int
+    cpu_s: float
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Two records a size and kind of fleet; sizes that do not fit the memory are left out."""
+    for gpus in sizes:
+        if gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+            continue
+        for ports in (0, 1):
+            small, large = (_held(size, ports) for size in (gpus // 10, gpus))
+            size = {"gpus": gpus, "less": gpus // 10, "metrics": len(FIELDS) + 17 * ports}
+            for what, more in (("resident", large.resident - small.resident), ("peak", large.peak - small.peak)):
+                case = f"a GPU and its port, {what}" if ports else f"a GPU, {what}"
+                value = more / (gpus - gpus // 10) / KIB
+                yield record("memory", case, size, [value], "KiB/GPU", cpu_s=large.cpu_s)
+
+
+def _held(gpus: int, ports: int) -> Held:
+    context = multiprocessing.get_context("spawn")
+    line, theirs = context.Pipe()
+    process = context.Process(target=_fill, args=(gpus, ports, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert line.poll(MAKE_S + gpus * DECODE_PER_GPU_S), "the fleet was not made in time"
+        held: Held = line.recv()
+    finally:
+        process.terminate()
+        process.join(10)
+    return held
+
+
+def _fill(gpus: int, ports: int, line: Any) -> None:
+    keep_one_heap()  # as the pipeline's process does
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = WatchedFleet(max(1, gpus // GPUS_PER_NODE), ports, Path(folder))
+        for _ in range(SCRAPES):
+            fleet.scrape()
+            fleet.tick()
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        peak = used.ru_maxrss * KIB
+        line.send(Held(pages * os.sysconf("SC_PAGE_SIZE"), peak, used.ru_utime + used.ru_stime))
+
+
+def _healthy(field: int, rng: np.random.Generator) -> str:
+    """What a busy GPU in good health prints; fields that the catalogue names in other units stay below suspicion."""
+    row = dcgm_row(EntityKind.GPU, field)
+    assert row is not None
+    usual = USUAL.get(METRICS[EntityKind.GPU][row].name, 0.0)
+    if field in (203, 204):
+        return str(rng.integers(90, 101))
+    if field in (156, 252, 1009, 1010, 1011, 1012):
+        return str(rng.integers(10**4, 6 * 10**4))
+    return f"{usual * (1 + 0.005 * rng.standard_normal()):.6f}" if usual and field not in PCIE else str(int(usual))
+
+
+class WatchedFleet:
+    """A pipeline with a decoder a node. Pages are made when they are scraped, as an exporter would."""
+
+    def __init__(self, nodes: int, ports: int, folder: Path) -> None:
+        self.nodes = nodes
+        self.clock = ManualClock(T0)
+        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(nodes), no_sources)
+        self._reader = BoardReader(folder / "board")
+        self._rng = np.random.default_rng(1)
+        entities = self.pipeline.state.entities
+        resolver = ExporterResolver(entities)
+        self._decoders = [PageDecoder(resolver, Target(f"n{node:05d}")) for node in range(nodes)]
+        self._ports = rows_of(entities, EntityKind.PORT, nodes * ports)
+        self.pipeline.take(Batch(events=tuple(jobs(nodes, T0))))
+
+    def scrape(self) -> None:
+        """One page of each node, and 15 s."""
+        now_ms = self.clock.now_ms()
+        for first in range(0, self.nodes, 256):
+            part = self._decoders[first : first + 256]
+            pages = round_of(len(part), self._rng, value=_healthy).values()
+            for number, (decoder, page) in enumerate(zip(part, pages, strict=True), first):
+                own = page.replace(b"n%05d" % (number - first), b"n%05d" % number)
+                self.pipeline.take(decoder.decode(own, now_ms))
+        if len(self._ports):
+            self.pipeline.take(Batch(samples=(scrape_of(EntityKind.PORT, self._ports, now_ms, self._rng),)))
+        self.clock.advance(SCRAPE_S)
+
+    def tick(self) -> None:
+        asyncio.run(self.pipeline.tick())
+        board = self._reader.latest()
+        assert board is not None
+        assert board.array("gpu.usable").sum() == self.nodes * GPUS_PER_NODE
+        assert not board.array("node.flagged").any(), "a healthy fleet was flagged"
+        assert self.pipeline.state.counts.late == 0
