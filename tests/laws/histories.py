@@ -247,7 +247,7 @@ def _ring(state: FleetState, kind: EntityKind, frames: Frames) -> dict[str, Any]
     names = ("time_ms", "raw", "changed_ms", "rate", "first_seen_ms")
     parts: dict[str, Any] = {name: getattr(ring, name)[..., spoken] for name in names}
     parts |= {name: getattr(ring, name)[:, slots][..., spoken] for name in ("fine", "events")}
-    parts |= {f"day {name}": ring.day(name)[:, spoken] for name in ring.layout.values}
+    parts |= {f"day {name}": ring.day(name)[:, spoken] for name in ring.layout.days}
     frame = getattr(frames, kind.value)
     about = {f"about {name}": frame.column(name)[spoken] for name in frame.names}
     return parts | about | {"names": [table.names[row] for row in spoken], "head": ring.head}

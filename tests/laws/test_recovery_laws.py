@@ -6,7 +6,6 @@ killed            x   x     x    what came after the last save is delivered agai
 """
 
 import asyncio
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from service.pipeline import Pipeline
 from tests.fuzz.bounds import examples
 from tests.laws.histories import Delivery, Told, assert_same, batch_of, deliveries, essence, histories, topology
 
-Step = tuple[int, str, int, float]
+Step = tuple[int, str, int, Random]
 END_MS = 60_000  # after the last delivery
 
 
@@ -71,21 +70,20 @@ class Life:
         self.pipeline = Pipeline(self.config, self.clock, topology(), sources)
         (self.source,) = self.pipeline.sources
 
-    def damage(self, at: float) -> None:
-        """One file of the snapshots is cut short, changed in a byte, or deleted."""
+    def damage(self, random: Random) -> None:
+        """One file of the snapshots is changed in a byte, cut short, or deleted."""
         files = sorted(path for path in (self.config.folder / "snapshot").rglob("*") if path.is_file())
         if not files:
             return
-        place, file = math.modf(at * len(files))
-        path, data = files[int(file)], bytearray(files[int(file)].read_bytes())
-        part, byte = math.modf(place * 3)
+        path = random.choice(files)
+        data = bytearray(path.read_bytes())
         path.unlink()  # files of two snapshots may be one by a link: the other one keeps its own
-        if byte == 2 or not data:
-            return
-        offset = int(part * len(data))
-        if byte == 1:
-            data[offset] ^= 1 << (offset % 8)
-        path.write_bytes(data if byte == 1 else data[:offset])
+        how = random.choice(("change", "change", "cut", "delete"))
+        offset = random.randrange(len(data) + 1)
+        if how == "change" and offset < len(data):
+            data[offset] ^= 1 << random.randrange(8)
+        if how != "delete":
+            path.write_bytes(data[:offset] if how == "cut" else data)
 
     async def take(self, batches: int) -> None:
         for _ in range(batches):
@@ -109,10 +107,9 @@ def _by_job(rows: Any) -> list[Any]:
     return sorted(rows["rows"] if isinstance(rows, dict) else rows, key=lambda row: (row["job"], row["attempt"]))
 
 
-what_happens = st.sampled_from(("save", "kill", "save", "tick", "damage"))
-lives = st.lists(
-    st.tuples(st.integers(0, 5), what_happens, st.integers(0, 3), st.floats(0, 1, exclude_max=True)), max_size=8
-)
+what_happens = st.sampled_from(("save", "damage", "kill", "tick", "save", "damage"))
+seeds = st.integers(0, 2**32).map(Random)
+lives = st.lists(st.tuples(st.integers(0, 5), what_happens, st.integers(0, 3), seeds), max_size=8)
 
 
 @examples(15)
@@ -127,7 +124,7 @@ def test_saves_kills_and_damage_at_any_moment_change_nothing(
 async def compare(arrived: Sequence[Delivery], steps: Sequence[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         straight, broken = (Life(Path(folder) / name, arrived) for name in ("straight", "broken"))
-        for batches, what, overlap, at in steps:
+        for batches, what, overlap, random in steps:
             await broken.take(batches)
             if what == "save":
                 await broken.pipeline.save()
@@ -135,7 +132,7 @@ async def compare(arrived: Sequence[Delivery], steps: Sequence[Step]) -> None:
                 await broken.pipeline.tick()
             else:
                 if what == "damage":
-                    broken.damage(at)
+                    broken.damage(random)
                 broken.start(overlap)
         now_ms = max(row.now_ms for row in arrived) + END_MS
         assert_same(await broken.end(now_ms), await straight.end(now_ms))
