@@ -31,6 +31,12 @@ SUMMED: dict[EntityKind, tuple[str, ...]] = {
     EntityKind.PORT: ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "tx_wait"),
     EntityKind.NODE: ("scrape_duration_s",),
 }
+# Metrics of which means over 10 minutes are kept for a day: what anybody looks at over more than the fine slots.
+DAILY: dict[EntityKind, tuple[str, ...]] = {
+    EntityKind.GPU: SUMMED[EntityKind.GPU],
+    EntityKind.PORT: (*SUMMED[EntityKind.PORT], "speed_bytes_per_s"),
+    EntityKind.NODE: (*SUMMED[EntityKind.NODE], "gpus_reported"),
+}
 GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never came
 
 
@@ -59,13 +65,15 @@ class Span:
 class Layout:
     """Rows of one kind. Each column is (metric,), -1 where the metric has no such row.
 
-    value: row in the value rings (gauges, and rates of counters that are no events); event: row in the event
-    ring (exact increments); counter: row in the table of rates. `gaps` is the event row of missed scrapes, or -1.
+    value: row in the fine value ring (gauges, and rates of counters that are no events); day: row in the ring of
+    10-minute means; event: row in the event ring (exact increments); counter: row in the table of rates. `gaps` is the
+    event row of missed scrapes, or -1.
     """
 
     kind: EntityKind
     metrics: tuple[str, ...]
     value: NDArray[np.intp]
+    day: NDArray[np.intp]
     event: NDArray[np.intp]
     counter: NDArray[np.intp]
     saturates: NDArray[np.float64]
@@ -77,6 +85,11 @@ class Layout:
     def values(self) -> tuple[str, ...]:
         """Names of the value rows, in order."""
         return tuple(name for name, row in zip(self.metrics, self.value, strict=True) if row >= 0)
+
+    @property
+    def days(self) -> tuple[str, ...]:
+        """Names of the rows of the ring of 10-minute means, in order."""
+        return tuple(name for name, row in zip(self.metrics, self.day, strict=True) if row >= 0)
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -106,6 +119,7 @@ def layout_of(kind: EntityKind) -> Layout:
         kind=kind,
         metrics=names,
         value=value,
+        day=_numbered([name in DAILY.get(kind, ()) for name in names]),
         event=_numbered(is_event),
         counter=_numbered([metric.is_counter for metric in metrics]),
         saturates=np.array([SATURATES_AT.get(name, np.inf) for name in names]),

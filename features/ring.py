@@ -1,14 +1,14 @@
 """Ring: the state of one entity kind, written one sample a series at a time.
 
 All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (49 metrics,
-126 fine slots of 4 bytes, 144 ten-minute means) that is about 50 KiB.
+126 fine slots of 4 bytes, 144 ten-minute means of nine metrics) that is about 32 KiB.
 
     time_ms, raw, changed_ms   (metric, entity)   newest sample of a series: when, what, since when this value
     rate                       (counter, entity)  newest rate per second, NaN before the second reading
     fine                       (value, slot, entity) float32: gauge, or rate of a counter that is no event;
                                                   the newest sample of a slot wins
     events                     (event, slot, entity) uint32: exact increments, added up
-    coarse                     (value, bucket, entity) float32: mean over 10 minutes, written as a series leaves
+    coarse                     (day, bucket, entity) float32: mean over 10 minutes, written as a series leaves
                                                   the bucket; the bucket it is in is bucket_total / bucket_count
     first_seen_ms              (entity,)          earliest first sample of any of its series
 
@@ -43,16 +43,16 @@ class Ring:
         self.closed = -1
         self.touched_slot = 0  # the oldest slot and bucket written since they were last saved
         self.touched_bucket = 0
-        metrics, values = len(layout.metrics), len(layout.values)
+        metrics, values, days = len(layout.metrics), len(layout.values), len(layout.days)
         self.time_ms: NDArray[np.int64] = np.empty((metrics, 0), np.int64)
         self.raw: NDArray[np.float64] = np.empty((metrics, 0), np.float64)
         self.changed_ms: NDArray[np.int64] = np.empty((metrics, 0), np.int64)
         self.rate: NDArray[np.float32] = np.empty((len(layout.counters), 0), np.float32)
         self.fine: NDArray[np.float32] = np.empty((values, span.slots, 0), np.float32)
         self.events: NDArray[np.uint32] = np.empty((len(layout.events), span.slots, 0), np.uint32)
-        self.coarse: NDArray[np.float32] = np.empty((values, BUCKETS, 0), np.float32)
-        self.bucket_total: NDArray[np.float64] = np.empty((values, 0), np.float64)
-        self.bucket_count: NDArray[np.int32] = np.empty((values, 0), np.int32)
+        self.coarse: NDArray[np.float32] = np.empty((days, BUCKETS, 0), np.float32)
+        self.bucket_total: NDArray[np.float64] = np.empty((days, 0), np.float64)
+        self.bucket_count: NDArray[np.int32] = np.empty((days, 0), np.int32)
         self.first_seen_ms: NDArray[np.int64] = np.empty(0, np.int64)
         self.mark: NDArray[np.int32] = np.empty((metrics, 0), np.int32)
         self.dirty: NDArray[np.bool_] = np.empty(0, np.bool_)
@@ -260,8 +260,9 @@ class Ring:
         else:
             at = (row * self.span.slots + slot % self.span.slots) * self.capacity + entity
             self.fine.reshape(-1)[at] = stored
-        valued = np.flatnonzero(row >= 0)
-        self._average(row[valued], entity[valued], time_ms[valued], stored[valued], before[valued])
+        day = self.layout.day[metric]
+        daily = np.flatnonzero(day >= 0)
+        self._average(day[daily], entity[daily], time_ms[daily], stored[daily], before[daily])
 
     def _average(
         self,
@@ -300,12 +301,13 @@ class Ring:
         return self.raw[metric, : self.size] if counter < 0 else self.rate[counter, : self.size]
 
     def peak(self, name: str) -> NDArray[np.float32]:
-        """(entity,) largest known value of a value metric in the fine slots up to now and in the means of a day."""
+        """(entity,) largest known value of a daily metric in the fine slots up to now and in the means of a day."""
         metric = self.layout.metrics.index(name)
-        row = self.layout.value[metric]
+        day, fine = self.layout.day[metric], self.fine[self.layout.value[metric]]
+        assert day >= 0, f"{name} is none of {self.layout.days}"
         first, length = (self.end - self.span.fine_slots + 1) % self.span.slots, self.span.fine_slots
         turn = min(first + length, self.span.slots)
-        parts = [self.coarse[row], self.fine[row, first:turn], self.fine[row, : first + length - turn]]
+        parts = [self.coarse[day], fine[first:turn], fine[: first + length - turn]]
         peak: NDArray[np.float32] = largest(np.array([largest(part[:, : self.size]) for part in parts]))
         at, means, _ = self._current_means(metric)
         peak[at] = np.fmax(peak[at], means)
@@ -318,10 +320,10 @@ class Ring:
         return self.fine[row, index, : self.size]
 
     def day(self, name: str) -> NDArray[np.float32]:
-        """(bucket, entity) 10-minute means of a value metric over a day, oldest first, the current one last."""
+        """(bucket, entity) 10-minute means of a daily metric over a day, oldest first, the current one last."""
         metric = self.layout.metrics.index(name)
         newest = self.newest_bucket
-        row, buckets = self.layout.value[metric], np.arange(newest - BUCKETS + 1, newest + 1) % BUCKETS
+        row, buckets = self.layout.day[metric], np.arange(newest - BUCKETS + 1, newest + 1) % BUCKETS
         days = self.coarse[row, buckets, : self.size]
         at, means, age = self._current_means(metric)
         days[BUCKETS - 1 - age, at] = means
@@ -329,7 +331,7 @@ class Ring:
 
     def _current_means(self, metric: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64]]:
         """Entities whose bucket is not left yet, its mean so far, and how many buckets ago it began."""
-        row = self.layout.value[metric]
+        row = self.layout.day[metric]
         count = self.bucket_count[row, : self.size]
         age = self.newest_bucket - self.time_ms[metric, : self.size] // BUCKET_MS
         at = np.flatnonzero((count > 0) & (age >= 0) & (age < BUCKETS))

@@ -30,7 +30,7 @@ from fleet.samples import EntityKind
 if TYPE_CHECKING:
     from features.store import WindowStore
 
-VERSION = 2
+VERSION = 3
 SEGMENTS = 60
 SLICE_BYTES = 8 * 2**20
 STATE_ROWS = {  # array -> which names its rows have
@@ -38,10 +38,11 @@ STATE_ROWS = {  # array -> which names its rows have
     "raw": "metrics",
     "changed_ms": "metrics",
     "rate": "counters",
-    "bucket_total": "values",
-    "bucket_count": "values",
+    "bucket_total": "days",
+    "bucket_count": "days",
 }
-SLOT_ROWS = {"fine": "values", "events": "events", "coarse": "values"}
+SLOT_ROWS = {"fine": "values", "events": "events", "coarse": "days"}
+ROW_NAMES = ("metrics", "values", "days", "events", "counters")
 Arrays = dict[str, NDArray[Any]]
 Work = Callable[[], None]
 
@@ -84,8 +85,8 @@ def _slice_length(ring: Ring, since: Since) -> int:
     """How many entities make a slice."""
     slots, buckets = since.numbers(ring)
     layout = ring.layout
-    of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.values)
-    return max(16, SLICE_BYTES // (of_slots + 24 * len(layout.metrics) + 12 * len(layout.values)))
+    of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)
+    return max(16, SLICE_BYTES // (of_slots + 24 * len(layout.metrics) + 12 * len(layout.days)))
 
 
 def save_store(store: "WindowStore", folder: Path, earlier: list[Path]) -> Iterator[Work]:
@@ -121,7 +122,7 @@ class _Slice:
     """Copies of some entities of one ring as of one moment, as far as they are not on disk yet."""
 
     def __init__(self, ring: Ring, kind: EntityKind, part: slice, since: Since) -> None:
-        names = {rows: list(getattr(ring.layout, rows)) for rows in ("metrics", "values", "events", "counters")}
+        names = {rows: list(getattr(ring.layout, rows)) for rows in ROW_NAMES}
         self.about = {"kind": kind.value, "first": part.start, **names}
         self.state: Arrays = {name: getattr(ring, name)[:, part].copy() for name in STATE_ROWS}
         self.state["first_seen_ms"] = ring.first_seen_ms[part].copy()

@@ -35,6 +35,7 @@ def assert_same(left: WindowStore, right: WindowStore) -> None:
     one, other = left.ring(GPU), right.ring(GPU)
     for name in one.layout.values:
         np.testing.assert_array_equal(one.slots(name, 120), other.slots(name, 120))
+    for name in one.layout.days:
         np.testing.assert_array_equal(one.day(name), other.day(name))
 
 
