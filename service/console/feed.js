@@ -66,13 +66,15 @@ export class Feed {
   async ask(entry, now) {
     const path = entry.path();
     if (path === null) return;
+    const used = this.token.value;
     Object.assign(entry, { busy: true, last: now, board: this.boards });
     try {
-      const { body, ageS } = await (entry.fetch ? entry.fetch(this.token.value) : request(path, this.token.value));
+      const { body, ageS } = await (entry.fetch ? entry.fetch(used) : request(path, used));
       if (entry.core) this.away = null;
       if (entry.path() === path) entry.apply(body, ageS);
     } catch (error) {
-      this.failed(entry, error);
+      if (error.kind === "refused" && used !== this.token.value) entry.last = -Infinity; // asked before the token was given
+      else this.failed(entry, error);
     } finally {
       entry.busy = false;
     }
