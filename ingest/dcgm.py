@@ -42,12 +42,14 @@ class GpuInventory:
     def __init__(self) -> None:
         self.nodes: dict[str, dict[int, GpuFacts]] = {}
         self._slots: dict[str, tuple[str, int]] = {}
+        self._models: dict[str, str] | None = None  # until something is learnt
 
     def learn(self, node: str, index: int, facts: GpuFacts) -> None:
         slots = self.nodes.setdefault(node, {})
         known = slots.get(index, GpuFacts())
         if known == facts:
             return
+        self._models = None
         slots[index] = GpuFacts(facts.model or known.model, facts.uuid or known.uuid)
         if facts.uuid:
             self._slots.pop(known.uuid, None)
@@ -58,12 +60,14 @@ class GpuInventory:
         return self._slots.get(uuid)
 
     def models(self) -> dict[str, str]:
-        """Node -> short name of the model most of its GPUs are."""
-        return {
-            node: Counter(models).most_common(1)[0][0]
-            for node, slots in self.nodes.items()
-            if (models := [facts.model for facts in slots.values() if facts.model])
-        }
+        """Node -> short name of the model most of its GPUs are. Nobody changes it."""
+        if self._models is None:
+            self._models = {
+                node: Counter(models).most_common(1)[0][0]
+                for node, slots in self.nodes.items()
+                if (models := [facts.model for facts in slots.values() if facts.model])
+            }
+        return self._models
 
 
 class DcgmResolver:

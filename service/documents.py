@@ -18,16 +18,6 @@ from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
 
 NO_ACTION = Action("none", "Nothing to do.")
 UNFLAGGED = frozenset({"none", "watch"})
-GPU_FIELDS = (
-    ("age_s", 0),
-    ("power_w", 0),
-    ("gpu_temp_c", 0),
-    ("sm_clock_mhz", 0),
-    ("gpu_util", 2),
-    ("sm_active", 2),
-    ("tensor_active", 2),
-    ("xid", 0),
-)
 
 
 def number(value: float, digits: int = 3) -> float | None:
@@ -87,23 +77,49 @@ def encoded_risk_rows(risk: RiskScores) -> list[msgspec.Raw]:
     return answer
 
 
-def gpu_readings(gpu: FeatureFrame | None) -> list[dict[str, float]]:
-    """Last values of every GPU row, rounded. NaN is unknown, and null in JSON."""
-    if gpu is None:
-        return []
-    names = [name for name, _ in GPU_FIELDS]
-    columns = [np.round(gpu.column(name).astype(np.float64), digits).tolist() for name, digits in GPU_FIELDS]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+class GpuAnswer(msgspec.Struct, gc=False):
+    """What one GPU of a node does now; no readings where none was ever heard. NaN is unknown, and null in JSON."""
+
+    index: int
+    job: str | None
+    age_s: float | msgspec.UnsetType = msgspec.UNSET
+    power_w: float | msgspec.UnsetType = msgspec.UNSET
+    gpu_temp_c: float | msgspec.UnsetType = msgspec.UNSET
+    sm_clock_mhz: float | msgspec.UnsetType = msgspec.UNSET
+    gpu_util: float | msgspec.UnsetType = msgspec.UNSET
+    sm_active: float | msgspec.UnsetType = msgspec.UNSET
+    tensor_active: float | msgspec.UnsetType = msgspec.UNSET
+    xid: float | msgspec.UnsetType = msgspec.UNSET
 
 
-def gpu_rows(
-    readings: Sequence[dict[str, float]], rows: Sequence[int], holders: Sequence[int], jobs: Sequence[str]
-) -> list[dict[str, Any]]:
-    """What a node's GPUs do now: index, job, and their last values. `rows`: rows of `readings`, -1 was never heard."""
-    return [
-        {"index": index, "job": jobs[holder] if holder >= 0 else None} | (readings[row] if row >= 0 else {})
-        for index, (row, holder) in enumerate(zip(rows, holders, strict=True))
-    ]
+DIGITS = {"gpu_util": 2, "sm_active": 2, "tensor_active": 2}  # of the readings; the others have none
+READINGS = GpuAnswer.__struct_fields__[2:]
+
+
+def gpu_answers(
+    gpu: FeatureFrame | None,
+    rows: NDArray[np.int32],
+    gpus: NDArray[np.integer],
+    holder: NDArray[np.int32],
+    jobs: Sequence[str],
+) -> list[list[GpuAnswer]]:
+    """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`."""
+    node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
+    entity = rows[node, index]
+    heard = (entity >= 0) & (entity < (0 if gpu is None else len(gpu.values)))
+    named = [jobs[number] if number >= 0 else None for number in holder[node, index].tolist()]
+    answers = list(map(GpuAnswer, index.tolist(), named))
+    if gpu is not None and heard.any():
+        at, told = np.flatnonzero(heard).tolist(), entity[heard]
+        columns = [
+            np.round(gpu.column(name)[told].astype(np.float64), DIGITS.get(name, 0)).tolist() for name in READINGS
+        ]
+        for place, answer in zip(
+            at, map(GpuAnswer, index[heard].tolist(), map(named.__getitem__, at), *columns), strict=True
+        ):
+            answers[place] = answer
+    ends = np.cumsum(gpus).tolist()
+    return [answers[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[str]) -> list[bytes]:

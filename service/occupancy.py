@@ -45,6 +45,8 @@ def observe(running: Sequence[JobAttempt], topology: Topology, index: dict[str, 
     holder = np.full((len(topology), width), -1, np.int32)
     node_jobs: dict[int, list[str]] = {}
     used_cpus, used_memory = np.zeros(len(topology)), np.zeros(len(topology))
+    counts = topology.gpus.tolist()
+    named: list[tuple[int, int, int]] = []  # (row, GPU, number), in order: of several the last one holds it
     unnamed: list[tuple[int, int]] = []  # (number, row) of those whose GPUs are to be guessed, after all named ones
     for number, attempt in enumerate(running):
         places = [(rank.node, rank.gpus) for rank in attempt.ranks] or [(node, ()) for node in attempt.nodes]
@@ -53,7 +55,7 @@ def observe(running: Sequence[JobAttempt], topology: Topology, index: dict[str, 
             if row < 0:
                 continue
             if gpus:
-                holder[row, [gpu for gpu in gpus if 0 <= gpu < topology.gpus[row]]] = number
+                named += [(row, gpu, number) for gpu in gpus if 0 <= gpu < counts[row]]
             else:
                 unnamed.append((number, row))
         for node in attempt.hosts:
@@ -62,6 +64,9 @@ def observe(running: Sequence[JobAttempt], topology: Topology, index: dict[str, 
                 if attempt.submission:
                     used_cpus[row] += attempt.submission.cpus or 0
                     used_memory[row] += attempt.submission.host_memory_gib or 0
+    if named:
+        rows, columns, numbers = zip(*named, strict=True)
+        holder[list(rows), list(columns)] = numbers
     for number, row in unnamed:
         holder[row, _first_free(holder[row], running[number], topology.gpus[row])] = number
     return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory)

@@ -171,28 +171,25 @@ def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]
 def node_answers(tick: Tick, states: Sequence[str]) -> list[bytes]:
     """The body of `GET /v1/nodes/{node}` for each node."""
     parts = []
-    readings = documents.gpu_readings(tick.gpu)
-    gpu_rows = np.where(tick.gpu_rows < len(readings), tick.gpu_rows, -1).tolist()
-    holders, counts = tick.occupancy.holder.tolist(), tick.topology.gpus.tolist()
+    occupancy, topology = tick.occupancy, tick.topology
+    gpus = documents.gpu_answers(tick.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs)
     risk = documents.encoded_risk_rows(tick.risk)
-    racks = documents.domain_of(tick.topology, Level.RACK)
-    for row, node in enumerate(tick.topology.nodes):
+    racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
+    for row, node in enumerate(topology.nodes):
         parts.append(
             encode(
                 {
                     "node": node.name,
                     "as_of_ms": tick.now_ms,
                     "state": states[row],
-                    "placed": bool(tick.topology.placed[row]),
+                    "placed": placed[row],
                     "rack": racks[row],
                     "gpu_model": node.gpu_model,
                     "risk": risk[row],
                     "reasons": tick.risk.reasons.get(row, ()),
                     "action": tick.risk.actions.get(row, documents.NO_ACTION),
-                    "jobs": tick.occupancy.node_jobs.get(row, []),
-                    "gpus": documents.gpu_rows(
-                        readings, gpu_rows[row][: counts[row]], holders[row][: counts[row]], tick.occupancy.jobs
-                    ),
+                    "jobs": occupancy.node_jobs.get(row, []),
+                    "gpus": gpus[row],
                     "model": tick.risk.model,
                 }
             )

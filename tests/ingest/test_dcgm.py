@@ -207,6 +207,9 @@ def test_the_inventory_knows_models_and_follows_a_swapped_board() -> None:
     assert inventory.slot("old-0") is None
     inventory.learn("n1", 0, GpuFacts())  # a line that says less takes nothing away
     assert inventory.nodes["n1"][0] == GpuFacts("H200", "new-0")
+    for index in range(1, 4):
+        inventory.learn("n1", index, GpuFacts("H200", f"new-{index}"))
+    assert inventory.models() == {"n1": "H200"}
 
 
 def test_models_come_from_either_spelling_of_the_label() -> None:
