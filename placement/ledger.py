@@ -15,53 +15,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from fleet.errors import FleetcastError, RequestError
 from fleet.requests import Decision, PlacementRequest, RankPlacement
-
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS decisions (
-    cursor INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, body BLOB NOT NULL, reply BLOB NOT NULL,
-    outcome TEXT NOT NULL, job TEXT NOT NULL, attempt INTEGER NOT NULL, time_ms INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS intents (
-    request_id TEXT PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL, ranks BLOB NOT NULL, cpus REAL NOT NULL,
-    host_memory_gib REAL NOT NULL, limit_s REAL, created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
-    state TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS active_intents ON intents (state) WHERE state = 'active';
-CREATE TABLE IF NOT EXISTS queue (
-    request_id TEXT PRIMARY KEY, body BLOB NOT NULL, reply BLOB NOT NULL, queued_ms INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS audit (
-    audit_id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, caller TEXT NOT NULL, action TEXT NOT NULL,
-    request_id TEXT NOT NULL, decision_id TEXT NOT NULL, board_as_of_ms INTEGER NOT NULL, models TEXT NOT NULL,
-    sentence TEXT NOT NULL);
-CREATE TRIGGER IF NOT EXISTS audit_is_not_updated BEFORE UPDATE ON audit BEGIN
-    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit BEGIN
-    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS audit_is_not_replaced BEFORE INSERT ON audit
-    WHEN EXISTS (SELECT 1 FROM audit WHERE audit_id = NEW.audit_id) BEGIN
-    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-"""
-AUDIT_COLUMNS = (
-    "audit_id",
-    "time_ms",
-    "caller",
-    "action",
-    "request_id",
-    "decision_id",
-    "board_as_of_ms",
-    "models",
-    "sentence",
-)
+from placement.ledger_schema import AUDIT_COLUMNS, SCHEMA, SCHEMA_VERSION
 
 encode = msgspec.json.Encoder().encode
 _decode_request = msgspec.json.Decoder(PlacementRequest).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
+
+
+_decode_models = msgspec.json.Decoder(dict[str, str]).decode
+_Row = TypeVar("_Row")
 
 
 class LedgerError(FleetcastError):
@@ -153,7 +122,7 @@ class Ledger:
         except sqlite3.OperationalError as error:
             self._db.close()
             raise LedgerAway(f"{path} cannot be opened: {error}") from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._db.close()
             raise self._damaged(error) from None
         except LedgerError:
@@ -177,13 +146,11 @@ class Ledger:
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _load(self) -> _Memory:
-        try:
+        with self._readable():
             return _Memory(
                 {intent.request_id: intent for intent in self._load_intents()},
                 {entry.request.request_id: entry for entry in self._load_queue()},
             )
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise self._damaged(error) from None
 
     @property
     def _memory(self) -> _Memory:
@@ -225,6 +192,14 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from None
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """A value that is not what its column holds is damage that SQLite does not see."""
+        try:
+            yield
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damaged(error) from None
+
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._trusted():
             return self._db.execute(query, values).fetchall()
@@ -240,27 +215,28 @@ class Ledger:
                 return None
             rows = [(encode(entry.request), entry.reply)]
         ((body, reply),) = rows
+        with self._readable():
+            kept = _typed_bytes(reply)
         if body != encode(request):
             raise RequestError(
                 f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
             )
-        return bytes(reply)
+        return kept
 
     def find(self, request_id: str) -> bytes | None:
         """The reply of a request, queued or decided."""
         rows = self._rows("SELECT reply FROM decisions WHERE request_id = ?", [request_id])
         if rows:
-            return bytes(rows[0][0])
+            with self._readable():
+                return _typed_bytes(rows[0][0])
         entry = self._memory.queue.get(request_id)
         return entry.reply if entry else None
 
     def _decision(self, request_id: str) -> Decision | None:
         """The stored decision, for the line of audit that tells of its end."""
         reply = self.find(request_id)
-        try:
+        with self._readable():
             return _decode_decision(reply) if reply is not None else None
-        except msgspec.DecodeError as error:
-            raise self._damaged(error) from None
 
     def commit(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str, action: str) -> bytes:
         """Store a final decision with its intent and its line of audit; returns the reply's bytes."""
@@ -290,7 +266,8 @@ class Ledger:
             "WHERE cursor > ? ORDER BY cursor LIMIT ?",
             [cursor, limit],
         )
-        return [Committed(*row) for row in rows]
+        with self._readable():
+            return [_typed(Committed, row) for row in rows]
 
     # -- intents
 
@@ -321,7 +298,8 @@ class Ledger:
 
     def intent_state(self, request_id: str) -> IntentState | None:
         rows = self._rows("SELECT state FROM intents WHERE request_id = ?", [request_id])
-        return IntentState(rows[0][0]) if rows else None
+        with self._readable():
+            return IntentState(rows[0][0]) if rows else None
 
     def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their last state; returns how many there were."""
@@ -343,7 +321,7 @@ class Ledger:
             "SELECT request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms, expires_ms "
             "FROM intents WHERE state = 'active' ORDER BY created_ms, rowid"
         )
-        return [Intent(*(*row[:3], _decode_ranks(row[3]), *row[4:])) for row in rows]
+        return [_typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:])) for row in rows]
 
     # -- queue
 
@@ -366,7 +344,7 @@ class Ledger:
 
     def _load_queue(self) -> list[QueueEntry]:
         rows = self._db.execute("SELECT body, reply, queued_ms FROM queue ORDER BY queued_ms, rowid")
-        return [QueueEntry(_decode_request(body), bytes(reply), queued_ms) for body, reply, queued_ms in rows]
+        return [_typed(QueueEntry, (_decode_request(body), reply, queued_ms)) for body, reply, queued_ms in rows]
 
     # -- audit
 
@@ -395,6 +373,18 @@ class Ledger:
         query = f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(where)}"
         found = self._rows(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
         rows = [dict(zip(AUDIT_COLUMNS, row, strict=True)) for row in found]
-        for row in rows:
-            row["models"] = msgspec.json.decode(row["models"])
+        with self._readable():
+            for row in rows:
+                row["models"] = _decode_models(row["models"])
         return rows
+
+
+def _typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
+    """A dataclass of a row; a value of another type is a ValueError."""
+    return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
+
+
+def _typed_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a blob is a {type(value).__name__}")
+    return value

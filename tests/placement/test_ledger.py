@@ -1,5 +1,6 @@
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -213,3 +214,24 @@ def test_a_ledger_of_a_later_version_is_left_alone(path: Path) -> None:
 def test_the_reply_is_the_decision_in_json(ledger: Ledger) -> None:
     reply = ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     assert msgspec.json.decode(reply, type=Decision) == placed("a")
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE queue SET reply = 7", "UPDATE queue SET queued_ms = 'soon'", "UPDATE intents SET cpus = 'four'"]
+)
+def test_a_value_of_another_type_is_damage(path: Path, change: str) -> None:
+    ledger = Ledger(path)
+    ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1_000, "me", "place")
+    ledger.enqueue(PlacementRequest(request_id="b"), refused("b"), 1_000, "me")
+    ledger.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(change)
+    with pytest.raises(LedgerError, match="damaged"):
+        Ledger(path)
+
+
+def test_an_audit_line_that_is_no_json_is_damage(ledger: Ledger, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("INSERT INTO audit VALUES (1, 1, 'a', 'place', 'r', 'd', 0, '{', 's')")
+    with pytest.raises(LedgerError, match="damaged"):
+        ledger.audit(10)
