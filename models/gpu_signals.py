@@ -198,7 +198,9 @@ def pcie_gen(view: GpuView) -> Sight:
     gen = view["pcie_link_gen"]
     full = np.fmax(view["pcie_max_link_gen"], view.peer_median(np.where(view.loaded, gen, np.nan)))
     on = view.loaded & (gen < full - 0.5)
-    return _sight(view, on, gen, full, 1.1 - 2.0 ** np.minimum(gen - full, 0.0), view.since("pcie_link_gen"), view.loaded)
+    return _sight(
+        view, on, gen, full, 1.1 - 2.0 ** np.minimum(gen - full, 0.0), view.since("pcie_link_gen"), view.loaded
+    )
 
 
 def pcie_replays(view: GpuView) -> Sight:
