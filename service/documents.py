@@ -119,7 +119,7 @@ def gpu_answers(
         ):
             answers[place] = answer
     ends = np.cumsum(gpus).tolist()
-    return [answers[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [answers[end - count : end] for end, count in zip(ends, gpus.tolist(), strict=True)]
 
 
 def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[str]) -> list[bytes]:

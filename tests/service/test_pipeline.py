@@ -164,6 +164,14 @@ def test_what_is_told_while_a_tick_scores_is_published_at_once_and_scored_by_the
     assert document(tmp_path, "occupancy")["position"] == 3
 
 
+def test_a_fleet_without_a_node_ticks_and_so_does_a_node_without_a_gpu(tmp_path: Path) -> None:
+    for nodes in ([], [NodeSpec("n1"), NodeSpec("n2", 2)]):
+        pipeline = Pipeline(Config(state=str(tmp_path)), ManualClock(NOW_MS), Topology.build(nodes), lambda _: [])
+        asyncio.run(pipeline.tick())
+        fleet = document(tmp_path, "doc.fleet")
+        assert [len(node["gpus"]) for node in fleet["nodes"]] == [node.gpus for node in nodes]
+
+
 def test_an_xid_that_is_no_number_is_no_signal(tmp_path: Path) -> None:
     pipeline = small(tmp_path)
     gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)
