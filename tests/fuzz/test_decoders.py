@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.fuzz.bounds import examples, frugal, prompt
 from tests.fuzz.door_decoders import DOORS
 from tests.fuzz.file_decoders import FILES
+from tests.fuzz.ledger_decoders import LEDGER
 from tests.fuzz.mutants import WORDS, mutants
 from tests.fuzz.text_decoders import TEXTS
 
-DECODERS = {**DOORS, **FILES, **TEXTS}
+DECODERS = {**DOORS, **FILES, **TEXTS, **LEDGER}
 LONG = 30_000
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -267,8 +268,12 @@ def test_slow_clients_and_too_many_of_them_do_not_keep_others_out(tmp_path: Path
         server.until(lambda: server.ask("GET", "/v1/fleet")[0] == 200)
         dripping.join()
         answers = [all_of(sock) for sock in slow]
-        assert {re.split(rb"[ \r]", answer)[1] for answer in answers} == {b"408"}
-        assert b'fleetcast_api_refused_connections_total{status="408"} 40.0' in server.ask("GET", "/metrics")[2]
+        statuses = Counter(re.split(rb"[ \r]", answer)[1] for answer in answers)
+        # whoever asked last while the server started may still have had one of the forty places
+        assert statuses[b"408"] >= 39
+        assert statuses[b"408"] + statuses[b"503"] == 40
+        counted = f'fleetcast_api_refused_connections_total{{status="408"}} {statuses[b"408"]}.0'
+        assert counted.encode() in server.ask("GET", "/metrics")[2]
 
 
 def drip(socks: list[socket.socket]) -> None:

@@ -1,0 +1,103 @@
+"""The ledger's file, with any bytes in it, and its rows, with anything in a column: used, or a LedgerError."""
+
+import contextlib
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from fleet.errors import RequestError
+from fleet.requests import Decision, PlacementRequest, RankPlacement
+from placement.ledger import IntentState, Ledger, LedgerError, encode
+from tests.fuzz.bounds import MIB
+from tests.fuzz.decoder import Decoder
+
+FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None  # every transaction is fsynced
+PLACED, WAITING, NEW = (PlacementRequest(request_id=name, user="ada", gang=2) for name in ("placed", "waiting", "new"))
+RANKS = (RankPlacement(0, "n1", (0, 1)), RankPlacement(1, "n2", (3,)))
+
+
+def _decision(request: PlacementRequest, outcome: str) -> Decision:
+    said = {"sentence": f"{outcome} by hand", "models": {"risk": "rules"}, "expires_ms": 9_000}
+    return Decision(request_id=request.request_id, decision_id="d-1", outcome=outcome, ranks=RANKS, **said)  # type: ignore[arg-type]
+
+
+def _file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.sqlite")
+        ledger.commit(PLACED, _decision(PLACED, "placed"), 1_000, "ada", "place")
+        ledger.enqueue(WAITING, _decision(WAITING, "queued"), 2_000, "bob")
+        ledger.close()
+        return ledger.path.read_bytes()
+
+
+FILE = _file()
+
+
+def use(path: Path) -> None:
+    """Everything that the placer does with a ledger."""
+    try:
+        ledger = Ledger(path)
+    except LedgerError:
+        return
+    with contextlib.closing(ledger):
+        for ask in (
+            lambda: [intent.gpus for intent in ledger.active_intents()],
+            lambda: [entry.request.members for entry in ledger.queued()],
+            lambda: [ledger.replay(request) for request in (PLACED, WAITING, NEW)],
+            lambda: ledger.find("placed"),
+            lambda: ledger.decisions_after(0, 10),
+            lambda: ledger.intent_state("placed"),
+            lambda: ledger.audit(10),
+            lambda: ledger.audit(10, after=0, request_id="placed"),
+            lambda: ledger.settle([("placed", IntentState.CANCELLED)], 3_000),
+            lambda: ledger.commit(WAITING, _decision(WAITING, "placed"), 4_000, "queue", "place"),
+            lambda: ledger.enqueue(NEW, _decision(NEW, "queued"), 5_000, "ada"),
+        ):
+            with contextlib.suppress(LedgerError, RequestError):
+                ask()
+
+
+def decode_ledger(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        path = Path(folder) / "ledger.sqlite"
+        path.write_bytes(data)
+        use(path)
+
+
+LEDGERS = Decoder(
+    decode_ledger,
+    (FILE, b"", FILE[:100], FILE[:4096], b"SQLite format 3\x00"),
+    (b"SQLite format 3\x00", b"CREATE TABLE", b"placed", b"\x10\x00", bytes(4096), b'"rank"', b"active"),
+    base_bytes=8 * MIB,
+)
+
+COLUMNS = (
+    *("UPDATE queue SET body = ?", "UPDATE queue SET reply = ?", "UPDATE queue SET queued_ms = ?"),
+    *("UPDATE intents SET ranks = ?", "UPDATE intents SET state = ?", "UPDATE intents SET cpus = ?"),
+    *("UPDATE decisions SET body = ?", "UPDATE decisions SET reply = ?", "UPDATE decisions SET outcome = ?"),
+    "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence) "
+    "VALUES (1, 'a', 'place', 'placed', '', 0, ?, '')",
+)
+
+
+def decode_rows(value: bytes) -> None:
+    """The bytes as a blob, as text and as a number, in one column; which one is for their length to say."""
+    change = COLUMNS[len(value) % len(COLUMNS)]
+    cells: list[bytes | str | int] = [value, value.decode("utf-8", "replace"), int.from_bytes(value[:7], "big")]
+    for cell in cells:
+        with tempfile.TemporaryDirectory(dir=FAST) as folder:
+            path = Path(folder) / "ledger.sqlite"
+            path.write_bytes(FILE)
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.execute(change, [cell])
+            use(path)
+
+
+ROWS = Decoder(
+    decode_rows,
+    (encode(PLACED), encode(RANKS), encode(_decision(PLACED, "placed")), b'{"risk": "rules"}', b"active", b"12"),
+    (b'"gpus": [', b'"request_id": "', b"settled"),
+    base_bytes=8 * MIB,
+)
+
+LEDGER: dict[str, Decoder] = {"ledgers": LEDGERS, "ledger rows": ROWS}
