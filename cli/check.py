@@ -13,20 +13,22 @@ def check_config_file(
 
     Example:  fleetcast check-config config.toml
     """
-    from ingest.targets import TargetList
+    from fleet.entities import Entities
     from ingest.topology import load_topology
     from service.access import load_access
     from service.config import load_config
+    from service.pipeline_role import open_sources
 
     config = load_config(path)
     access = load_access(config.api.host)
-    TargetList(config.scrape.targets)  # refuses what is no URL
+    sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
     typer.echo(f"{path}: fine")
     if config.fleet.topology:
         topology = load_topology(Path(config.fleet.topology))
         typer.echo(f"topology: {len(topology)} nodes, {int(topology.gpus.sum())} GPUs")
     else:
         typer.echo("topology: none named, every node will be unplaced")
+    typer.echo(f"sources: {', '.join(source.name for source in sources)}")
     typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
     typer.echo(f"api: http://{config.api.host}:{config.api.port}/  placer: port {config.placer.port}")
     typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")

@@ -5,13 +5,30 @@ What it delivers is idempotent downstream (samples by series and time, events by
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from fleet.errors import RecordError
+import msgspec
+
+from fleet.errors import ConfigError, RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Options:
+    """The options of a source as its struct (with `forbid_unknown_fields`). Raises ConfigError that names the key.
+
+    A source is made with (entities, clock, options). Making one checks its options and touches nothing outside the
+    process: it connects in `next`.
+    """
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+        raise ConfigError(f"pipeline.sources {name}: {error}; it takes {known}") from None
 
 
 @dataclass(frozen=True, slots=True)

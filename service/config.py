@@ -51,7 +51,7 @@ class PluginConfig(_Section, frozen=True):
     """One source or adapter: `use` is an import path (or the name of a built-in adapter), `options` are its own."""
 
     use: str
-    options: dict[str, str | int | float | bool] = {}
+    options: dict[str, str | int | float | bool | list[str]] = {}
 
 
 class PipelineConfig(_Section, frozen=True):

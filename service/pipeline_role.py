@@ -22,6 +22,17 @@ from service.process_memory import keep_one_heap
 
 logger = logging.getLogger(__name__)
 
+BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, options); options it knows or ConfigError
+    "kafka": "ingest.kafka:KafkaSource",
+    "slurm": "ingest.slurm:SlurmSource",
+    "kubernetes": "ingest.kubernetes:KubernetesSource",
+    "kernel_log": "ingest.kernel_log:KernelLogSource",
+    "gpud": "ingest.gpud:GpudSource",
+    "ufm": "ingest.ufm:UfmSource",
+    "sysfs": "ingest.sysfs:SysfsSource",
+    "perfquery": "ingest.perfquery:PerfquerySource",
+}
+
 
 def open_sources(config: Config, clock: Clock, entities: Entities) -> list[Source]:
     """The inbox, the scraper where there are targets, and the sources that the configuration names."""
@@ -29,8 +40,10 @@ def open_sources(config: Config, clock: Clock, entities: Entities) -> list[Sourc
     if config.scrape.targets:
         limit_s = config.pipeline.future_limit_s
         sources.append(Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s))
-    plugins = config.pipeline.sources
-    return sources + [load("pipeline.sources", row.use)(entities, clock, row.options) for row in plugins]
+    for row in config.pipeline.sources:
+        kind = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
+        sources.append(kind(entities, clock, row.options))
+    return sources
 
 
 def spare_the_collector() -> None:
