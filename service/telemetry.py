@@ -5,7 +5,7 @@ there, so a scrape of the API tells both; the placer's page is added as it is.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -129,12 +129,39 @@ def pipeline_page(
     for state, count in (ingestion.get("targets") or {}).items():
         targets.add_metric((str(state),), float(count))
     families.append(targets)
+    families += _sources(ingestion.get("sources") or ())
     _gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
     _gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
     _gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return generate_latest(registry).decode()
+
+
+SOURCE_GAUGES = (
+    ("rate_per_s", "fleetcast_source_records_per_second", "Good records a second, over about a minute."),
+    ("lag_s", "fleetcast_source_lag_seconds", "How far behind its newest record a source is read."),
+    ("lag_records", "fleetcast_source_lag_records", "Records that wait at a source."),
+    ("backlog_bytes", "fleetcast_source_backlog_bytes", "Bytes that wait at a source."),
+)
+
+
+def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """What each source says of itself; one that reads many targets is up while any answers."""
+    labels = ("source", "kind")
+    up = GaugeMetricFamily("fleetcast_source_up", "Whether a source answers.", labels=labels)
+    bad = CounterMetricFamily("fleetcast_source_bad_records", "Records that a source skipped.", labels=labels)
+    gauges = {key: GaugeMetricFamily(name, text, labels=labels) for key, name, text in SOURCE_GAUGES}
+    told = {(str(row.get("name", "")), str(row.get("kind", ""))): row for row in rows}
+    for label, row in told.items():
+        if row.get("up") is not None:
+            up.add_metric(label, float(bool(row["up"])))
+        if isinstance(row.get("bad"), int | float):
+            bad.add_metric(label, float(row["bad"]))
+        for key, family in gauges.items():
+            if isinstance(row.get(key), int | float):
+                family.add_metric(label, float(row[key]))
+    return [up, bad, *gauges.values()]
 
 
 def _counter(families: list[Metric], name: str, text: str, value: float | None) -> None:
