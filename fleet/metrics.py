@@ -117,6 +117,14 @@ _PORT = (
     _port("state", "id", GAUGE),
     _port("physical_state", "id", GAUGE),
     _port("speed_bytes_per_s", "B/s", GAUGE),
+    # RoCE and transport counters of the adapter itself (hw_counters): 64 bits wide, so they never stick.
+    _port("cnp_sent", "packets"),  # congestion on the way in: we ask senders to slow down
+    _port("cnp_handled", "packets"),  # congestion on the way out: we are asked to slow down
+    _port("out_of_sequence", "packets"),
+    _port("packet_seq_errors", "events"),
+    _port("ack_timeouts", "events"),
+    _port("adp_retransmits", "events"),
+    _port("rnr_naks", "packets"),
 )
 
 
@@ -132,6 +140,41 @@ _NODE = (
     _node("cpu_steal", "ratio"),
     _node("cpu_pressure", "s", COUNTER),  # its rate is the share of time in which some task waited for a CPU
     _node("bmc_power_w", "W"),
+    _node("cpu_steal_s", "s", COUNTER),  # mean over CPUs, as the next: the rate is a share of time
+    _node("cpu_idle_s", "s", COUNTER),
+    _node("memory_pressure", "s", COUNTER),
+    _node("io_pressure", "s", COUNTER),
+    _node("memory_total_bytes", "B"),
+    _node("memory_available_bytes", "B"),
+    _node("numa_hits", "pages", COUNTER),  # sums over NUMA nodes, NVMe drives and physical network interfaces
+    _node("numa_misses", "pages", COUNTER),
+    _node("nvme_read_bytes", "B", COUNTER),
+    _node("nvme_written_bytes", "B", COUNTER),
+    _node("nvme_busy_s", "s", COUNTER),  # mean over drives: the rate is a share of time
+    _node("net_rx_bytes", "B", COUNTER),
+    _node("net_tx_bytes", "B", COUNTER),
+    _node("net_errors", "events", COUNTER),
+)
+
+# Upper edges, in ms, that histograms of the time to first token have in one engine or another (vLLM, SGLang,
+# TensorRT-LLM, Triton): an engine fills those that it knows.
+TTFT_EDGES_MS = (100, 200, 250, 400, 500, 1000, 2000, 2500, 4000, 5000, 10_000, 20_000, 40_000)
+
+
+def _served(name: str, unit: str, type: str = COUNTER) -> Metric:
+    return Metric(name, unit, type, EntityKind.SERVED_MODEL)
+
+
+_SERVED_MODEL = (
+    _served("requests_running", "requests", GAUGE),
+    _served("requests_waiting", "requests", GAUGE),
+    _served("kv_cache_used", "ratio", GAUGE),
+    _served("prompt_tokens", "tokens"),
+    _served("generated_tokens", "tokens"),
+    _served("requests_finished", "requests"),
+    _served("ttft_s", "s"),  # time to first token, added up over requests
+    _served("ttft_requests", "requests"),
+    *(_served(f"ttft_le_{edge}ms", "requests") for edge in TTFT_EDGES_MS),
 )
 
 METRICS: dict[EntityKind, tuple[Metric, ...]] = dict.fromkeys(EntityKind, ()) | {
@@ -139,6 +182,7 @@ METRICS: dict[EntityKind, tuple[Metric, ...]] = dict.fromkeys(EntityKind, ()) | 
     EntityKind.GPU_INSTANCE: _INSTANCE,
     EntityKind.PORT: _PORT,
     EntityKind.NODE: _NODE,
+    EntityKind.SERVED_MODEL: _SERVED_MODEL,
 }
 
 _ROWS = {(kind, metric.name): row for kind, metrics in METRICS.items() for row, metric in enumerate(metrics)}
