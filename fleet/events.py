@@ -123,7 +123,13 @@ JobEvent = Submitted | Queued | Started | Phase | Step | Checkpoint | Resized | 
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What somebody says of a node: an administrator, a health checker, a kernel log reader."""
+    """What somebody says of a node: an administrator, a health checker, a kernel log reader.
+
+    Of a "health" or an "xid" event: `severity` fatal asks for the node to be drained, warning for caution, ok takes
+    back what was said of the same `check` and `device`; without it, an XID is as grave as its code and health a
+    warning. `device`: a PCI address, a board's UUID, a port or a switch; where it is known for a GPU, `gpu` is filled
+    in. `advice`: what who reported it would do. `probability`: of a failure that is forecast, not seen.
+    """
 
     node: str
     source: str
@@ -133,6 +139,17 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gpu: int | None = None
     code: int | str | None = None
     message: str = ""
+    check: str = ""
+    severity: Literal["ok", "warning", "fatal"] | None = None
+    device: str = ""
+    advice: str = ""
+    probability: float | None = None
+
+    @property
+    def condition(self) -> str:
+        """What it speaks of: a later event of the same source about the same replaces it."""
+        where = self.device or ("" if self.gpu is None else str(self.gpu))
+        return f"{self.source}|{self.type}|{self.check or self.code}|{where}"
 
 
 type_names = tuple(event.__struct_config__.tag for event in JobEvent.__args__)

@@ -1,4 +1,4 @@
-"""JobTable: an idempotent, order-free fold of job events; NodeTable: the same for node events.
+"""JobTable: an idempotent, order-free fold of job events.
 
 Within an attempt every field is last-writer-wins by `sequence`, so any order and any repetition of the same
 events end in the same table. Identities are remembered as runs of sequences, so a gapless attempt costs one pair.
@@ -21,7 +21,6 @@ from fleet.events import (
     Failed,
     Finished,
     JobEvent,
-    NodeEvent,
     NodeLost,
     Phase,
     Preempted,
@@ -37,7 +36,6 @@ from fleet.sequences import SeenSequences
 STEPS_KEPT = 256
 EVENTS_KEPT = 20
 CHECKPOINTS_KEPT = 32
-NODE_EVENTS_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -340,61 +338,3 @@ class JobTable:
         rows = ((job, [row.over_ms or 0 for row in _unpack(kept)]) for job, kept in self.resting.items())
         old = [job for job, _ in takewhile(lambda row: max(row[1]) < time_ms, rows)]
         return sum(len(_unpack(self.resting.pop(job))) for job in old)
-
-
-@dataclass(slots=True)
-class NodeRecord:
-    """What node events say of one node. A later drain or undrain (by time, then sequence) wins."""
-
-    node: str
-    drained: bool = False
-    drain_message: str = ""
-    lost: bool = False
-    events: list[NodeEvent] = field(default_factory=list)
-    written: dict[str, tuple[int, str, int]] = field(default_factory=dict)
-
-
-class NodeTable:
-    """An idempotent, order-free fold of node events."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, NodeRecord] = {}
-        self._seen: dict[tuple[str, str], SeenSequences] = {}
-        self.position = 0
-
-    def apply(self, event: NodeEvent) -> NodeRecord | None:
-        """Fold one event; None when it is a duplicate."""
-        if not self._seen.setdefault((event.node, event.source), SeenSequences()).add(event.sequence):
-            return None
-        record = self.nodes.setdefault(event.node, NodeRecord(event.node))
-        insort(record.events, event, key=_node_order)
-        del record.events[:-NODE_EVENTS_KEPT]
-        group = "drain" if event.type in ("drain", "undrain") else "lost"
-        if event.type in ("drain", "undrain", "lost", "returned") and _node_order(event) >= record.written.get(
-            group, (-1, "", -1)
-        ):
-            record.written[group] = _node_order(event)
-            if group == "drain":
-                record.drained = event.type == "drain"
-                record.drain_message = event.message if record.drained else ""
-            else:
-                record.lost = event.type == "lost"
-        self.position += 1
-        return record
-
-    def dump(self) -> list[tuple[NodeRecord, dict[str, SeenSequences]]]:
-        """Records with the sequences seen of each source: what a snapshot keeps."""
-        sources: dict[str, dict[str, SeenSequences]] = {}
-        for (node, source), seen in self._seen.items():
-            sources.setdefault(node, {})[source] = seen
-        return [(record, sources[node]) for node, record in self.nodes.items()]
-
-    def load(self, rows: list[tuple[NodeRecord, dict[str, SeenSequences]]]) -> None:
-        """The inverse of `dump`, into an empty table."""
-        for record, sources in rows:
-            self.nodes[record.node] = record
-            self._seen |= {(record.node, source): seen for source, seen in sources.items()}
-
-
-def _node_order(event: NodeEvent) -> tuple[int, str, int]:
-    return event.time_ms, event.source, event.sequence

@@ -29,5 +29,11 @@ class SeenSequences:
             self.runs.insert(at, [sequence, sequence])
         return True
 
+    def close_gaps(self, most: int) -> None:
+        """Keep at most `most` runs: the numbers between the lowest of them count as seen, and arrive in vain."""
+        extra = len(self.runs) - most
+        if extra > 0:
+            self.runs[: extra + 1] = [[self.runs[0][0], self.runs[extra][1]]]
+
     def copy(self) -> "SeenSequences":
         return SeenSequences([list(run) for run in self.runs])

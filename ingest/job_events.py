@@ -260,6 +260,11 @@ def _check_node_event(event: NodeEvent) -> None:
         if not event.code.isascii():  # "²" is a digit to Python and no number
             raise RecordError("bad_value", f"code {shown(event.code)}, expected ASCII")
     _check_text("message", event.message, MAX_MESSAGE_LENGTH)
+    _check_text("advice", event.advice, MAX_MESSAGE_LENGTH)
+    for field in ("check", "device"):
+        _check_label(field, getattr(event, field))
+    if event.probability is not None and not 0 <= event.probability <= 1:
+        raise RecordError("out_of_range", f"probability {shown(event.probability)}, expected 0 to 1")
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {

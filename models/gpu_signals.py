@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.xids import HARD, PART, SOFT
 from models.peers import group_median, spread
 from models.signals import Array, Columns, Mask, Sight, Times
-from models.xids import HARD, PART, SOFT
 
 IDLE, POWER_CAP, SLOWDOWN, BRAKE = 1, 4, 8, 128
 THERMAL = SLOWDOWN | 32 | 64

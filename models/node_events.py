@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from fleet.events import NodeEvent
-from fleet.jobs import NodeRecord
+from fleet.nodes import NodeRecord
+from fleet.xids import HARD
 from models.signals import Signal, Signals
-from models.xids import HARD
 
 FRESH_MS = 86_400_000
 REPEAT_MS = 7 * FRESH_MS

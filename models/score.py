@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from features.frame import FeatureFrame
 from fleet.entities import Entities
-from fleet.jobs import JobAttempt, NodeRecord
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeRecord
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.gang import GangColumns, Gangs, gangs_of

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.frame import FeatureFrame
+from fleet.xids import meaning
 from models.rules import ROW, RULES
 from models.words import age, clock_time, number, rate
-from models.xids import meaning
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

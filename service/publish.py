@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from features.extract import Frames
 from features.frame import FeatureFrame
 from fleet.entities import Entities
-from fleet.jobs import JobAttempt, NodeRecord
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeRecord
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.score import Fleet
 from models.scores import RISK_HORIZONS_S, RiskScores

@@ -24,7 +24,7 @@ from features.arrays_file import TornFileError, read_arrays, write_arrays
 from features.store import OtherIntervalError, WindowStore
 from features.store_files import StoreError
 from fleet.entities import Entities
-from fleet.jobs import NodeRecord
+from fleet.nodes import NodeRecord
 from fleet.sequences import SeenSequences
 from fleet.topology import Topology
 from models.demand import DemandDesk

@@ -8,7 +8,7 @@ snapshot ends in the same state.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +20,8 @@ from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Resized, Started
-from fleet.jobs import JobAttempt, JobTable, NodeRecord, NodeTable
+from fleet.jobs import JobAttempt, JobTable
+from fleet.nodes import NodeRecord, NodeTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
@@ -140,7 +141,7 @@ class FleetState:
         self._copies = copies
         for name, record in self.nodes.nodes.items():
             if name not in self._node_copies:
-                self._node_copies[name] = replace(record, events=list(record.events), written={})
+                self._node_copies[name] = record.copy()
         position = self.jobs.position + self.nodes.position
         return Told(running, queued, over, dict(self._node_copies), self.demand.durations(), position)
 

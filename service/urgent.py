@@ -13,7 +13,7 @@ from fleet.entities import Entities
 from fleet.events import NodeEvent
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
-from models.xids import HARD
+from fleet.xids import HARD
 from service.board import Board
 
 XID = metric_row(EntityKind.GPU, "xid")

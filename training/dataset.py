@@ -14,8 +14,9 @@ from features.extract import extract
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.events import JobEvent
-from fleet.jobs import JobTable, NodeTable
+from fleet.jobs import JobTable
 from fleet.metrics import metric_row
+from fleet.nodes import NodeTable
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Topology
 from ingest.exporters import ExporterResolver

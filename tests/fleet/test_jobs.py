@@ -17,7 +17,8 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.jobs import EVENTS_KEPT, STEPS_KEPT, JobAttempt, JobTable, NodeTable
+from fleet.jobs import EVENTS_KEPT, STEPS_KEPT, JobAttempt, JobTable
+from fleet.nodes import NodeTable
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
 

@@ -9,7 +9,8 @@ from features.extract import Frames
 from features.frame import FeatureFrame
 from fleet.entities import Entities
 from fleet.events import Started, Submitted
-from fleet.jobs import JobTable, NodeTable
+from fleet.jobs import JobTable
+from fleet.nodes import NodeTable
 from fleet.requests import Gang, RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from fleet.events import NodeEvent
-from fleet.jobs import NodeTable
+from fleet.nodes import NodeTable
 from models.calibrate import QuantileTracker
 from models.node_events import event_signals
 from models.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit

@@ -1,0 +1,104 @@
+"""NodeTable: an idempotent, order-free fold of node events."""
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from fleet.events import NodeEvent
+from fleet.sequences import SeenSequences
+
+NODE_EVENTS_KEPT = 64
+STANDING_KEPT = 128  # conditions of one node
+RUNS_KEPT = 2048  # of the sequences of one node and source
+
+Order = tuple[int, str, int]
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What node events say of one node. A later drain or undrain (by time, then sequence) wins.
+
+    standing: the latest XID or health event of each condition, by a key that names source, check and device.
+    """
+
+    node: str
+    drained: bool = False
+    drain_message: str = ""
+    lost: bool = False
+    events: list[NodeEvent] = field(default_factory=list)
+    written: dict[str, Order] = field(default_factory=dict)
+    standing: dict[str, NodeEvent] = field(default_factory=dict)
+
+    def copy(self) -> "NodeRecord":
+        """What a thread may read while events go on arriving."""
+        events, standing = list(self.events), dict(self.standing)
+        return NodeRecord(self.node, self.drained, self.drain_message, self.lost, events, {}, standing)
+
+
+class NodeTable:
+    """The records of all nodes that something was told of."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeRecord] = {}
+        self._seen: dict[tuple[str, str], SeenSequences] = {}
+        self.position = 0
+
+    def apply(self, event: NodeEvent) -> NodeRecord | None:
+        """Fold one event; None when it is a duplicate."""
+        seen = self._seen.setdefault((event.node, event.source), SeenSequences())
+        if not seen.add(event.sequence):
+            return None
+        seen.close_gaps(RUNS_KEPT)
+        record = self.nodes.setdefault(event.node, NodeRecord(event.node))
+        insort(record.events, event, key=_node_order)
+        del record.events[:-NODE_EVENTS_KEPT]
+        if event.type in ("xid", "health"):
+            _stand(record, event)
+        else:
+            _write(record, event)
+        self.position += 1
+        return record
+
+    def dump(self) -> list[tuple[NodeRecord, dict[str, SeenSequences]]]:
+        """Records with the sequences seen of each source: what a snapshot keeps."""
+        sources: dict[str, dict[str, SeenSequences]] = {}
+        for (node, source), seen in self._seen.items():
+            sources.setdefault(node, {})[source] = seen
+        return [(record, sources[node]) for node, record in self.nodes.items()]
+
+    def load(self, rows: list[tuple[NodeRecord, dict[str, SeenSequences]]]) -> None:
+        """The inverse of `dump`, into an empty table."""
+        for record, sources in rows:
+            self.nodes[record.node] = record
+            self._seen |= {(record.node, source): seen for source, seen in sources.items()}
+            if not record.standing:  # of a snapshot that did not keep them
+                for event in record.events:
+                    if event.type in ("xid", "health"):
+                        _stand(record, event)
+
+
+def _write(record: NodeRecord, event: NodeEvent) -> None:
+    """A drain, a loss, or the end of one."""
+    group = "drain" if event.type in ("drain", "undrain") else "lost"
+    if _node_order(event) < record.written.get(group, (-1, "", -1)):
+        return
+    record.written[group] = _node_order(event)
+    if group == "drain":
+        record.drained = event.type == "drain"
+        record.drain_message = event.message if record.drained else ""
+    else:
+        record.lost = event.type == "lost"
+
+
+def _stand(record: NodeRecord, event: NodeEvent) -> None:
+    key = event.condition
+    known = record.standing.get(key)
+    if known is not None and _node_order(event) < _node_order(known):
+        return
+    record.standing[key] = event
+    if len(record.standing) > STANDING_KEPT:
+        oldest = min(record.standing, key=lambda name: _node_order(record.standing[name]))
+        del record.standing[oldest]
+
+
+def _node_order(event: NodeEvent) -> Order:
+    return event.time_ms, event.source, event.sequence
