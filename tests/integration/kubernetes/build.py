@@ -1,4 +1,4 @@
-"""A real Kubernetes out of its published Go modules: etcd, kube-apiserver, kube-scheduler, and kwok for its nodes.
+"""A real Kubernetes out of its published Go modules: etcd, its three servers, and kwok for its nodes.
 
 Built once a version, in about eight minutes of two cores, and kept in the user's cache folder.
 
@@ -25,6 +25,7 @@ MODULE = "local.test/core"
 COMMANDS = (
     "k8s.io/kubernetes/cmd/kube-apiserver",
     "k8s.io/kubernetes/cmd/kube-scheduler",
+    "k8s.io/kubernetes/cmd/kube-controller-manager",
     "sigs.k8s.io/kwok/cmd/kwok",
     "go.etcd.io/etcd/server/v3",
 )
@@ -59,7 +60,7 @@ class Kubernetes:
 
     @property
     def is_whole(self) -> bool:
-        names = ("etcd", "kube-apiserver", "kube-scheduler", "kwok")
+        names = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kwok")
         return self.stages.exists() and all(self.binary(name).exists() for name in names)
 
 
