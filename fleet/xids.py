@@ -7,6 +7,8 @@ actions are for one GPU; when to take a node out of service is told by HARD and 
 
 from typing import Final
 
+from fleet.events import NodeEvent
+
 HARD: Final = {
     48: "double-bit ECC error",
     64: "row remapping failed",
@@ -113,3 +115,19 @@ def advice(code: int) -> str:
     ('restart the node', '')
     """
     return ACTIONS.get(ACTION_OF.get(code, ""), "")
+
+
+def gravity(event: NodeEvent) -> str:
+    """fatal, warning or ok, of an XID or health event; empty for an application's error and other events.
+
+    >>> gravity(NodeEvent(node="n1", source="s", sequence=1, time_ms=1, type="xid", code=79))
+    'fatal'
+    """
+    if event.severity is not None:
+        return event.severity
+    if event.type == "health":
+        return "warning"
+    if event.type != "xid" or not str(event.code).isdecimal():
+        return ""
+    code = int(str(event.code))
+    return "fatal" if code in HARD else "warning" if code in SOFT else ""

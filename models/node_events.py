@@ -1,15 +1,18 @@
 """What node events (administrators, health checkers, kernel logs) say, as signals."""
 
+import re
 from collections.abc import Mapping
 
 from fleet.events import NodeEvent
 from fleet.nodes import NodeRecord
-from fleet.xids import HARD
+from fleet.xids import gravity
 from models.signals import Signal, Signals
 
 FRESH_MS = 86_400_000
+STANDS_MS = 7 * FRESH_MS  # health that nobody took back
 REPEAT_MS = 7 * FRESH_MS
-FAULT_EVENTS = frozenset({"lost", "xid", "drain"})
+MESSAGE_SHOWN = 300
+PORT = re.compile(r"[A-Za-z]\w*/\d+")
 
 
 def event_signals(
@@ -23,7 +26,7 @@ def event_signals(
             found += _of_record(record, row, now_ms)
     last = dict(faults)
     for record in nodes.values():
-        times = [event.time_ms for event in record.events if event.type in FAULT_EVENTS and _is_fault(event)]
+        times = [event.time_ms for event in record.events if _is_fault(event)]
         if times:
             last[record.node] = max(times[-1], last.get(record.node, 0))
     found += [
@@ -42,18 +45,55 @@ def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
         found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_last(record, "lost")))
     if record.drained:
         found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=_last(record, "drain")))
-    for event in record.events:
-        if event.type == "xid" and _is_fault(event) and 0 <= now_ms - event.time_ms < FRESH_MS:
-            entity = record.node if event.gpu is None else f"{record.node}/{event.gpu}"
-            found.append(Signal("xid_reported", row, entity, float(event.code or 0), since_ms=event.time_ms))
+    for event in record.standing.values():
+        if 0 <= now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
+            signal = _of_xid(event, row) if event.type == "xid" else _of_health(event, row)
+            if signal is not None:
+                found.append(signal)
     return found
 
 
+def _of_xid(event: NodeEvent, row: int) -> Signal | None:
+    grave = gravity(event)
+    if grave not in ("fatal", "warning"):
+        return None
+    rule = "xid_reported" if grave == "fatal" else "xid_noted"
+    return Signal(rule, row, _where(event), float(event.code or 0), since_ms=event.time_ms)
+
+
+def _of_health(event: NodeEvent, row: int) -> Signal | None:
+    if event.probability is not None:
+        p = 0.0 if event.severity == "ok" else event.probability
+        words = _words(event)
+        return (
+            Signal("link_predicted", row, _where(event), p, strength=p, since_ms=event.time_ms, words=words)
+            if p
+            else None
+        )
+    grave = gravity(event)
+    if grave not in ("fatal", "warning"):
+        return None
+    rule = "health_failed" if grave == "fatal" else "health_degraded"
+    return Signal(rule, row, _where(event), 1.0, since_ms=event.time_ms, words=_words(event))
+
+
+def _where(event: NodeEvent) -> str:
+    """The entity that it speaks of: a GPU, a port such as mlx5_0/1, or else the node."""
+    if event.gpu is not None:
+        return f"{event.node}/{event.gpu}"
+    return f"{event.node}/{event.device}" if PORT.fullmatch(event.device) else event.node
+
+
+def _words(event: NodeEvent) -> str:
+    """Check, message and advice of whoever reported it, in a line."""
+    said = [text for text in (event.check, event.message[:MESSAGE_SHOWN]) if text]
+    about = f"{event.source}: {': '.join(said)}" if said else event.source
+    return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
+
+
 def _is_fault(event: NodeEvent) -> bool:
-    """A loss is; an XID is when it speaks of the hardware; a drain is an administrator's choice."""
-    if event.type == "xid":
-        return str(event.code).isdecimal() and int(str(event.code)) in HARD
-    return event.type == "lost"
+    """A loss is; XIDs and health events are when they are grave; a drain is an administrator's choice."""
+    return event.type == "lost" or (event.type in ("xid", "health") and gravity(event) == "fatal")
 
 
 def _last(record: NodeRecord, type: str) -> int:

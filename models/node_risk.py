@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from fleet.errors import ConfigError
+from fleet.xids import advice
 from models.calibrate import apply_isotonic
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
@@ -180,6 +181,8 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
     rule = RULES[signals.rule[at]]
     value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
     entity = signals.entity[at]
+    text = sentence(rule.name, entity, value, usual, since_ms, now_ms)
+    words = signals.words[at] if signals.words else ""
     return Reason(
         feature=rule.feature,
         entity=entity,
@@ -188,13 +191,24 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
         unit=rule.unit,
         share=round(share, 3),
         since_ms=since_ms or None,
-        sentence=sentence(rule.name, entity, value, usual, since_ms, now_ms),
+        sentence=f"{text}: {words}" if words else text,
     )
 
 
 def _action(node: int, signals: Signals, first: str) -> Action:
     """The gravest action of the node's firm signals; `watch` when none is firm."""
-    firm = signals.rule[(signals.node == node) & signals.firm]
-    code = max((RULES[row].action for row in firm.tolist()), key=ACTIONS.index, default="watch")
+    firm = np.flatnonzero((signals.node == node) & signals.firm)
+    gravest = max(firm.tolist(), key=lambda at: ACTIONS.index(RULES[signals.rule[at]].action), default=None)
+    code = "watch" if gravest is None else RULES[signals.rule[gravest]].action
     words = ACTION_WORDS[code]
-    return Action(code, f"{words[0].upper()}{words[1:]}: {first}.")
+    then = "" if gravest is None else _advice(signals, gravest)
+    return Action(code, f"{words[0].upper()}{words[1:]}: {first}.{then}")
+
+
+def _advice(signals: Signals, at: int) -> str:
+    """What NVIDIA would do about an XID, as a sentence."""
+    code = signals.value[at]
+    if RULES[signals.rule[at]].feature != "xid" or not np.isfinite(code):
+        return ""
+    words = advice(round(float(code)))
+    return f" NVIDIA's advice for XID {code:.0f}: {words}." if words else ""

@@ -66,7 +66,10 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """k raised signals as columns; `entity` holds names, `node` rows, `rule` rows of RULES."""
+    """k raised signals as columns; `entity` holds names, `node` rows, `rule` rows of RULES.
+
+    words: what whoever reported it said, empty where our own rules saw it; no words at all: of none.
+    """
 
     rule: NDArray[np.int16]
     node: NDArray[np.int32]
@@ -76,6 +79,7 @@ class Signals:
     strength: Array
     since_ms: Times
     firm: Mask
+    words: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rule)
@@ -92,6 +96,7 @@ class Signals:
             np.array([row.strength for row in rows], np.float64),
             np.array([row.since_ms for row in rows], np.int64),
             np.array([row.firm for row in rows], bool),
+            tuple(row.words for row in rows),
         )
 
     @classmethod
@@ -107,6 +112,7 @@ class Signals:
             np.concatenate([part.strength for part in parts]),
             np.concatenate([part.since_ms for part in parts]),
             np.concatenate([part.firm for part in parts]),
+            tuple(text for part in parts for text in part.words or ("",) * len(part)),
         )
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "Signals":
@@ -126,6 +132,7 @@ class Signals:
             self.strength[mask],
             self.since_ms[mask],
             self.firm[mask],
+            tuple(text for text, keep in zip(self.words, mask.tolist(), strict=True) if keep) if self.words else (),
         )
 
     def levels(self, nodes: int) -> Array:
@@ -147,6 +154,7 @@ class Signal:
     strength: float = 1.0
     since_ms: int = 0
     firm: bool = True
+    words: str = ""
 
 
 Say = Callable[[float, float, str, int], str]
@@ -222,6 +230,10 @@ SAY: dict[str, Say] = {
     "gpus_missing": lambda v, u, when, ago: f"{number(v)} of {number(u)} GPUs reported",
     "scrape_slow": lambda v, u, when, ago: f"exporter takes {number(v)} s to answer, usual {number(u)}",
     "xid_reported": lambda v, u, when, ago: f"{_xid(v, when)}, reported by the node",
+    "xid_noted": lambda v, u, when, ago: f"{_xid(v, when)}, reported by the node",
+    "health_failed": lambda v, u, when, ago: f"a health check failed{when}",
+    "health_degraded": lambda v, u, when, ago: f"a health check warns{when}",
+    "link_predicted": lambda v, u, when, ago: f"a link failure is predicted with probability {number(v)}{when}",
     "node_lost": lambda v, u, when, ago: f"node reported lost{when.replace('since', 'at')}",
     "drain_requested": lambda v, u, when, ago: f"drained{when}",
     "gang_outlier": lambda v, u, when, ago: f"SM clocks down to {number(v)} MHz, its gang's at {number(u)}",

@@ -13,13 +13,13 @@ from fleet.entities import Entities
 from fleet.events import NodeEvent
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
-from fleet.xids import HARD
+from fleet.xids import HARD, advice, gravity
 from service.board import Board
 
 XID = metric_row(EntityKind.GPU, "xid")
 AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on
 BACK = frozenset({"undrain", "returned"})
-HARD_EVENTS = AWAY.keys() | BACK | {"xid"}
+MESSAGE_SHOWN = 300
 
 
 class HardSignals:
@@ -31,7 +31,7 @@ class HardSignals:
 
     def rows(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[dict[str, Any]]:
         """Rows of `doc.urgent`; `fresh`: the node events of a batch that were new, `samples`: all of it."""
-        return [_event_row(event) for event in fresh if event.type in HARD_EVENTS] + self._new_xids(samples)
+        return [_event_row(event) for event in fresh if _is_hard(event)] + self._new_xids(samples)
 
     def _new_xids(self, batches: Sequence[SampleBatch]) -> list[dict[str, Any]]:
         """XIDs that appeared on a GPU whose last scrape showed another code."""
@@ -57,22 +57,36 @@ class HardSignals:
                         "code": code,
                         "time_ms": int(samples.time_ms[at][index]),
                         "sentence": f"XID {code} on GPU {gpu} of {node}",
+                        "fatal": code in HARD,
+                        "advice": advice(code),
                     }
                 )
             self._last_xid[entity] = value
         return rows
 
 
+def _is_hard(event: NodeEvent) -> bool:
+    """A node that goes or comes back, an XID that is more than an application's error, health that is fatal."""
+    if event.type == "health":
+        return gravity(event) == "fatal"
+    return event.type in AWAY or event.type in BACK or gravity(event) in ("fatal", "warning")
+
+
 def _event_row(event: NodeEvent) -> dict[str, Any]:
-    what = f"XID {event.code}" if event.type == "xid" else event.type
+    what = f"XID {event.code}" if event.type == "xid" else event.check or event.type
     where = event.node if event.gpu is None else f"GPU {event.gpu} of {event.node}"
+    where += f" ({event.device})" if event.device else ""
+    code = str(event.code)
+    known = advice(int(code)) if event.type == "xid" and code.isdecimal() else ""
     return {
         "node": event.node,
         "gpu": event.gpu,
         "type": event.type,
         "code": event.code,
         "time_ms": event.time_ms,
-        "sentence": f"{what} on {where}" + (f": {event.message}" if event.message else ""),
+        "sentence": f"{what} on {where}" + (f": {event.message[:MESSAGE_SHOWN]}" if event.message else ""),
+        "fatal": gravity(event) == "fatal",
+        "advice": event.advice[:MESSAGE_SHOWN] or known,
     }
 
 
@@ -97,8 +111,7 @@ def struck(board: Board) -> dict[str, list[dict[str, Any]]]:
 
 def forbids(row: Mapping[str, Any]) -> bool:
     """Whether nothing should be placed on the node of a row: it is away, or its hardware failed."""
-    code = str(row["code"])
-    return row["type"] in AWAY or (row["type"] == "xid" and code.isdecimal() and int(code) in HARD)
+    return row["type"] in AWAY or bool(row.get("fatal"))
 
 
 def state_of(state: str, rows: Sequence[Mapping[str, Any]]) -> str:

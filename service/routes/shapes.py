@@ -68,6 +68,8 @@ class HardSignal(msgspec.Struct):
     time_ms: int
     sentence: str
     taken_ms: int
+    fatal: bool = False
+    advice: str = ""
 
 
 class NodeAnswer(msgspec.Struct):

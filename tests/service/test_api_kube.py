@@ -103,7 +103,8 @@ def test_without_a_board_everything_passes(tmp_path: Path, parts: list[Section])
 def test_a_hard_signal_counts_before_the_next_scores(world: World) -> None:
     lost = {"node": "n001", "type": "lost", "code": None, "time_ms": NOW_MS + 2_000, "sentence": "lost on n001"}
     xid = {"node": "n003", "type": "xid", "code": 79, "time_ms": NOW_MS + 2_000, "sentence": "XID 79 on GPU 1 of n003"}
-    soft = xid | {"node": "stranger", "code": 31}
+    xid |= {"fatal": True}
+    soft = xid | {"node": "stranger", "code": 31, "fatal": False}
     world.urgent(NOW_MS + 3_000, lost, xid, soft)
     assert set(world.failed()) == {"n001", "n002", "n003"}
     assert world.failed()["n003"] == "fleetcast: XID 79 on GPU 1 of n003"

@@ -19,7 +19,7 @@ from tests.service.api_world import NOW_MS, Client, config, sections
 def row(node: str, type: str, taken_ms: int, code: int | None = None) -> dict[str, Any]:
     sentence = f"{type} on {node}"
     event = {"node": node, "gpu": None, "type": type, "code": code, "time_ms": taken_ms - 500, "sentence": sentence}
-    return event | {"taken_ms": taken_ms}
+    return event | {"taken_ms": taken_ms, "fatal": code == 79, "advice": ""}
 
 
 def tell(writer: BoardWriter, *rows: dict[str, Any]) -> None:
