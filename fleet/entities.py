@@ -4,7 +4,7 @@ Names, by kind (snapshots, archive and answers hold names, never rows):
 
     node            n001                     gpu            n001/3          (node / index)
     gpu_instance    n001/3/7                 port           n001/mlx5_0/1   (node / device / port)
-    pool            train                    served_model   pool/model
+    pool            train                    served_model   pool/model/instance  (the model may hold '/')
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.devices import GpuDevices
 from fleet.samples import EntityKind
 
 MAX_NAME_LENGTH = 253
@@ -61,6 +62,7 @@ class Entities:
 
     def __init__(self) -> None:
         self._tables = {kind: EntityTable(kind) for kind in EntityKind}
+        self.devices = GpuDevices()
 
     def __getitem__(self, kind: EntityKind) -> EntityTable:
         return self._tables[kind]

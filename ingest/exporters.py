@@ -1,22 +1,14 @@
-"""Every exporter we read, behind one `Resolve`: DCGM by the prefix of its names, then ports, then the node itself."""
+"""Every exporter we read, behind one `Resolve`: DCGM and serving engines by the prefix of their names, hosts, ports."""
 
 from collections.abc import Mapping
 
 from fleet.entities import Entities
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind
 from ingest.dcgm import DcgmResolver, GpuInventory
+from ingest.host import HOST_NAMES, HostResolver
 from ingest.infiniband import InfinibandResolver
-from ingest.nodes import node_name
 from ingest.series import Series
+from ingest.serving import PREFIXES, ServingResolver
 from ingest.text import Target
-
-# node_exporter: seconds in which some task waited for a CPU (pressure stall information); the board's power meter.
-NODE_READINGS = {
-    "node_pressure_cpu_waiting_seconds_total": metric_row(EntityKind.NODE, "cpu_pressure"),
-    "node_hwmon_power_average_watt": metric_row(EntityKind.NODE, "bmc_power_w"),
-}
-_POWER_METER = "power_meter"  # the chip that sees the whole board; others are single rails
 
 
 class ExporterResolver:
@@ -26,15 +18,14 @@ class ExporterResolver:
         self.inventory = GpuInventory()
         self.dcgm = DcgmResolver(entities, self.inventory)
         self._ports = InfinibandResolver(entities)
-        self._entities = entities
+        self._hosts = HostResolver(entities)
+        self._served = ServingResolver(entities)
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
         if name.startswith("DCGM_"):
             return self.dcgm(name, labels, target)
-        metric = NODE_READINGS.get(name)
-        if metric is None:
-            return self._ports(name, labels, target)
-        if "chip" in labels and _POWER_METER not in labels["chip"]:
-            return None
-        node = self._entities.node(node_name(target.node, self._entities))
-        return Series(EntityKind.NODE, metric, node, node)
+        if name in HOST_NAMES:
+            return self._hosts(name, labels, target)
+        if name.startswith(PREFIXES):
+            return self._served(name, labels, target)
+        return self._ports(name, labels, target)

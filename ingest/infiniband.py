@@ -6,6 +6,9 @@ at their width (255, 65,535, 15, 2**32 - 1) until somebody resets them: such a v
     node_infiniband_port_data_received_bytes_total{device="mlx5_0",port="1"}        bytes
     infiniband_port_rcv_data{device="mlx5_0",port="1"}                              words (sysfs file names)
     PortRcvData{device="mlx5_0",port="1"}                                           words (perfquery)
+
+The adapter's own counters (hw_counters: congestion notifications, retransmissions, timeouts) are 64 bits wide. The
+adapter refreshes them every `lifespan` ms, so a reading may repeat the one before; that is no sign of rest.
 """
 
 from collections.abc import Mapping
@@ -86,6 +89,16 @@ _LEGACY = {
     "legacy_packets_received": "rx_packets",
     "legacy_packets_transmitted": "tx_packets",
 }
+# The adapter's own counters: metric -> names in node_exporter (without prefix and _total), name in sysfs.
+_ADAPTER = {
+    "cnp_sent": ("np_cnp_packets_sent", "np_cnp_sent"),
+    "cnp_handled": ("rp_cnp_packets_handled", "rp_cnp_handled"),
+    "out_of_sequence": ("out_of_sequence_packets_received", "out_of_sequence"),
+    "packet_seq_errors": ("packet_sequence_errors", "packet_seq_err"),
+    "ack_timeouts": ("local_ack_timeout_errors", "local_ack_timeout_err"),
+    "adp_retransmits": ("roce_adp_retransmits", "roce_adp_retrans"),
+    "rnr_naks": ("rnr_nak_retry_packets_received", "rnr_nak_retry_err"),
+}
 _GAUGES = {
     "node_infiniband_state_id": ("state", 1.0),
     "node_infiniband_physical_state_id": ("physical_state", 1.0),
@@ -114,6 +127,10 @@ def _readings() -> dict[str, _Reading]:
             table[name] = _Reading(metric, words, counter.ceiling)
     for name, target in _LEGACY.items():
         table[f"node_infiniband_{name}_total"] = _Reading(metric_row(EntityKind.PORT, target), 1.0, _NEVER)
+    for target, (exporter_name, sysfs_name) in _ADAPTER.items():
+        reading = _Reading(metric_row(EntityKind.PORT, target), 1.0, _NEVER)
+        for name in (f"node_infiniband_{exporter_name}_total", sysfs_name, f"infiniband_{sysfs_name}"):
+            table[name] = reading
     for name, (target, scale) in _GAUGES.items():
         table[name] = _Reading(metric_row(EntityKind.PORT, target), scale, _NEVER)
     return table

@@ -15,7 +15,7 @@ import logging
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from fleet.samples import EntityKind, SampleBatch
 from ingest.exporters import ExporterResolver
 from ingest.fetch import FetchError, fetch, open_session
 from ingest.nodes import node_name
+from ingest.serving import NOWHERE
 from ingest.source import Batch
 from ingest.targets import TargetList, TargetSpec
 from ingest.text import PageDecoder, Target
@@ -93,6 +94,7 @@ class Scraper:
         self.failures: Counter[str] = Counter()  # scrapes without a page, by reason
         self.noted: Counter[str] = Counter()  # lines that are neither good nor bad, by reason
         self.skipped_rounds = 0
+        self.choose: Callable[[TargetSpec], bool] = _any  # which targets of the list are this process's to scrape
         self._entities = entities
         self._list = TargetList(targets)
         self._options = options
@@ -200,7 +202,7 @@ class Scraper:
 
     def _reload(self) -> None:
         """Start what the list names, stop what it no longer names."""
-        wanted = self._list.read()
+        wanted = {url: spec for url, spec in self._list.read().items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
             self._forget(self.targets.pop(url))
@@ -216,7 +218,7 @@ class Scraper:
     def target(self, spec: TargetSpec) -> ScrapeTarget:
         decoder = PageDecoder(
             self.resolver,
-            Target(spec.node or spec.host, fixed=bool(spec.node)),
+            Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address),
             noted=self.noted,
             future_limit_ms=self._future_limit_ms,
         )
@@ -289,7 +291,7 @@ class Scraper:
 
     def _nodes_of(self, target: ScrapeTarget, up: bool) -> list[int]:
         """Rows of the nodes that the target speaks of; its host's when it has not told for some rounds."""
-        reported = target.decoder.reported if up else {}
+        reported = {node: seen for node, seen in target.decoder.reported.items() if up and node != NOWHERE}
         if reported.keys() - target.nodes.keys():  # a new name: those that are gone were its old ones
             target.nodes = {node: devices for node, devices in target.nodes.items() if node in reported}
         for node, seen in reported.items():
@@ -297,7 +299,8 @@ class Scraper:
             target.nodes[node] = (gpus or seen.gpus > 0, ports or seen.ports > 0)
             if seen.gpus:
                 self._gpu_targets.setdefault(node, set()).add(target.spec.url)
-        if not target.nodes and target.rounds >= UNNAMED_ROUNDS:
+        serves = NOWHERE in target.decoder.reported  # a model, which may be anywhere
+        if not target.nodes and not serves and target.rounds >= UNNAMED_ROUNDS:
             try:
                 target.nodes[self._entities.node(node_name(target.decoder.target.node, self._entities))] = (
                     False,
@@ -310,3 +313,7 @@ class Scraper:
     def _speaks_for(self, target: ScrapeTarget, node: int) -> bool:
         urls = self._gpu_targets.get(node)
         return not urls or target.spec.url in urls
+
+
+def _any(target: TargetSpec) -> bool:
+    return True

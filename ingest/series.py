@@ -32,11 +32,20 @@ class Form(IntEnum):
     DCGM_RATIO = 3  # a ratio field that some sites export in percent: above 1 it is taken for percent
 
 
+class Fold(IntEnum):
+    """How several lines make one sample; see `ingest.parts`."""
+
+    WHOLE = 0  # they do not: a line is a sample, and a second one of the same series is dropped
+    SUM = 1
+    MEAN = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """One series of the catalogue. `device` is the row of its GPU (for MIG instances: of the GPU they lie on) or port.
 
-    value = raw * scale; raw == `ceiling` is missing (a saturated counter; NaN: there is no such value).
+    value = raw * scale; raw == `ceiling` is missing (a saturated counter; NaN: there is no such value). With a `fold`
+    it is a part of a sample. `node` is -1 for what belongs to none.
     """
 
     kind: EntityKind
@@ -47,6 +56,7 @@ class Series:
     scale: float = 1.0
     form: Form = Form.PLAIN
     ceiling: float = float("nan")
+    fold: Fold = Fold.WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,12 @@ class TargetSpec:
         """What names the node when nothing else does."""
         return urlsplit(self.url).hostname or self.url
 
+    @property
+    def address(self) -> str:
+        """host:port, as Prometheus' label `instance` has it."""
+        parts = urlsplit(self.url)
+        return parts.netloc.rpartition("@")[2] or self.url
+
 
 def parse_target(text: str) -> TargetSpec:
     """Raises ConfigError that quotes the text.

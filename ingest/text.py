@@ -19,7 +19,8 @@ from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.exposition import parse_line, parse_timestamp, parse_value
 from ingest.page_shape import PageShape, Role
-from ingest.series import Conversion, Series
+from ingest.parts import Folding
+from ingest.series import Conversion, Fold, Series
 from ingest.source import Batch
 
 MAX_SERIES = 50_000
@@ -30,10 +31,14 @@ _UNAME = b"node_uname_info{"
 
 @dataclass(slots=True)
 class Target:
-    """Where a page comes from. `node` owns the series that name none; all of them where configuration `fixed` it."""
+    """Where a page comes from. `node` owns the series that name none; all of them where configuration `fixed` it.
+
+    `address` (host:port) names the process behind the page where that matters.
+    """
 
     node: str
     fixed: bool = False
+    address: str = ""
 
 
 Resolve = Callable[[str, Mapping[str, str], Target], Series | None]
@@ -50,10 +55,15 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What samples need besides numbers, for n series in page order. kinds: (kind, its rows, metric, entity)."""
+    """What samples need besides numbers, for n series in page order. kinds: (kind, its rows, metric, entity).
+
+    folds: one a kind, None where each of its rows is a sample; fold: how each row counts.
+    """
 
     conversion: Conversion
     kinds: tuple[tuple[EntityKind, slice | NDArray[np.intp], NDArray[np.int16], NDArray[np.int32]], ...]
+    folds: tuple[Folding | None, ...]
+    fold: bytes
     node: NDArray[np.int32]
     device: NDArray[np.int32]
     reported: dict[int, Reported]  # node row -> devices
@@ -63,13 +73,16 @@ class _Columns:
         metric = np.array([one.metric for one in series], np.int16)
         entity = np.array([one.entity for one in series], np.int32)
         present = list(dict.fromkeys(one.kind for one in series))
-        kinds = []
+        kinds, folds = [], []
         for kind in present:
             rows = np.array([row for row, one in enumerate(series) if one.kind is kind], np.intp)
+            folds.append(Folding.of([one for one in series if one.kind is kind]))
             kinds.append((kind, slice(None) if len(present) == 1 else rows, metric[rows], entity[rows]))
         return cls(
             Conversion.of(series),
             tuple(kinds),
+            tuple(folds),
+            bytes(one.fold for one in series),
             np.array([one.node for one in series], np.int32),
             np.array([one.device for one in series], np.int32),
             _count_devices(series),
@@ -77,7 +90,8 @@ class _Columns:
 
     def series(self) -> list[Series]:
         """What the columns were made of."""
-        rows = list(zip(self.node.tolist(), self.device.tolist(), *self.conversion.columns(), strict=True))
+        folds = map(Fold, self.fold)
+        rows = list(zip(self.node.tolist(), self.device.tolist(), *self.conversion.columns(), folds, strict=True))
         found: dict[int, Series] = {}
         for kind, at, metric, entity in self.kinds:
             numbers = np.arange(len(rows))[at].tolist()
@@ -229,7 +243,9 @@ class PageDecoder:
         if time_ms > page.arrival_ms + self._future_limit_ms:
             raise RecordError("future", f"{(time_ms - page.arrival_ms) / 1000:.0f} s ahead: {prefix[:60]!r}")
         identity = (series.kind, series.metric, series.entity)
-        if identity in page.entities:  # one GPU under several pods: the same number under other labels
+        if (
+            identity in page.entities and series.fold is Fold.WHOLE
+        ):  # one GPU under several pods: the same number under other labels
             self.noted["folded"] += 1
             page.note(prefix, Role.FOLDED)
             return
@@ -276,9 +292,15 @@ class PageDecoder:
             finite[missing] = False
             good = finite
         samples = []
-        for kind, rows, metric, entity in columns.kinds:
+        for (kind, rows, metric, entity), fold in zip(columns.kinds, columns.folds, strict=True):
             keep = good if isinstance(good, slice) else good[rows]
-            if isinstance(keep, slice) or keep.any():
+            if fold is not None:
+                whole = fold.values(value[rows] if isinstance(keep, slice) else np.where(keep, value[rows], np.nan))
+                at = fold.first[np.isfinite(whole)]
+                if len(at):
+                    whole = whole[np.isfinite(whole)]
+                    samples.append(SampleBatch(kind, metric[at], entity[at], time_ms[rows][at], whole))
+            elif isinstance(keep, slice) or keep.any():
                 samples.append(SampleBatch(kind, metric[keep], entity[keep], time_ms[rows][keep], value[rows][keep]))
         return Batch(samples=tuple(samples), bad=tuple(bad))
 

@@ -138,3 +138,20 @@ def test_a_real_node_exporter_page_decodes_without_a_bad_record() -> None:
     batch = desk.decoder.decode(path.read_bytes(), 1000)
     assert batch.bad == ()
     assert desk.decoder.reported[0].ports == 3
+
+
+@pytest.mark.parametrize(
+    ("exporter", "sysfs", "metric"),
+    [
+        ("np_cnp_packets_sent", "np_cnp_sent", "cnp_sent"),
+        ("rp_cnp_packets_handled", "rp_cnp_handled", "cnp_handled"),
+        ("out_of_sequence_packets_received", "out_of_sequence", "out_of_sequence"),
+        ("packet_sequence_errors", "packet_seq_err", "packet_seq_errors"),
+        ("local_ack_timeout_errors", "local_ack_timeout_err", "ack_timeouts"),
+        ("roce_adp_retransmits", "roce_adp_retrans", "adp_retransmits"),
+        ("rnr_nak_retry_packets_received", "rnr_nak_retry_err", "rnr_naks"),
+    ],
+)
+def test_counters_of_the_adapter_never_stick(exporter: str, sysfs: str, metric: str) -> None:
+    for line in (f"node_infiniband_{exporter}_total{PORT} 4294967295", f"{sysfs}{PORT} 4294967295"):
+        assert Desk("n1").decode(line) == {f"{metric} n1/mlx5_0/1": 4294967295.0}
