@@ -115,6 +115,9 @@ class DcgmResolver:
         node = node_name(stated or target.node, self._entities)
         model = short_model(labels.get("modelName") or labels.get("model_name", ""))
         self.inventory.learn(node, index, GpuFacts(model, uuid))
+        for device in (labels.get("pci_bus_id", ""), uuid):
+            if device:
+                self._entities.devices.learn(node, device, index)
         return node, index
 
 

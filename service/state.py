@@ -74,6 +74,7 @@ class FleetState:
         self.counts = Counts()
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
+        self._devices_learnt = 0
         self._gpu_rows_seen = 0
         self._stated = frozenset(node.name for node in topology.nodes if node.gpus)  # a file says how many GPUs
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
@@ -113,7 +114,7 @@ class FleetState:
         fresh = []
         for stated in events:
             try:
-                event = _renamed(stated, node_name(stated.node, self.entities))
+                event = self._placed(_renamed(stated, node_name(stated.node, self.entities)))
             except RecordError as error:
                 self._note_bad(error)
                 continue
@@ -124,6 +125,25 @@ class FleetState:
                 self._node_copies.pop(event.node, None)
         self.counts.events += len(fresh)
         return fresh
+
+    def _placed(self, event: NodeEvent) -> NodeEvent:
+        """The event with the GPU that its device is, once an exporter has told which."""
+        if not event.device or event.gpu is not None:
+            return event
+        gpu = self.entities.devices.gpu(event.node, event.device)
+        return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
+
+    def _place_again(self) -> None:
+        """Events that came before the exporters' pages, with the GPUs that these tell."""
+        devices = self.entities.devices
+        if devices.learnt == self._devices_learnt:
+            return
+        self._devices_learnt = devices.learnt
+        for name, record in self.nodes.nodes.items():
+            if any(self._placed(event) is not event for event in record.standing.values()):
+                record.events[:] = map(self._placed, record.events)
+                record.standing = {key: self._placed(event) for key, event in record.standing.items()}
+                self._node_copies.pop(name, None)
 
     def told(self, ended: Iterable[JobAttempt]) -> Told:
         """What a thread may work on while events go on arriving. `ended`: attempts that it should know of as well."""
@@ -139,6 +159,7 @@ class FleetState:
 
         running, queued, over = copy(self.jobs.running()), copy(self.jobs.queued()), copy(ended)
         self._copies = copies
+        self._place_again()
         for name, record in self.nodes.nodes.items():
             if name not in self._node_copies:
                 self._node_copies[name] = record.copy()

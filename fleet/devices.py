@@ -1,0 +1,38 @@
+"""Which GPU of a node a device name means: kernel logs know PCI addresses, health checkers also boards' UUIDs."""
+
+import re
+
+MOST_PER_NODE = 1024
+_PCI = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?")
+
+
+def device_name(stated: str) -> str:
+    """One spelling: a PCI address without its function, in small letters; everything else as it is.
+
+    >>> device_name("00000000:9B:00.0"), device_name("PCI:0000:9b:00"), device_name("GPU-1a")
+    ('0000:9b:00', '0000:9b:00', 'GPU-1a')
+    """
+    found = _PCI.fullmatch(stated)
+    if found is None:
+        return stated
+    domain, bus, slot = found.groups()
+    return f"{int(domain, 16):04x}:{bus}:{slot}".lower()
+
+
+class GpuDevices:
+    """What exporters tell: (node, device name) → GPU index. A board that moved is where it was last seen."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, dict[str, int]] = {}
+        self.learnt = 0  # grows with every new word
+
+    def learn(self, node: str, stated: str, gpu: int) -> None:
+        known = self._nodes.setdefault(node, {})
+        name = device_name(stated)
+        if known.get(name) != gpu and (name in known or len(known) < MOST_PER_NODE):
+            known[name] = gpu
+            self.learnt += 1
+
+    def gpu(self, node: str, stated: str) -> int | None:
+        """The index; None where no exporter has told."""
+        return self._nodes.get(node, {}).get(device_name(stated))
