@@ -29,15 +29,20 @@ IN_A_THREAD_BYTES = 131_072
 
 async def events(request: Request, context: Context, query: Query) -> Response:
     """Take in every good record of the body; refuse the others one by one."""
-    writer = context.writer()
+    context.writer()
     try:
-        body = await _body(request, context)
+        body = await body_of(request, context)
     except Problem as problem:
-        context.metrics.refused.labels(problem.code).inc()
-        await _note_refusals(writer, [RecordError(problem.code, problem.detail)], context.clock.now_ms())
+        await refuse_whole(context, problem)
         raise
     now_ms = context.clock.now_ms()
     decoded = await _decode(body, now_ms, dict(request.headers), context)
+    return await accept(context, decoded, now_ms)
+
+
+async def accept(context: Context, decoded: DecodedBody, now_ms: int) -> Response:
+    """Make what is new of a body durable, whatever language it came in, and answer how much of it was."""
+    writer = context.writer()
     fresh = new_records(decoded.records, context.recent)
     errors = [error for _, error in decoded.rejected]
     raws = [record.raw for record, _ in fresh]
@@ -51,7 +56,14 @@ async def events(request: Request, context: Context, query: Query) -> Response:
     return _answer(context, decoded, len(fresh))
 
 
-async def _body(request: Request, context: Context) -> bytes:
+async def refuse_whole(context: Context, problem: Problem) -> None:
+    """Count a body that cannot be looked into."""
+    context.metrics.refused.labels(problem.code).inc()
+    await _note_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
+
+
+async def body_of(request: Request, context: Context) -> bytes:
+    """The body, unpacked and not empty; problems 400, 413, 415, 422."""
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         raise Problem(415, "unknown_media_type", f"content-type {kind[:80]!r}: expected application/json")
