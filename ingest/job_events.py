@@ -55,6 +55,12 @@ def decode_event(record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT
         event: JobEvent | NodeEvent = _decode_job(record)
     except (ValueError, RecursionError) as error:  # msgspec's and the unicode errors are ValueErrors
         event = _decode_other(record, error)
+    check_event(event, now_ms, future_limit_ms)
+    return event
+
+
+def check_event(event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS) -> None:
+    """What types cannot say: times, counts, names. Raises RecordError."""
     _check_time(event.time_ms, now_ms, future_limit_ms)
     _check_count("sequence", event.sequence)
     if isinstance(event, NodeEvent):
@@ -65,7 +71,6 @@ def decode_event(record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT
         check = _CHECKS.get(type(event))
         if check is not None:
             check(event)
-    return event
 
 
 def _decode_other(record: bytes, error: Exception) -> NodeEvent:
