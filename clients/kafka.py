@@ -1,0 +1,292 @@
+"""Kafka, wrapped: kafka-python blocks, so all of its calls run in one thread of their own.
+
+Partitions are assigned by hand and positions belong to whoever reads: the group's offsets are written for lag tools
+and never read. What a broker refuses, or that none answers, becomes a SourceError.
+"""
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from clients.kafka_access import KafkaAccess, settings
+from clients.kafka_records import Gap, Limits, Message, Outgoing, Place
+from fleet.errors import SourceError
+
+with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.errors import (
+        KafkaError,
+        LogTruncationError,
+        MessageSizeTooLargeError,
+        OffsetOutOfRangeError,
+        TopicAlreadyExistsError,
+    )
+    from kafka.structs import OffsetAndMetadata
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 2.0  # wall
+METADATA_MS = 5000  # how soon new partitions are noticed
+ANSWER_MS = 5000
+DELIVERY_MS = 15_000
+COMMIT_S = 10.0
+MOST_REQUEST_BYTES = 64 * 2**20
+CUT_BYTES = 65_536  # what is kept of a letter that the broker finds too large
+
+Answer = TypeVar("Answer")
+
+
+class KafkaReader:
+    """Reads assigned partitions for one event loop. Connects with the first call; every call may raise SourceError."""
+
+    def __init__(self, access: KafkaAccess, group: str, limits: Limits) -> None:
+        self._access = access
+        self._group = group
+        self._limits = limits
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka")
+        self._consumer: Any = None
+        self._writer: KafkaWriter | None = None
+        self._closed = False
+
+    async def partitions(self, topic: str) -> frozenset[int]:
+        """Those that the topic has now; none where there is no such topic."""
+        return await self._run(lambda: frozenset(self._open().partitions_for_topic(topic)))
+
+    async def assign(self, starts: Mapping[Place, int | None]) -> None:
+        """Read all of these and nothing else. Those that are new begin at their offset; None: at their beginning."""
+        await self._run(lambda: self._assign(starts))
+
+    def _assign(self, starts: Mapping[Place, int | None]) -> None:
+        consumer = self._open()
+        before = consumer.assignment()
+        fresh = {TopicPartition(*place): offset for place, offset in starts.items()}
+        fresh = {partition: offset for partition, offset in fresh.items() if partition not in before}
+        unknown = [partition for partition, offset in fresh.items() if offset is None]
+        begins = consumer.beginning_offsets(unknown, timeout_ms=ANSWER_MS) if unknown else {}
+        consumer.assign([TopicPartition(*place) for place in starts])
+        for partition, offset in fresh.items():
+            consumer.seek(partition, begins[partition] if offset is None else offset)
+
+    async def poll(self, wait_s: float) -> tuple[list[Message], list[Gap]]:
+        """What there is, at most `max_records`; waits for the first at most `wait_s`."""
+        return await self._run(lambda: self._poll(round(wait_s * 1000)))
+
+    def _poll(self, wait_ms: int) -> tuple[list[Message], list[Gap]]:
+        consumer = self._open()
+        try:
+            fetched = consumer.poll(timeout_ms=wait_ms, max_records=self._limits.max_records)
+        except OffsetOutOfRangeError as error:
+            return [], [self._pass_gap(partition, wanted) for partition, wanted in error.args[0].items()]
+        except LogTruncationError as error:
+            return [], [
+                self._pass_gap(partition, consumer.position(partition), None if told is None else told.offset)
+                for partition, told in error.divergent_offsets.items()
+            ]
+        return [_message(record) for records in fetched.values() for record in records], []
+
+    def _pass_gap(self, partition: Any, wanted: int, begins: int | None = None) -> Gap:
+        consumer = self._open()
+        if begins is None:
+            begins = consumer.beginning_offsets([partition], timeout_ms=ANSWER_MS)[partition]
+        consumer.seek(partition, begins)
+        return Gap((partition.topic, partition.partition), wanted, begins)
+
+    async def behind(self) -> dict[Place, int]:
+        """Records behind the end, as far as the last fetches told; partitions never fetched from are left out."""
+        return await self._run(self._behind)
+
+    def _behind(self) -> dict[Place, int]:
+        consumer, found = self._open(), {}
+        for partition in consumer.assignment():
+            end = consumer.highwater(partition)
+            if end is not None:
+                found[(partition.topic, partition.partition)] = max(0, end - consumer.position(partition))
+        return found
+
+    async def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        """The next offset that each partition will get, asked of the brokers now."""
+        return await self._run(lambda: self._ends(places))
+
+    def _ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        ends = self._open().end_offsets([TopicPartition(*place) for place in places], timeout_ms=ANSWER_MS)
+        return {(partition.topic, partition.partition): end for partition, end in ends.items()}
+
+    async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
+        """Keys of what a topic holds since these offsets, the last `most` of each partition; and where it ends."""
+        return await self._run(lambda: self._keys(topic, since, most))
+
+    def _keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
+        known = self._open().partitions_for_topic(topic)
+        if not known:
+            return [], {}
+        reader = self._connect(group_id=None, auto_offset_reset="earliest")
+        try:
+            partitions = [TopicPartition(topic, number) for number in known]
+            ends = reader.end_offsets(partitions, timeout_ms=ANSWER_MS)
+            begins = reader.beginning_offsets(partitions, timeout_ms=ANSWER_MS)
+            reader.assign(partitions)
+            for one, end in ends.items():
+                reader.seek(one, max(begins[one], end - most, min(since.get(one.partition, 0), end)))
+            found: list[bytes] = []
+            while any((reader.position(one, timeout_ms=ANSWER_MS) or 0) < end for one, end in ends.items()):
+                fetched = reader.poll(timeout_ms=ANSWER_MS)
+                if not fetched:
+                    raise SourceError(f"kafka: no answer while reading {topic}", RETRY_S)
+                found += [record.key for records in fetched.values() for record in records if record.key]
+        finally:
+            reader.close(autocommit=False)
+        return found, {one.partition: end for one, end in ends.items()}
+
+    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+        """Written by all replicas when this returns; the offset behind the last of each partition."""
+        return await self._run(lambda: self._send(records))
+
+    def _send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+        if self._writer is None:
+            self._writer = KafkaWriter(self._access)
+            self._writer.create(dict.fromkeys({record.topic for record in records}, 1))
+        return self._writer.write(records)
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Tell the group's offsets, from any thread but the loop's. Raises SourceError."""
+        told = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
+        if told and not self._closed:
+            work = self._thread.submit(lambda: self._open().commit(told, timeout_ms=ANSWER_MS))
+            try:
+                work.result(COMMIT_S)
+            except (KafkaError, TimeoutError) as error:
+                raise _away(error) from error
+
+    async def close(self) -> None:
+        """Give the connections back. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+            self._thread.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False, timeout_ms=1000)
+
+    async def _run(self, work: Callable[[], Answer]) -> Answer:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except KafkaError as error:
+            raise _away(error) from error
+
+    def _open(self) -> Any:
+        if self._consumer is None:
+            self._consumer = self._connect(group_id=self._group or None, auto_offset_reset="none")
+        return self._consumer
+
+    def _connect(self, **own: Any) -> Any:
+        return KafkaConsumer(
+            **settings(self._access),
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            isolation_level="read_committed",
+            metadata_max_age_ms=METADATA_MS,
+            fetch_max_bytes=self._limits.fetch_bytes,
+            max_partition_fetch_bytes=self._limits.partition_bytes,
+            **own,
+        )
+
+
+class KafkaWriter:
+    """Writes records, blocking. Every call may raise SourceError or KafkaError; what was refused can be sent again."""
+
+    def __init__(self, access: KafkaAccess, *, compression: str = "zstd", linger_ms: int = 5) -> None:
+        """Raises SourceError when no broker answers."""
+        self._access = access
+        try:
+            self._producer = KafkaProducer(
+                **settings(access),
+                acks="all",
+                compression_type=compression,
+                linger_ms=linger_ms,
+                batch_size=262_144,
+                max_request_size=MOST_REQUEST_BYTES,
+                max_block_ms=DELIVERY_MS,
+                delivery_timeout_ms=DELIVERY_MS,
+                allow_auto_create_topics=False,
+            )
+        except KafkaError as error:
+            raise _away(error) from error
+
+    def create(self, topics: Mapping[str, int]) -> list[str]:
+        """Make the topics (name → partitions) that are not there, replicated as the brokers have it; those made."""
+        made = []
+        try:
+            admin = KafkaAdminClient(**settings(self._access))
+            try:
+                there = set(admin.list_topics())
+                for topic, partitions in topics.items():
+                    if topic not in there and _create(admin, topic, partitions):
+                        made.append(topic)
+            finally:
+                admin.close()
+        except KafkaError as error:
+            raise _away(error) from error
+        return made
+
+    def write(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+        """Returns when all replicas have them: the offset behind the last of each partition. Raises SourceError.
+
+        A record that the broker finds too large is sent again cut off, with a header that says so.
+        """
+        try:
+            sent = [(record, self._submit(record)) for record in records]
+            behind: dict[Place, int] = {}
+            for record, future in sent:
+                try:
+                    told = future.get(timeout=DELIVERY_MS / 1000)
+                except MessageSizeTooLargeError:
+                    told = self._submit(_cut(record)).get(timeout=DELIVERY_MS / 1000)
+                place = told.topic, told.partition
+                behind[place] = max(behind.get(place, 0), told.offset + 1)
+            return behind
+        except KafkaError as error:
+            raise _away(error) from error
+
+    def _submit(self, record: Outgoing) -> Any:
+        return self._producer.send(
+            record.topic,
+            key=record.key,
+            value=record.value,
+            headers=list(record.headers),
+            timestamp_ms=record.time_ms,
+        )
+
+    def close(self) -> None:
+        self._producer.close(timeout=1)
+
+
+def _create(admin: Any, topic: str, partitions: int) -> bool:
+    try:
+        admin.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True, timeout_ms=ANSWER_MS)
+    except TopicAlreadyExistsError:
+        return False
+    return True
+
+
+def _cut(record: Outgoing) -> Outgoing:
+    value = record.value or b""
+    headers = (*record.headers, ("cut-from-bytes", str(len(value)).encode()))
+    return Outgoing(record.topic, record.key, value[:CUT_BYTES], headers, record.time_ms)
+
+
+def _message(record: Any) -> Message:
+    headers = tuple((name, value or b"") for name, value in record.headers or ())
+    place = record.topic, record.partition
+    return Message(place, record.offset, record.timestamp or 0, record.key, record.value, headers)
+
+
+def _away(error: Exception) -> SourceError:
+    said = str(error) or type(error).__name__
+    return SourceError(f"kafka: {said[:300]}", RETRY_S)

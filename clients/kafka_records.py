@@ -1,0 +1,47 @@
+"""What goes to Kafka and comes from it, without the client that carries it."""
+
+from dataclasses import dataclass
+
+Place = tuple[str, int]
+"""(topic, partition)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One Kafka record as it was sent; `value` is None for a tombstone."""
+
+    place: Place
+    offset: int
+    time_ms: int  # Unix, wall: set by the sender or the broker
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records that the broker no longer has: reading went on at `begins` instead of `wanted`."""
+
+    place: Place
+    wanted: int
+    begins: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a consumer holds at most: records a poll, bytes a fetch, bytes of one partition in it."""
+
+    max_records: int
+    fetch_bytes: int
+    partition_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record to be written. `time_ms`: Unix, or None for now."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    time_ms: int | None = None

@@ -1,0 +1,328 @@
+"""Telemetry records, schema 1: what one node read in one scrape, as columns. The payload of Kafka's telemetry topic.
+
+Names and units are those of the catalogue (`fleet/metrics.py`): ratios 0..1, bytes, seconds; counters raw. Entities are
+named within their node: GPU `"3"`, MIG instance `"3/7"`, port `"mlx5_0/1"`, the node itself `""`; kinds that no node
+owns have their whole names. A value that is missing is null in JSON, NaN in the compact form.
+
+JSON, content type `application/vnd.fleetcast.telemetry.v1+json`:
+
+    {"schema": 1, "node": "n001", "time_ms": 1760000000000, "gpu_model": "H100",
+     "columns": {"gpu": {"entities": ["0", "1"], "values": {"power_w": [401.5, 399.0], "xid": [null, 79]}},
+                 "node": {"entities": [""], "values": {"scrape_up": [1]}}},
+     "bad": {"bad_line": 1}}
+
+`gpu_model` and `bad` (what the sender could not read, by reason) may be left out; other keys are refused.
+
+Compact, content type `application/vnd.fleetcast.telemetry.v1+binary`, little-endian:
+
+    b"FCT1"  header length uint32  time_ms int64  header  float64 × n
+    header = msgpack {"node", "columns": {kind: {"entities": [...], "metrics": [...]}}, "gpu_model"?, "bad"?}
+    n values: kind after kind, metric after metric, entity after entity, as the header names them
+
+All but time and values is the same from scrape to scrape, so a decoder looks up what a header stands for: some numpy
+calls a record are left. JSON is turned into the compact form's parts and takes the same way.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
+from fleet.errors import RecordError
+from fleet.metrics import METRICS, metric_row
+from fleet.samples import EntityKind, SampleBatch
+from ingest.nodes import node_name
+from ingest.source import Batch
+
+JSON_TYPE = "application/vnd.fleetcast.telemetry.v1+json"
+BINARY_TYPE = "application/vnd.fleetcast.telemetry.v1+binary"
+MAGIC = b"FCT1"
+FUTURE_LIMIT_MS = 60_000
+MAX_ENTITIES = 1024  # of a kind in a record
+MAX_METRICS = 1024  # of a kind in a record
+MAX_BAD = 1000  # told of in a record
+PLANS_BYTES = 64 * 2**20  # of headers whose meaning is kept
+_HEAD = struct.Struct("<4sIq")
+_LATEST_MS = 2**53
+Told = TypeVar("Told")
+
+
+class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows and columns of one kind's values, (metrics, entities)."""
+
+    metrics: tuple[str, ...]
+    entities: tuple[str, ...] = ("",)
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a record says besides time and values."""
+
+    node: str
+    columns: dict[str, Names]
+    gpu_model: str = ""
+    bad: dict[str, int] = {}
+
+
+class _Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    values: dict[str, list[float | None]]
+    entities: tuple[str, ...] = ("",)
+
+
+class _JsonRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    schema: Literal[1]
+    node: str
+    time_ms: int
+    columns: dict[str, _Columns]
+    gpu_model: str = ""
+    bad: dict[str, int] = {}
+
+
+_read_header = msgspec.msgpack.Decoder(Header).decode
+_read_json = msgspec.json.Decoder(_JsonRecord).decode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A record before it is written. values: for each kind of the header (metrics, entities), NaN where missing."""
+
+    header: Header
+    time_ms: int
+    values: tuple[NDArray[np.float64], ...]
+
+
+def encode_binary(record: NodeRecord) -> bytes:
+    """The compact form."""
+    header = msgspec.msgpack.encode(record.header)
+    parts = [np.ascontiguousarray(block, "<f8").tobytes() for block in record.values]
+    return b"".join((_HEAD.pack(MAGIC, len(header), record.time_ms), header, *parts))
+
+
+def encode_json(record: NodeRecord) -> bytes:
+    """The JSON form; NaN becomes null."""
+    columns = {
+        kind: _Columns(dict(zip(names.metrics, block.tolist(), strict=True)), names.entities)
+        for (kind, names), block in zip(record.header.columns.items(), record.values, strict=True)
+    }
+    header = record.header
+    return msgspec.json.encode(_JsonRecord(1, header.node, record.time_ms, columns, header.gpu_model, header.bad))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What the values of one kind are of. rows: those that the catalogue knows, all of them where None."""
+
+    kind: EntityKind
+    metric: NDArray[np.int16]  # (known metrics × entities,)
+    entity: NDArray[np.int32]  # (entities,)
+    known: int  # metrics
+    at: slice  # of the record's values
+    rows: NDArray[np.intp] | None  # known metrics, as rows of the values
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a header stands for."""
+
+    values: int
+    blocks: tuple[_Block, ...]
+    unknown: int  # series outside the catalogue
+    bad: tuple[RecordError, ...]
+
+
+@dataclass(slots=True)
+class RecordDecoder:
+    """Decodes records of all nodes. `noted` counts by reason what is neither good nor bad (blank, unknown_metric).
+
+    models: node → GPU model, as records say.
+    """
+
+    entities: Entities
+    noted: Counter[str] = field(default_factory=Counter)
+    future_limit_ms: int = FUTURE_LIMIT_MS
+    models: dict[str, str] = field(default_factory=dict)
+    _plans: dict[bytes, _Plan] = field(default_factory=dict)
+    _held: int = 0
+
+    def decode(self, record: bytes, now_ms: int) -> Batch:
+        """Samples of a record in either form. Raises RecordError where the record cannot be read at all.
+
+        >>> json = b'{"schema":1,"node":"n1","time_ms":5,"columns":{"gpu":{"entities":["0"],"values":{"power_w":[9]}}}}'
+        >>> RecordDecoder(Entities()).decode(json, now_ms=10).samples[0].value
+        array([9.])
+        """
+        binary = record.startswith(MAGIC)
+        header, time_ms, values = _split(record) if binary else _split_json(record)
+        if not 0 <= time_ms <= _LATEST_MS:
+            raise RecordError("bad_timestamp", f"time_ms {time_ms}: expected Unix milliseconds")
+        if time_ms > now_ms + self.future_limit_ms:
+            raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
+        plan = self._plans.get(header)
+        if plan is None:
+            plan = self._learn(header)
+        if len(values) != plan.values:
+            raise RecordError("bad_shape", f"{len(values)} values, and names for {plan.values}")
+        return self._batch(plan, time_ms, values)
+
+    def _learn(self, raw: bytes) -> _Plan:
+        header = _decoded(_read_header, raw)
+        plan = _plan(header, self.entities)
+        if header.gpu_model and header.node:
+            self.models[header.node] = header.gpu_model[:MAX_NAME_LENGTH]
+        if self._held + len(raw) > PLANS_BYTES:
+            self._plans.clear()
+            self._held = 0
+        if not header.bad:  # which comes once
+            self._plans[raw] = plan
+            self._held += len(raw)
+        return plan
+
+    def _batch(self, plan: _Plan, time_ms: int, values: NDArray[np.float64]) -> Batch:
+        bad = list(plan.bad)
+        if plan.unknown:
+            self.noted["unknown_metric"] += plan.unknown
+        samples = []
+        for block in plan.blocks:
+            value = values[block.at]
+            if block.rows is not None:
+                value = value.reshape(-1, len(block.entity))[block.rows].ravel()
+            entity = np.tile(block.entity, block.known)
+            metric = block.metric
+            good = np.isfinite(value)
+            if not good.all():
+                bad += self._count_odd(block, value)
+                metric, entity, value = metric[good], entity[good], value[good]
+            if len(value):
+                samples.append(SampleBatch(block.kind, metric, entity, np.full(len(value), time_ms, np.int64), value))
+        return Batch(samples=tuple(samples), bad=tuple(bad))
+
+    def _count_odd(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
+        infinite = int(np.isinf(value).sum())
+        self.noted["blank"] += int(np.isnan(value).sum())
+        return [RecordError("not_finite", f"a value of kind {block.kind}")] * infinite
+
+
+def _split(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
+    """(header, time_ms, values) of the compact form."""
+    if len(record) < _HEAD.size:
+        raise RecordError("truncated", f"{len(record)} bytes, the head alone has {_HEAD.size}")
+    _, length, time_ms = _HEAD.unpack_from(record)
+    begin = _HEAD.size + length
+    if begin > len(record) or (len(record) - begin) % 8:
+        raise RecordError("truncated", f"{len(record)} bytes with a header of {length}: no whole number of values")
+    return record[_HEAD.size : begin], time_ms, np.frombuffer(record, "<f8", offset=begin)
+
+
+def _split_json(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
+    told = _decoded(_read_json, record)
+    columns: dict[str, Names] = {}
+    for kind, block in told.columns.items():
+        wrong = next((name for name, row in block.values.items() if len(row) != len(block.entities)), None)
+        if wrong is not None:
+            found = f"{len(block.values[wrong])} values for {len(block.entities)} entities"
+            raise RecordError("bad_shape", f"{kind} {wrong[:80]!r}: {found}")
+        columns[kind] = Names(tuple(block.values), block.entities)
+    rows = chain.from_iterable(block.values.values() for block in told.columns.values())
+    values = np.array(list(chain.from_iterable(rows)), np.float64)
+    header = msgspec.msgpack.encode(Header(told.node, columns, told.gpu_model, told.bad))
+    return header, told.time_ms, values
+
+
+def _decoded(read: Callable[[bytes], Told], raw: bytes) -> Told:
+    try:
+        return read(raw)
+    except msgspec.ValidationError as error:
+        raise RecordError("bad_record", str(error)[:300]) from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError("not_readable", str(error)[:300]) from None
+
+
+def _plan(header: Header, entities: Entities) -> _Plan:
+    """Registers node and entities. Raises RecordError on names that are none."""
+    node = node_name(header.node, entities) if header.node else ""
+    blocks, at, unknown = [], 0, 0
+    for kind, names in header.columns.items():
+        size = len(names.metrics) * len(names.entities)
+        if len(names.metrics) > MAX_METRICS or len(names.entities) > MAX_ENTITIES:
+            counts = f"{len(names.metrics)} metrics of {len(names.entities)} entities"
+            raise RecordError("too_many_series", f"{kind[:40]}: {counts}, at most {MAX_METRICS} of {MAX_ENTITIES}")
+        if len(set(names.metrics)) < len(names.metrics) or len(set(names.entities)) < len(names.entities):
+            raise RecordError("duplicate", f"{kind[:40]}: a metric or an entity is named twice")
+        metric, rows = _metric_rows(kind, names.metrics)
+        unknown += size - len(metric) * len(names.entities)
+        if len(metric) and names.entities:
+            known = EntityKind(kind)
+            entity = np.array([_entity(known, node, name, entities) for name in names.entities], np.int32)
+            every = None if len(metric) == len(names.metrics) else rows
+            columns = _repeated(metric.tobytes(), len(entity))
+            blocks.append(_Block(known, columns, entity, len(metric), slice(at, at + size), every))
+        at += size
+    return _Plan(at, tuple(blocks), unknown, _told_bad(header.bad))
+
+
+def _metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+    """(rows in the catalogue, which of the names they are); a newer sender may know more metrics than we do."""
+    if kind not in METRICS:
+        return np.empty(0, np.int16), np.empty(0, np.intp)
+    found = [(_row(EntityKind(kind), name), at) for at, name in enumerate(names)]
+    known = [(row, at) for row, at in found if row is not None]
+    return np.array([row for row, _ in known], np.int16), np.array([at for _, at in known], np.intp)
+
+
+def _row(kind: EntityKind, name: str) -> int | None:
+    try:
+        return metric_row(kind, name)
+    except KeyError:
+        return None
+
+
+@lru_cache(1024)  # the nodes of a fleet have the same columns
+def _repeated(metric: bytes, entities: int) -> NDArray[np.int16]:
+    """(metrics × entities,) each metric as often as there are entities."""
+    return np.repeat(np.frombuffer(metric, np.int16), entities)
+
+
+def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
+    """The row of what a record calls `name`. Raises RecordError("bad_label")."""
+    good = len(name) <= MAX_NAME_LENGTH and name.isprintable() and " " not in name
+    if kind is EntityKind.NODE:
+        if not node or name:
+            raise RecordError("bad_label", f"{name[:80]!r}: a node's own columns have the one entity ''")
+        return entities.node(node)
+    if kind not in NODE_OWNED:
+        if not good or not name:
+            raise RecordError("bad_label", f"{kind} {name[:80]!r} is no name")
+        return entities[kind].add(name)
+    parts = name.split("/")
+    whole = len(parts) == (1 if kind is EntityKind.GPU else 2)
+    if not (node and good and whole and all(parts)) or not all(map(_is_index, parts[_DEVICE_NAMES[kind] :])):
+        raise RecordError("bad_label", f"{kind} {name[:80]!r} of node {node[:80]!r}: expected {_EXPECTED[kind]}")
+    return entities.of_node(kind, node, *parts)
+
+
+_DEVICE_NAMES = {EntityKind.GPU: 0, EntityKind.GPU_INSTANCE: 0, EntityKind.PORT: 1}  # the parts behind are numbers
+_EXPECTED = {
+    EntityKind.GPU: "its index, such as '3'",
+    EntityKind.GPU_INSTANCE: "indexes of GPU and instance, such as '3/7'",
+    EntityKind.PORT: "device and port, such as 'mlx5_0/1'",
+}
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 3 and str(int(text)) == text
+
+
+def _told_bad(counts: Mapping[str, int]) -> tuple[RecordError, ...]:
+    """What the sender could not read, one error each."""
+    errors: list[RecordError] = []
+    for reason, count in counts.items():
+        room = MAX_BAD - len(errors)
+        errors += [RecordError(reason[:40], "told by the sender")] * max(0, min(count, room))
+    return tuple(errors)
