@@ -39,6 +39,9 @@ def run(
         typer.Option(help="An exporter to scrape; repeat it for more. Needs no configuration file."),
     ] = None,
     role: Annotated[RoleName | None, typer.Option(help="Run this role alone, in this process.")] = None,
+    instance: Annotated[
+        int | None, typer.Option(help="With --role pipeline: which of [pipeline] instances, from 0 [0].")
+    ] = None,
     state: Annotated[str | None, typer.Option(help="Folder for inbox, board, snapshots and ledger [var].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].")] = None,
     topology: Annotated[str | None, typer.Option(help="Topology file: TOML or a Slurm topology.conf.")] = None,
@@ -54,11 +57,13 @@ def run(
       fleetcast run --config config.toml                    everything from a file
 
       fleetcast run --config config.toml --role pipeline    one role, e.g. in its own container
+
+      fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
     from service.access import load_access
     from service.config import check_config, load_config, override
 
-    logs.configure(log_format, log_level, role or "supervisor")
+    logs.configure(log_format, log_level, _process_name(role, instance))
     loaded = override(
         load_config(config),
         scrape_targets=tuple(scrape) if scrape else None,
@@ -67,11 +72,37 @@ def run(
         topology=topology,
     )
     check_config(loaded)
+    _check_instance(role, instance, loaded)
     if role in (None, RoleName.API):
         load_access(loaded.api.host)
     if role is None:
         raise typer.Exit(asyncio.run(_supervise(loaded)))
-    _run_role(role, loaded)
+    _run_role(role, loaded, instance or 0)
+
+
+def _process_name(role: RoleName | None, instance: int | None) -> str:
+    """What a process is called in its log lines and in `pids`."""
+    return role.value + ("" if instance is None else f"-{instance}") if role else "supervisor"
+
+
+def _check_instance(role: RoleName | None, instance: int | None, config: "Config") -> None:
+    from fleet.errors import ConfigError
+
+    count = config.pipeline.instances
+    if instance is not None and (role is not RoleName.PIPELINE or not 0 <= instance < count):
+        raise ConfigError(
+            f"--instance {instance}: expected 0..{count - 1} and --role pipeline, as pipeline.instances = {count}"
+        )
+
+
+def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
+    """The roles that a configuration asks for, with the instance where there are several of one."""
+    if config.api.board:  # a replica has an api, and no more
+        return [(RoleName.API, None)]
+    count = config.pipeline.instances
+    pipelines = [(RoleName.PIPELINE, instance if count > 1 else None) for instance in range(count)]
+    others = [RoleName.API, RoleName.PLACER, *([RoleName.ADAPTERS] if config.adapters.adapter else [])]
+    return [*pipelines, *((role, None) for role in others)]
 
 
 async def _supervise(config: "Config") -> int:
@@ -87,14 +118,20 @@ async def _supervise(config: "Config") -> int:
             save_config(config, path)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-        names = [RoleName.API] if config.api.board else list(RoleName)  # a replica has an api, and no more
-        if not config.adapters.adapter and RoleName.ADAPTERS in names:
-            names.remove(RoleName.ADAPTERS)
-        logger.info("%s; console at http://%s:%d/", ", ".join(names), config.api.host, config.api.port)
-        return await Supervisor([Role(name, role_command(name, path)) for name in names], config.folder).run()
+        roles = [
+            Role(_process_name(role, number), role_command(role, path, *_instance_option(number)))
+            for role, number in _roles(config)
+        ]
+        names = ", ".join(role.name for role in roles)
+        logger.info("%s; console at http://%s:%d/", names, config.api.host, config.api.port)
+        return await Supervisor(roles, config.folder).run()
 
 
-def _run_role(role: RoleName, config: "Config") -> None:
+def _instance_option(number: int | None) -> list[str]:
+    return [] if number is None else ["--instance", str(number)]
+
+
+def _run_role(role: RoleName, config: "Config", instance: int) -> None:
     """Under uvloop, the loop that the measured figures were taken with."""
     import importlib
 
@@ -102,5 +139,10 @@ def _run_role(role: RoleName, config: "Config") -> None:
 
     from service.state_folder import role_claimed
 
+    serve = importlib.import_module(MODULES[role]).serve
+    if role is RoleName.PIPELINE:
+        with role_claimed(config, f"pipeline-{instance}" if instance else "pipeline"):
+            uvloop.run(serve(config, instance))
+        return
     with role_claimed(config, f"api-{config.api.port}" if role is RoleName.API else role.value):
-        uvloop.run(importlib.import_module(MODULES[role]).serve(config))
+        uvloop.run(serve(config))

@@ -50,8 +50,19 @@ class GangColumns:
         return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait": columns["tx_wait_mean_2m"]})
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
-        """The same entities with node rows translated by `rows` (old row -> new row)."""
-        return replace(self, node=rows[self.node] if len(self.node) else self.node)
+        """The entities with node rows translated by `rows` (old row -> new row, -1 to leave them out)."""
+        if not len(self.node):
+            return self
+        node = rows[self.node]
+        keep = node >= 0
+        if keep.all():
+            return replace(self, node=node)
+        return GangColumns(
+            tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept),
+            node[keep],
+            {name: column[keep] for name, column in self.last.items()},
+            {name: column[keep] for name, column in self.mean.items()},
+        )
 
     @classmethod
     def concat(cls, parts: Sequence["GangColumns"]) -> "GangColumns":

@@ -61,14 +61,14 @@ class Quiet:
     @classmethod
     def of(cls, gpu: Columns, port: Columns, node: Columns) -> "Quiet":
         looked_s = np.nan_to_num(node.age_s)
-        return cls(*(np.maximum(_newest(part, node.rows) - looked_s, 0.0) for part in (gpu, port)))
+        return cls(*(np.maximum(newest_s(part, node.rows) - looked_s, 0.0) for part in (gpu, port)))
 
     @property
     def any_s(self) -> Array:
         return np.fmin(self.gpu_s, self.port_s)
 
 
-def _newest(columns: Columns, nodes: int) -> Array:
+def newest_s(columns: Columns, nodes: int) -> Array:
     """(node,) the smallest age among a node's entities."""
     age = columns.age_s
     known = np.isfinite(age) & (columns.node >= 0)

@@ -24,7 +24,7 @@ from models.memory import Raised, RiskMemory
 from models.node_events import event_signals
 from models.node_risk import RiskFit, score_nodes, shipped_fit
 from models.peers import group_median, spread
-from models.port_signals import Quiet, node_sights, port_sights, unseen
+from models.port_signals import Quiet, newest_s, node_sights, port_sights, unseen
 from models.rules import OF_KIND, ROW, RULES
 from models.scores import RiskScores
 from models.signals import Columns, Signals
@@ -34,16 +34,22 @@ if TYPE_CHECKING:
     from features.extract import Frames
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
+BEHIND_MS = 60_000
 HARD_RULES = np.array([rule.hard for rule in RULES])
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What one pipeline knows: evidence, and the columns that gangs are compared by. Rows are its own node rows."""
+    """What one pipeline knows: evidence, and the columns that gangs are compared by. Rows are its own node rows.
+
+    own: (node,) it is this pipeline that is told of the node; heard_ms: (node,) the newest of its GPUs and ports.
+    """
 
     time_ms: int
     nodes: tuple[str, ...]
     known: NDArray[np.bool_]  # (node,) something was ever heard of it
+    own: NDArray[np.bool_]
+    heard_ms: NDArray[np.int64]  # 0 never
     signals: Signals
     gpu: GangColumns
     port: GangColumns
@@ -59,7 +65,7 @@ class Fleet:
 
 
 def score_local(frames: "Frames", entities: Entities, topology: Topology, memory: RiskMemory, now_ms: int) -> Local:
-    """Evidence of one moment. Writes `memory`."""
+    """Evidence of one moment, of one pipeline that owns all its nodes. Writes `memory`."""
     names = tuple(entities[NODE].names)
     nodes = len(names)
     gpu, port, node = Columns(frames.gpu), Columns(frames.port), Columns(_padded(frames.node, nodes))
@@ -70,11 +76,14 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, memory
         _port_signals(port, nodes, entities, memory, now_ms),
         _node_signals(node, gpu, quiet, topology, memory, now_ms, names),
     ]
+    heard_s = np.fmin(newest_s(gpu, nodes), newest_s(port, nodes))
     known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
     return Local(
         time_ms=now_ms,
         nodes=names,
         known=known,
+        own=np.ones(nodes, bool),
+        heard_ms=np.where(np.isfinite(heard_s), now_ms - np.nan_to_num(heard_s) * 1000, 0).astype(np.int64),
         signals=Signals.concat(signals),
         gpu=GangColumns.of_gpus(gpu, view, tuple(entities[GPU].names[: gpu.rows])),
         port=GangColumns.of_ports(port, tuple(entities[PORT].names[: port.rows])),
@@ -139,8 +148,7 @@ def _joined(
     """Everything that the pipelines sent, with node rows of the topology."""
     known = np.zeros(len(rows), bool)
     signals, gpus, ports = [], [], []
-    for local in locals:
-        to = np.array([rows.get(name, -1) for name in local.nodes], np.int32)
+    for local, to in zip(locals, _places(locals, rows), strict=True):
         inside = to >= 0
         known[to[inside]] |= local.known[inside]
         moved = local.signals.on_nodes(to)
@@ -150,6 +158,22 @@ def _joined(
     if not locals:
         return Signals.of(()), GangColumns.none(), GangColumns.none(), known
     return Signals.concat(signals), GangColumns.concat(gpus), GangColumns.concat(ports), known
+
+
+def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
+    """For each pipeline (node,) rows of the topology, -1 where the node is not in it, or others know it better.
+
+    Of a node that is not its own a pipeline is believed for as long as nobody else has heard of it later: after the
+    number of pipelines was changed, the one that had a node before sees it fall silent.
+    """
+    places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
+    newest = np.zeros(len(rows) + 1, np.int64)  # the last is of those that are not in the topology
+    for local, to in zip(locals, places, strict=True):
+        np.maximum.at(newest, to, local.heard_ms)
+    return [
+        np.where(local.own | (local.heard_ms >= newest[to] - BEHIND_MS), to, np.int32(-1))
+        for local, to in zip(locals, places, strict=True)
+    ]
 
 
 def _note_faults(signals: Signals, names: tuple[str, ...], memory: RiskMemory, now_ms: int) -> None:

@@ -55,8 +55,9 @@ class PluginConfig(_Section, frozen=True):
 
 
 class PipelineConfig(_Section, frozen=True):
-    """`sources` are made with (entities, clock, options), `forecasters` with nothing."""
+    """`sources` are made with (entities, clock, options), `forecasters` with nothing. `instances`: processes."""
 
+    instances: int = 1
     tick_s: float = 10.0
     snapshot_s: float = 60.0
     future_limit_s: float = 60.0
@@ -67,12 +68,16 @@ class PipelineConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
-    """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's."""
+    """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's.
+
+    `max_backlog_bytes`: remote writes are refused for a while when the inbox takes more than this on disk.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
     board: str = ""
     max_body_bytes: int = 16_777_216
+    max_backlog_bytes: int = 4_294_967_296
     max_connections: int = 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
@@ -119,6 +124,10 @@ class Config(_Section, frozen=True):
         """The folder of the board; a replica keeps the other api's in one of its own."""
         return self.folder / ("mirror" if self.api.board else "board")
 
+    def home(self, instance: int) -> Path:
+        """The folder of one pipeline's snapshots and own board; the first one's is that of the state."""
+        return self.folder / f"pipeline-{instance}" if instance else self.folder
+
     @property
     def ledger(self) -> Path:
         return self.folder / "ledger.sqlite"
@@ -164,12 +173,14 @@ LIMITS: dict[str, tuple[float, float]] = {
     "scrape.timeout_s": PERIOD_S,
     "scrape.concurrency": (1, 1_000_000),
     "scrape.max_body_bytes": BYTES,
+    "pipeline.instances": (1, 256),
     "pipeline.tick_s": PERIOD_S,
     "pipeline.snapshot_s": PERIOD_S,
     "pipeline.future_limit_s": (0, 600),
     "pipeline.history_days": (1, 3650),
     "api.port": (1, 65_535),
     "api.max_body_bytes": BYTES,
+    "api.max_backlog_bytes": (1024, 2**50),
     "api.max_connections": (1, 1_000_000),
     "api.header_timeout_s": PERIOD_S,
     "api.body_timeout_s": PERIOD_S,

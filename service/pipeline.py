@@ -6,6 +6,9 @@ Everything that writes state runs in one event loop with no await in between, so
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     demand (every minute)      forecasts, in a thread on copied series
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
+
+Of several pipelines each takes a share of the nodes (ingest.shares). The first folds the events, joins what the others
+publish on boards of their own (service.locals, service.siblings) to what it knows, and scores the fleet.
 """
 
 import asyncio
@@ -29,12 +32,14 @@ from fleet.entities import Entities
 from fleet.errors import SourceError
 from fleet.jobs import JobAttempt
 from fleet.topology import Topology
+from ingest.shares import WHOLE, OwnRows, Share
 from ingest.source import Batch, Source
 from models.node_risk import load_fit
 from models.score import score_fleet, score_local
 from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.fleet_metrics import demand_page, fleet_page
+from service.locals import About, local_sections
 from service.occupancy import UNKNOWN, running_on
 from service.pipeline_metrics import PipelinePage
 from service.publish import (
@@ -48,6 +53,7 @@ from service.publish import (
     topology_sections,
     usable_gpus,
 )
+from service.siblings import Siblings
 from service.snapshot import Snapshot
 from service.thread_work import in_thread
 from service.timekeeper import Timekeeper
@@ -64,6 +70,7 @@ RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
 CATCH_UP_POLL_S, CATCH_UP_PATIENCE_S = 0.02, 1.0  # wall
+LOOK_WALL_S = 0.1  # at the boards of other pipelines
 
 
 class Pipeline:
@@ -75,22 +82,29 @@ class Pipeline:
         clock: Clock,
         topology: Topology,
         sources: Callable[[Entities], Sequence[Source]],
+        share: Share = WHOLE,
     ) -> None:
         self.config = config
         self.clock = clock
+        self.share = share
+        self.siblings = Siblings(config, config.stale_after_s(clock)) if self.share.first else None
         self._wake = asyncio.Event()
         self.fit = load_fit(Path(config.pipeline.models)) if config.pipeline.models else None
-        self.snapshot = Snapshot(config.folder / "snapshot")
+        home = config.home(self.share.instance)
+        board = config.board if self.share.first else home / "board"
+        self.snapshot = Snapshot(home / "snapshot")
         self.kept = self.snapshot.restore(config, topology, clock.now_ms())
         self.state, self.memory, self.desk = self.kept.state, self.kept.memory, self.kept.desk
         self.sources = list(sources(self.state.entities))
         for source in self.sources:
             if source.name in self.kept.positions:
                 source.seek(self.kept.positions[source.name])
-        self._go_on_from(BoardReader(config.board).latest())
+        self._own_rows = OwnRows(self.share, self.state.entities)
+        if self.share.first:
+            self._go_on_from(BoardReader(board).latest())
         self.time = Timekeeper(clock, self.kept, round(config.scrape.interval_s * 1000), self._wake)
         self.time.start(misses=any(getattr(source, "misses", False) for source in self.sources))
-        self.board = BoardWriter(config.board)
+        self.board = BoardWriter(board)
         self.vitals = Vitals()
         self.urgent: deque[dict[str, Any]] = deque(maxlen=50)
         self._hard = HardSignals(self.state.entities)
@@ -101,6 +115,7 @@ class Pipeline:
             _key(row): row for row in _ended_since(self.state.jobs.attempts.values(), clock.now_ms() - ENDED_KEPT_MS)
         }
         self._published_generation = -1
+        self._models: dict[str, str] = {}  # node -> GPU model
         self._demand: dict[str, Any] = {"as_of_ms": self.kept.began_ms, "series": []}
         self._record: dict[str, Any] = {}
         self._own_page = PipelinePage(config.folder)
@@ -127,8 +142,11 @@ class Pipeline:
                 group.create_task(self._pump(source))
             group.create_task(self._tick_forever())
             group.create_task(self.time.beat_forever())
-            group.create_task(self._forecast_forever())
             group.create_task(self._snapshot_forever())
+            if self.share.first:
+                group.create_task(self._forecast_forever())
+            if self.siblings:
+                group.create_task(self._look_forever(self.siblings))
 
     async def _pump(self, source: Source) -> None:
         while True:
@@ -147,6 +165,8 @@ class Pipeline:
     def take(self, batch: Batch) -> None:
         """Apply one batch and wake the tick when it holds a hard signal."""
         now_ms = self.time.now_ms()
+        if not self.share.first:  # the first pipeline folds the events
+            batch = replace(batch, events=(), node_events=())
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
             self.vitals.note_arrival()
@@ -159,6 +179,28 @@ class Pipeline:
             self.urgent.extend({**row, "taken_ms": now_ms} for row in hard)
             self._publish_urgent(now_ms)
             self._wake.set()
+
+    async def _look_forever(self, siblings: Siblings) -> None:
+        """Hard signals of the other pipelines are published at once, and scored when their scores know of them."""
+        while True:
+            await asyncio.sleep(LOOK_WALL_S)
+            if self._look(siblings):
+                self._wake.set()
+
+    def _look(self, siblings: Siblings) -> bool:
+        """Whether scores came of hard signals that were published before."""
+        rows, scored = siblings.look()
+        if rows:
+            self._tell(rows)
+        return scored
+
+    def _tell(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Publish hard signals as of now, each once."""
+        now_ms = self.time.now_ms()
+        fresh = {_signal(row): {**row, "taken_ms": now_ms} for row in rows}
+        kept = [row for row in self.urgent if _signal(row) not in fresh]
+        self.urgent = deque([*kept, *fresh.values()], maxlen=self.urgent.maxlen)
+        self._publish_urgent(now_ms)
 
     def _publish_urgent(self, now_ms: int) -> None:
         document = encode({"as_of_ms": now_ms, "rows": list(self.urgent)})
@@ -193,7 +235,7 @@ class Pipeline:
     async def tick(self) -> None:
         """Extract, score and publish once."""
         began = time.perf_counter()
-        self.state.refresh_topology(_gpu_models(self.sources))
+        self._refresh_topology()
         arrived = self.vitals.arrivals()
         given = self._given(self.time.now_ms())
         documents = self._documents(given.now_ms)
@@ -202,7 +244,19 @@ class Pipeline:
             sections = await in_thread(functools.partial(self._score, given, documents))
         with said("publish the board", "readers keep the last one"):
             await in_thread(functools.partial(self.board.publish, sections, given.now_ms))
+        if self.siblings and (unscored := self.siblings.unscored()):
+            self._tell(unscored)
         self.vitals.note_tick((time.perf_counter() - began) * 1000, arrived)
+
+    def _refresh_topology(self) -> None:
+        """Nodes, GPUs and models that telemetry has told of since, here or elsewhere."""
+        self._models, gpus = _gpu_models(self.sources), {}
+        if self.siblings:
+            self._look(self.siblings)
+            for name in self.siblings.nodes():
+                self.state.entities.node(name)
+            self._models, gpus = {**self.siblings.models(), **self._models}, self.siblings.gpus()
+        self.state.refresh_topology(self._models, gpus)
 
     def _given(self, now_ms: int) -> Given:
         state = self.state
@@ -221,7 +275,14 @@ class Pipeline:
         """All of a tick that takes its time, in a thread: signals that arrive meanwhile are published by the loop."""
         now_ms, topology, told = given.now_ms, given.topology, given.told
         local = score_local(given.frames, given.entities, topology, self.memory, now_ms)
-        fleet = score_fleet([local], told.running, told.nodes, topology, now_ms, fit=self.fit)
+        if self.share.instances > 1:
+            local = replace(local, own=self._own_rows.own()[: len(local.nodes)])
+        if self.siblings is None:
+            ingestion = documents["doc.ingestion"]
+            about = About(self.share.instance, self.share.instances, self._models, ingestion)
+            return local_sections(local, given, about)
+        given, locals = self.siblings.join(given, local)
+        fleet = score_fleet(locals, told.running, told.nodes, topology, now_ms, self.memory, self.fit)
         tick = tick_of(given, fleet)
         sections = score_sections(tick)
         if topology.generation != self._published_generation:
@@ -237,16 +298,19 @@ class Pipeline:
         counts, vitals = self.state.counts, self.vitals
         vitals.rates.note(now_ms, counts.samples, counts.events)
         meta = self._meta(now_ms)
+        ingestion = vitals.ingestion(now_ms, counts, self.sources)
+        if self.siblings:
+            ingestion = self.siblings.ingestion(ingestion)
         header = {
             "name": self.config.fleet.name,
             "speed": self.config.clock.speed,
-            "samples_per_s": vitals.rates.samples_per_s,
-            "newest_sample_ms": counts.newest_sample_ms or None,
+            "samples_per_s": ingestion["samples_per_s"],
+            "newest_sample_ms": ingestion["newest_sample_ms"],
             "warming": meta["warming"],
         }
         return {
             "meta": meta,
-            "doc.ingestion": vitals.ingestion(now_ms, counts, self.sources),
+            "doc.ingestion": ingestion,
             "doc.fleet": header,
             "doc.demand": self._demand,
             "doc.demand_record": self._record,
@@ -254,7 +318,8 @@ class Pipeline:
 
     def _metrics(self, tick: Tick) -> bytes:
         backlog_bytes = sum(map(_backlog_bytes, self.sources))
-        return fleet_page(tick) + self._demand_page + self._own_page.encode(backlog_bytes)
+        others = self.siblings.page(tick.now_ms) if self.siblings else b""
+        return fleet_page(tick) + self._demand_page + others + self._own_page.encode(backlog_bytes)
 
     def _meta(self, now_ms: int) -> dict[str, Any]:
         have_s = (now_ms - self.kept.began_ms) / 1000
@@ -342,6 +407,11 @@ def said(what: str, then: str) -> Iterator[None]:
 
 def _yes() -> bool:
     return True
+
+
+def _signal(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a row of `doc.urgent` from another."""
+    return tuple(row[key] for key in ("node", "gpu", "type", "code", "time_ms"))
 
 
 def _key(attempt: JobAttempt) -> tuple[str, int]:

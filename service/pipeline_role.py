@@ -11,10 +11,14 @@ from pathlib import Path
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.topology import Topology
+from ingest.divided_inbox import DividedInbox
+from ingest.exporters import ExporterResolver
 from ingest.inbox import InboxSource
 from ingest.scrape import Scraper
+from ingest.shares import WHOLE, Share
 from ingest.source import Source
 from ingest.topology import load_topology
+from ingest.write_decoder import WriteDecoder
 from service.config import Config
 from service.pipeline import Pipeline, said
 from service.plugins import load
@@ -34,16 +38,35 @@ BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, op
 }
 
 
-def open_sources(config: Config, clock: Clock, entities: Entities) -> list[Source]:
-    """The inbox, the scraper where there are targets, and the sources that the configuration names."""
-    sources: list[Source] = [InboxSource(config.inbox)]
+def open_sources(config: Config, clock: Clock, entities: Entities, share: Share = WHOLE) -> list[Source]:
+    """The inbox, the scraper where there are targets, and the sources that the configuration names.
+
+    Of several pipelines each has its share of inbox and targets. A source whose class says `divides` takes its share
+    by the options `instance` and `instances`; any other runs in the first pipeline alone.
+    """
+    sources: list[Source] = [
+        DividedInbox(InboxSource(config.inbox, writes=_write_decoder(config, entities)), entities, share)
+    ]
     if config.scrape.targets:
         limit_s = config.pipeline.future_limit_s
-        sources.append(Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s))
+        scraper = Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s)
+        scraper.choose = share.scrapes
+        sources.append(scraper)
     for row in config.pipeline.sources:
         kind = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
-        sources.append(kind(entities, clock, row.options))
+        divides = getattr(kind, "divides", False) and share.instances > 1
+        if divides:
+            options = {**row.options, "instance": share.instance, "instances": share.instances}
+            sources.append(kind(entities, clock, options))
+        elif share.first:
+            sources.append(kind(entities, clock, row.options))
     return sources
+
+
+def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:
+    resolver = ExporterResolver(entities)
+    limit_ms = round(config.pipeline.future_limit_s * 1000)
+    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=resolver.inventory.models)
 
 
 def spare_the_collector() -> None:
@@ -58,13 +81,14 @@ def spare_the_collector() -> None:
     gc.enable()
 
 
-async def serve(config: Config) -> None:
-    """Run until SIGTERM or SIGINT, then take a last snapshot."""
+async def serve(config: Config, instance: int = 0) -> None:
+    """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
     keep_one_heap()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     gc.disable()  # what is restored is no garbage
-    pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock))
+    share = Share.of(instance, config.pipeline.instances, topology)
+    pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
 
     spare_the_collector()
     work = asyncio.ensure_future(pipeline.run())

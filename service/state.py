@@ -191,8 +191,11 @@ class FleetState:
     def _known(self, name: str) -> str:
         return known_name(name, self.entities[EntityKind.NODE])
 
-    def refresh_topology(self, models: dict[str, str]) -> None:
-        """Register nodes and GPU counts that only telemetry or events told us of. `models`: node -> GPU model."""
+    def refresh_topology(self, models: dict[str, str], gpus: Mapping[str, int] | None = None) -> None:
+        """Register nodes and GPU counts that only telemetry or events told us of.
+
+        models: node -> GPU model; gpus: node -> GPUs that other pipelines have seen there.
+        """
         nodes = self.entities[EntityKind.NODE]
         if len(nodes) > len(self.topology):
             self.topology = self.topology.with_unplaced(nodes.names[len(self.topology) :])
@@ -200,6 +203,9 @@ class FleetState:
         if len(self.entities[EntityKind.GPU]) > self._gpu_rows_seen:
             self._gpu_rows_seen = len(self.entities[EntityKind.GPU])
             learnt = self._observed_gpus()
+        for node, count in (gpus or {}).items():
+            if node not in self._stated:
+                learnt[node] = max(count, learnt.get(node, 0))
         nameless = any(node.gpus and not node.gpu_model and models.get(node.name) for node in self.topology.nodes)
         grows = any(learnt.get(node.name, 0) > node.gpus for node in self.topology.nodes)
         if nameless or grows:

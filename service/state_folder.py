@@ -30,7 +30,8 @@ class StateError(FleetcastError):
 
 def prepare(config: Config) -> None:
     """Make the folders of the state; ConfigError where one cannot be made or written."""
-    for folder in (config.folder, config.inbox, config.board, config.folder / "snapshot"):
+    homes = [config.home(instance) for instance in range(config.pipeline.instances)]
+    for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
         probe = folder / f".probe.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -37,8 +37,8 @@ class Role:
     command: Sequence[str]
 
 
-def role_command(role: str, config: Path) -> list[str]:
-    return [sys.executable, "-m", "cli.main", "run", "--role", role, "--config", str(config)]
+def role_command(role: str, config: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "cli.main", "run", "--role", role, "--config", str(config), *more]
 
 
 class Supervisor:

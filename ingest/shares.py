@@ -1,0 +1,110 @@
+"""Shares: which of several pipelines takes what is told of a node.
+
+A node of a block goes where its block goes (blocks in order of their names, dealt out like cards), any other by a
+checksum of its name; so every pipeline, now and after a restart, says the same of every node, and nothing is taken
+twice. A node is told from another by the first part of its name: n1 and n1.cluster.example are one.
+"""
+
+import ipaddress
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Level, Topology
+from ingest.targets import TargetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What pipeline `instance` of `instances` takes. blocks: node -> number of its block."""
+
+    instance: int = 0
+    instances: int = 1
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, instance: int, instances: int, topology: Topology) -> "Share":
+        """Numbers the topology's blocks by name, so that the order of a file changes nothing."""
+        names = topology.domain_names[Level.BLOCK]
+        place = {name: number for number, name in enumerate(sorted(names))}
+        rows = topology.domain[Level.BLOCK].tolist()
+        blocks = {node: place[names[row]] for node, row in zip(topology.names, rows, strict=True) if row >= 0}
+        return cls(instance, instances, blocks)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the pipeline that folds events and scores the fleet."""
+        return self.instance == 0
+
+    def owns(self, node: str) -> bool:
+        """Whether this pipeline takes what is told of a node.
+
+        >>> [Share(k, 3).owns("n1.cluster.example") for k in range(3)]
+        [False, True, False]
+        """
+        return self.instances == 1 or self._number(node) % self.instances == self.instance
+
+    def scrapes(self, target: TargetSpec) -> bool:
+        """Whether this pipeline scrapes a target: with its node, else with its host; on this machine, one by one."""
+        if target.node:
+            return self.owns(target.node)
+        if _is_here(target.host):
+            return zlib.crc32(target.url.encode()) % self.instances == self.instance
+        return self.owns(target.host)
+
+    def _number(self, node: str) -> int:
+        block = self.blocks.get(node)
+        if block is not None:
+            return block
+        short = node if _is_address(node) else node.partition(".")[0]
+        return self.blocks.get(short, zlib.crc32(short.encode()))
+
+
+WHOLE = Share()
+
+
+class OwnRows:
+    """Keeps of batches what is of a share's nodes; what no node owns goes to the first pipeline."""
+
+    def __init__(self, share: Share, entities: Entities) -> None:
+        self._share = share
+        self._entities = entities
+        self._own = np.zeros(0, bool)  # (node,)
+
+    def own(self) -> NDArray[np.bool_]:
+        """(node,) whether the share takes what is told of each node of the table."""
+        names = self._entities[EntityKind.NODE].names
+        more = [self._share.owns(name) for name in names[len(self._own) :]]
+        if more:
+            self._own = np.concatenate([self._own, np.array(more, bool)])
+        return self._own
+
+    def of(self, samples: SampleBatch) -> SampleBatch:
+        node = self._entities[samples.kind].node[samples.entity]
+        keep = np.append(self.own(), self._share.first)[node]  # -1, no node, is the last
+        if keep.all():
+            return samples
+        return SampleBatch(
+            samples.kind,
+            samples.metric[keep],
+            samples.entity[keep],
+            samples.time_ms[keep],
+            samples.value[keep],
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_here(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
