@@ -157,8 +157,8 @@ class Ring:
         entity: NDArray[np.intp],
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
-    ) -> int:
-        """Apply the samples that are newer than the last of their series; returns how many were.
+    ) -> NDArray[np.bool_]:
+        """Apply the samples that are newer than the last of their series; returns which were, (n,).
 
         Columns are (n,), at most one sample a series; room for the entities and slots must have been made.
         """
@@ -169,7 +169,7 @@ class Ring:
             metric, entity, time_ms, value = metric[newer], entity[newer], time_ms[newer], value[newer]
             key, before = key[newer], before[newer]
         if not len(key):
-            return 0
+            return newer
         raw = self.raw.reshape(-1).take(key)
         self.time_ms.reshape(-1)[key] = time_ms
         self.raw.reshape(-1)[key] = value
@@ -184,7 +184,7 @@ class Ring:
         self.dirty[entity[inside & (slot <= self.closed)]] = True
         stored = self._count(metric, entity, time_ms, value, before, raw, slot, inside)
         self._store(metric, entity, time_ms, stored, before, slot, inside)
-        return len(key)
+        return newer
 
     def _count(
         self,

@@ -7,7 +7,7 @@ of a gauge in one slot: the newest wins; increments of event counters add up.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,20 +28,18 @@ LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its en
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a batch's samples. `future` and `not_finite` are bad records, `late` ones are not."""
+    """What became of a batch's samples. `future` and `not_finite` are bad records, `late` ones are not.
+
+    taken: those that were applied or late; sure (n,): of each, whether it is certain to be the first of its series and
+    time that was ever taken.
+    """
 
     applied: int = 0
     late: int = 0
     future: int = 0
     not_finite: int = 0
-
-    def __add__(self, other: "Written") -> "Written":
-        return Written(
-            self.applied + other.applied,
-            self.late + other.late,
-            self.future + other.future,
-            self.not_finite + other.not_finite,
-        )
+    taken: SampleBatch | None = field(default=None, compare=False, repr=False)
+    sure: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_), compare=False, repr=False)
 
 
 class WindowStore:
@@ -61,6 +59,7 @@ class WindowStore:
         self.gaps: list[tuple[int, int]] = []  # until when nobody listened, and for how long, ms; in order of time
         self._files: list[Path] = []  # slot files of the last save; empty: the next one writes everything
         self._saves = self._steps = 0
+        self._moved_ms = -1  # the newest sample before the clock was last set back
 
     @property
     def nbytes(self) -> int:
@@ -79,20 +78,21 @@ class WindowStore:
         finite = np.abs(batch.value) < LARGEST_VALUE
         ahead = batch.time_ms > now_ms + self.span.future_ms
         good = finite & ~ahead
-        metric, entity = batch.metric.astype(np.intp), batch.entity.astype(np.intp)
-        time_ms, value = batch.time_ms, batch.value
         future = int(ahead.sum())
         garbage = len(batch) - future - int(good.sum())
-        if not good.all():
-            metric, entity, time_ms, value = metric[good], entity[good], time_ms[good], value[good]
-        if not len(time_ms):
+        taken = batch if good.all() else batch.where(good)
+        if not len(taken):
             return Written(future=future, not_finite=garbage)
+        metric, entity = taken.metric.astype(np.intp), taken.entity.astype(np.intp)
         ring = self.ring(batch.kind)
-        ring.advance(now_ms, int(time_ms.max()))
-        applied = 0
+        ring.advance(now_ms, int(taken.time_ms.max()))
+        newer = np.empty(len(taken), np.bool_)
         for part in _rounds(ring, metric, entity):
-            applied += ring.apply(metric[part], entity[part], time_ms[part], value[part])
-        return Written(applied, len(time_ms) - applied, future, garbage)
+            newer[part] = ring.apply(metric[part], entity[part], taken.time_ms[part], taken.value[part])
+        applied = int(np.count_nonzero(newer))
+        if self._moved_ms >= 0:
+            newer &= taken.time_ms > self._moved_ms
+        return Written(applied, len(taken) - applied, future, garbage, taken, newer)
 
     def advance(self, now_ms: int) -> None:
         """Let time pass: slots close and empty also where no sample arrives."""
@@ -111,6 +111,7 @@ class WindowStore:
         newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
         if newest_ms <= now_ms:
             return False
+        self._moved_ms = max(self._moved_ms, newest_ms)
         for ring in self.rings.values():
             move_back(ring, by_ms)
         self.gaps = [(until_ms - by_ms, for_ms) for until_ms, for_ms in self.gaps]

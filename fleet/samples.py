@@ -43,6 +43,11 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.metric)
 
+    def where(self, chosen: NDArray[np.bool_]) -> "SampleBatch":
+        """The samples where `chosen` (n,) is true, in order."""
+        columns = (self.metric, self.entity, self.time_ms, self.value)
+        return SampleBatch(self.kind, *(column[chosen] for column in columns))
+
     @classmethod
     def of(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":
         """A batch from (metric, entity, time_ms, value) tuples: for tests and rare paths."""

@@ -1,0 +1,340 @@
+"""The archive: every accepted sample and event, once, in Parquet files that any tool reads.
+
+    add (in the loop) ─ columns as they came ─ hand_over ─ in a thread: sort ─ drop what is there already ─ files
+
+What an `Archive` takes is in memory until it is handed over; `hand_over` comes before each snapshot, in the same moment
+as the positions of the sources, and the snapshot is kept only once its files are on disk. So whatever happens, what is
+not in a file is told again by who can tell it again.
+
+**Once.** A row is certain to be new when the window store applied it: its time is later than all of its series. The
+others (late ones, and after a start those up to the newest row on disk) are looked up in the files of their hour before
+they are written. So it does not matter what is replayed, which snapshot was lost, or how often somebody sends a thing.
+Events are in the job table once; only those that a file holds which is newer than the snapshot are looked up.
+
+A flush that fails keeps its rows, and the next one looks all of them up.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from fleet.events import JobEvent, NodeEvent
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Level, Topology
+from ingest.archive_files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
+from ingest.archive_read import newest_ms, told_after
+from ingest.archive_rows import (
+    KINDS,
+    Rows,
+    Words,
+    code,
+    decode_samples,
+    encode_events,
+    encode_samples,
+    in_order,
+    metric_columns,
+)
+from ingest.job_events import YEAR_2000_MS, Identity, identity
+
+logger = logging.getLogger(__name__)
+
+BYTES_A_ROW = 23
+BYTES_AN_EVENT = 600  # about; with its strings
+
+Event = JobEvent | NodeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`buffer_bytes`: what may wait in memory (a quarter: write). `file_rows`: of a compacted file."""
+
+    buffer_bytes: int = 134_217_728
+    file_rows: int = 8_000_000
+    keep_days: int = 90  # 0: for ever
+
+
+@dataclass(slots=True)
+class Kept:
+    """Numbers since the process began. `failing`: why the last flush failed, empty when it did not."""
+
+    rows: int = 0
+    events: int = 0
+    files: int = 0
+    bytes: int = 0
+    repeats: int = 0
+    too_old: int = 0
+    failing: str = ""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What is in memory. `sure`: of each batch, the samples that are certain to be new."""
+
+    batches: list[tuple[SampleBatch, NDArray[np.bool_]]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class Archive:
+    """One writer of one archive. `add`, `add_event` and `hand_over` are the loop's, what that returns is a thread's.
+
+    writer: its part of the files' names; two processes never share one. `mark`: as `mark()` was when the state was
+    saved that goes on here; None when there is none.
+    """
+
+    def __init__(
+        self,
+        files: ArchiveFiles,
+        entities: Entities,
+        *,
+        writer: str = "0",
+        limits: Limits | None = None,
+        mark: dict[str, int] | None = None,
+    ) -> None:
+        self.files = files
+        self.limits = limits or Limits()
+        self.kept = Kept()
+        self.writer = writer
+        self._entities = entities
+        self._metrics = metric_columns()
+        self._saved = (mark or {}).get("number", -1)
+        self._number = self._saved
+        self._waiting = _Waiting()
+        self._writing = 0  # bytes that were handed over, and are not on disk
+        self._doubt_ms: int | None = None  # rows up to here may be on disk; None: nobody has looked yet
+        self._told: set[Identity] = set()  # events of files that are newer than the snapshot
+        self._lock: object | None = None
+
+    # -- in the loop ----------------------------------------------------------------------------------------------
+
+    def add(self, batch: SampleBatch, sure: NDArray[np.bool_]) -> None:
+        """Accepted samples. sure (n,): whether the sample is certain to be the first of its series and time."""
+        if len(batch):
+            self._waiting.batches.append((batch, sure))
+            self._waiting.nbytes += len(batch) * BYTES_A_ROW
+
+    def add_event(self, event: Event) -> None:
+        """An event that was not told before."""
+        self._waiting.events.append(event)
+        self._waiting.nbytes += BYTES_AN_EVENT
+
+    @property
+    def nbytes(self) -> int:
+        """What is in memory and not on disk."""
+        return self._waiting.nbytes + self._writing
+
+    @property
+    def due(self) -> bool:
+        """So much waits that it should be written before the next snapshot."""
+        return self._waiting.nbytes > self.limits.buffer_bytes // 4
+
+    @property
+    def full(self) -> bool:
+        """No more may be taken from the sources."""
+        return self.nbytes > self.limits.buffer_bytes
+
+    def mark(self) -> dict[str, int]:
+        """For the snapshot that is taken after the next `hand_over`: the number that it will have."""
+        return {"number": self._number}
+
+    def health(self) -> dict[str, Any]:
+        """Numbers for the ingestion document."""
+        kept = self.kept
+        return {
+            "rows": kept.rows,
+            "events": kept.events,
+            "files": kept.files,
+            "bytes": kept.bytes,
+            "repeats": kept.repeats,
+            "too_old": kept.too_old,
+            "waiting_bytes": self.nbytes,
+            "full": self.full,
+            "failing": kept.failing,
+        }
+
+    def hand_over(self, topology: Topology, now_ms: int) -> Callable[[], None]:
+        """What waits, as a work for a thread; one at a time. It raises OSError: then its rows wait again.
+
+        Rows that `keep_days` would delete at once are left out.
+        """
+        self._number = number = max(self._number + 1, time.time_ns() // 1_000_000)
+        taken, self._waiting = self._waiting, _Waiting()
+        self._writing = taken.nbytes
+        flush = _Flush(number, _Blocks(topology, {kind: self._entities[kind].node for kind in KINDS}))
+        oldest_ms = now_ms - self.limits.keep_days * DAY_MS if self.limits.keep_days else YEAR_2000_MS
+
+        def write() -> None:
+            try:
+                self._write(taken, flush, oldest_ms)
+            except Exception as error:
+                self._again(taken, error)
+                raise
+            self._saved, self._writing, self.kept.failing = number, 0, ""
+
+        return write
+
+    def _again(self, taken: _Waiting, error: Exception) -> None:
+        """Nobody knows which of the files came to be: all rows are looked up next time."""
+        now = self._waiting
+        doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
+        self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
+        self._writing, self._doubt_ms = 0, None
+        self.kept.failing = f"{type(error).__name__}: {error}"
+
+    # -- in a thread ----------------------------------------------------------------------------------------------
+
+    def _write(self, taken: _Waiting, flush: "_Flush", oldest_ms: int) -> None:
+        doubt_ms = self._look()
+        for hour_ms, rows, sure in _by_hour(taken.batches, self._metrics, doubt_ms):
+            if hour_ms + HOUR_MS <= oldest_ms:
+                self.kept.too_old += len(rows)
+            else:
+                self._write_hour(hour_ms, rows, sure, flush)
+        self._write_events(taken.events, flush.number, oldest_ms)
+
+    def _look(self) -> int:
+        """At the first flush, and after one that failed: finish what was left, and see how far the files reach."""
+        if self._lock is None:
+            self._lock = self.files.lock(self.writer)
+        if self._doubt_ms is None:
+            self.files.finish(self.writer)
+            self._told |= told_after(self.files, self._saved)
+            self._doubt_ms = newest_ms(self.files)
+        return self._doubt_ms
+
+    def _write_hour(self, hour_ms: int, rows: Rows, sure: NDArray[np.bool_], flush: "_Flush") -> None:
+        was = len(rows)
+        rows, order = in_order(rows, hour_ms)
+        there = [name for name in self.files.names("samples", [day_of(hour_ms)]) if name.first_ms == hour_ms]
+        unknown = np.flatnonzero(~sure[order])
+        if len(unknown) and there:
+            blocks = flush.blocks.names_of(rows.take(unknown))
+            restarted = int(rows.time_ms[unknown].min()) <= (self._doubt_ms or 0)  # another topology may hold now
+            among = [name for name in live(there) if restarted or name.block in blocks]
+            repeated = unknown[self._on_disk(rows.take(unknown), hour_ms, among)]
+            rows = rows.take(np.delete(np.arange(len(rows)), repeated))
+        self.kept.repeats += was - len(rows)
+        for block, part in flush.blocks.split(rows):
+            name = _next_name(("samples", block, self.writer), hour_ms, flush.number, there)
+            self._put(name, encode_samples(part, {kind: self._entities[kind].names for kind in KINDS}))
+            self.kept.rows += len(part)
+
+    def _on_disk(self, rows: Rows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
+        """(n,) whether a file holds the series and time already."""
+        span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
+        wanted = code(rows, hour_ms)
+        words = Words(lambda kind, entity: self._entities[kind].row(entity))
+        found = np.zeros(len(rows), np.bool_)
+        for name in names:
+            with self.files.open(name) as file:
+                there = decode_samples(file, words, span)
+            found |= np.isin(wanted, code(there, hour_ms))
+        return found
+
+    def _write_events(self, events: Sequence[Event], number: int, oldest_ms: int) -> None:
+        hours: dict[int, list[Event]] = {}
+        for event in events:
+            if identity(event) in self._told:
+                self.kept.repeats += 1
+            elif event.time_ms < oldest_ms:
+                self.kept.too_old += 1
+            else:
+                hours.setdefault(event.time_ms // HOUR_MS * HOUR_MS, []).append(event)
+        for hour_ms, same in hours.items():
+            there = [name for name in self.files.names("events", [day_of(hour_ms)]) if name.first_ms == hour_ms]
+            self._put(_next_name(("events", "", self.writer), hour_ms, number, there), encode_events(same))
+            self.kept.events += len(same)
+
+    def _put(self, name: FileName, data: Any) -> None:
+        self.files.put(name, data)
+        self.kept.files += 1
+        self.kept.bytes += len(data)
+
+
+class _Blocks:
+    """Which block each row belongs to. Arrays that do not change when the state goes on."""
+
+    def __init__(self, topology: Topology, owners: dict[EntityKind, NDArray[np.int32]]) -> None:
+        self._names = topology.domain_names[Level.BLOCK]
+        self._domain = np.append(topology.domain[Level.BLOCK], -1).astype(np.int16)  # the last one is nowhere
+        self._owners = owners
+
+    def of(self, rows: Rows) -> NDArray[np.int16]:
+        """(n,) row of the block's name, -1 unplaced."""
+        block = np.full(len(rows), -1, np.int16)
+        starts = np.searchsorted(rows.kind, np.arange(len(KINDS) + 1)).tolist()
+        for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
+            if first < end:
+                node = self._owners[kind][rows.entity[first:end]]
+                known = (node >= 0) & (node < len(self._domain) - 1)
+                block[first:end] = self._domain[np.where(known, node, len(self._domain) - 1)]
+        return block
+
+    def names_of(self, rows: Rows) -> set[str]:
+        return {self._name(block) for block in np.unique(self.of(rows)).tolist()} if self._names else {UNPLACED}
+
+    def split(self, rows: Rows) -> Iterator[tuple[str, Rows]]:
+        """The rows of each block, in their order."""
+        if not self._names:
+            yield from [(UNPLACED, rows)] if len(rows) else []
+            return
+        block = self.of(rows)
+        order = np.argsort(block, kind="stable")
+        edges = np.flatnonzero(np.diff(block[order], prepend=-2, append=-2)).tolist()
+        for first, end in pairwise(edges):
+            yield self._name(int(block[order[first]])), rows.take(order[first:end])
+
+    def _name(self, block: int) -> str:
+        return self._names[block] if block >= 0 else UNPLACED
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    number: int
+    blocks: _Blocks
+
+
+def _by_hour(
+    batches: Sequence[tuple[SampleBatch, NDArray[np.bool_]]],
+    metrics: dict[EntityKind, NDArray[np.int16]],
+    doubt_ms: int,
+) -> Iterator[tuple[int, Rows, NDArray[np.bool_]]]:
+    """The samples of each hour, in the order in which they came, and which of them are certain to be new."""
+    if not batches:
+        return
+    rows = Rows.concat(
+        [
+            Rows(
+                np.full(len(batch), KINDS.index(batch.kind), np.int8),
+                metrics[batch.kind][batch.metric],
+                batch.entity,
+                batch.time_ms,
+                batch.value,
+            )
+            for batch, _ in batches
+        ]
+    )
+    sure = np.concatenate([known for _, known in batches]) & (rows.time_ms > doubt_ms)
+    hour = rows.time_ms // HOUR_MS
+    first, last = int(hour.min()), int(hour.max())
+    if first == last:
+        yield first * HOUR_MS, rows, sure
+        return
+    for one in np.unique(hour).tolist():
+        at = np.flatnonzero(hour == one)
+        yield one * HOUR_MS, rows.take(at), sure[at]
+
+
+def _next_name(whose: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
+    """A part's name behind all that are there: no compacted file stands for it, whatever the clock does."""
+    dataset, block, writer = whose
+    ends = [name.last for name in there if (name.block, name.writer) == (block, writer)]
+    number = max([number, *(end + 1 for end in ends)])
+    return FileName(dataset, day_of(hour_ms), block, hour_ms // HOUR_MS % 24, writer, number, number)

@@ -1,0 +1,267 @@
+"""Where the archive's files lie, what their names say, and how one comes to be: whole or not at all.
+
+    samples/day=2026-11-21/block=b1/13-0-1795278000123.parquet                 a part: 13:00 to 14:00, of writer 0
+    samples/day=2026-11-21/block=b1/13-0-1795278000123-1795281580456.parquet   stands for all parts in that range
+    events/day=2026-11-21/13-0-1795278000123.parquet
+
+Days and hours are UTC, of the time of a sample. Numbers of a writer only grow. On a disk a file is written beside its
+place, fsynced and renamed; an object store's put is atomic by itself.
+
+A compacted file is put down as `….parquet.ready`, then its parts go, then it takes its name: who reads with `*.parquet`
+never sees a row twice (for the milliseconds in between it misses some), and what a crash left in between is finished by
+the next start. Readers of ours take the `.ready` file for what it stands for, so they miss nothing either.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal
+from urllib.parse import quote, unquote
+
+from fleet.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Dataset = Literal["samples", "events"]
+DATASETS: tuple[Dataset, ...] = ("samples", "events")
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+UNPLACED = "unplaced"
+_PATH = re.compile(
+    r"(?P<dataset>samples|events)/day=(?P<day>\d{4}-\d\d-\d\d)(?:/block=(?P<block>[^/]+))?/"
+    r"(?P<hour>\d\d)-(?P<writer>[a-z0-9]+)-(?P<first>\d+)(?:-(?P<last>\d+))?\.parquet(?P<ready>\.ready)?"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileName:
+    """One file by what its name says. `first` and `last` are numbers of flushes, equal for a part."""
+
+    dataset: Dataset
+    day: str
+    block: str  # empty for events
+    hour: int
+    writer: str
+    first: int
+    last: int
+    ready: bool = False
+
+    @property
+    def path(self) -> str:
+        block = f"/block={quote(self.block, safe='')}" if self.block else ""
+        numbers = f"{self.first}-{self.last}" if self.compacted else f"{self.first}"
+        end = ".ready" if self.ready else ""
+        return f"{self.dataset}/day={self.day}{block}/{self.hour:02d}-{self.writer}-{numbers}.parquet{end}"
+
+    @property
+    def compacted(self) -> bool:
+        return self.last != self.first
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """Which hour of which block."""
+        return self.dataset, self.day, self.block, self.hour
+
+    @property
+    def first_ms(self) -> int:
+        """The beginning of the hour whose rows it holds."""
+        return day_ms(self.day) + self.hour * HOUR_MS
+
+    def stands_for(self, other: "FileName") -> bool:
+        """Whether what `other` holds is in here as well."""
+        if not self.compacted or (self.place, self.writer) != (other.place, other.writer):
+            return False
+        if (self.first, self.last) == (other.first, other.last):
+            return other.ready and not self.ready
+        return self.first <= other.first and other.last <= self.last
+
+    @classmethod
+    def of(cls, path: str) -> "FileName | None":
+        """The name at the end of a path; None for files of others.
+
+        >>> FileName.of("x/events/day=2026-11-21/13-0-17.parquet").hour
+        13
+        """
+        found = re.search(_PATH.pattern + "$", path)
+        if found is None:
+            return None
+        told: dict[str, Any] = found.groupdict()
+        first = int(told["first"])
+        return cls(
+            dataset=told["dataset"],
+            day=told["day"],
+            block=unquote(told["block"] or ""),
+            hour=int(told["hour"]),
+            writer=told["writer"],
+            first=first,
+            last=int(told["last"] or first),
+            ready=told["ready"] is not None,
+        )
+
+
+def day_of(time_ms: int) -> str:
+    """
+    >>> day_of(1_795_278_000_000)
+    '2026-11-21'
+    """
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%d")
+
+
+def day_ms(day: str) -> int:
+    """The first millisecond of a day."""
+    return round(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1000
+
+
+def live(names: Iterable[FileName]) -> list[FileName]:
+    """The files that hold each row once: those that no other one stands for."""
+    places: dict[tuple[Any, ...], list[FileName]] = {}
+    for name in names:
+        places.setdefault((*name.place, name.writer), []).append(name)
+    kept: list[FileName] = []
+    for same in places.values():
+        wide = [name for name in same if name.compacted]
+        kept += [name for name in same if not any(other.stands_for(name) for other in wide)]
+    return sorted(kept)
+
+
+class ArchiveFiles:
+    """The files of one archive, at a path or any URL that fsspec knows. Methods raise OSError.
+
+    Making one touches nothing outside the process. Raises ConfigError for a URL whose filesystem is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"archive.url = {url!r}: {error}") from None
+        self.folder = Path(self._root) if "file" in _protocols(self._fs) else None
+
+    def names(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
+        """Every file that is there, live or not, of some days or all."""
+        self._fs.invalidate_cache()
+        folders = [dataset] if days is None else [f"{dataset}/day={day}" for day in days]
+        paths = [path for folder in folders for path in self._fs.find(f"{self._root}/{folder}")]
+        return sorted(name for path in paths if (name := FileName.of(path)) is not None)
+
+    def days(self, dataset: Dataset) -> list[str]:
+        """Days that have a folder, oldest first."""
+        self._fs.invalidate_cache()
+        try:
+            paths = self._fs.ls(f"{self._root}/{dataset}", detail=False)
+        except FileNotFoundError:
+            return []
+        found = (re.search(r"day=(\d{4}-\d\d-\d\d)/?$", path) for path in paths)
+        return sorted(match.group(1) for match in found if match is not None)
+
+    def size(self, name: FileName) -> int:
+        """Bytes."""
+        return int(self._fs.size(self._at(name)))
+
+    def open(self, name: FileName) -> IO[bytes]:
+        file: IO[bytes] = self._fs.open(self._at(name), "rb")
+        return file
+
+    def put(self, name: FileName, data: Any) -> None:
+        """The whole file `data` (bytes-like) under its name; nothing is there under that name before."""
+        if self.folder is None:
+            self._fs.pipe_file(self._at(name), bytes(data))
+            return
+        path = self.folder / name.path
+        made = _first_missing(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.tmp")
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        for folder in _up_to(path.parent, made):
+            _sync(folder)
+
+    def become(self, ready: FileName) -> None:
+        """A `.ready` file takes its place: what it stands for goes, then it gets its name. May be done again."""
+        final = replace(ready, ready=False)
+        for name in self.names(ready.dataset, [ready.day]):
+            if name != final and ready.stands_for(name):
+                self.remove(name)
+        self._fs.mv(self._at(ready), self._at(final))
+        if self.folder is not None:
+            _sync((self.folder / final.path).parent)
+
+    def finish(self, writer: str) -> None:
+        """What a crash of that writer left: compacted files take their places, halves go."""
+        for dataset in DATASETS:
+            for name in self.names(dataset):
+                if name.ready and name.writer == writer:
+                    logger.info("archive: %s was not finished; it is now", name.path)
+                    self.become(name)
+        if self.folder is not None:
+            for half in self.folder.glob(f"*/day=*/**/.[0-9][0-9]-{writer}-*.tmp"):
+                half.unlink(missing_ok=True)
+
+    def lock(self, writer: str) -> object:
+        """Hold a writer's name as long as what is returned lives. OSError while another process does.
+
+        On an object store nobody holds anything: there, one name for one process is for the configuration to see to.
+        """
+        if self.folder is None:
+            return self
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = (self.folder / f".{writer}.lock").open("wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise OSError(error.errno, f"another process writes as {writer!r} into {self.url}") from None
+        return file
+
+    def remove(self, name: FileName) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name))
+
+    def remove_day(self, dataset: Dataset, day: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(f"{self._root}/{dataset}/day={day}", recursive=True)
+
+    def _at(self, name: FileName) -> str:
+        return f"{self._root}/{name.path}"
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _first_missing(folder: Path) -> Path:
+    """The highest folder of a path that is not there yet; the folder itself when it is."""
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    return missing[-1] if missing else folder
+
+
+def _up_to(folder: Path, made: Path) -> list[Path]:
+    """The folders whose entries changed when `made` and all below it were made."""
+    below = [parent for parent in (folder, *folder.parents) if parent.is_relative_to(made)]
+    return below if made == folder and len(below) == 1 else [*below, made.parent]
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
