@@ -70,6 +70,10 @@ class DividedInbox:
     def health(self) -> dict[str, Any]:
         return self._inbox.health()
 
+    def models(self) -> dict[str, str]:
+        """Node -> GPU model, as what was written tells."""
+        return getattr(self._inbox, "models", dict)()
+
     def prune(self, position: Mapping[str, Any]) -> int:
         """Note how far this pipeline is, and delete what all of them have passed; returns how many segments."""
         folder, share = self._inbox.folder, self._share

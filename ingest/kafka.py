@@ -88,6 +88,8 @@ class Reader(Protocol):
 class KafkaSource:
     """See the head of the file. One task calls `next`."""
 
+    divides = True  # every pipeline runs it, on partitions of its own
+
     def __init__(
         self, entities: Entities, clock: Clock, options: Mapping[str, Any], reader: Reader | None = None
     ) -> None:
