@@ -33,6 +33,7 @@ from ingest.segments import (
     RecordKind,
     encode_record,
     file_size,
+    kept_bytes,
     places,
     prune,
     read_segment,
@@ -41,10 +42,12 @@ from ingest.segments import (
     segments_of,
 )
 from ingest.source import Batch
+from ingest.write_decoder import WriteDecoder
 
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 2**20
+WRITES = "writes"  # how the writer is called whose segments hold samples alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +239,35 @@ def _take_name(folder: Path, name: str) -> tuple[str, int]:
     raise ValueError(f"inbox writer name {name!r}: 1000 processes hold it")
 
 
+class Backlog:
+    """How much waits in an inbox, against a bound; the folder is looked at once a second at most."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self._looked = -1.0
+        self._bytes = 0
+
+    def refuse(self) -> None:
+        """SourceError when the bound is passed: whoever sends keeps what he has, and tries again."""
+        now = time.monotonic()
+        if now > self._looked + 1.0 or self._looked < 0:
+            self._looked, self._bytes = now, kept_bytes(self.folder)
+        if self._bytes > self.most_bytes:
+            held = f"{self._bytes:,} bytes wait in the inbox, at most {self.most_bytes:,} may"
+            raise SourceError(f"{held}; nothing was kept, send it again", retry_after_s=5.0)
+
+
 class InboxSource:
     """Tails the segments of all writers. Position: {segment name: offset}, the open segment of each writer."""
 
     name = "inbox"
 
-    def __init__(self, folder: Path, *, poll_s: float = 0.025) -> None:
-        """`poll_s` is wall time."""
+    def __init__(self, folder: Path, *, poll_s: float = 0.025, writes: WriteDecoder | None = None) -> None:
+        """`poll_s` is wall time; `writes` decodes what is written by remotes."""
         self.folder = folder
         self.poll_s = poll_s
+        self.writes = writes
         self.torn = 0
         self.read = 0
         self._at: dict[str, tuple[int, int]] = {}  # writer -> (segment number, offset)
@@ -256,7 +279,9 @@ class InboxSource:
         while not self._closed:
             records, bad = self._read_some()
             if records or bad:
-                return decode_records(records, bad)
+                batch = decode_records(records, bad, self.writes)
+                self._rates.append((time.monotonic(), len(batch)))
+                return batch
             await asyncio.sleep(self.poll_s)
         raise StopAsyncIteration
 
@@ -288,7 +313,12 @@ class InboxSource:
             "backlog_bytes": waiting,
             "bad": self.torn,
             "up": True,
+            "noted": {} if self.writes is None else dict(self.writes.noted),
         }
+
+    def models(self) -> dict[str, str]:
+        """Node -> GPU model, as what was written tells."""
+        return {} if self.writes is None else self.writes.models()
 
     def backlog_bytes(self) -> int:
         """Bytes on disk that were not read yet."""
@@ -326,14 +356,13 @@ class InboxSource:
             if number:
                 self._at[writer] = (number, offset)
         self.read += len(records)
-        if records:
-            self._rates.append((time.monotonic(), len(records)))
         return records, bad
 
 
 def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
     """The newest events still on disk, oldest first, about `most` of them: what a starting receiver has seen before."""
-    rows = [path for segments in segments_of(folder).values() for _, path in segments]
+    events = [rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)]
+    rows = [path for segments in events for _, path in segments]
     taken: list[list[Record]] = []
     for _, path in sorted(((_modified_ns(path), path) for path in rows), reverse=True):
         try:

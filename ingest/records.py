@@ -1,4 +1,4 @@
-"""What the inbox's records hold: one event as it was sent, or the count of what was refused at the door."""
+"""What the inbox's records hold: an event as it was sent, samples that a remote wrote, the count of what was refused."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,27 @@ import msgspec
 
 from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
+from fleet.samples import SampleBatch
 from ingest.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from ingest.remote_write import Version
 from ingest.segments import Record, RecordKind
 from ingest.source import Batch
+from ingest.write_decoder import WriteDecoder
 
 MAX_REJECTS_A_RECORD = 200_000
+VERSIONS = {RecordKind.WRITE: Version.V1, RecordKind.WRITE_V2: Version.V2}
 
 
-def decode_records(records: Sequence[Record], bad: Sequence[RecordError] = ()) -> Batch:
-    """Records as a batch. Their times were judged against the clock on arrival and are not again."""
+def decode_records(
+    records: Sequence[Record], bad: Sequence[RecordError] = (), writes: WriteDecoder | None = None
+) -> Batch:
+    """Records as a batch. Their times were judged against the clock on arrival and are not again.
+
+    Without `writes` samples are counted as records of a kind that is not known.
+    """
     events: list[JobEvent] = []
     node_events: list[NodeEvent] = []
+    samples: list[SampleBatch] = []
     errors = list(bad)
     for record in records:
         try:
@@ -28,11 +38,16 @@ def decode_records(records: Sequence[Record], bad: Sequence[RecordError] = ()) -
                     events.append(event)
             elif record.kind == RecordKind.REFUSED:
                 errors += _refusals(record.payload)
+            elif record.kind in VERSIONS and writes is not None:
+                written = writes.decode(record.payload, VERSIONS[RecordKind(record.kind)], record.received_ms)
+                samples += written.samples
+                errors += written.bad
             else:
                 raise RecordError("unknown_kind", f"inbox record of kind {record.kind}")
         except RecordError as error:
             errors.append(error)
-    return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(errors))
+    few = Batch.merge([Batch(samples=tuple(samples)), Batch()]).samples if len(samples) > 1 else tuple(samples)
+    return Batch(few, tuple(events), tuple(node_events), tuple(errors))
 
 
 class _Refusals(msgspec.Struct):

@@ -33,10 +33,13 @@ SUFFIX = ".seg"
 
 
 class RecordKind(IntEnum):
-    """What a payload is: one event, or what was refused: {"reasons": {reason: count}, "examples": {reason: detail}}."""
+    """What a payload is: one event, what was refused ({"reasons": {reason: count}, "examples": {reason: detail}}), or
+    a remote-write body as it came, of version 1.0 or 2.0."""
 
     EVENT = 1
     REFUSED = 2
+    WRITE = 3
+    WRITE_V2 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,11 @@ def file_size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def kept_bytes(folder: Path) -> int:
+    """What the segments take on disk: what was not read yet, and what no two snapshots cover."""
+    return sum(file_size(path) for rows in segments_of(folder).values() for _, path in rows)
 
 
 def segment_name(writer: str, number: int) -> str:

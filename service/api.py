@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from fleet.clock import Clock
 from fleet.errors import ConfigError, FleetcastError
-from ingest.inbox import InboxWriter, read_events
+from ingest.inbox import WRITES, Backlog, InboxWriter, read_events
 from ingest.job_events import identity
 from service.access import Access, Scope, default_scope, load_access
 from service.board_mirror import TOKEN, BoardMirror
@@ -36,7 +36,20 @@ from service.openapi import document
 from service.placer_link import PlacerLink
 from service.problems import Problem, as_problem
 from service.recent import RecentIdentities
-from service.routes import adapters, console, demand, events, fleet, health, jobs, later, placements, risk, stream
+from service.routes import (
+    adapters,
+    console,
+    demand,
+    events,
+    fleet,
+    health,
+    jobs,
+    later,
+    placements,
+    remote_write,
+    risk,
+    stream,
+)
 from service.routes.context import Context
 from service.routes.table import Row, encode, routes_of
 from service.stream_hub import StreamHub
@@ -52,6 +65,7 @@ ROWS: tuple[Row, ...] = (
     *placements.ROWS,
     *adapters.ROWS,
     *events.ROWS,
+    *remote_write.ROWS,
     *fleet.ROWS,
     *stream.ROWS,
     *demand.ROWS,
@@ -123,7 +137,8 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
     else:
         link, mirror = PlacerLink(f"http://127.0.0.1:{config.placer.port}"), None
     kept = config, clock, feed, link, StreamHub(feed), ApiMetrics(), RecentIdentities()
-    return Context(*kept, access=access, mirror=mirror)
+    backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
+    return Context(*kept, access=access, backlog=backlog, mirror=mirror)
 
 
 def _sent_on(row: Row) -> Row:
@@ -146,11 +161,12 @@ async def _mirroring(mirror: BoardMirror) -> AsyncIterator[None]:
 async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
     await asyncio.to_thread(_remember, context)
     context.inbox = InboxWriter(context.config.inbox, writer)
+    context.writes = InboxWriter(context.config.inbox, f"{WRITES}.{writer}")
     try:
         yield
     finally:
-        await context.inbox.close()
-        context.inbox = None
+        await asyncio.gather(context.inbox.close(), context.writes.close())
+        context.inbox = context.writes = None
 
 
 def _remember(context: Context) -> None:

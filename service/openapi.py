@@ -18,6 +18,11 @@ DESCRIPTION = (
 )
 
 
+PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bytes: {"type": "string", "format": "binary"},
+    dict: {"type": "object"},
+}
 REFUSED = (401, 403)
 SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -61,7 +66,7 @@ def _security(row: Row, needs_token: bool) -> dict[str, Any]:
 
 
 def _has_schema(kind: Any) -> bool:
-    return kind is not None and kind not in (str, bytes, dict)
+    return kind is not None and kind not in PLAIN
 
 
 def _path(path: str) -> str:
@@ -79,13 +84,13 @@ def _operation(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     }
     if row.body:
         content = {"schema": _body(row, schema_of), "example": row.body_example}
-        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+        operation["requestBody"] = {"required": True, "content": dict.fromkeys(row.takes, content)}
     return operation
 
 
 def _body(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     """One kind of object is itself; of several kinds, one object or an array."""
-    kinds = [schema_of[id(kind)] for kind in row.body]
+    kinds = [PLAIN.get(kind) or schema_of[id(kind)] for kind in row.body]
     if len(kinds) == 1:
         only: dict[str, Any] = kinds[0]
         return only
@@ -99,9 +104,8 @@ def _operation_id(row: Row) -> str:
 
 def _answers(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     if row.answer is None:
-        return {}
-    plain = {str: {"type": "string"}, bytes: {"type": "string", "format": "binary"}, dict: {"type": "object"}}
-    content: dict[str, Any] = {"schema": plain.get(row.answer) or schema_of[id(row.answer)]}
+        return {"204": {"description": HTTPStatus.NO_CONTENT.phrase}} if row.status == 204 else {}
+    content: dict[str, Any] = {"schema": PLAIN.get(row.answer) or schema_of[id(row.answer)]}
     if row.example is not None:
         content["example"] = row.example
     return {str(row.status): {"description": HTTPStatus(row.status).phrase, "content": {row.media_type: content}}}

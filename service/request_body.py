@@ -22,6 +22,12 @@ async def read_body(request: Request, most: int) -> bytes:
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         detail = f"content-encoding {coding!r}: expected gzip, deflate or none"
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "gzip, deflate"})
+    data = await read_raw(request, most)
+    return data if coding in ("identity", "") else await asyncio.to_thread(inflate, data, coding, most)
+
+
+async def read_raw(request: Request, most: int) -> bytes:
+    """The body as it came. Problem 413 when it has more than `most` bytes."""
     chunks = request.stream()
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
@@ -36,8 +42,7 @@ async def read_body(request: Request, most: int) -> bytes:
             await _discard(request, chunks)
             raise too_large(f"at least {size} bytes", most)
         parts.append(chunk)
-    data = b"".join(parts)
-    return data if coding in ("identity", "") else await asyncio.to_thread(inflate, data, coding, most)
+    return b"".join(parts)
 
 
 async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:

@@ -38,6 +38,12 @@ class ApiMetrics:
             ("reason",),
             registry=self.registry,
         )
+        self.written = Counter(
+            "fleetcast_api_written_samples",
+            "Samples taken by remote write, by the version of its protocol.",
+            ("version",),
+            registry=self.registry,
+        )
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
             "Connections closed by us: too many, too slow, or no HTTP.",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from fleet.clock import Clock
 from fleet.errors import SourceError
-from ingest.inbox import InboxWriter
+from ingest.inbox import Backlog, InboxWriter
 from service.access import Access
 from service.board_mirror import BoardMirror
 from service.config import Config
@@ -18,7 +18,10 @@ from service.telemetry import ApiMetrics
 
 @dataclass(slots=True)
 class Context:
-    """Made by `create_app`; `inbox` is there from the application's start to its end."""
+    """Made by `create_app`; `inbox` and `writes` are there from the application's start to its end.
+
+    `writes` takes the samples, in segments of their own: no event waits for theirs to reach the disk.
+    """
 
     config: Config
     clock: Clock
@@ -28,12 +31,23 @@ class Context:
     metrics: ApiMetrics
     recent: RecentIdentities
     access: Access
+    backlog: Backlog
     inbox: InboxWriter | None = None
+    writes: InboxWriter | None = None
     mirror: BoardMirror | None = None  # of a replica: its board comes from another api
     kube: KubeDesk = field(default_factory=KubeDesk)
 
     def writer(self) -> InboxWriter:
         """The inbox; SourceError before the start and after the end."""
-        if self.inbox is None:
-            raise SourceError("the inbox is not open; nothing was kept", retry_after_s=1.0)
-        return self.inbox
+        return _open(self.inbox)
+
+    def sample_writer(self) -> InboxWriter:
+        """The same for samples; SourceError also while too much of them waits."""
+        self.backlog.refuse()
+        return _open(self.writes)
+
+
+def _open(writer: InboxWriter | None) -> InboxWriter:
+    if writer is None:
+        raise SourceError("the inbox is not open; nothing was kept", retry_after_s=1.0)
+    return writer

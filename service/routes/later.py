@@ -71,5 +71,4 @@ ROWS = (
         "events",
         "send events to /v1/events meanwhile",
     ),
-    _row("POST", "/api/v1/write", "Prometheus remote write", "events", "only scraping brings samples in so far"),
 )

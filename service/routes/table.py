@@ -76,7 +76,8 @@ class Param:
 class Row:
     """One route. `params` None: the query goes on verbatim to somebody else, who checks it.
 
-    `body`: the types that a request body may have (of several, a list is taken, too); `answer`: that of the answer.
+    `body`: the types that a request body may have (of several, a list is taken, too), `takes`: its media types;
+    `answer`: the type of the answer.
     `scope`: what a token must allow, None: read for a GET and admin for all others; `is_open`: no token is asked for.
     """
 
@@ -88,6 +89,7 @@ class Row:
     params: tuple[Param, ...] | None = ()
     body: tuple[Any, ...] = ()
     body_example: Any = None
+    takes: tuple[str, ...] = (JSON,)
     answer: Any = None
     example: Any = None
     status: int = 200

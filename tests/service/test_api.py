@@ -241,7 +241,8 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def test_a_built_route_has_an_example(client: Client) -> None:
-    assert [row.path for row in ROWS if 501 not in row.problems and row.example is None] == ["/v1/board"]
+    silent = [row.path for row in ROWS if row.example is None and 501 not in row.problems and row.status != 204]
+    assert silent == ["/v1/board"]
 
 
 def test_the_console_is_served_without_outside_assets(client: Client) -> None:
