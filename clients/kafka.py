@@ -25,6 +25,7 @@ with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.1
         OffsetOutOfRangeError,
         TopicAlreadyExistsError,
     )
+    from kafka.net.inet import KafkaNetSocket
     from kafka.structs import OffsetAndMetadata
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,23 @@ MOST_REQUEST_BYTES = 64 * 2**20
 CUT_BYTES = 65_536  # what is kept of a letter that the broker finds too large
 
 Answer = TypeVar("Answer")
+
+
+class _Direct(KafkaNetSocket):  # type: ignore[misc]
+    """No proxy, and no socket left open where a connection is refused: the client's own leaves it to the collector."""
+
+    SCHEMES = ("direct",)
+
+    async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except (KafkaError, OSError):
+            sock.close()
+            raise
+
+
+def _settings(access: KafkaAccess) -> dict[str, Any]:
+    return settings(access) | {"proxy_url": "direct://"}
 
 
 class KafkaReader:
@@ -187,7 +205,7 @@ class KafkaReader:
 
     def _connect(self, **own: Any) -> Any:
         return KafkaConsumer(
-            **settings(self._access),
+            **_settings(self._access),
             enable_auto_commit=False,
             allow_auto_create_topics=False,
             isolation_level="read_committed",
@@ -206,7 +224,7 @@ class KafkaWriter:
         self._access = access
         try:
             self._producer = KafkaProducer(
-                **settings(access),
+                **_settings(access),
                 acks="all",
                 compression_type=compression,
                 linger_ms=linger_ms,
@@ -223,7 +241,7 @@ class KafkaWriter:
         """Make the topics (name → partitions) that are not there, replicated as the brokers have it; those made."""
         made = []
         try:
-            admin = KafkaAdminClient(**settings(self._access))
+            admin = KafkaAdminClient(**_settings(self._access))
             try:
                 there = set(admin.list_topics())
                 for topic, partitions in topics.items():

@@ -1,0 +1,51 @@
+"""One broker for all tests, and three for those that kill some."""
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from clients.kafka_access import KafkaAccess
+from tests.integration.kafka.build import BuildError, Kafka, kafka
+from tests.integration.kafka.cluster import Cluster
+from tests.integration.kafka.topics import Topics
+
+
+@pytest.fixture(scope="session")
+def kafka_program(request: pytest.FixtureRequest) -> Kafka:
+    """The first run ever fetches it."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{line}", flush=True)
+
+    try:
+        return kafka(say)
+    except BuildError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(kafka_program: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    started = Cluster(kafka_program, tmp_path_factory.mktemp("kafka"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def topics(cluster: Cluster) -> Iterator[Topics]:
+    """Topics of this test alone: four partitions of telemetry, one of events."""
+    made = Topics(KafkaAccess(brokers=cluster.addresses), uuid.uuid4().hex[:8])
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def three(kafka_program: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    started = Cluster(kafka_program, tmp_path_factory.mktemp("kafka3"), brokers=3)
+    yield started
+    started.stop()
