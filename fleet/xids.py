@@ -123,11 +123,11 @@ def gravity(event: NodeEvent) -> str:
     >>> gravity(NodeEvent(node="n1", source="s", sequence=1, time_ms=1, type="xid", code=79))
     'fatal'
     """
-    if event.severity is not None:
-        return event.severity
     if event.type == "health":
-        return "warning"
+        return event.severity or "warning"
     if event.type != "xid" or not str(event.code).isdecimal():
         return ""
+    if event.severity is not None:
+        return event.severity
     code = int(str(event.code))
     return "fatal" if code in HARD else "warning" if code in SOFT else ""

@@ -46,7 +46,7 @@ def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
     if record.drained:
         found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=_last(record, "drain")))
     for event in record.standing.values():
-        if 0 <= now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
+        if now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
             signal = _of_xid(event, row) if event.type == "xid" else _of_health(event, row)
             if signal is not None:
                 found.append(signal)

@@ -1,0 +1,127 @@
+"""Lines of kernel logs → node events, the same whoever delivers them: a followed file, or a push.
+
+An event's identity is what happened to which device within which five seconds, so a storm of one error is one event,
+and a line that comes twice counts once. Its time is the line's: by the wall clock, or by the node's boot, which is
+then taken to be as long ago as its newest line says. Times ahead of our clock are those of a clock that is wrong: now.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from fleet.errors import ConfigError, RecordError
+from fleet.events import NodeEvent
+from ingest.job_events import FUTURE_LIMIT_MS, YEAR_2000_MS
+from ingest.kernel_messages import TELLING, Finding, MessageReader
+from ingest.log_lines import LogLine, read_line
+from ingest.node_names import check_name
+
+SOURCE: Final = "kernel-log"
+STORM_MS: Final = 5_000
+MESSAGE_CHARACTERS: Final = 1_000
+MOST_NODES: Final = 200_000  # that one stream may tell of
+_HASH_BITS: Final = 20
+
+
+@dataclass(slots=True)
+class KernelReader:
+    """One stream of lines. `node`: whose lines they are, empty: as each line says, or `fallback` where it does not.
+
+    boot_ms: when the node booted, 0 until that is known; `utc_offset_s`: the zone of stamps without one.
+    """
+
+    node: str = ""
+    utc_offset_s: float = 0.0
+    fallback: str = ""
+    boot_ms: float = 0.0
+    last_boot_stamp_ms: float = -1.0
+    repeats: int = 0
+    _readers: dict[str, MessageReader] = field(default_factory=dict)
+    _last: dict[tuple[str, int], None] = field(default_factory=dict)
+
+    def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
+        """The events of some lines, each once, and what was wrong with the others."""
+        rows = list(lines)
+        self._see_boot(rows, now_ms)
+        events, bad = [], []
+        for row in rows:
+            if TELLING.search(row) is None:
+                continue
+            try:
+                event = self._event(read_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms)
+            except RecordError as error:
+                bad.append(error.with_traceback(None))
+                continue
+            if event is not None and self._is_new(event):
+                events.append(event)
+        return events, bad
+
+    def _see_boot(self, rows: list[bytes], now_ms: int) -> None:
+        """The newest line of a boot is from now, or older: the node booted at the latest so long ago."""
+        stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms if rows else None
+        if stamp is None:
+            return
+        booted_ms = now_ms - stamp
+        if self.boot_ms == 0.0 or stamp < self.last_boot_stamp_ms:
+            self.boot_ms = booted_ms
+        self.boot_ms = min(self.boot_ms, booted_ms)
+        self.last_boot_stamp_ms = stamp
+
+    def _event(self, line: LogLine, now_ms: int) -> NodeEvent | None:
+        if not line.text:
+            return None
+        node = self.node or line.host or self.fallback
+        reader = self._readers.get(node)
+        if reader is None:
+            if len(self._readers) >= MOST_NODES:
+                raise RecordError("too_many_nodes", f"more than {MOST_NODES:,}: {node[:80]!r}")
+            reader = self._readers[node] = MessageReader()
+        finding = reader.read(line.text)
+        if finding is None:
+            return None
+        return event_of(finding, _named(node), self._time_ms(line, now_ms))
+
+    def _time_ms(self, line: LogLine, now_ms: int) -> int:
+        time_ms = line.time_ms
+        if time_ms is None and line.boot_ms is not None and self.boot_ms:
+            time_ms = round(self.boot_ms + line.boot_ms)
+        if time_ms is None or time_ms > now_ms + FUTURE_LIMIT_MS or time_ms < min(now_ms, YEAR_2000_MS):
+            return now_ms
+        return time_ms
+
+    def _is_new(self, event: NodeEvent) -> bool:
+        """Not one of the last few: a storm costs no events."""
+        key = (event.node, event.sequence)
+        if key in self._last:
+            self.repeats += 1
+            return False
+        self._last[key] = None
+        if len(self._last) > 4096:
+            self._last.pop(next(iter(self._last)))
+        return True
+
+
+def event_of(finding: Finding, node: str, time_ms: int) -> NodeEvent:
+    """A finding as the event of a node."""
+    what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
+    return NodeEvent(
+        node=node,
+        source=SOURCE,
+        sequence=(time_ms // STORM_MS << _HASH_BITS) | (zlib.crc32(what.encode()) & ((1 << _HASH_BITS) - 1)),
+        time_ms=time_ms,
+        type=finding.type,
+        code=finding.code,
+        message=finding.message[:MESSAGE_CHARACTERS],
+        check=finding.check,
+        severity=finding.severity,
+        device=finding.device,
+        advice=finding.advice,
+    )
+
+
+def _named(node: str) -> str:
+    try:
+        return check_name(node)
+    except ConfigError as error:
+        raise RecordError("bad_name", f"no node is named for a line: {error}") from None
