@@ -15,6 +15,7 @@ A flush that fails keeps its rows, and the next one looks all of them up.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -106,24 +107,27 @@ class Archive:
         self._metrics = metric_columns()
         self._saved = (mark or {}).get("number", -1)
         self._number = self._saved
+        self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
         self._waiting = _Waiting()
         self._writing = 0  # bytes that were handed over, and are not on disk
         self._doubt_ms: int | None = None  # rows up to here may be on disk; None: nobody has looked yet
         self._told: set[Identity] = set()  # events of files that are newer than the snapshot
-        self._lock: object | None = None
+        self._give_back: Callable[[], None] | None = None  # the writer's name
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
     def add(self, batch: SampleBatch, sure: NDArray[np.bool_]) -> None:
         """Accepted samples. sure (n,): whether the sample is certain to be the first of its series and time."""
         if len(batch):
-            self._waiting.batches.append((batch, sure))
-            self._waiting.nbytes += len(batch) * BYTES_A_ROW
+            with self._swap:
+                self._waiting.batches.append((batch, sure))
+                self._waiting.nbytes += len(batch) * BYTES_A_ROW
 
     def add_event(self, event: Event) -> None:
         """An event that was not told before."""
-        self._waiting.events.append(event)
-        self._waiting.nbytes += BYTES_AN_EVENT
+        with self._swap:
+            self._waiting.events.append(event)
+            self._waiting.nbytes += BYTES_AN_EVENT
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +143,12 @@ class Archive:
     def full(self) -> bool:
         """No more may be taken from the sources."""
         return self.nbytes > self.limits.buffer_bytes
+
+    def close(self) -> None:
+        """Others may write under its name now. What waits is not written."""
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
 
     def mark(self) -> dict[str, int]:
         """For the snapshot that is taken after the next `hand_over`: the number that it will have."""
@@ -165,8 +175,9 @@ class Archive:
         Rows that `keep_days` would delete at once are left out.
         """
         self._number = number = max(self._number + 1, time.time_ns() // 1_000_000)
-        taken, self._waiting = self._waiting, _Waiting()
-        self._writing = taken.nbytes
+        with self._swap:
+            taken, self._waiting = self._waiting, _Waiting()
+            self._writing = taken.nbytes
         flush = _Flush(number, _Blocks(topology, {kind: self._entities[kind].node for kind in KINDS}))
         oldest_ms = now_ms - self.limits.keep_days * DAY_MS if self.limits.keep_days else YEAR_2000_MS
 
@@ -182,10 +193,11 @@ class Archive:
 
     def _again(self, taken: _Waiting, error: Exception) -> None:
         """Nobody knows which of the files came to be: all rows are looked up next time."""
-        now = self._waiting
         doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
-        self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
-        self._writing, self._doubt_ms = 0, None
+        with self._swap:
+            now = self._waiting
+            self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
+            self._writing, self._doubt_ms = 0, None
         self.kept.failing = f"{type(error).__name__}: {error}"
 
     # -- in a thread ----------------------------------------------------------------------------------------------
@@ -201,8 +213,8 @@ class Archive:
 
     def _look(self) -> int:
         """At the first flush, and after one that failed: finish what was left, and see how far the files reach."""
-        if self._lock is None:
-            self._lock = self.files.lock(self.writer)
+        if self._give_back is None:
+            self._give_back = self.files.claim(self.writer)
         if self._doubt_ms is None:
             self.files.finish(self.writer)
             self._told |= told_after(self.files, self._saved)

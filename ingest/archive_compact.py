@@ -41,17 +41,26 @@ class Run:
         return replace(self.names[0], first=self.names[0].first, last=max(name.last for name in self.names))
 
 
-def runs(files: ArchiveFiles, writer: str, closed_ms: int, *, most_rows: int, few: bool = False) -> list[Run]:
+def runs(
+    files: ArchiveFiles,
+    writer: str,
+    closed_ms: int,
+    *,
+    most_rows: int,
+    days: Sequence[str] | None = None,
+) -> list[Run]:
     """What is worth compacting among a writer's files of hours that ended before `closed_ms`.
 
-    few: also hours that were compacted before and got less than MANY parts since.
+    days: the hours of these, but for those that were compacted before and got less than MANY parts since; None: all.
     """
     places: dict[Any, list[FileName]] = {}
     for dataset in DATASETS:
-        for name in live(files.names(dataset)):
+        for name in live(files.names(dataset, days)):
             if name.writer == writer and name.first_ms + HOUR_MS <= closed_ms and not name.ready:
                 places.setdefault(name.place, []).append(name)
-    worth = [names for names in places.values() if few or len(names) >= MANY or not any(n.compacted for n in names)]
+    worth = [
+        names for names in places.values() if days is None or len(names) >= MANY or not any(n.compacted for n in names)
+    ]
     return [run for names in worth if len(names) > 1 for run in _runs(files, names, most_rows)]
 
 

@@ -14,10 +14,11 @@ the next start. Readers of ours take the `.ready` file for what it stands for, s
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,21 +216,21 @@ class ArchiveFiles:
             for half in self.folder.glob(f"*/day=*/**/.[0-9][0-9]-{writer}-*.tmp"):
                 half.unlink(missing_ok=True)
 
-    def lock(self, writer: str) -> object:
-        """Hold a writer's name as long as what is returned lives. OSError while another process does.
+    def claim(self, writer: str) -> Callable[[], None]:
+        """Hold a writer's name for this process; what is returned gives it back. OSError while another one has it.
 
         On an object store nobody holds anything: there, one name for one process is for the configuration to see to.
         """
         if self.folder is None:
-            return self
+            return lambda: None
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = (self.folder / f".{writer}.lock").open("wb")
+        handle = os.open(self.folder / f".{writer}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
             raise OSError(error.errno, f"another process writes as {writer!r} into {self.url}") from None
-        return file
+        return functools.partial(os.close, handle)
 
     def remove(self, name: FileName) -> None:
         with contextlib.suppress(FileNotFoundError):

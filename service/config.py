@@ -67,6 +67,19 @@ class PipelineConfig(_Section, frozen=True):
     forecasters: tuple[str, ...] = ()  # import paths of further forecasters
 
 
+class ArchiveConfig(_Section, frozen=True):
+    """`url`: a folder, or any URL that fsspec knows; empty: `archive` in the state's folder.
+
+    `buffer_bytes`: what may wait in memory. `keep_days`: 0 keeps everything.
+    """
+
+    enabled: bool = True
+    url: str = ""
+    buffer_bytes: int = 134_217_728
+    file_rows: int = 8_000_000
+    keep_days: int = 90
+
+
 class ApiConfig(_Section, frozen=True):
     """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's.
 
@@ -107,6 +120,7 @@ class Config(_Section, frozen=True):
     clock: ClockConfig = ClockConfig()
     scrape: ScrapeConfig = ScrapeConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    archive: ArchiveConfig = ArchiveConfig()
     api: ApiConfig = ApiConfig()
     placer: PlacerConfig = PlacerConfig()
     adapters: AdaptersConfig = AdaptersConfig()
@@ -123,6 +137,10 @@ class Config(_Section, frozen=True):
     def board(self) -> Path:
         """The folder of the board; a replica keeps the other api's in one of its own."""
         return self.folder / ("mirror" if self.api.board else "board")
+
+    @property
+    def archive_url(self) -> str:
+        return self.archive.url or str(self.folder / "archive")
 
     def home(self, instance: int) -> Path:
         """The folder of one pipeline's snapshots and own board; the first one's is that of the state."""
@@ -178,6 +196,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "pipeline.snapshot_s": PERIOD_S,
     "pipeline.future_limit_s": (0, 600),
     "pipeline.history_days": (1, 3650),
+    "archive.buffer_bytes": (2**20, 2**40),
+    "archive.file_rows": (1000, 100_000_000),
+    "archive.keep_days": (0, 36_500),
     "api.port": (1, 65_535),
     "api.max_body_bytes": BYTES,
     "api.max_backlog_bytes": (1024, 2**50),
@@ -207,7 +228,11 @@ def check_config(config: Config) -> None:
         )
     if config.api.port == config.placer.port:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
-    for key, name in (("state", config.state), ("fleet.topology", config.fleet.topology)):
+    for key, name in (
+        ("state", config.state),
+        ("fleet.topology", config.fleet.topology),
+        ("archive.url", config.archive.url),
+    ):
         if "\0" in name:
             raise ConfigError(f"{key} = {name!r}: a path holds no NUL")
     if config.fleet.topology and not Path(config.fleet.topology).exists():

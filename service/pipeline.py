@@ -6,6 +6,7 @@ Everything that writes state runs in one event loop with no await in between, so
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     demand (every minute)      forecasts, in a thread on copied series
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
+    archive                    what was taken is in files before a snapshot says so (service.history)
 
 Of several pipelines each takes a share of the nodes (ingest.shares). The first folds the events, joins what the others
 publish on boards of their own (service.locals, service.siblings) to what it knows, and scores the fleet.
@@ -39,6 +40,7 @@ from models.score import score_fleet, score_local
 from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.fleet_metrics import demand_page, fleet_page
+from service.history import History
 from service.locals import About, local_sections
 from service.occupancy import UNKNOWN, running_on
 from service.pipeline_metrics import PipelinePage
@@ -99,6 +101,8 @@ class Pipeline:
         for source in self.sources:
             if source.name in self.kept.positions:
                 source.seek(self.kept.positions[source.name])
+        mark = self.kept.positions.get("archive")
+        self.history = History(config, self.state, clock, self.share, mark)
         self._own_rows = OwnRows(self.share, self.state.entities)
         if self.share.first:
             self._go_on_from(BoardReader(board).latest())
@@ -143,6 +147,8 @@ class Pipeline:
             group.create_task(self._tick_forever())
             group.create_task(self.time.beat_forever())
             group.create_task(self._snapshot_forever())
+            group.create_task(self.history.flush_forever())
+            group.create_task(self.history.tidy_forever())
             if self.share.first:
                 group.create_task(self._forecast_forever())
             if self.siblings:
@@ -150,6 +156,7 @@ class Pipeline:
 
     async def _pump(self, source: Source) -> None:
         while True:
+            await self.history.room()
             try:
                 batch = await source.next()
             except SourceError as error:
@@ -298,7 +305,7 @@ class Pipeline:
         counts, vitals = self.state.counts, self.vitals
         vitals.rates.note(now_ms, counts.samples, counts.events)
         meta = self._meta(now_ms)
-        ingestion = vitals.ingestion(now_ms, counts, self.sources)
+        ingestion = vitals.ingestion(now_ms, counts, self.sources) | {"archive": self.history.health()}
         if self.siblings:
             ingestion = self.siblings.ingestion(ingestion)
         header = {
@@ -369,15 +376,24 @@ class Pipeline:
                 await self.save()
 
     async def save(self) -> None:
-        """Positions and tables of one moment, then the rings: what is replayed changes nothing. Raises OSError."""
-        async with self._saving:
+        """Positions and tables of one moment, then the rings: what is replayed changes nothing. Raises OSError.
+
+        What was taken up to that moment is in the archive's files before there is a snapshot that holds the positions.
+        """
+        async with self._saving, self.history.still:
             async with self._desk_free, self._memory_free:
                 self.time.settle()
                 self._rest()
-                positions = {source.name: source.position() for source in self.sources}
+                flush = self.history.hand_over()
+                positions = {source.name: source.position() for source in self.sources} | self.history.mark()
                 generation = self.state.topology.generation
                 kept = replace(self.kept, positions=positions, generation=generation, saved_ms=self.time.now_ms())
                 writing = self.snapshot.save(kept)
+            try:
+                await in_thread(flush)
+            except BaseException:
+                writing.close()
+                raise
             covered = await writing
             for source in self.sources:
                 prune = getattr(source, "prune", None)
@@ -394,6 +410,7 @@ class Pipeline:
     async def close(self) -> None:
         for source in self.sources:
             await source.close()
+        self.history.close()
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from fleet.nodes import NodeRecord, NodeTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
+from ingest.archive import Archive
 from ingest.nodes import known_name, node_name
 from ingest.source import Batch
 
@@ -72,6 +73,7 @@ class FleetState:
         self.nodes = NodeTable()
         self.demand = DemandSeries()
         self.counts = Counts()
+        self.archive: Archive | None = None  # gets what is accepted
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
@@ -86,6 +88,8 @@ class FleetState:
             written = self.store.write(samples, now_ms)
             counts.samples += written.applied
             counts.late += written.late
+            if self.archive is not None and written.taken is not None:
+                self.archive.add(written.taken, written.sure)
             for reason, count in (("future", written.future), ("not_finite", written.not_finite)):
                 if count:
                     counts.bad[reason] += count
@@ -96,11 +100,14 @@ class FleetState:
         for event in batch.events:
             for woken in self.jobs.wake(event.job):
                 self.demand.recall(woken)
-            attempt = self.jobs.apply(self._on_known_nodes(event))
+            event = self._on_known_nodes(event)
+            attempt = self.jobs.apply(event)
             if attempt is None:
                 counts.duplicates += 1
                 continue
             counts.events += 1
+            if self.archive is not None:
+                self.archive.add_event(event)
             for changed in (attempt, self.jobs.before(attempt)):
                 if changed is not None:
                     self.demand.update(changed)
@@ -122,6 +129,8 @@ class FleetState:
                 self.counts.duplicates += 1
             else:
                 fresh.append(event)
+                if self.archive is not None:
+                    self.archive.add_event(event)
                 self._node_copies.pop(event.node, None)
         self.counts.events += len(fresh)
         return fresh
@@ -247,4 +256,5 @@ def align(topology: Topology, entities: Entities) -> Topology:
         entities.node(name)
     names = entities[EntityKind.NODE].names
     nodes = [specs.get(name, NodeSpec(name)) for name in names]
-    return Topology.build(nodes, placed=[name in specs for name in names], generation=topology.generation)
+    placed = [name in specs for name in names]
+    return Topology.build(nodes, placed=placed, generation=topology.generation, hosts=topology.hosts)
