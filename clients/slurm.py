@@ -1,0 +1,269 @@
+"""Slurm from outside: its commands, slurmrestd, or files that somebody else fills. All give bytes, not yet looked into.
+
+    commands  squeue --json, scontrol show nodes --json (from 23.02 on) or sinfo --json, and sacct -P: in 22.05 the
+              JSON of sacct has neither exit codes nor users. Where a Slurm has no JSON, text of all three. `shell` runs
+              them elsewhere: ["ssh", "login1"]
+    rest      GET of http://host:6820 or unix:/run/slurmrestd.sock; the token from SLURM_JWT
+    folder    queue.json, nodes.json, accounting.json (or .txt), as a cron job on a login node leaves them
+
+Times in text are asked for as Unix seconds (SLURM_TIME_FORMAT), so no zone has to be known.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+
+from fleet.errors import SourceError
+
+MAX_BYTES = 2**29
+CHUNK_BYTES = 2**18
+MOST_JOBS = 200  # named in one call
+MOST_REST_JOBS = 20
+_QUEUE = (
+    *("JobArrayID", "State", "RestartCnt", "SubmitTime", "StartTime", "EndTime", "ResizeTime", "NodeList", "NumNodes"),
+    *("tres-alloc", "tres-per-node", "UserName", "GroupName", "Account", "Partition", "QOS", "Cluster", "PriorityLong"),
+    *("TimeLimit", "NumCPUs", "exit_code", "Reason", "Name"),
+)
+_NODES = ("NodeList", "StateComplete", "Gres", "Timestamp", "Reason")
+_ACCOUNTING = (
+    "JobID,State,ExitCode,Submit,Start,End,NodeList,NNodes,ReqTRES,AllocTRES,User,Group,Account,Partition,QOS,Cluster,"
+    "Priority,TimelimitRaw,ReqCPUS,Reason,JobName"
+)
+_NO_ACCOUNTING = re.compile(rb"accounting.storage.is.disabled|Only.JOB_COMP|accounting_storage/none", re.IGNORECASE)
+_JOB = re.compile(r"[0-9]{1,12}(?:[_+][0-9]{1,9})?")
+_VERSION = re.compile(rb"/slurm\\?/v(\d+)\.(\d+)\.(\d+)\\?/jobs")
+
+
+class NoAccounting(SourceError):
+    """This Slurm keeps no accounts."""
+
+
+class SlurmClient(Protocol):
+    """Raises SourceError while Slurm is away."""
+
+    async def queue(self) -> bytes:
+        """All jobs that slurmctld knows of: those that wait, run, and lately ended."""
+
+    async def nodes(self) -> bytes: ...
+
+    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+        """What is on record of `jobs`, or, without any, of the last `since_s` seconds: an answer or several.
+
+        Raises NoAccounting.
+        """
+
+    async def close(self) -> None: ...
+
+
+class SlurmCommands:
+    """Runs the commands. `json` None: finds out whether they write JSON."""
+
+    def __init__(self, shell: Sequence[str], timeout_s: float, json: bool | None) -> None:
+        self._shell = list(shell)
+        self._timeout_s = timeout_s
+        self._json = json
+        self._scontrol = True
+
+    async def queue(self) -> bytes:
+        if self._json is not False:
+            try:
+                return await self._run("squeue", "--json", "--all")
+            except _Refused as refused:
+                if self._json or not refused.unknown_option:
+                    raise
+                self._json = False
+        return await self._run("squeue", "--all", "--array", "--states=all", f"--Format={_columns(_QUEUE)}")
+
+    async def nodes(self) -> bytes:
+        if self._json is False:
+            return await self._run("sinfo", "--all", "--Node", f"--Format={_columns(_NODES)}")
+        if self._scontrol:
+            try:
+                return await self._run("scontrol", "show", "nodes", "--json")
+            except _Refused as refused:
+                if not refused.unknown_option:
+                    raise
+                self._scontrol = False
+        return await self._run("sinfo", "--json", "--all")
+
+    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+        named = [job for job in jobs if _JOB.fullmatch(job)][:MOST_JOBS]
+        which = [f"--jobs={','.join(named)}"] if jobs else [f"--starttime=now-{since_s}seconds", "--endtime=now"]
+        form = ["--json"] if self._json else ["--parsable2", "--allocations", f"--format={_ACCOUNTING}"]
+        return [await self._run("sacct", "--allusers", "--duplicates", *which, *form)]
+
+    async def close(self) -> None:
+        """Nothing stays open between two calls."""
+
+    async def _run(self, *command: str) -> bytes:
+        """What a command prints. Raises SourceError: it is not there, fails, or takes or prints too much."""
+        setting = [] if "--json" in command else ["env", "SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
+        words = [*self._shell, *setting, *command]
+        if self._shell[:1] == ["ssh"]:
+            words = [*self._shell, shlex.join([*setting, *command])]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+            )
+        except OSError as error:
+            raise SourceError(f"{words[0]}: {error.strerror or error}", retry_after_s=30.0) from None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+                await process.wait()
+        except TimeoutError:
+            raise SourceError(f"{command[0]} did not end within {self._timeout_s:g} s") from None
+        finally:
+            await _end(process)
+        if process.returncode:
+            raise _refusal(command[0], err)
+        return out
+
+
+def _columns(names: Sequence[str]) -> str:
+    """Each as wide as it is, with a separator behind it."""
+    return ",".join(f"{name}:|" for name in names)
+
+
+async def _bounded(stream: asyncio.StreamReader | aiohttp.StreamReader | None) -> bytes:
+    parts, size = [], 0
+    while stream is not None and (part := await stream.read(CHUNK_BYTES)):
+        size += len(part)
+        if size > MAX_BYTES:
+            raise SourceError(f"Slurm answers more than {MAX_BYTES:,} bytes", retry_after_s=60.0)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+class _Refused(SourceError):
+    """A command failed. `unknown_option`: because this Slurm does not know what we asked."""
+
+    def __init__(self, message: str, unknown_option: bool) -> None:
+        super().__init__(message, retry_after_s=10.0)
+        self.unknown_option = unknown_option
+
+
+def _refusal(command: str, words: bytes) -> SourceError:
+    said = " ".join(words.decode("utf-8", "replace").split())[:300]
+    if command == "sacct" and _NO_ACCOUNTING.search(words):
+        return NoAccounting(f"sacct: {said}")
+    unknown = any(part in said for part in ("unrecognized option", "invalid option", "serializer", "JSON support"))
+    return _Refused(f"{command}: {said or 'it failed and said nothing'}", unknown)
+
+
+class SlurmRest:
+    """Asks slurmrestd. `version` "": the newest that it serves. The token, if any: SLURM_JWT."""
+
+    def __init__(self, url: str, version: str, user: str, timeout_s: float) -> None:
+        self._socket = url.removeprefix("unix:") if url.startswith("unix:") else ""
+        self._url = "http://localhost" if self._socket else url.rstrip("/")
+        self._version = version
+        self._user = user
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def queue(self) -> bytes:
+        return await self._get(f"/slurm/{await self._served()}/jobs/")
+
+    async def nodes(self) -> bytes:
+        return await self._get(f"/slurm/{await self._served()}/nodes/")
+
+    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+        """Of named jobs the first few: slurmrestd is asked for one at a time."""
+        root = f"/slurmdb/{await self._served()}"
+        if not jobs:
+            return [await self._get(f"{root}/jobs?start_time=now-{since_s}seconds")]
+        named = [job for job in jobs if _JOB.fullmatch(job)][:MOST_REST_JOBS]
+        return [await self._get(f"{root}/job/{job.partition('+')[0]}") for job in named]
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _served(self) -> str:
+        if not self._version:
+            found = _VERSION.findall(await self._get("/openapi/v3"))
+            if not found:
+                raise SourceError("slurmrestd names no version of /slurm/…/jobs", retry_after_s=60.0)
+            newest = max(tuple(int(part) for part in row) for row in found)
+            self._version = "v" + ".".join(map(str, newest))
+        return self._version
+
+    async def _get(self, path: str) -> bytes:
+        if self._session is None:
+            connector = aiohttp.UnixConnector(self._socket) if self._socket else None
+            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        try:
+            async with self._session.get(self._url + path, headers=self._headers()) as response:
+                if response.status >= 400:
+                    what = "check SLURM_JWT" if response.status in (401, 403) else "it refuses"
+                    raise SourceError(f"slurmrestd answers {response.status} to {path}: {what}", retry_after_s=30.0)
+                return await _bounded(response.content)
+        except TimeoutError:
+            raise SourceError(f"slurmrestd did not answer within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise SourceError(f"slurmrestd: {str(error)[:200]}") from None
+
+    def _headers(self) -> dict[str, str]:
+        token = os.environ.get("SLURM_JWT", "")
+        headers = {"X-SLURM-USER-TOKEN": token} if token else {}
+        if self._user:
+            headers["X-SLURM-USER-NAME"] = self._user
+        return headers
+
+
+class SlurmFolder:
+    """Reads recorded outputs, anew each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def queue(self) -> bytes:
+        return await asyncio.to_thread(self._read, "queue", True)
+
+    async def nodes(self) -> bytes:
+        return await asyncio.to_thread(self._read, "nodes", False)
+
+    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+        found = await asyncio.to_thread(self._read, "accounting", False)
+        if not found:
+            raise NoAccounting(f"{self._folder} holds no accounting.json")
+        return [found]
+
+    async def close(self) -> None:
+        """Nothing stays open."""
+
+    def _read(self, name: str, needed: bool) -> bytes:
+        for suffix in (".json", ".txt"):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return self._open(self._folder / f"{name}{suffix}")
+        if needed:
+            raise SourceError(f"{self._folder} holds neither {name}.json nor {name}.txt", retry_after_s=10.0)
+        return b""
+
+    @staticmethod
+    def _open(path: Path) -> bytes:
+        try:
+            with open(path, "rb") as file:
+                return file.read(MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise SourceError(f"{path}: {error.strerror or error}", retry_after_s=10.0) from None

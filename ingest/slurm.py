@@ -1,0 +1,304 @@
+"""The source "slurm": polls a Slurm, and tells what it has not told yet as job and node events.
+
+    every interval_s    the queue (jobs that wait, run, lately ended) and the nodes
+    every accounting_s  the accounts since the last look: jobs that came and went between two polls, or meanwhile
+    when one is missing the accounts of jobs that ran and are gone, or were requeued: how did they end?
+
+Each record gives the same events whenever it is read (`ingest.slurm_jobs`), so nothing is lost by reading it again. The
+position holds what a poll cannot tell: since when accounts were not read, which jobs ran, which nodes were out.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from clients.slurm import NoAccounting, SlurmClient, SlurmCommands, SlurmFolder, SlurmRest
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import ConfigError, RecordError, SourceError
+from fleet.events import JobClass, JobEvent, NodeEvent
+from ingest import slurm_json, slurm_text
+from ingest.slurm_jobs import Site, SlurmJob, requeued
+from ingest.slurm_json import Read
+from ingest.slurm_look import Identity, Look, identity, number_attempts
+from ingest.slurm_nodes import Conditions, SlurmNode, changes
+from ingest.source import Batch, read_options
+
+logger = logging.getLogger(__name__)
+
+OVERLAP_S = 120
+GIVEN_UP_MS = 600_000  # how long the accounts may be silent about a job that is gone
+RATE_WINDOW_MS = 60_000
+Told = TypeVar("Told")
+
+
+class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one row of pipeline.sources. Where neither url nor folder is given, the commands are run.
+
+    prefix: put before job ids, where several clusters are watched. classes: "PARTITION=class", or a QOS's or account's.
+    preemptible: partitions or QOS whose jobs may be preempted. lookback_s: how far the first look at the accounts goes.
+    """
+
+    name: str = "slurm"
+    url: str = ""
+    api_version: str = ""
+    user: str = ""
+    folder: str = ""
+    shell: list[str] = []
+    form: str = "auto"  # auto | json | text
+    interval_s: float = 10.0
+    accounting_s: float = 300.0  # 0: never
+    lookback_s: float = 86_400.0
+    timeout_s: float = 30.0
+    prefix: str = ""
+    cluster: str = ""
+    classes: list[str] = []
+    preemptible: list[str] = []
+    cpu_jobs: bool = False
+
+
+def check_options(options: SlurmOptions) -> Site:
+    """The site that the options describe. Raises ConfigError: names the key, the value and what is expected."""
+    if options.url and options.folder:
+        raise ConfigError("pipeline.sources slurm: url and folder exclude each other")
+    if options.url and not options.url.startswith(("http://", "https://", "unix:/")):
+        raise ConfigError(f"pipeline.sources slurm: url {options.url!r}, expected http://…, https://… or unix:/…")
+    if options.form not in ("auto", "json", "text"):
+        raise ConfigError(f"pipeline.sources slurm: form {options.form!r}, expected auto, json or text")
+    for key in ("interval_s", "timeout_s"):
+        if getattr(options, key) <= 0:
+            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, expected more than 0")
+    for key in ("accounting_s", "lookback_s"):
+        if getattr(options, key) < 0:
+            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, expected 0 or more")
+    if not options.name:
+        raise ConfigError("pipeline.sources slurm: name '', expected a name that no other source has")
+    classes: dict[str, JobClass] = {}
+    known: tuple[JobClass, ...] = get_args(JobClass)
+    for text in options.classes:
+        place, _, named = text.partition("=")
+        class_ = next((class_ for class_ in known if class_ == named), None)
+        if not place or class_ is None:
+            wanted = f"PARTITION=CLASS, of the classes {', '.join(known)}"
+            raise ConfigError(f"pipeline.sources slurm: classes {text!r}, expected {wanted}")
+        classes[place] = class_
+    return Site(options.prefix, options.cluster, classes, frozenset(options.preemptible), options.cpu_jobs)
+
+
+def open_client(options: SlurmOptions) -> SlurmClient:
+    if options.folder:
+        return SlurmFolder(Path(options.folder))
+    if options.url:
+        return SlurmRest(options.url, options.api_version, options.user, options.timeout_s)
+    return SlurmCommands(options.shell, options.timeout_s, {"json": True, "text": False}.get(options.form))
+
+
+def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
+    """Jobs of either form, seen from the first byte."""
+    if body.lstrip()[:1] == b"{":
+        return slurm_json.read_accounting(body) if accounting else slurm_json.read_queue(body)
+    return slurm_text.read_jobs(body)
+
+
+def decode_nodes(body: bytes) -> Read[SlurmNode]:
+    return slurm_json.read_nodes(body) if body.lstrip()[:1] == b"{" else slurm_text.read_nodes(body)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known between two polls; the first three are the position.
+
+    live: job that waits or runs → its attempt; nodes: those that are out; gone: job → attempt, and since when it is
+    missing; queued, accounted: what the last look at the queue and at the accounts told.
+    """
+
+    since_ms: int = 0
+    live: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, Conditions] = field(default_factory=dict)
+    gone: dict[str, tuple[int, int]] = field(default_factory=dict)
+    queued: set[Identity] = field(default_factory=set)
+    accounted: set[Identity] = field(default_factory=set)
+
+    def copy(self) -> "Seen":
+        """One that may be changed; the sets are replaced, never changed."""
+        return Seen(self.since_ms, dict(self.live), dict(self.nodes), dict(self.gone), self.queued, self.accounted)
+
+
+class SlurmSource:
+    """A Source over one cluster."""
+
+    def __init__(
+        self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, client: SlurmClient | None = None
+    ) -> None:
+        self.options = read_options("slurm", options, SlurmOptions)
+        self.name = self.options.name
+        self._site = check_options(self.options)
+        self._clock = clock
+        self._client = client or open_client(self.options)
+        self._seen = Seen()
+        self._due_ms = self._accounts_due_ms = -(2**62)  # of the steady clock
+        self._without_accounts = False
+        self._up: bool | None = None
+        self._bad = 0
+        self._noted: Counter[str] = Counter()
+        self._took_ms = 0
+        self._polled_ms: int | None = None
+        self._rates: deque[tuple[int, int]] = deque(maxlen=1000)
+
+    async def next(self) -> Batch:
+        while True:
+            wait_s = (self._due_ms - self._clock.steady_ms()) / 1000
+            if wait_s > 0:
+                await self._clock.sleep(wait_s)
+            self._due_ms = self._clock.steady_ms() + round(self.options.interval_s * 1000)
+            seen = self._seen.copy()
+            try:
+                batch = await self._poll(seen)
+            except SourceError:
+                self._up = False
+                raise
+            self._up = True
+            self._bad += len(batch.bad)
+            self._rates.append((self._clock.now_ms(), len(batch)))
+            self._seen = seen  # no await until the batch is taken: a snapshot holds both or neither
+            if len(batch) or batch.bad:
+                return batch
+
+    def position(self) -> dict[str, Any]:
+        seen = self._seen
+        live = {**{job: attempt for job, (attempt, _) in seen.gone.items()}, **seen.live}
+        return {"since_ms": seen.since_ms, "live": live, "nodes": {name: dict(row) for name, row in seen.nodes.items()}}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._seen = msgspec.convert(position, Seen)
+        self._due_ms = self._accounts_due_ms = -(2**62)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def health(self) -> dict[str, Any]:
+        """Rates are events per second of fleet time, over the last minute."""
+        now_ms = self._clock.now_ms()
+        recent = [count for at_ms, count in self._rates if at_ms > now_ms - RATE_WINDOW_MS]
+        return {
+            "name": self.name,
+            "kind": "slurm",
+            "rate_per_s": round(sum(recent) * 1000 / RATE_WINDOW_MS, 2),
+            "lag_s": None if self._polled_ms is None else round(max(0, now_ms - self._polled_ms) / 1000, 3),
+            "bad": self._bad,
+            "up": self._up is not False,
+            "jobs": len(self._seen.live),
+            "nodes_out": len(self._seen.nodes),
+            "accounting": not self._without_accounts,
+            "poll_ms": self._took_ms,
+            "noted": dict(self._noted),
+        }
+
+    async def _poll(self, seen: Seen) -> Batch:
+        """One look at everything that is due, into `seen`. Raises SourceError: then nothing of it counts."""
+        began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
+        queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
+        queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
+        look = Look(self._site, now_ms)
+        await asyncio.to_thread(look.take, queue.rows, seen.queued)
+        _miss(seen, look)
+        bad = [*queue.bad, *look.bad]
+        events = look.fresh + await self._accounts(seen, look, bad)
+        node_events: list[NodeEvent] = []
+        if nodes_body:
+            nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes")
+            node_events = _follow(seen, nodes.rows, self.name, now_ms)
+            bad += nodes.bad
+        seen.queued, seen.live = look.told, look.live
+        self._polled_ms = now_ms
+        self._took_ms = self._clock.steady_ms() - began_ms
+        self._noted["jobs_without_gpus"] = look.without_gpus
+        return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad))
+
+    async def _accounts(self, seen: Seen, look: Look, bad: list[RecordError]) -> list[JobEvent]:
+        """Events out of the accounts: of all jobs where a look is due, and of those that are missing."""
+        events: list[JobEvent] = []
+        try:
+            if self.options.accounting_s and not self._without_accounts:
+                events += await self._recent_accounts(seen, look, bad)
+            if seen.gone and not self._without_accounts:
+                names = [job.removeprefix(self._site.prefix) for job in seen.gone]
+                found = await self._ask_accounts((0, names), seen, look, bad)
+                events += found.fresh
+        except NoAccounting as error:
+            self._without_accounts = True
+            logger.warning("%s: %s; how jobs ended is known while slurmctld remembers them", self.name, error)
+        except SourceError as error:
+            self._noted["accounting_away"] += 1
+            logger.warning("%s: accounts: %s, asking again with the next poll", self.name, error)
+        return events + self._given_up(seen, look)
+
+    async def _recent_accounts(self, seen: Seen, look: Look, bad: list[RecordError]) -> list[JobEvent]:
+        if self._clock.steady_ms() < self._accounts_due_ms:
+            return []
+        since_ms = seen.since_ms or look.now_ms - round(self.options.lookback_s * 1000)
+        found = await self._ask_accounts((max(0, look.now_ms - since_ms) // 1000 + OVERLAP_S, ()), seen, look, bad)
+        events = [event for event in found.fresh if identity(event) not in seen.accounted]
+        seen.accounted, seen.since_ms = found.told, look.now_ms
+        self._accounts_due_ms = self._clock.steady_ms() + round(self.options.accounting_s * 1000)
+        return events
+
+    async def _ask_accounts(
+        self, which: tuple[int, Sequence[str]], seen: Seen, look: Look, bad: list[RecordError]
+    ) -> Look:
+        """What the accounts say of `which` (as the client takes it); jobs that ended in it are missing no more."""
+        found = Look(self._site, look.now_ms)
+        known = {**seen.live, **{job: attempt for job, (attempt, _) in seen.gone.items()}}
+        told = look.told | seen.queued
+        for answer in await self._client.accounting(*which):
+            read = _readable(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
+            bad += read.bad
+            rows = number_attempts(read.rows, self._site.prefix, look, known)
+            await asyncio.to_thread(found.take, rows, told)
+        bad += found.bad
+        seen.gone = {job: row for job, row in seen.gone.items() if (job, row[0]) not in found.ended}
+        return found
+
+    def _given_up(self, seen: Seen, look: Look) -> list[JobEvent]:
+        """An end for jobs of which nobody will tell any more."""
+        patience_ms = GIVEN_UP_MS if self.options.accounting_s and not self._without_accounts else 0
+        lost = {job: row for job, row in seen.gone.items() if look.now_ms - row[1] >= patience_ms}
+        self._noted["ends_not_told"] += len(lost)
+        for job in lost:
+            del seen.gone[job]
+        return [requeued(job, attempt, look.submitted.get(job, since_ms)) for job, (attempt, since_ms) in lost.items()]
+
+
+def _readable(read: Read[Told], what: str) -> Read[Told]:
+    """An answer without one good record, and with bad ones, is none: no job is over because of it."""
+    if read.bad and not read.rows:
+        raise SourceError(f"{what} cannot be read: {read.bad[0]}", retry_after_s=10.0)
+    return read
+
+
+def _miss(seen: Seen, look: Look) -> None:
+    """Note whose end nobody told: jobs that are gone, and attempts that gave way to a later one."""
+    for job, attempt in seen.live.items():
+        if look.attempts.get(job, 0) != attempt and (job, attempt) not in look.ended:
+            seen.gone.setdefault(job, (attempt, look.now_ms))
+    for job, (attempt, _) in list(seen.gone.items()):
+        if (job, attempt) in look.ended or look.live.get(job) == attempt:
+            del seen.gone[job]
+
+
+def _follow(seen: Seen, nodes: Sequence[SlurmNode], source: str, now_ms: int) -> list[NodeEvent]:
+    """What became of the nodes since the last look."""
+    events: list[NodeEvent] = []
+    for node in nodes:
+        told, now = changes(node, seen.nodes.get(node.name, {}), source, now_ms)
+        events += told
+        seen.nodes[node.name] = now
+        if not now:
+            del seen.nodes[node.name]
+    return events
