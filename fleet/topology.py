@@ -6,7 +6,7 @@ placements that ask for no level above the node.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -29,6 +29,19 @@ DOMAIN_LEVELS = tuple(level for level in Level if level is not Level.NODE)
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """A network adapter of a node. `gpus`: the nearest ones; `rail`: those of one number meet at one leaf switch.
+
+    Unknown: no GPU, rail -1, 0 bytes/s.
+    """
+
+    name: str
+    gpus: tuple[int, ...] = ()
+    rail: int = -1
+    bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSpec:
     """What a topology source says of one node. An empty domain name means the source does not say."""
 
@@ -41,11 +54,15 @@ class NodeSpec:
     pool: str = "default"
     domains: dict[Level, str] = field(default_factory=dict)
     power_domain: str = ""
+    devices: tuple[Device, ...] = ()  # as the fabric tells of them
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Columns over n node rows. `domain[level][row]` indexes `domain_names[level]`, -1 is unknown."""
+    """Columns over n node rows. `domain[level][row]` indexes `domain_names[level]`, -1 is unknown.
+
+    hosts: how nodes are wired inside, by the name of a node, a pool or a GPU model, or "" for all others.
+    """
 
     nodes: tuple[NodeSpec, ...]
     placed: NDArray[np.bool_]  # (n,) named by a topology source
@@ -53,6 +70,7 @@ class Topology:
     domain: dict[Level, NDArray[np.int32]]  # level -> (n,)
     domain_names: dict[Level, tuple[str, ...]]
     generation: int
+    hosts: dict[str, tuple[Device, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -63,7 +81,12 @@ class Topology:
 
     @classmethod
     def build(
-        cls, nodes: Sequence[NodeSpec], *, placed: Sequence[bool] | None = None, generation: int = 1
+        cls,
+        nodes: Sequence[NodeSpec],
+        *,
+        placed: Sequence[bool] | None = None,
+        generation: int = 1,
+        hosts: Mapping[str, tuple[Device, ...]] | None = None,
     ) -> "Topology":
         """Index the specs; domains are numbered in order of first mention. Raises ValueError on a repeated node."""
         names = [node.name for node in nodes]
@@ -86,13 +109,24 @@ class Topology:
             domain=domain,
             domain_names=domain_names,
             generation=generation,
+            hosts=dict(hosts or {}),
+        )
+
+    def devices(self, row: int) -> tuple[Device, ...]:
+        """The adapters of a node: as it is wired inside, with what the fabric adds."""
+        node = self.nodes[row]
+        keys = (node.name, node.pool, node.gpu_model, "")
+        inside = next((self.hosts[key] for key in keys if key in self.hosts), ())
+        told = {device.name: device for device in node.devices}
+        return tuple(
+            [_joined(device, told.pop(device.name, device)) for device in inside] + list(told.values()),
         )
 
     def with_unplaced(self, names: Sequence[str]) -> "Topology":
         """This topology with further nodes that no source has placed; the next generation."""
         nodes = (*self.nodes, *(NodeSpec(name) for name in names))
         placed = [*self.placed.tolist(), *(False for _ in names)]
-        return Topology.build(nodes, placed=placed, generation=self.generation + 1)
+        return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
     def with_gpus(self, counts: dict[str, int], model: dict[str, str] | None = None) -> "Topology":
         """This topology with GPU counts learnt from telemetry: of nodes in `counts` that are known to have fewer.
@@ -104,4 +138,11 @@ class Topology:
             gpus = max(node.gpus, counts.get(node.name, 0))
             known = node.gpu_model or (model or {}).get(node.name, "") if gpus else node.gpu_model
             nodes.append(replace(node, gpus=gpus, gpu_model=known))
-        return Topology.build(nodes, placed=self.placed.tolist(), generation=self.generation + 1)
+        placed = self.placed.tolist()
+        return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
+
+
+def _joined(inside: Device, told: Device) -> Device:
+    """One adapter of what the node's wiring and the fabric say of it."""
+    rail = inside.rail if inside.rail >= 0 else told.rail
+    return Device(inside.name, inside.gpus or told.gpus, rail, told.bytes_per_s or inside.bytes_per_s)

@@ -1,4 +1,4 @@
-"""Topology sources → `Topology`: our TOML, Slurm's topology.conf, node labels of Kubernetes.
+"""Topology sources → `Topology`: our TOML, topology.conf, node labels, ibnetdiscover, NetQ, and how hosts are wired.
 
 What a format does not say stays unknown, with one exception: a node whose NVLink domain nobody names is its own
 (eight GPUs on one baseboard are one domain; cliques over several nodes are always labelled).
@@ -14,8 +14,11 @@ import msgspec
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import ConfigError
-from fleet.topology import Level, NodeSpec, Topology
+from fleet.topology import Device, Level, NodeSpec, Topology
+from ingest.fabric_topology import fabric_nodes, is_netq, netq_nodes
 from ingest.gpu_model import short_model
+from ingest.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
+from ingest.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
 from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
 from ingest.slurm_topology import is_slurm, parse_slurm
 
@@ -67,22 +70,69 @@ class _Racks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_topology(path: Path) -> Topology:
-    """Read a file of any known format, told by its content. Raises ConfigError naming the file and the fault."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read topology {path}: {error}") from None
-    try:
-        nodes = parse_topology(text)
-        return Topology.build(nodes)
-    except (ConfigError, ValueError) as error:
-        raise ConfigError(f"topology {path}: {error}") from None
+    """Read a file of any known format, told by its content, or a folder of them, merged in the order of their names.
+
+    A file of how hosts are wired inside speaks of the nodes that its name names (a node, a pool or a GPU model, such
+    as H100.xml), else of all others. Raises ConfigError naming the file and the fault.
+    """
+    nodes: dict[str, NodeSpec] = {}
+    wirings: dict[str, tuple[Device, ...]] = {}
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_dir() or (path.is_dir() and file.name.startswith(".")):
+            continue
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read topology {file}: {error}") from None
+        try:
+            wiring = parse_wiring(text)
+            if wiring is not None:
+                wirings[file.stem] = wiring
+                continue
+            found = parse_topology(text)
+            Topology.build(found)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"topology {file}: {error}") from None
+        for node in found:
+            nodes[node.name] = merged(nodes[node.name], node) if node.name in nodes else node
+    named = {word for node in nodes.values() for word in (node.name, node.pool, node.gpu_model)}
+    hosts = {stem if stem in named else "": wiring for stem, wiring in wirings.items()}
+    return Topology.build(list(nodes.values()), hosts=hosts)
+
+
+def parse_wiring(text: str) -> tuple[Device, ...] | None:
+    """Adapters of a text that says how a host is wired inside; None for any other. Raises ConfigError."""
+    if is_nccl(text):
+        return parse_nccl(text)
+    return parse_matrix(text) if is_matrix(text) else None
+
+
+def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
+    """A node that two files tell of: the first counts where both say something."""
+    own = Level.NVLINK_DOMAIN
+    domains = {**other.domains, **{level: name for level, name in one.domains.items() if name}}
+    if domains.get(own) == one.name:  # its own is what one takes for want of better
+        domains[own] = other.domains.get(own) or one.name
+    return NodeSpec(
+        name=one.name,
+        gpus=one.gpus or other.gpus,
+        gpu_model=one.gpu_model or other.gpu_model,
+        gpu_memory_gib=one.gpu_memory_gib or other.gpu_memory_gib,
+        cpus=one.cpus or other.cpus,
+        host_memory_gib=one.host_memory_gib or other.host_memory_gib,
+        pool=one.pool if one.pool != "default" else other.pool,
+        domains=domains,
+        power_domain=one.power_domain or other.power_domain,
+        devices=one.devices or other.devices,
+    )
 
 
 def parse_topology(text: str) -> list[NodeSpec]:
-    """Nodes of a TOML, topology.conf or JSON (labels) text. Raises ConfigError."""
-    if text.lstrip().startswith("{"):
-        nodes = parse_labels_json(text)
+    """Nodes of a TOML, topology.conf, ibnetdiscover or JSON (labels, NetQ) text. Raises ConfigError."""
+    if text.lstrip().startswith(("{", "[{", "[\n")) and not text.lstrip().startswith("[["):
+        nodes = parse_json(text)
+    elif is_ibnetdiscover(text):
+        nodes = fabric_nodes(parse_ibnetdiscover(text))
     else:
         nodes = parse_slurm(text) if is_slurm(text) else parse_toml(text)
     for word in {
@@ -149,12 +199,16 @@ def _check_rack(rack: Rack) -> None:
             raise ConfigError(f"rack {rack.name!r}: {key} = {value}, expected 0 to {most:,}")
 
 
-def parse_labels_json(text: str) -> list[NodeSpec]:
-    """`kubectl get nodes -o json`, or an object {node: {label: value}}."""
+def parse_json(text: str) -> list[NodeSpec]:
+    """`kubectl get nodes -o json`, an object {node: {label: value}} (topograph's labels), or a document of NetQ."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}") from None
+    if is_netq(document):
+        return netq_nodes(document)
+    if not isinstance(document, dict):
+        raise ConfigError("expected an object of nodes and their labels, or a list as NetQ writes it")
     if not isinstance(document.get("items"), list):
         return [node_from_labels(str(name), _mapping(labels, name)) for name, labels in document.items()]
     return [_kubernetes_node(item) for item in document["items"]]
