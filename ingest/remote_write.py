@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from fleet.errors import RecordError
 
-MAX_FIELDS = 500_000  # series and symbols of a request; senders pack some thousand
-MAX_SAMPLES = 1_000_000
-_SERIES, _SYMBOL, _NO_TAG = {1: 0x0A, 2: 0x2A}, 0x22, -1
+MAX_FIELDS = 200_000  # series and symbols of a request; senders pack some thousand
+MAX_SAMPLES = 500_000
+_SERIES, _OTHERS, _SYMBOL, _NO_TAG = {1: 0x0A, 2: 0x2A}, {0x0A, 0x22, 0x2A}, 0x22, -1
 _WINDOW = 24
 _TAIL, _ZERO_TAIL = 18, 9
 _SEVENS = (1 << (7 * np.arange(6))).astype(np.int64)
@@ -174,6 +174,8 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[list[int], list[int],
         elif tag == symbol:
             at = begin + length
             symbols.append(data[begin:at])
+        elif tag in _OTHERS:
+            raise RecordError("bad_protobuf", f"field {tag >> 3} belongs to another version of the protocol")
         else:
             at = _skip(data, at)
     else:
@@ -279,7 +281,7 @@ class _Samples:
 
     def read_slow(self, version: Version) -> None:
         begin, end, total = self._spans.begin, self._spans.end, 0
-        for row in np.flatnonzero(~self._fast).tolist():
+        for row in np.flatnonzero(~self._fast & (end > begin)).tolist():
             found = _read_series(self._spans.message, int(begin[row]), int(end[row]), version)
             self.slow[row] = found
             total += len(found.samples)
@@ -289,7 +291,7 @@ class _Samples:
     def columns(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.float64]]:
         """(n,) the series of each sample, its time and its value."""
         fast = np.flatnonzero(self._fast)
-        if not self.slow:
+        if len(fast) == len(self._fast):
             return fast, self._time_ms, self._value
         rows = [row for row, found in self.slow.items() for _ in found.samples]
         samples = [sample for found in self.slow.values() for sample in found.samples]

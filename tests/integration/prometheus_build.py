@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def prometheus(say: Say) -> Path:
-    """The binary in the cache, built first where it is not there. One process builds, others wait. Raises BuildError."""
+    """The binary in the cache, built first where it is not there: one process builds, others wait. Or BuildError."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     built = folder / "bin" / "prometheus"
