@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import typer
 
-from cli import bench, check, data, demo, logs, run, simulate, train
+from cli import bench, check, data, demo, logs, produce, run, simulate, train
 from fleet.errors import ConfigError, FleetcastError
 from fleet.parent import watch_parent
 
@@ -23,6 +23,7 @@ app.command("run")(run.run)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
 app.command("check-config")(check.check_config_file)
+app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

@@ -28,7 +28,7 @@ with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.1
     from kafka.net.inet import KafkaNetSocket
     from kafka.structs import OffsetAndMetadata
 
-logger = logging.getLogger(__name__)
+logging.getLogger("kafka").setLevel(logging.CRITICAL)  # four lines a failed attempt; our errors say what matters
 
 RETRY_S = 2.0  # wall
 METADATA_MS = 5000  # how soon new partitions are noticed
@@ -69,6 +69,7 @@ class KafkaReader:
         self._consumer: Any = None
         self._writer: KafkaWriter | None = None
         self._closed = False
+        self._ends_then: dict[Any, int] = {}  # when a partition was assigned: until a fetch tells where it ends
 
     async def partitions(self, topic: str) -> frozenset[int]:
         """Those that the topic has now; none where there is no such topic."""
@@ -88,6 +89,8 @@ class KafkaReader:
         consumer.assign([TopicPartition(*place) for place in starts])
         for partition, offset in fresh.items():
             consumer.seek(partition, begins[partition] if offset is None else offset)
+        if fresh:
+            self._ends_then.update(consumer.end_offsets(list(fresh), timeout_ms=ANSWER_MS))
 
     async def poll(self, wait_s: float) -> tuple[list[Message], list[Gap]]:
         """What there is, at most `max_records`; waits for the first at most `wait_s`."""
@@ -114,15 +117,15 @@ class KafkaReader:
         return Gap((partition.topic, partition.partition), wanted, begins)
 
     async def behind(self) -> dict[Place, int]:
-        """Records behind the end, as far as the last fetches told; partitions never fetched from are left out."""
+        """Records behind the end, as the last fetches told it."""
         return await self._run(self._behind)
 
     def _behind(self) -> dict[Place, int]:
         consumer, found = self._open(), {}
         for partition in consumer.assignment():
             end = consumer.highwater(partition)
-            if end is not None:
-                found[(partition.topic, partition.partition)] = max(0, end - consumer.position(partition))
+            end = self._ends_then.get(partition, 0) if end is None else end
+            found[(partition.topic, partition.partition)] = max(0, end - consumer.position(partition))
         return found
 
     async def ends(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -271,6 +274,10 @@ class KafkaWriter:
             return behind
         except KafkaError as error:
             raise _away(error) from error
+
+    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+        """`write`, without stopping the event loop."""
+        return await asyncio.to_thread(self.write, records)
 
     def _submit(self, record: Outgoing) -> Any:
         return self._producer.send(

@@ -4,12 +4,12 @@ Timeouts are short, so that what a production cluster does in half a minute is o
 """
 
 import base64
-import ctypes
 import os
 import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -20,6 +20,8 @@ from tests.integration.service_process import free_port
 
 READY_S = 60.0
 QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+# The kernel ends a broker whose suite was killed (PR_SET_PDEATHSIG), which no JVM asks for itself.
+ENDS_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 SETTINGS = {
     "process.roles": "broker,controller",
     "controller.listener.names": "CONTROLLER",
@@ -103,12 +105,21 @@ class Cluster:
         options = [*QUICK, *QUIET, "-Xmx256m", archive, "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
         with open(folder / "log", "ab") as log:
             self._processes[node] = subprocess.Popen(
-                ["java", *options, "-cp", self.kafka.class_path, "kafka.Kafka", str(folder / "properties")],
+                [
+                    sys.executable,
+                    "-c",
+                    ENDS_WITH_US,
+                    "java",
+                    *options,
+                    "-cp",
+                    self.kafka.class_path,
+                    "kafka.Kafka",
+                    str(folder / "properties"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
 
     def until_ready(self) -> None:
@@ -136,7 +147,7 @@ class Cluster:
         process.wait(60)
 
     def stop(self) -> None:
-        """The first cluster ever ends in peace, which leaves the class archive; the disks of others matter to nobody."""
+        """The first cluster ever ends in peace and leaves the class archive; the disks of others matter to nobody."""
         running = [process for process in self._processes.values() if process.poll() is None]
         for process in running:
             process.send_signal(signal.SIGKILL if self.kafka.classes.exists() else signal.SIGTERM)
@@ -150,11 +161,6 @@ class Cluster:
             beside = self.kafka.classes.with_suffix(f".{os.getpid()}")
             beside.write_bytes(written.read_bytes())
             beside.replace(self.kafka.classes)
-
-
-def _end_with_parent() -> None:
-    """In the child: the kernel ends it when the suite is killed (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def known_brokers(port: int) -> list[int] | None:
