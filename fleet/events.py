@@ -149,7 +149,16 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def condition(self) -> str:
         """What it speaks of: a later event of the same source about the same replaces it."""
         where = self.device or ("" if self.gpu is None else str(self.gpu))
-        return f"{self.source}|{self.type}|{self.check or self.code}|{where}"
+        return f"{self.source}|{self.type}|{self.check}|{self.code}|{where}"
+
+    def takes_back(self, other: "NodeEvent") -> bool:
+        """Whether it says that what `other` said is over: of all devices and codes where it names none."""
+        if self.severity != "ok" or (self.source, self.check) != (other.source, other.check):
+            return False
+        same_code = self.code is None or self.code == other.code
+        same_device = not self.device or self.device == other.device
+        same_gpu = self.gpu is None or self.gpu == other.gpu or bool(self.device)
+        return same_code and same_device and same_gpu and self.time_ms >= other.time_ms
 
 
 type_names = tuple(event.__struct_config__.tag for event in JobEvent.__args__)

@@ -21,7 +21,9 @@ SOURCE: Final = "kernel-log"
 STORM_MS: Final = 5_000
 MESSAGE_CHARACTERS: Final = 1_000
 MOST_NODES: Final = 200_000  # that one stream may tell of
+MOST_REMEMBERED: Final = 4_096
 _HASH_BITS: Final = 20
+_HASH_MASK: Final = (1 << _HASH_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class KernelReader:
     last_boot_stamp_ms: float = -1.0
     repeats: int = 0
     _readers: dict[str, MessageReader] = field(default_factory=dict)
-    _last: dict[tuple[str, int], None] = field(default_factory=dict)
+    _last: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
         """The events of some lines, each once, and what was wrong with the others."""
@@ -91,13 +93,15 @@ class KernelReader:
         return time_ms
 
     def _is_new(self, event: NodeEvent) -> bool:
-        """Not one of the last few: a storm costs no events."""
-        key = (event.node, event.sequence)
-        if key in self._last:
+        """Not the same as one within the last five seconds: a storm costs no events."""
+        key = (event.node, event.sequence & _HASH_MASK)
+        last_ms = self._last.pop(key, None)
+        if last_ms is not None and abs(event.time_ms - last_ms) < STORM_MS:
+            self._last[key] = last_ms
             self.repeats += 1
             return False
-        self._last[key] = None
-        if len(self._last) > 4096:
+        self._last[key] = event.time_ms
+        if len(self._last) > MOST_REMEMBERED:
             self._last.pop(next(iter(self._last)))
         return True
 
@@ -108,7 +112,7 @@ def event_of(finding: Finding, node: str, time_ms: int) -> NodeEvent:
     return NodeEvent(
         node=node,
         source=SOURCE,
-        sequence=(time_ms // STORM_MS << _HASH_BITS) | (zlib.crc32(what.encode()) & ((1 << _HASH_BITS) - 1)),
+        sequence=(time_ms // STORM_MS << _HASH_BITS) | (zlib.crc32(what.encode()) & _HASH_MASK),
         time_ms=time_ms,
         type=finding.type,
         code=finding.code,

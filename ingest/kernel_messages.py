@@ -28,7 +28,6 @@ TELLING: Final = re.compile(rb"NVRM|nvidia|mlx5|AER: |PCIe Bus Error|pciehp")
 _ADDRESS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 _xid = re.compile(r"NVRM:.{0,40}? Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)]{0,40}\): (\d{1,9})(?:, ?(.*))?")
 _sxid = re.compile(r"nvidia-nvswitch(\d{1,3}): SXid \((?:PCI:)?[0-9a-fA-F:.]{5,16}\): (\d{1,9}),? ?(.*)")
-_bus = re.compile(r"NVRM:.*fallen off the bus")
 _adapter = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_ADDRESS}: ?(RmInitAdapter failed!.*)")
 _nvlink = re.compile(r"NVRM: knvlink\w{1,80}: .*[Ff]ailed")
 _card = re.compile(rf"mlx5_core {_ADDRESS}")
@@ -79,20 +78,20 @@ class MessageReader:
         return None
 
     def _of_driver(self, text: str) -> Finding | None:
-        found = _xid.search(text)
+        found = _xid.search(text) if " Xid (" in text else None
         if found is not None:
             return _of_xid(found, text)
         named = _named.search(text)
         if named is not None:
             self._named = named[1]
-        if _bus.search(text) is not None:
+        if "fallen off the bus" in text:
             device, self._named = self._named, ""
             return Finding("xid", text, BUS, device=device_name(device))
         found = _adapter.search(text)
         if found is not None:
             advice = "restart the node"
             return Finding("health", text, None, "GPU driver", "fatal", device_name(found[1]), advice)
-        if _nvlink.search(text) is not None:
+        if "knvlink" in text and _nvlink.search(text) is not None:
             return Finding("health", text, None, "NVLink", "warning")
         return None
 

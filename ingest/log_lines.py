@@ -21,7 +21,7 @@ import msgspec
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 DAY_MS = 86_400_000
-MAX_LINE_CHARACTERS = 8_192
+MAX_LINE_CHARACTERS = 2_048  # the kernel prints at most half as many
 
 _ISO = r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
 _CLOCK = r"(\d\d):(\d\d):(\d\d)"

@@ -45,7 +45,10 @@ def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
         found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_last(record, "lost")))
     if record.drained:
         found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=_last(record, "drain")))
+    over = [event for event in record.standing.values() if event.severity == "ok"]
     for event in record.standing.values():
+        if any(ok.takes_back(event) for ok in over):
+            continue
         if now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
             signal = _of_xid(event, row) if event.type == "xid" else _of_health(event, row)
             if signal is not None:
@@ -62,19 +65,14 @@ def _of_xid(event: NodeEvent, row: int) -> Signal | None:
 
 
 def _of_health(event: NodeEvent, row: int) -> Signal | None:
-    if event.probability is not None:
-        p = 0.0 if event.severity == "ok" else event.probability
-        words = _words(event)
-        return (
-            Signal("link_predicted", row, _where(event), p, strength=p, since_ms=event.time_ms, words=words)
-            if p
-            else None
-        )
-    grave = gravity(event)
+    grave, since, said = gravity(event), event.time_ms, _words(event)
     if grave not in ("fatal", "warning"):
         return None
+    if event.probability is not None:
+        p = event.probability
+        return Signal("link_predicted", row, _where(event), p, strength=p, since_ms=since, words=said)
     rule = "health_failed" if grave == "fatal" else "health_degraded"
-    return Signal(rule, row, _where(event), 1.0, since_ms=event.time_ms, words=_words(event))
+    return Signal(rule, row, _where(event), 1.0, since_ms=since, words=said)
 
 
 def _where(event: NodeEvent) -> str:

@@ -44,11 +44,13 @@ from service.routes import (
     fleet,
     health,
     jobs,
+    kernel_log,
     later,
     placements,
     remote_write,
     risk,
     stream,
+    webhooks_nvsentinel,
 )
 from service.routes.context import Context
 from service.routes.table import Row, encode, routes_of
@@ -66,6 +68,8 @@ ROWS: tuple[Row, ...] = (
     *adapters.ROWS,
     *events.ROWS,
     *remote_write.ROWS,
+    *kernel_log.ROWS,
+    *webhooks_nvsentinel.ROWS,
     *fleet.ROWS,
     *stream.ROWS,
     *demand.ROWS,

@@ -62,9 +62,6 @@ ROWS = (
         "send events to /v1/events meanwhile",
     ),
     _row(
-        "POST", "/v1/webhooks/nvsentinel", "Node health of NVSentinel", "events", "send events to /v1/events meanwhile"
-    ),
-    _row(
         "POST",
         "/v1/webhooks/torchelastic",
         "Worker events of torchelastic",
