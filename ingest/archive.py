@@ -30,7 +30,7 @@ from fleet.events import JobEvent, NodeEvent
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, Topology
 from ingest.archive_files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
-from ingest.archive_read import newest_ms, told_after
+from ingest.archive_read import newest_ms, told_after, torn_is_said
 from ingest.archive_rows import (
     KINDS,
     Rows,
@@ -245,9 +245,8 @@ class Archive:
         words = Words(lambda kind, entity: self._entities[kind].row(entity))
         found = np.zeros(len(rows), np.bool_)
         for name in names:
-            with self.files.open(name) as file:
-                there = decode_samples(file, words, span)
-            found |= np.isin(wanted, code(there, hour_ms))
+            with torn_is_said(name), self.files.open(name) as file:
+                found |= np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
         return found
 
     def _write_events(self, events: Sequence[Event], number: int, oldest_ms: int) -> None:

@@ -1,5 +1,6 @@
 """Reading the archive: what is there, and what it says of a span of time."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ingest.job_events import NO_FUTURE_LIMIT_MS, Identity, decode_event
 logger = logging.getLogger(__name__)
 
 NOTHING_MS = -1
+IDENTITY = ["of", "name", "attempt", "source", "sequence"]
 RETRIES = 5
 T = TypeVar("T")
 
@@ -44,6 +46,17 @@ class Span:
         return [("time_ms", ">=", self.first_ms), ("time_ms", "<", self.end_ms)]
 
 
+@contextlib.contextmanager
+def torn_is_said(name: FileName) -> Iterator[None]:
+    """A file whose bytes are damaged holds up nobody: it is a log line. What the system says goes on: OSError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        logger.error("archive: %s is damaged, its rows cannot be read: %s", name.path, error)
+
+
 def each_file(
     files: ArchiveFiles, span: Span, dataset: Dataset, read: Callable[[IO[bytes]], T]
 ) -> Iterator[tuple[FileName, T]]:
@@ -52,7 +65,7 @@ def each_file(
         answers = []
         try:
             for name in span.names(files, dataset):
-                with files.open(name) as file:
+                with torn_is_said(name), files.open(name) as file:
                     answers.append((name, read(file)))
         except FileNotFoundError:
             if attempt == RETRIES - 1:
@@ -94,12 +107,11 @@ def told_after(files: ArchiveFiles, number: int) -> set[Identity]:
     told: set[Identity] = set()
     for name in live(files.names("events")):
         if name.last > number:
-            with files.open(name) as file:
-                table = pq.read_table(file, columns=["of", "name", "attempt", "source", "sequence"], use_threads=False)
-            for of, what, attempt, source, sequence in zip(
-                *(column.to_pylist() for column in table.columns), strict=True
-            ):
-                told.add((of, what, attempt if of == "job" else source, sequence))
+            with torn_is_said(name), files.open(name) as file:
+                table = pq.read_table(file, columns=IDENTITY, use_threads=False)
+                columns = (column.to_pylist() for column in table.columns)
+                for of, what, attempt, source, sequence in zip(*columns, strict=True):
+                    told.add((of, what, attempt if of == "job" else source, sequence))
     return told
 
 
@@ -113,7 +125,7 @@ def newest_ms(files: ArchiveFiles) -> int:
         times = [NOTHING_MS]
         for name in names:
             if name.hour == newest:
-                with files.open(name) as file:
+                with torn_is_said(name), files.open(name) as file:
                     times.append(_largest_time(pq.read_metadata(file)))
         if names:
             return max(times)

@@ -1,0 +1,151 @@
+"""A pipeline that is killed again and again while it archives: `archive_kills FOLDER KILLS SEED T0`.
+
+One process imports everything and forks the pipelines, so that a life is short. Prints how many kills there were before
+the source was at its end; the last life ends by itself.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fleet.clock import SystemClock
+from fleet.entities import Entities
+from fleet.events import NodeEvent, Step
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Level, NodeSpec, Topology
+from ingest.source import Batch
+from service.config import ArchiveConfig, Config, PipelineConfig
+from service.pipeline import Pipeline
+
+BATCHES = 900
+STEP_MS = 15_000
+NODES = ("n1", "n2")
+METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_temp_c", "energy_j"))
+Sample = tuple[int, int, int, float]  # metric, GPU, time, value
+
+
+def samples_of(number: int, t0: int) -> list[Sample]:
+    """A batch: the scrape of its moment, now and then an earlier one again, and late ones between two scrapes."""
+    rows = [(metric, gpu, t0 + number * STEP_MS, float(number)) for metric in METRICS for gpu in range(4)]
+    if number % 7 == 3:
+        rows += [(metric, 0, t0 + (number - 3) * STEP_MS, float(number - 3)) for metric in METRICS]
+    if number % 5 == 4:
+        rows += [(metric, 1, t0 + (number - 200) * STEP_MS + 7, -1.0) for metric in METRICS]
+    return rows
+
+
+def events_of(number: int, t0: int) -> tuple[Step, NodeEvent]:
+    time_ms = t0 + number * STEP_MS
+    return (
+        Step(job=f"j{number % 3}", sequence=number, time_ms=time_ms, step=number, duration_s=1.0),
+        NodeEvent(node="n1", source="test", sequence=number, time_ms=time_ms, type="health", message="fine"),
+    )
+
+
+class Numbered:
+    """Batches by number: told again from wherever the snapshot says."""
+
+    name = "numbered"
+
+    def __init__(self, entities: Entities, t0: int) -> None:
+        self._gpus = [entities.of_node(EntityKind.GPU, node, index) for node in NODES for index in range(2)]
+        self._t0 = t0
+        self._next = 0
+        self.ended = asyncio.Event()
+
+    async def next(self) -> Batch:
+        await asyncio.sleep(0.002)
+        if self._next >= BATCHES:
+            self.ended.set()
+            raise StopAsyncIteration
+        number, self._next = self._next, self._next + 1
+        rows = [(metric, self._gpus[gpu], ms, value) for metric, gpu, ms, value in samples_of(number, self._t0)]
+        step, told = events_of(number, self._t0)
+        return Batch(samples=(SampleBatch.of(EntityKind.GPU, rows),), events=(step,), node_events=(told,))
+
+    def position(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._next = int(position.get("next", 0))
+
+    async def close(self) -> None:
+        pass
+
+
+async def live(folder: Path, t0: int) -> None:
+    """One life: until the source is at its end."""
+    config = Config(
+        state=str(folder),
+        pipeline=PipelineConfig(snapshot_s=0.04),
+        archive=ArchiveConfig(buffer_bytes=2**20, keep_days=0),
+    )
+    config.board.mkdir(parents=True, exist_ok=True)
+    specs = [NodeSpec(name, 2, domains={Level.BLOCK: f"b-{name}"}) for name in NODES]
+    sources: list[Numbered] = []
+
+    def open_sources(entities: Entities) -> list[Numbered]:
+        sources.append(Numbered(entities, t0))
+        return sources
+
+    pipeline = Pipeline(config, SystemClock(), Topology.build(specs), open_sources)
+    work = asyncio.create_task(pipeline.run())
+    tidy = asyncio.create_task(_tidy(pipeline))
+    ended = asyncio.create_task(sources[0].ended.wait())
+    await asyncio.wait({work, tidy, ended}, return_when=asyncio.FIRST_COMPLETED)
+    assert ended.done(), (work, tidy)
+    for task in (work, tidy):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await pipeline.save()
+    await pipeline.close()
+
+
+async def _tidy(pipeline: Pipeline) -> None:
+    assert pipeline.history.archive is not None
+    while True:
+        await asyncio.sleep(0.03)
+        await pipeline.history.tidy(pipeline.history.archive)
+
+
+def child(folder: Path, t0: int) -> int:
+    """The process id of a new life."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            asyncio.run(live(folder, t0))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def main(folder: Path, kills: int, seed: int, t0: int) -> None:
+    rng = random.Random(seed)
+    done = 0
+    for _ in range(kills):
+        pid = child(folder, t0)
+        time.sleep(rng.uniform(0.15, 0.4))
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        done += os.WIFSIGNALED(status)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    _, status = os.waitpid(child(folder, t0), 0)
+    assert status == 0, status
+    print(done)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
