@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
+from models.port_peers import PortPeers
 from models.rules import OF_KIND, ROW, RULES
 from models.signals import Sight, Signal
 from models.steps import Pace
@@ -105,6 +106,7 @@ class RiskMemory:
         self.usual_clock = np.zeros(0)  # (gpu,) MHz under load, NaN unknown
         self.was_up = np.zeros(0, bool)  # (port,) the link was seen active
         self.was_speed = np.zeros(0)  # (port,) best speed seen
+        self.port_peers: PortPeers | None = None  # made anew when it does not fit, so no snapshot keeps it
         self.fault_ms: dict[str, int] = {}  # node -> when a firm hard signal was last raised there
         # Of the fleet, kept by whoever runs score_fleet:
         self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen

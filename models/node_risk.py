@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from fleet.errors import ConfigError
+from fleet.samples import EntityKind
 from fleet.xids import advice
 from models.calibrate import apply_isotonic
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
@@ -191,8 +192,18 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
         unit=rule.unit,
         share=round(share, 3),
         since_ms=since_ms or None,
-        sentence=f"{text}: {words}" if words else text,
+        sentence=_with(text, words, rule.kind is EntityKind.PORT) if words else text,
     )
+
+
+def _with(text: str, words: str, places: bool) -> str:
+    """A sentence with what whoever reported it said, or with where its port is.
+
+    >>> _with("port mlx5_3: link down", "rail 3, GPU 3", True)
+    'port mlx5_3 (rail 3, GPU 3): link down'
+    """
+    head, colon, rest = text.partition(": ")
+    return f"{head} ({words}){colon}{rest}" if places else f"{text}: {words}"
 
 
 def _action(node: int, signals: Signals, first: str) -> Action:

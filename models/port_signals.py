@@ -6,10 +6,12 @@ import numpy as np
 
 from models.memory import RiskMemory
 from models.peers import group_median, spread
+from models.port_peers import PortPeers
 from models.signals import Array, Columns, Mask, Sight, Times
 
 ACTIVE = 4  # port state
 SYMBOL_ERRORS_10M = 120
+ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
 NODE_SILENT_S = 75.0
 EXPORTER_SILENT_S = 120.0
 FROZEN_S = 180.0
@@ -27,7 +29,7 @@ def unseen(rows: int) -> Sight:
     return _sight(np.zeros(rows, bool), np.zeros(rows), np.full(rows, np.nan), np.zeros(rows))
 
 
-def port_sights(port: Columns, nodes: int, memory: RiskMemory) -> dict[str, Sight]:
+def port_sights(port: Columns, nodes: int, memory: RiskMemory, peers: PortPeers | None = None) -> dict[str, Sight]:
     """The rules of ports, by name. A port that was never up is not cabled; `slow_nic` needs to know the jobs."""
     state, speed = port["state"], port["speed_bytes_per_s"]
     was_up, was_speed = memory.learn_link(state == ACTIVE, speed)
@@ -37,6 +39,9 @@ def port_sights(port: Columns, nodes: int, memory: RiskMemory) -> dict[str, Sigh
     symbols = port["symbol_errors_count_10m"]
     siblings = spread(group_median(np.where(was_up, speed, np.nan), port.node, nodes)[0], port.node)
     best = np.fmax(np.fmax(port["max_speed_bytes_per_s"], was_speed), siblings)
+    if peers is not None:
+        best = np.fmax(best, peers.expected(np.where(was_up, best_of(port, was_speed), np.nan)))
+    timeouts = port["ack_timeouts_count_10m"]
     slow = (speed > 0) & (speed < 0.95 * best) & (state == ACTIVE)
     since = port.since("state")
     return {
@@ -44,8 +49,14 @@ def port_sights(port: Columns, nodes: int, memory: RiskMemory) -> dict[str, Sigh
         "link_flap": _sight(flaps >= 1, flaps, unknown, 0.4 + 0.1 * flaps),
         "link_errors": _sight(symbols >= SYMBOL_ERRORS_10M, symbols, unknown, np.log10(np.fmax(symbols, 1)) / 5),
         "link_speed": _sight(slow, speed, best, 1.2 - speed / best),
+        "link_timeouts": _sight(timeouts >= ACK_TIMEOUTS, timeouts, unknown, np.log10(np.fmax(timeouts, 1)) / 4),
         "slow_nic": unseen(port.rows),
     }
+
+
+def best_of(port: Columns, was_speed: Array) -> Array:
+    """(port,) bytes/s: the best speed seen of each port by itself."""
+    return np.fmax(port["max_speed_bytes_per_s"], np.fmax(was_speed, port["speed_bytes_per_s"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ RULES = (
     Rule("link_flap", PORT, "link_downed", "events", (0.15, 0.3, 0.4), "avoid", 1, 2, 600.0),
     Rule("link_errors", PORT, "symbol_errors", "events", (0.05, 0.15, 0.3), "avoid", 1, 3, 600.0),
     Rule("link_speed", PORT, "speed_bytes_per_s", "B/s", (0.02, 0.3, 0.7), "avoid", 2, 3, 180.0),
+    Rule("link_timeouts", PORT, "ack_timeouts", "events", (0.05, 0.15, 0.4), "avoid", 1, 3, 600.0),
     Rule("slow_nic", PORT, "tx_bytes", "B/s", (0.02, 0.2, 0.8), "avoid", 3, 4, 180.0),
     Rule("node_silent", NODE, "age_s", "s", (0.6, 0.6, 0.05), "avoid", 0, 0, 15.0, True),
     Rule("exporter_silent", NODE, "age_s", "s", (0.02, 0.05, 0.0), "watch", 0, 0, 15.0),

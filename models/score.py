@@ -24,6 +24,7 @@ from models.memory import Raised, RiskMemory
 from models.node_events import event_signals
 from models.node_risk import RiskFit, score_nodes, shipped_fit
 from models.peers import group_median, spread
+from models.port_peers import PortPeers, whereabouts
 from models.port_signals import Quiet, newest_s, node_sights, port_sights, unseen
 from models.rules import OF_KIND, ROW, RULES
 from models.scores import RiskScores
@@ -73,7 +74,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, memory
     view = _gpu_view(gpu, nodes, memory)
     signals = [
         _gpu_signals(view, entities, memory, now_ms),
-        _port_signals(port, nodes, entities, memory, now_ms),
+        _port_signals(port, entities, topology, memory, now_ms),
         _node_signals(node, gpu, quiet, topology, memory, now_ms, names),
     ]
     heard_s = np.fmin(newest_s(gpu, nodes), newest_s(port, nodes))
@@ -199,11 +200,22 @@ def _gpu_signals(view: GpuView, entities: Entities, memory: RiskMemory, now_ms: 
     return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
 
 
-def _port_signals(port: Columns, nodes: int, entities: Entities, memory: RiskMemory, now_ms: int) -> Signals:
-    sights = port_sights(port, nodes, memory)
+def _port_signals(port: Columns, entities: Entities, topology: Topology, memory: RiskMemory, now_ms: int) -> Signals:
+    names = entities[PORT].names
+    memory.port_peers = PortPeers.of(names[: port.rows], port.node, topology, memory.port_peers)
+    sights = port_sights(port, len(entities[NODE]), memory, memory.port_peers)
     ordered = [sights[RULES[row].name] for row in OF_KIND[PORT]]
     raised = memory.settle(PORT, ordered, port.age_s, now_ms, np.zeros(port.rows, bool))
-    return _gathered(PORT, raised, entities[PORT].names, port.node)
+    signals = _gathered(PORT, raised, names, port.node)
+    words = (_where(name, row, topology) for name, row in zip(signals.entity, signals.node.tolist(), strict=True))
+    return replace(signals, words=tuple(words))
+
+
+def _where(port: str, node: int, topology: Topology) -> str:
+    """Rail and GPU of a port, in words."""
+    device = port.split("/")[1]
+    devices = topology.devices(node) if node < len(topology) else ()
+    return whereabouts(port, next((found for found in devices if found.name == device), None))
 
 
 def _node_signals(

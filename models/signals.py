@@ -223,6 +223,7 @@ SAY: dict[str, Say] = {
     "link_flap": lambda v, u, when, ago: f"InfiniBand link went down {_times(v)} in 30 min",
     "link_errors": lambda v, u, when, ago: _events(v, "symbol errors"),
     "link_speed": lambda v, u, when, ago: f"InfiniBand link at {_gbit(v)}, usual {_gbit(u)}",
+    "link_timeouts": lambda v, u, when, ago: _events(v, "packets that nobody acknowledged in time"),
     "slow_nic": lambda v, u, when, ago: f"moves {rate(v)}, its sibling ports {rate(u)}",
     "node_silent": lambda v, u, when, ago: f"node has not answered for {age(v)}",
     "exporter_silent": lambda v, u, when, ago: f"no GPU telemetry for {age(v)}",
