@@ -88,11 +88,10 @@ def test_sources_wait_while_the_disk_takes_nothing_and_nothing_is_lost(
             broken.setattr(archive.files, "put", full)
             broken.setattr("service.history.RETRY_WALL_S", (0.05, 0.05))
             work = asyncio.create_task(pipeline.run())
-            await until(lambda: pipeline.history.full)
-            await asyncio.sleep(0.3)
+            await until(lambda: pipeline.history.full and bool(archive.health()["failing"]))
+            await asyncio.sleep(0.2)
             held = source.position()["next"]
             assert held <= 17  # 23 bytes a row, 1 MiB
-            assert pipeline.history.health()["failing"]  # type: ignore[index]
             with pytest.raises(OSError, match="No space left"):
                 await pipeline.save()
             assert pipeline.snapshot.numbers() == []
