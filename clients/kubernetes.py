@@ -1,0 +1,365 @@
+"""Kubernetes: collections listed, then watched, each in a thread of its own, over the official client's connection.
+
+    list (pages) ── Listing ──┐ 410: from the start
+    watch from its version ── Changes, Changes, … ── stream ends: watch again from the last version or bookmark
+
+The official client brings what is hard: kubeconfig and in-cluster credentials, their renewal, TLS and proxies. Requests
+and lines are ours: what it decodes a pod into is large and slow, and its own watch ends in silence.
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from fleet.errors import ConfigError, SourceError
+
+logger = logging.getLogger(__name__)
+
+PAGE = 500
+MAX_LINE_BYTES = 16 * 2**20  # an object has at most 1.5 MiB in etcd
+MAX_WAITING = 64  # messages that nobody has taken yet; the server's buffers hold the rest
+CONNECT_S, READ_S, WATCH_S = 5.0, 30.0, 120.0
+RETRY_S, RETRY_MOST_S, ABSENT_S = 0.5, 15.0, 30.0
+LINGERS_S = 10.0  # a watch that says nothing for so long after its end is dead
+
+
+class ExpiredError(Exception):
+    """410: the version is too old (or not one of this server's); list anew."""
+
+
+class AbsentError(Exception):
+    """404: the server has no such collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What to follow. `decode` makes of an object's JSON what is kept of it, in the thread that reads."""
+
+    name: str
+    path: str
+    decode: Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All objects of a collection, decoded, at `version`."""
+
+    name: str
+    objects: tuple[Any, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a watch told: (ADDED | MODIFIED | DELETED, object). After them all, the collection is at `version`."""
+
+    name: str
+    changes: tuple[tuple[str, Any], ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The server has no such collection, or lets us not read it: `why`. Asked for again now and then."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The server does not answer; tried again until it does."""
+
+    name: str
+    error: SourceError
+
+
+Message = Listing | Changes | Absent | Away
+
+
+class _Meta(msgspec.Struct, frozen=True, rename={"version": "resourceVersion", "token": "continue"}):
+    version: str = ""
+    token: str = ""
+
+
+class _Page(msgspec.Struct):
+    metadata: _Meta = _Meta()
+    items: list[msgspec.Raw] | None = None
+
+
+class _Told(msgspec.Struct):
+    """A line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class _Head(msgspec.Struct):
+    """Of an object its version, of a Status its code and message."""
+
+    metadata: _Meta | None = None
+    code: int = 0
+    message: str = ""
+
+
+_page = msgspec.json.Decoder(_Page).decode
+_told = msgspec.json.Decoder(_Told).decode
+_head = msgspec.json.Decoder(_Head).decode
+
+
+class Answer(Protocol):
+    """Of urllib3's response what is used here."""
+
+    status: int
+
+    def read(self) -> bytes: ...
+    def stream(self, amt: int) -> Iterator[bytes]: ...
+    def close(self) -> None: ...
+
+
+class Server(Protocol):
+    """One API server, blocking. `get` raises SourceError where nobody answers."""
+
+    def get(self, path: str, query: Mapping[str, str], read_s: float) -> Answer: ...
+
+
+class Cluster:
+    """The API server of a kubeconfig's context, or, where `kubeconfig` is empty and we run in a pod, of our cluster."""
+
+    def __init__(self, kubeconfig: str = "", context: str = "") -> None:
+        """Touches nothing. ConfigError when the official client is not installed."""
+        try:
+            import kubernetes  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "pipeline.sources kubernetes: the package `kubernetes` is missing; pip install 'fleetcast[kubernetes]'"
+            ) from None
+        self._kubeconfig, self._context = kubeconfig, context
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def _connected(self) -> Any:
+        """The official client's own, made by the first that asks. Raises SourceError."""
+        import urllib3
+        from kubernetes import client, config
+
+        with self._lock:
+            if self._client is None:
+                made = client.Configuration()
+                try:
+                    if self._kubeconfig or not _in_pod():
+                        config.load_kube_config(self._kubeconfig or None, self._context or None, made)
+                    else:
+                        config.load_incluster_config(made)
+                except (config.ConfigException, OSError, ValueError) as error:
+                    raise SourceError(f"no way to a cluster: {error}", 15.0) from None
+                made.retries = False
+                made.connection_pool_maxsize = 16
+                if not made.verify_ssl:
+                    logger.warning(
+                        "the kubeconfig says not to verify who %s is; reading from it all the same", made.host
+                    )
+                    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+                self._client = client.ApiClient(made)
+            return self._client
+
+    def get(self, path: str, query: Mapping[str, str], read_s: float) -> Answer:
+        import urllib3
+
+        client = self._connected()
+        settings = client.configuration.auth_settings()  # asks for a new token where the old one has run out
+        headers = {row["key"]: row["value"] for row in settings.values() if row["in"] == "header" and row["value"]}
+        try:
+            answer: Answer = client.rest_client.pool_manager.request(
+                *("GET", client.configuration.host + path),
+                fields=dict(query),
+                headers={**headers, "accept": "application/json"},
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s),
+                preload_content=False,
+                retries=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise SourceError(f"{client.configuration.host} does not answer: {error}", RETRY_S) from None
+        return answer
+
+
+def _in_pod() -> bool:
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def list_all(server: Server, what: Collection) -> Listing:
+    """All objects, page by page, and the version they are of. Raises ExpiredError, AbsentError, SourceError."""
+    objects: list[Any] = []
+    token = ""
+    while True:
+        query = {"limit": str(PAGE)} | ({"continue": token} if token else {})
+        with _answered(server.get(what.path, query, READ_S)) as answer:
+            body = answer.read()
+        try:
+            page = _page(body)
+        except msgspec.DecodeError as error:
+            raise SourceError(f"{what.path} is no list: {error}", RETRY_MOST_S) from None
+        objects += [what.decode(bytes(item)) for item in page.items or ()]
+        token = page.metadata.token
+        if not token:
+            return Listing(what.name, tuple(objects), page.metadata.version)
+
+
+def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH_S) -> Iterator[Changes]:
+    """What happens after `version`, as it comes, for about `watch_s`. Raises ExpiredError, AbsentError, SourceError."""
+    query = {
+        **{"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version},
+        "timeoutSeconds": str(max(1, round(watch_s))),
+    }
+    with _answered(server.get(what.path, query, watch_s + LINGERS_S)) as answer:
+        yield Changes(what.name, (), version)  # it answers
+        for lines in _lines(answer):
+            changes = []
+            for line in lines:
+                kind, version = _change(line)
+                if kind.type != "BOOKMARK":
+                    changes.append((kind.type, what.decode(bytes(kind.object))))
+            yield Changes(what.name, tuple(changes), version)
+
+
+@contextmanager
+def _answered(answer: Answer) -> Iterator[Answer]:
+    """A good answer, closed in the end; what is wrong with it, or breaks, as an error of ours."""
+    import urllib3
+
+    try:
+        if answer.status != 200:
+            raise _refusal(answer.status, answer.read())
+        yield answer
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise SourceError(f"the connection broke: {error}", RETRY_S) from None
+    finally:
+        answer.close()
+
+
+def _refusal(status: int, body: bytes) -> Exception:
+    try:
+        message = _head(body).message
+    except (msgspec.DecodeError, RecursionError):
+        message = ""
+    why = f"HTTP {status} {message[:200]}".strip()
+    if status == 410 or "resource version" in message.lower():  # one of a server that was set back, too
+        return ExpiredError(why)
+    if status == 404:
+        return AbsentError(why)
+    if status in (401, 403):
+        return AbsentError(f"{why}; a ClusterRole must allow list and watch")
+    return SourceError(why, RETRY_S)
+
+
+def _lines(answer: Answer) -> Iterator[list[bytes]]:
+    """Whole lines, those that came together at once. A line without an end is not one."""
+    rest = b""
+    for piece in answer.stream(2**16):
+        *lines, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
+        if len(rest) > MAX_LINE_BYTES:
+            raise SourceError(f"a line of more than {MAX_LINE_BYTES} bytes", RETRY_MOST_S)
+        if whole := [line for line in lines if line.strip()]:
+            yield whole
+
+
+def _change(line: bytes) -> tuple[_Told, str]:
+    """A line, and the version that it tells. Raises ExpiredError, SourceError."""
+    try:
+        told = _told(line)
+        head = _head(told.object)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise SourceError(f"the watch told what is none of its events: {error}", RETRY_S) from None
+    if told.type == "ERROR":
+        raise _refusal(head.code, bytes(told.object))
+    if head.metadata is None or not head.metadata.version:
+        raise SourceError(f"the watch told of an object without a version: {line[:80]!r}", RETRY_S)
+    return told, head.metadata.version
+
+
+class Follower:
+    """Follows collections, each in a daemon thread. Use from one event loop.
+
+    `versions`: where to go on, of collections that were followed before. What nobody takes waits at the server.
+    """
+
+    def __init__(self, server: Server, what: Sequence[Collection], versions: Mapping[str, str]) -> None:
+        self._server = server
+        self._queue: queue.Queue[Message] = queue.Queue(MAX_WAITING)
+        self._loop = asyncio.get_running_loop()
+        self._some = asyncio.Event()
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._follow, args=(row, versions.get(row.name, "")), daemon=True, name=row.name)
+            for row in what
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def next(self, most_s: float | None = None) -> list[Message]:
+        """What arrived, at least one message; none after `most_s`."""
+        try:
+            await asyncio.wait_for(self._some.wait(), most_s)
+        except TimeoutError:
+            return []
+        self._some.clear()
+        messages = []
+        while True:
+            try:
+                messages.append(self._queue.get_nowait())
+            except queue.Empty:
+                return messages
+
+    def close(self) -> None:
+        """The threads end with their next line or time-out; nobody waits for them."""
+        self._closed.set()
+
+    def _put(self, message: Message) -> None:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(message, timeout=0.5)
+                self._loop.call_soon_threadsafe(self._some.set)
+                return
+            except queue.Full:
+                continue
+            except RuntimeError:  # the loop is closed
+                return
+
+    def _follow(self, what: Collection, version: str) -> None:
+        """One thread's life."""
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                if not version:
+                    listing = list_all(self._server, what)
+                    version = listing.version
+                    self._put(listing)
+                for changes in watch(self._server, what, version):
+                    failures = 0 if changes.changes else failures
+                    if self._closed.is_set():
+                        return
+                    version = changes.version
+                    self._put(changes)
+                failures = 0
+            except ExpiredError as error:
+                logger.warning("%s: version %s is gone (%s), listing them anew", what.name, version, error)
+                version = ""
+                failures += 1
+                if failures > 1:
+                    self._closed.wait(RETRY_S * failures)
+            except AbsentError as error:
+                version = ""
+                self._put(Absent(what.name, str(error)))
+                self._closed.wait(ABSENT_S)
+            except SourceError as error:
+                failures += 1
+                self._put(Away(what.name, error))
+                self._closed.wait(min(RETRY_MOST_S, max(error.retry_after_s, RETRY_S * 2 ** min(failures, 10))))
