@@ -108,6 +108,7 @@ class KafkaSource:
         self._letters: list[Outgoing] = []
         self._known_letters: set[bytes] | None = None  # written already; None: not read yet
         self._letters_end: dict[int, int] = {}
+        self._letters_from: dict[int, int] = {}  # where `_known_letters` begin
         self._health = _Health()
 
     async def next(self) -> Batch:
@@ -170,8 +171,17 @@ class KafkaSource:
         topic = self.options.dead_letters
         keys: Sequence[bytes] = ()
         if topic:
-            keys, self._letters_end = await self._reader.keys(topic, self._letters_end, LETTERS_READ)
-        self._known_letters = set(keys)
+            self._letters_from = self._letters_end
+            keys, self._letters_end = await self._reader.keys(topic, self._letters_from, LETTERS_READ)
+        self._known_letters = {key for key in keys if self._is_ahead(key)}
+
+    def _is_ahead(self, key: bytes) -> bool:
+        """Whether the record of a letter is one that this pipeline will read again."""
+        source, _, place = key.decode("utf-8", "replace").partition("/")
+        partition, _, offset = place.partition("/")
+        if source not in (self.options.telemetry, self.options.events) or not place.replace("/", "").isdecimal():
+            return False
+        return self._owns(int(partition)) and int(offset) >= self._next.get((source, int(partition)), 0)
 
     async def _fetch(self) -> None:
         """Wait for records. Raises SourceError when none came for a while and no broker answers."""
@@ -247,7 +257,8 @@ class KafkaSource:
         offsets: dict[str, dict[str, int]] = {}
         for (topic, partition), offset in self._next.items():
             offsets.setdefault(topic, {})[str(partition)] = offset
-        return {"offsets": offsets, "dead_letters": {str(place): end for place, end in self._letters_end.items()}}
+        letters = self._letters_from if self._known_letters else self._letters_end  # until all of them were met again
+        return {"offsets": offsets, "dead_letters": {str(place): end for place, end in letters.items()}}
 
     def seek(self, position: dict[str, Any]) -> None:
         self._next = _offsets(position)

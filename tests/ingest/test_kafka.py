@@ -132,6 +132,23 @@ def test_no_dead_letter_is_lost_or_written_twice_by_a_crash(brokers: FakeBrokers
     assert sorted(keys) == [f"{TELEMETRY}/0/{offset}".encode() for offset in (1, 3, 5)]
 
 
+def test_a_second_crash_before_the_known_letters_were_met_again_writes_none_twice(brokers: FakeBrokers) -> None:
+    source = source_on(brokers, most=1)
+    for number in range(3):
+        brokers.put((TELEMETRY, 0), b"{")
+        brokers.put((TELEMETRY, 0), power_of("n1", NOW_MS - 10 + number))
+    position = source.position()
+    take(source, 6)
+    assert len(brokers.letters(DEAD)) == 3
+    for _ in range(3):  # each reads two records, saves, and is killed
+        source = source_on(brokers, most=1)
+        source.seek(position)
+        take(source, 2)
+        position = json.loads(json.dumps(source.position()))
+    assert len(brokers.letters(DEAD)) == 3
+    assert position["dead_letters"] == {"0": 3}  # all were met: the next start reads none of them
+
+
 def test_nothing_goes_on_while_a_dead_letter_cannot_be_written(brokers: FakeBrokers) -> None:
     brokers.put((TELEMETRY, 0), b"{", b"b")
     source = source_on(brokers)
