@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 from fleet.errors import RecordError
+from fleet.events import JobEvent, NodeEvent
 from ingest.archive_files import DAY_MS, HOUR_MS, ArchiveFiles, Dataset, FileName, day_ms, live
 from ingest.archive_rows import Rows, Words, decode_samples
 from ingest.job_events import NO_FUTURE_LIMIT_MS, Identity, decode_event
@@ -82,7 +83,7 @@ def read_samples(files: ArchiveFiles, span: Span, words: Words, also: Sequence[t
     return Rows.concat(parts) if parts else Rows.none()
 
 
-def read_events(files: ArchiveFiles, span: Span) -> tuple[list[Any], list[RecordError]]:
+def read_events(files: ArchiveFiles, span: Span) -> tuple[list[JobEvent | NodeEvent], list[RecordError]]:
     """Job and node events of a span by time, and what cannot be read of them."""
     import pyarrow.parquet as pq
 
@@ -90,7 +91,8 @@ def read_events(files: ArchiveFiles, span: Span) -> tuple[list[Any], list[Record
         table = pq.read_table(file, columns=["time_ms", "event"], filters=span.filters, use_threads=False)
         return list(zip(table["time_ms"].to_pylist(), table["event"].to_pylist(), strict=True))
 
-    events, bad = [], []
+    events: list[JobEvent | NodeEvent] = []
+    bad: list[RecordError] = []
     rows = [row for _, same in each_file(files, span, "events", read) for row in same]
     for time_ms, text in sorted(rows, key=lambda row: row[0]):
         try:

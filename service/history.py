@@ -53,13 +53,14 @@ class History:
 
     async def room(self) -> None:
         """Wait until there is room for another batch."""
-        if not self.full:
-            return
-        began = time.monotonic()
-        logger.warning("the archive has %s waiting: a source is held up", _mib(self.archive))
+        began = 0.0
         while self.full:
+            if not began:
+                began = time.monotonic()
+                logger.warning("the archive has %s waiting: a source is held up", _mib(self.archive))
             await asyncio.sleep(POLL_WALL_S)
-        logger.info("the archive has room again after %.1f s", time.monotonic() - began)
+        if began:
+            logger.info("the archive has room again after %.1f s", time.monotonic() - began)
 
     def hand_over(self) -> Callable[[], None]:
         """What waits now, as a work for a thread; only for who holds `still`."""

@@ -35,6 +35,7 @@ BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, op
     "ufm": "ingest.ufm:UfmSource",
     "sysfs": "ingest.sysfs:SysfsSource",
     "perfquery": "ingest.perfquery:PerfquerySource",
+    "history": "ingest.archive_source:ArchiveSource",
 }
 
 
