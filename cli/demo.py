@@ -37,6 +37,7 @@ class Options:
     folder: Path
     story: bool
     worth: bool
+    kafka: str
 
 
 def demo(
@@ -50,6 +51,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the run is kept; emptied at the start.")] = Path("var/demo"),
     story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
     worth: Annotated[bool, typer.Option(help="Simulate a day with a risk-blind engine beside ours.")] = True,
+    kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry takes the way through Kafka.")] = "",
     json_path: Annotated[str | None, typer.Option("--json", help="Write the report here; - is stdout.")] = None,
 ) -> None:
     """Run a simulated fleet of 133 nodes x 8 GPUs and the whole service on it.
@@ -64,12 +66,14 @@ def demo(
       fleetcast demo --seconds 60 --json out.json      bounded; the exit code says whether it went well
 
       fleetcast demo --input h100                      recorded telemetry of real 8 x H100 runs instead
+
+      fleetcast demo --kafka 127.0.0.1:9092            the service reads a Kafka topic, and scrapes nobody
     """
     if input not in ("trace", "h100"):
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
     if not speed > 0:
         raise typer.BadParameter(f"{speed}: must be greater than 0", param_hint="--speed")
-    options = Options(seconds, seed, speed, at, input, faults, port, folder, story, worth)
+    options = Options(seconds, seed, speed, at, input, faults, port, folder, story, worth, kafka)
     report, problems = asyncio.run(_run(options))
     if json_path is not None:
         text = json.dumps(report, indent=2) + "\n"
@@ -282,13 +286,28 @@ def _simulation_command(options: Options, folder: Path, clock: _Clock) -> list[s
     command += ["--epoch-ms", str(clock.epoch_ms), "--wall-ms", str(clock.wall_ms), "--speed", str(options.speed)]
     command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
     command += ["--story" if options.story else "--no-story"]
+    command += ["--kafka", options.kafka, "--kafka-topic", _topic(clock)] if options.kafka else []
     return command + (["--faults", str(options.faults)] if options.faults else [])
+
+
+def _topic(clock: _Clock) -> str:
+    """A topic for this run: what another one wrote has times of its own."""
+    return f"fleetcast.demo-{clock.wall_ms}"
 
 
 def _write_config(options: Options, folder: Path, clock: _Clock) -> Path:
     import msgspec
 
-    from service.config import ClockConfig, Config, FleetConfig, PipelineConfig, ScrapeConfig, override, save_config
+    from service.config import (
+        ClockConfig,
+        Config,
+        FleetConfig,
+        PipelineConfig,
+        PluginConfig,
+        ScrapeConfig,
+        override,
+        save_config,
+    )
 
     topology = folder / "topology.toml"
     config = Config(
@@ -298,6 +317,12 @@ def _write_config(options: Options, folder: Path, clock: _Clock) -> Path:
         scrape=ScrapeConfig(targets=(f"file:{folder / 'targets.txt'}",), timeout_s=15.0),
         pipeline=PipelineConfig(snapshot_s=40.0 * options.speed),
     )
+    if options.kafka:
+        read: dict[str, str | int | float | bool | list[str]]
+        read = {"brokers": options.kafka, "telemetry": _topic(clock), "events": "", "group": ""}
+        sources = (PluginConfig(use="kafka", options=read),)
+        pipeline = msgspec.structs.replace(config.pipeline, sources=sources)
+        config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
     if not topology.exists():
         config = msgspec.structs.replace(config, fleet=FleetConfig(name=config.fleet.name))
     path = folder / "config.toml"

@@ -1,9 +1,15 @@
 """`fleetcast simulate`: the simulated fleet in a process of its own."""
 
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from simulator.run import SimulationOptions
+
+KAFKA_PARTITIONS = 8
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +40,10 @@ def cluster(
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1)] = 133,
     port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].")] = 0,
+    kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
+    kafka_topic: Annotated[
+        str, typer.Option(help="The topic of it; made where it is not there.")
+    ] = "fleetcast.telemetry",
 ) -> None:
     """Run a fleet: exporter pages over HTTP, jobs sent to the product's queue, seeded faults.
 
@@ -45,6 +55,8 @@ def cluster(
 
     FILE names [fleet] topology = "var/fleet/topology.toml", [scrape] targets = ["file:var/fleet/targets.txt"] and
     the [clock] that this command prints.
+
+    With --kafka the fleet's telemetry is on a topic as well, for a source `kafka` instead of [scrape].
     """
     import asyncio
     import time
@@ -79,4 +91,49 @@ def cluster(
     )
     clock = options.clock
     typer.echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
-    asyncio.run(run_simulation(options))
+    if not kafka:
+        asyncio.run(run_simulation(options))
+        return
+    asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, kafka_topic)))
+
+
+async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
+    """`main` to its end, and `other` as long; what ends `other` before ends both."""
+    import asyncio
+
+    work, beside = asyncio.ensure_future(main), asyncio.ensure_future(other)
+    await asyncio.wait([work, beside], return_when=asyncio.FIRST_COMPLETED)
+    for task in (work, beside):
+        if not task.done():
+            task.cancel()
+    ended = await asyncio.gather(work, beside, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error
+
+
+async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: str) -> None:
+    """The fleet's pages, scraped as anybody would, as records on a topic."""
+    import asyncio
+
+    from clients.kafka import KafkaWriter
+    from fleet.entities import Entities
+    from ingest.kafka import read_kafka_options
+    from ingest.kafka_output import Output, blocks_of, forward
+    from ingest.scrape import Scraper
+    from ingest.topology import load_topology
+    from service.config import ScrapeConfig
+
+    writer = await asyncio.to_thread(KafkaWriter, read_kafka_options({"brokers": brokers, "telemetry": topic}))
+    await asyncio.to_thread(writer.create, {topic: KAFKA_PARTITIONS})
+    targets, topology = options.out / "targets.txt", options.out / "topology.toml"
+    while not targets.exists():
+        await asyncio.sleep(0.1)
+    blocks = blocks_of(load_topology(topology)) if topology.exists() else {}
+    entities = Entities()
+    scraper = Scraper(entities, [f"file:{targets}"], ScrapeConfig(timeout_s=15.0), options.clock)
+    try:
+        await forward(scraper, entities, Output(writer, topic), blocks, "binary")
+    finally:
+        await scraper.close()
+        await asyncio.to_thread(writer.close)

@@ -7,7 +7,7 @@ partition, in order, and is read by one pipeline.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from clients.kafka_records import Outgoing, Place
@@ -77,6 +77,7 @@ def blocks_of(topology: Topology) -> dict[str, str]:
 async def forward(source: Source, entities: Entities, output: Output, blocks: Mapping[str, str], form: str) -> None:
     """Write everything that `source` reads until it ends. form: a key of FORMS."""
     models = getattr(source, "models", dict)
+    untold: tuple[RecordError, ...] = ()  # bad lines go with the next record there is
     while True:
         try:
             batch = await source.next()
@@ -85,7 +86,10 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
         except SourceError as error:
             await asyncio.sleep(error.retry_after_s)
             continue
-        await output.send(encoded(batch, entities, models(), blocks, (output.topic, form)))
+        told = replace(batch, bad=untold + batch.bad)
+        records = encoded(told, entities, models(), blocks, (output.topic, form))
+        untold = () if records else told.bad
+        await output.send(records)
         output.sent.samples += sum(map(len, batch.samples))
         output.sent.count_bad(batch.bad)
 
