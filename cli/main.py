@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import typer
 
-from cli import bench, check, data, demo, logs, produce, run, simulate, train
+from cli import backfill, bench, check, data, demo, logs, produce, run, simulate, train
 from fleet.errors import ConfigError, FleetcastError
 from fleet.parent import watch_parent
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
+app.command("backfill")(backfill.backfill)
 app.command("bench")(bench.bench)
 app.command("check-config")(check.check_config_file)
 app.add_typer(produce.app, name="produce")

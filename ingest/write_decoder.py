@@ -77,17 +77,22 @@ class WriteDecoder:
     def decode(self, body: bytes, version: Version, received_ms: int) -> Batch:
         """The samples of one body. RecordError where nothing can be read: bad_snappy, too_large, bad_protobuf, …"""
         message = unpack(body, MAX_UNPACKED_BYTES)
-        self._bound()
         write = walk(message, version)
         found = self._look_up(write)
         if found.bad and version is Version.V1:
             write = walk(message, version, exact=True)
             found = self._look_up(write)
+        return self._take(write, found, received_ms)
+
+    def read(self, write: Write, received_ms: int) -> Batch:
+        """The samples of a request that was walked exactly."""
+        return self._take(write, self._look_up(write), received_ms)
+
+    def _take(self, write: Write, found: "_Found", received_ms: int) -> Batch:
         self._place(found)
-        rows = found.rows
-        unwanted = int(np.count_nonzero(rows[write.of] == _UNWANTED))
+        unwanted = int(np.count_nonzero(found.rows[write.of] == _UNWANTED))
         self._count(unknown_metric=unwanted, histogram=write.histograms, exemplar=write.exemplars)
-        return self._batch(write, rows, received_ms, found.bad)
+        return self._batch(write, found.rows, received_ms, found.bad)
 
     def _bound(self) -> None:
         """Forget everything rather than grow without end: labels that come and go, or that nobody wants."""
@@ -105,6 +110,7 @@ class WriteDecoder:
 
     def _look_up(self, write: Write) -> "_Found":
         """What is known of the series of a request, and the labels of those that are new."""
+        self._bound()
         keys = self._keys(write) if len(write.begin) else write.labels
         get = self._rows.get
         found = _Found(keys, np.array([get(key, _NEW) for key in keys], np.int64))

@@ -1,0 +1,141 @@
+"""`fleetcast backfill`: what a Prometheus has recorded so far, into the archive."""
+
+import re
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleet.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from ingest.archive import Archive
+    from ingest.backfill import Taken, Wish
+    from service.config import Config
+
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+DONE = "backfill.json"
+WRITER = "backfill"
+
+
+def backfill(
+    url: Annotated[str, typer.Argument(help="A Prometheus (or what answers like one), e.g. http://prometheus:9090.")],
+    begin: Annotated[str, typer.Option("--from", help="From when: 2026-11-01, 2026-11-01T08:00, or 30d for ago.")],
+    end: Annotated[str, typer.Option("--to", help="Up to when, in the same words [now].")] = "now",
+    step: Annotated[str, typer.Option(help="Resample to this step, e.g. 60s; without, samples as recorded.")] = "",
+    match: Annotated[str, typer.Option(help="Only series with these labels, e.g. 'cluster=\"a\"'.")] = "",
+    window: Annotated[str, typer.Option(help="How much is asked for at once, of each metric.")] = "1h",
+    config: Annotated[Path | None, typer.Option(help="The file that `fleetcast run` reads.")] = None,
+    state: Annotated[str | None, typer.Option(help="The folder that `fleetcast run` keeps its state in [var].")] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
+) -> None:
+    """Read what a Prometheus remembers of GPUs, ports, hosts and served models into the archive.
+
+    A run that was cut short goes on where it was, and an hour that is done is not asked for again. Rows that are in
+    the archive already are not written twice; `fleetcast run` may be running meanwhile.
+
+    Secrets come from the environment: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD.
+
+    Examples:
+
+      fleetcast backfill http://prometheus:9090 --from 30d
+
+      fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
+    """
+    from ingest.backfill import Wish
+    from service.config import load_config, override
+
+    loaded = override(load_config(config), state=state)
+    if not loaded.archive.enabled:
+        raise ConfigError("archive.enabled = false: there is nothing to write into")
+    now_ms = time.time_ns() // 1_000_000
+    step_ms = round(seconds_of("--step", step) * 1000) if step else 0
+    window_ms = round(seconds_of("--window", window) * 1000)
+    span = time_of("--from", begin, now_ms), time_of("--to", end, now_ms)
+    wish = Wish(url.rstrip("/"), *span, match.strip().removeprefix("{").removesuffix("}"), step_ms, window_ms)
+    if wish.first_ms >= wish.end_ms:
+        raise ConfigError(f"--from {begin} is not before --to {end}")
+    _warn_of_days(loaded, wish, now_ms)
+    try:
+        taken, archive = _run(loaded, wish, ca, now_ms)
+    except OSError as error:
+        raise SourceError(f"cannot write the archive: {error}; the next run goes on there") from None
+    kept = archive.kept
+    bad = ", ".join(f"{count} {reason}" for reason, count in taken.bad.most_common()) or "none"
+    typer.echo(
+        f"{taken.samples:,} samples read, {kept.rows:,} written, {kept.repeats:,} were there, "
+        f"{kept.too_old:,} too old to keep; bad series: {bad}"
+    )
+
+
+def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int) -> "tuple[Taken, Archive]":
+    from clients.prometheus import PrometheusClient
+    from fleet.entities import Entities
+    from fleet.topology import Topology
+    from ingest.archive import Archive, Limits
+    from ingest.archive_files import ArchiveFiles
+    from ingest.backfill import Backfill, Progress
+    from ingest.topology import load_topology
+    from service.state import align
+
+    entities = Entities()
+    named = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
+    limits = Limits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
+    archive = Archive(ArchiveFiles(config.archive_url), entities, writer=WRITER, limits=limits)
+    client = PrometheusClient(wish.url, verify=str(ca) if ca else True)
+    try:
+        progress = Progress(config.folder / DONE, wish.key)
+    except ValueError as error:
+        raise ConfigError(f"{config.folder / DONE} is not ours: {error}; delete it to begin anew") from None
+    work = Backfill(client, archive, entities, align(named, entities))
+    windows = wish.windows()
+    try:
+        with typer.progressbar(length=len(windows), label="backfill", file=sys.stderr, show_pos=True) as bar:
+            for _ in work.run(wish, progress, now_ms):
+                bar.update(1)
+    finally:
+        archive.close()
+        client.close()
+    if work.taken.skipped:
+        typer.echo(f"{work.taken.skipped} of {len(windows)} windows were done before", err=True)
+    return work.taken, archive
+
+
+def _warn_of_days(config: "Config", wish: "Wish", now_ms: int) -> None:
+    days = config.archive.keep_days
+    if days and wish.first_ms < now_ms - days * 86_400_000:
+        typer.echo(f"archive.keep_days = {days}: what is older is read, but not kept", err=True)
+
+
+def seconds_of(option: str, text: str) -> float:
+    """
+    >>> seconds_of("--step", "1.5m")
+    90.0
+    """
+    found = DURATION.fullmatch(text.strip())
+    if found is None or float(found.group(1)) <= 0:
+        raise ConfigError(f"{option} {text!r}: expected a number and s, m, h, d or w, such as 60s")
+    return float(found.group(1)) * SECONDS[found.group(2)]
+
+
+def time_of(option: str, text: str, now_ms: int) -> int:
+    """Unix milliseconds of a date (UTC unless it says otherwise), of seconds since 1970, or of a time ago.
+
+    >>> time_of("--from", "2h", 7_200_000), time_of("--from", "1970-01-01T00:01", 0)
+    (0, 60000)
+    """
+    if text == "now":
+        return now_ms
+    if DURATION.fullmatch(text):
+        return now_ms - round(seconds_of(option, text) * 1000)
+    try:
+        if re.fullmatch(r"[0-9]{9,11}(\.[0-9]+)?", text):
+            return round(float(text) * 1000)
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: expected a date such as 2026-11-01T08:00, or 30d for ago") from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

