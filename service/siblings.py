@@ -124,7 +124,11 @@ class Siblings:
         rows = {name: row for row, name in enumerate(given.topology.names)}
         gpu, gpu_rows = _joined_gpus(given, reports, rows)
         frames = Frames(gpu, given.frames.port, _joined_nodes(given, reports, rows))
-        return replace(given, frames=frames, gpu_rows=gpu_rows), [local, *(report.local for report in reports)]
+        served = [*given.served, *(one for report in reports for one in report.about.served)]
+        return replace(given, frames=frames, gpu_rows=gpu_rows, served=served), [
+            local,
+            *(report.local for report in reports),
+        ]
 
     def _aged(self, report: Report, now_ms: int) -> Report:
         """Its readings as old as they are now; nodes of a pipeline that is away answer nobody."""
@@ -142,8 +146,9 @@ class Siblings:
         document = {**own, "sources": list(own["sources"])}
         for report in self.reports():
             told = report.about.ingestion
-            number = report.about.instance
-            document["sources"] += [{**row, "name": f"{row['name']} ({number})"} for row in told.get("sources", ())]
+            number, as_of_ms = report.about.instance, report.local.time_ms
+            for row in told.get("sources", ()):
+                document["sources"].append({**row, "name": f"{row['name']} ({number})", "as_of_ms": as_of_ms})
             for key in SUMMED:
                 document[key] = round(document[key] + told.get(key, 0), 2)
             for key in ("bad_records", "targets"):

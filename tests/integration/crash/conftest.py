@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from tests.integration.kafka.conftest import cluster, kafka_program, topics
 from tests.integration.service_process import Service
+
+__all__ = ["cluster", "kafka_program", "topics"]
 
 TOPOLOGY = '[[rack]]\nname = "r1"\nblock = "b"\nnodes = ["n[1-4]"]\ngpus = 8\ngpu_model = "H100"\n'
 

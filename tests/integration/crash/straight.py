@@ -11,7 +11,7 @@ none is handed out twice is checked on the killed run itself.
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,11 @@ def check_tables(killed: FleetState, straight: FleetState) -> None:
             np.testing.assert_array_equal(*series, err_msg=f"{pool} {target}")
 
 
-def check_rings(killed: FleetState, straight: FleetState) -> int:
-    """Rings of the recorded nodes' GPUs are equal; returns how many slots hold a value."""
+def check_rings(killed: FleetState, straight: FleetState, nodes: Collection[str] = NODES) -> int:
+    """Rings of the nodes' GPUs are equal; returns how many slots hold a value."""
     ring, expected = killed.store.ring(EntityKind.GPU), straight.store.ring(EntityKind.GPU)
     assert (ring.head, ring.closed, ring.layout.values) == (expected.head, expected.closed, expected.layout.values)
-    names = [name for name in straight.entities[EntityKind.GPU].names if name.partition("/")[0] in NODES]
+    names = [name for name in straight.entities[EntityKind.GPU].names if name.partition("/")[0] in nodes]
     here, there = (_rows(state, names) for state in (killed, straight))
     for name in RING_STATE:
         np.testing.assert_array_equal(getattr(ring, name)[:, here], getattr(expected, name)[:, there], err_msg=name)
