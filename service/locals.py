@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.frame import FeatureFrame
+from features.serving import ServedInstance
 from fleet.samples import EntityKind
 from models.gang import GangColumns
 from models.memory import RiskMemory
@@ -39,6 +40,7 @@ class About(msgspec.Struct):
     instances: int
     models: dict[str, str] = {}
     ingestion: dict[str, Any] = {}
+    served: list[ServedInstance] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def local_sections(local: Local, given: Given, about: About) -> list[Section]:
         "names.rule": _joined([rule.name for rule in RULES]),
         "signals.rule": local.signals.rule,
         "signals.entity": _joined(local.signals.entity),
+        "signals.words": _joined([text.replace("\n", " ") for text in local.signals.words]),
         **{f"signals.{name}": getattr(local.signals, name) for name in SIGNAL_COLUMNS},
         **_gang_parts("gpu", local.gpu),
         **_gang_parts("port", local.port),
@@ -100,6 +103,7 @@ def read_local(board: Board, before: Report | None = None) -> Report:
         strength=column["strength"],
         since_ms=column["since_ms"],
         firm=column["firm"],
+        words=names("signals.words") if "signals.words" in board else (),
     )
     local = Local(
         time_ms=board.meta("local.known")["as_of_ms"],

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from features.demand_series import Target
 from features.extract import extract
+from features.serving import served_instances
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
@@ -55,6 +56,7 @@ from service.publish import (
     topology_sections,
     usable_gpus,
 )
+from service.served_models import served_document, served_page
 from service.siblings import Siblings
 from service.snapshot import Snapshot
 from service.thread_work import in_thread
@@ -276,6 +278,7 @@ class Pipeline:
             gpu_rows=state.gpu_rows(),
             told=state.told(self._ended.values()),
             interval_s=self.config.scrape.interval_s,
+            served=served_instances(state.store, now_ms),
         )
 
     def _score(self, given: Given, documents: dict[str, Any]) -> list[Section]:
@@ -286,7 +289,7 @@ class Pipeline:
             local = replace(local, own=self._own_rows.own()[: len(local.nodes)])
         if self.siblings is None:
             ingestion = documents["doc.ingestion"]
-            about = About(self.share.instance, self.share.instances, self._models, ingestion)
+            about = About(self.share.instance, self.share.instances, self._models, ingestion, list(given.served))
             return local_sections(local, given, about)
         given, locals = self.siblings.join(given, local)
         fleet = score_fleet(locals, told.running, told.nodes, topology, now_ms, self.memory, self.fit)
@@ -297,8 +300,9 @@ class Pipeline:
             self._published_generation = topology.generation
         documents["meta"]["models"]["risk"] = fleet.risk.model
         documents["doc.fleet"] = fleet_document(tick, usable_gpus(tick), documents["doc.fleet"])
+        served = documents["doc.served_models"] = served_document(given.served, now_ms)
         sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
-        return [*sections, Section("metrics.fleet", self._metrics(tick), now_ms)]
+        return [*sections, Section("metrics.fleet", self._metrics(tick) + served_page(served), now_ms)]
 
     def _documents(self, now_ms: int) -> dict[str, Any]:
         """What the loop alone knows; `doc.fleet` is the header of what the tick makes of it."""

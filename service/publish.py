@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from features.extract import Frames
 from features.frame import FeatureFrame
+from features.serving import ServedInstance
 from fleet.entities import Entities
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeRecord
@@ -42,6 +43,7 @@ class Given:
     gpu_rows: NDArray[np.int32]
     told: Told
     interval_s: float
+    served: Sequence[ServedInstance] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ async def ingestion(request: Request, context: Context, query: Query) -> Respons
     return _document(context, "doc.ingestion")
 
 
+async def served_models(request: Request, context: Context, query: Query) -> Response:
+    """Requests, KV cache and time to first token of every served model."""
+    return _document(context, "doc.served_models")
+
+
 def _document(context: Context, name: str) -> Response:
     """A section that is a whole body."""
     feed, board = context.feed, context.feed.board()
@@ -101,6 +106,41 @@ ROWS = (
             "newest_sample_ms": 1759999999000,
             "bad_records": {"not_a_number": 3},
             "targets": {"up": 265, "down": 1},
+        },
+    ),
+    Row(
+        "GET",
+        "/v1/served-models",
+        served_models,
+        "Served models: requests, KV cache, tokens and time to first token",
+        "fleet",
+        answer=shapes.ServedModels,
+        problems=(422, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "rows": [
+                {
+                    "pool": "chat",
+                    "model": "meta-llama/Llama-3.1-8B-Instruct",
+                    "instances": [
+                        {
+                            "instance": "10.0.0.7:8000",
+                            "age_s": 3.2,
+                            "requests_running": 12.0,
+                            "requests_waiting": 2.0,
+                            "kv_cache_used": 0.61,
+                        }
+                    ],
+                    "requests_running": 12.0,
+                    "requests_waiting": 2.0,
+                    "kv_cache_used": 0.61,
+                    "kv_cache_used_max": 0.61,
+                    "requests_per_s": 4.1,
+                    "prompt_tokens_per_s": 5200.0,
+                    "generated_tokens_per_s": 910.0,
+                    "ttft_s": {"mean": 0.21, "p50": 0.18, "p90": 0.4, "p99": 0.92},
+                }
+            ],
         },
     ),
     Row(

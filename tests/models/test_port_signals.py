@@ -61,7 +61,7 @@ def test_what_the_topology_states_is_expected_of_a_port_without_peers(small_flee
     fleet = wired(small_fleet(1), devices=tuple(Device(f"mlx5_{gpu}", bytes_per_s=50e9) for gpu in range(8)))
     for device in range(8):
         at_speed(fleet, f"n001/mlx5_{device}/1", 12.5e9)
-    assert any("100 Gbit/s, usual 400 Gbit/s" in text for text in fleet.sentences(fleet.tick(4), "n001"))
+    assert any("100.0 Gbit/s, usual 400 Gbit/s" in text for text in fleet.sentences(fleet.tick(4), "n001"))
 
 
 def test_packets_that_nobody_acknowledges_are_a_reason(small_fleet: Small) -> None:

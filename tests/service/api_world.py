@@ -104,6 +104,7 @@ def documents() -> dict[str, Any]:
             "samples_total": 1234,
         },
         "doc.fleet": {"as_of_ms": NOW_MS, "name": "test", "nodes": []},
+        "doc.served_models": {"as_of_ms": NOW_MS, "rows": []},
     }
 
 

@@ -1,0 +1,73 @@
+"""What each instance of a served model says of itself now: the newest gauges, and rates over the last two minutes."""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.ring import Ring
+from features.store import WindowStore
+from features.windows import mean
+from fleet.metrics import TTFT_EDGES_MS
+from fleet.samples import EntityKind
+
+SERVED = EntityKind.SERVED_MODEL
+WINDOW_S = 120.0
+STALE_S = 120.0  # an older gauge says nothing any more
+GONE_S = 600.0  # an instance that has been silent for so long is no instance any more
+
+
+class ServedInstance(msgspec.Struct, frozen=True):
+    """One instance; None is unknown. Rates are per second; `ttft_le`: requests/s up to each edge of TTFT_EDGES_MS."""
+
+    pool: str
+    model: str
+    instance: str
+    age_s: float
+    requests_running: float | None
+    requests_waiting: float | None
+    kv_cache_used: float | None
+    prompt_tokens: float | None
+    generated_tokens: float | None
+    requests_finished: float | None
+    ttft_s: float | None
+    ttft_requests: float | None
+    ttft_le: tuple[float | None, ...]
+
+
+GAUGES = ("requests_running", "requests_waiting", "kv_cache_used")
+RATES = ("prompt_tokens", "generated_tokens", "requests_finished", "ttft_s", "ttft_requests")
+EDGES = tuple(f"ttft_le_{edge}ms" for edge in TTFT_EDGES_MS)
+
+
+def served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
+    """Every instance that was heard of in the last ten minutes. A loop over instances, of which there are few."""
+    if SERVED not in store.rings and not len(store.entities[SERVED]):
+        return []
+    ring = store.ring(SERVED)
+    ring.advance(now_ms)
+    age_s = (now_ms - ring.time_ms[:, : ring.size].max(axis=0, initial=-1)) / 1000
+    columns = [_newest(ring, name, now_ms) for name in GAUGES] + [_rate(store, ring, name) for name in RATES + EDGES]
+    table = np.array(columns)
+    found = []
+    for row in np.flatnonzero(age_s <= GONE_S).tolist():
+        pool, _, rest = store.entities[SERVED].names[row].partition("/")
+        model, _, instance = rest.rpartition("/")
+        values = [float(value) if np.isfinite(value) else None for value in table[:, row]]
+        named = dict(zip(GAUGES + RATES, values, strict=False))
+        edges = tuple(values[len(named) :])
+        age = round(float(age_s[row]), 3)
+        found.append(ServedInstance(pool=pool, model=model, instance=instance, age_s=age, ttft_le=edges, **named))
+    return found
+
+
+def _newest(ring: Ring, name: str, now_ms: int) -> NDArray[np.float64]:
+    metric = ring.layout.metrics.index(name)
+    fresh = ring.time_ms[metric, : ring.size] >= now_ms - STALE_S * 1000
+    return np.where(fresh, ring.raw[metric, : ring.size], np.nan)
+
+
+def _rate(store: WindowStore, ring: Ring, name: str) -> NDArray[np.float64]:
+    """(instance,) mean rate over the window's known slots."""
+    slots = ring.slots(name, store.span.window(WINDOW_S)).astype(np.float64)
+    known = np.isfinite(slots)
+    return mean(known.sum(axis=0).astype(np.int32), np.where(known, slots, 0.0).sum(axis=0))
