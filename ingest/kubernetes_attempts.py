@@ -75,7 +75,8 @@ class Judgement:
         *,
         removed: bool,
     ) -> None:
-        self.workload, self.track, self.members = workload, track, members
+        self.workload, self.track = workload, track
+        self.members = members if workload.alone else _own(members, workload.uid)
         self.now_ms = now_ms
         self.told: list[JobEvent] = []
         self.current = self._every() if workload.elastic else self._newest()
@@ -254,9 +255,12 @@ class Judgement:
         ready = {
             slot: row
             for slot, row in self.current.items()
-            if row.stage in ("running", "succeeded") and row.node and not (0 < row.attempt < self._generation())
+            if row.stage in ("running", "succeeded")
+            and row.node
+            and row.left_ms is None
+            and not (0 < row.attempt < self._generation())
         }
-        if len(ready) >= self.workload.least:
+        if len(ready) >= self.workload.least and not self.workload.suspended:
             at_ms = max((row.running_ms or self.now_ms for row in ready.values()), default=self.now_ms)
             at_ms = min(at_ms, self.now_ms)
             ranks = self._begin(ready)
@@ -319,3 +323,10 @@ class Judgement:
             why = {"category": ending.category, "node": node, "message": ending.message}
             self.told.append(Failed(job=job, attempt=track.attempt, sequence=ENDED, time_ms=at_ms, **why))
         track.is_ended, track.lost_ms = True, None
+
+
+def _own(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
+    """Without those of another of its name, which are on their way out."""
+    if all(row.owner in ("", uid) for row in members.values()):
+        return members
+    return {key: row for key, row in members.items() if row.owner in ("", uid)}

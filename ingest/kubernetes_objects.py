@@ -30,6 +30,7 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 class Owner(_Object, frozen=True):
     kind: str
     name: str
+    uid: str = ""
     controller: bool = False
 
 

@@ -39,6 +39,7 @@ from ingest.kubernetes_objects import (
 from ingest.lifecycle import SUBMITTED
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
 JOBSET_RESTART = "jobset.sigs.k8s.io/restart-attempt"
 JOB_INDEX = ("jobset.sigs.k8s.io/job-global-index", "jobset.sigs.k8s.io/job-index")
 POD_INDEX = (
@@ -97,7 +98,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pod with GPUs. slot: its place in the gang, which its successor takes; attempt: as its labels say, or 0.
 
-    kind: of what it belongs to, Pod where to nothing; left_ms: since when it is being deleted.
+    kind, owner: of what it belongs to (Pod where to nothing), and that one's uid where the pod tells it; left_ms:
+    since when it is being deleted.
     """
 
     job: str
@@ -106,6 +108,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     created_ms: int
     stage: Stage
+    owner: str = ""
     slot: tuple[int, ...] = ()
     node: str = ""
     running_ms: int | None = None
@@ -236,6 +239,7 @@ class Reader:
             name=meta.name,
             created_ms=time_ms(meta.creation_timestamp) or now_ms,
             stage=stage,
+            owner=meta.label(JOBSET_UID) if kind == "JobSet" else meta.controller.uid if meta.controller else "",
             slot=_slot(meta),
             node=pod.spec.node_name,
             running_ms=running_ms if stage == "running" else None,

@@ -139,7 +139,7 @@ def pod(owner: str, index: int, *, kind: str = "Job", gpus: int = 8, life: str =
     """A pod of a Job that waits; `life` tells one pod of an index from its successor."""
     name = f"{owner}-{index}{life}"
     labels = {"batch.kubernetes.io/job-completion-index": str(index)}
-    owners = [{"kind": kind, "name": owner, "controller": True}]
+    owners = [{"kind": kind, "name": owner, "uid": f"u-{owner}", "controller": True}]
     return {
         "metadata": meta(name, labels=labels, ownerReferences=owners, **more),
         "spec": template(gpus),

@@ -270,9 +270,10 @@ def test_a_suspended_job_is_preempted_and_waits_as_its_next_attempt() -> None:
         suspended = job("train")
         suspended["spec"]["suspend"] = True
         server.put("jobs", suspended)
+        told = followed.told()
         server.delete("pods", "train-0")
         server.delete("pods", "train-1")
-        told = followed.settle()
+        told += followed.settle()
         gang(server)
         again = followed.told()
     assert brief(told) == [("ml/train", 1, "preempted"), ("ml/train", 2, "submitted"), ("ml/train", 2, "queued")]
@@ -474,6 +475,7 @@ def jobset_pod(number: int, index: int, life: str = "") -> dict[str, Any]:
         "jobset.sigs.k8s.io/restart-attempt": "1" if life else "0",
     }
     thing["metadata"]["labels"] |= labels
+    thing["metadata"]["ownerReferences"][0]["uid"] = f"{life}{number}"
     return thing
 
 
