@@ -25,7 +25,6 @@ ENDED = frozenset(
 _BY_STATE: dict[str, FailureCategory] = {
     "CANCELLED": "cancelled",
     "REVOKED": "cancelled",
-    "REQUEUED": "cancelled",
     "TIMEOUT": "timeout",
     "DEADLINE": "timeout",
     "OUT_OF_MEMORY": "out_of_memory",

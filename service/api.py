@@ -51,6 +51,7 @@ from service.routes import (
     risk,
     stream,
     webhooks_nvsentinel,
+    webhooks_slurm,
 )
 from service.routes.context import Context
 from service.routes.table import Row, encode, routes_of
@@ -70,6 +71,7 @@ ROWS: tuple[Row, ...] = (
     *remote_write.ROWS,
     *kernel_log.ROWS,
     *webhooks_nvsentinel.ROWS,
+    *webhooks_slurm.ROWS,
     *fleet.ROWS,
     *stream.ROWS,
     *demand.ROWS,

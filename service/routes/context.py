@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fleet.clock import Clock
 from fleet.errors import SourceError
 from ingest.inbox import Backlog, InboxWriter
+from ingest.slurm_jobcomp import Attempts
 from service.access import Access
 from service.board_mirror import BoardMirror
 from service.config import Config
@@ -36,6 +37,7 @@ class Context:
     writes: InboxWriter | None = None
     mirror: BoardMirror | None = None  # of a replica: its board comes from another api
     kube: KubeDesk = field(default_factory=KubeDesk)
+    slurm_attempts: Attempts = field(default_factory=Attempts)
 
     def writer(self) -> InboxWriter:
         """The inbox; SourceError before the start and after the end."""

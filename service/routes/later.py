@@ -56,13 +56,6 @@ ROWS = (
     ),
     _row(
         "POST",
-        "/v1/webhooks/slurm-jobcomp",
-        "Job completions of Slurm",
-        "events",
-        "send events to /v1/events meanwhile",
-    ),
-    _row(
-        "POST",
         "/v1/webhooks/torchelastic",
         "Worker events of torchelastic",
         "events",

@@ -1,0 +1,148 @@
+"""POST /v1/webhooks/slurm-jobcomp: what Slurm's completion plugins, prologs and epilogs send, translated at the door.
+
+Answers 200, as the Elasticsearch plugin takes 200 and 201 alone for a success and sends everything else again.
+"""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta, timezone
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import RecordError
+from ingest.event_body import DecodedBody, DecodedRecord
+from ingest.lifecycle import ENDED, STARTED, SUBMITTED
+from ingest.slurm_jobcomp import read_completions
+from ingest.slurm_jobs import Site, SlurmJob, job_events
+from ingest.slurm_json import Read
+from service.access import Scope
+from service.problems import Problem
+from service.routes import shapes
+from service.routes.context import Context
+from service.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from service.routes.table import Param, Query, Row, encode
+
+MOST_OFFSET_S = 86_399.0
+PARAMS = (
+    Param("prefix", str, "put before the ids of jobs, where several clusters send", ""),
+    Param(
+        "utc_offset_s",
+        float,
+        "zone of jobcomp/filetxt's times; the others are in UTC",
+        0.0,
+        least=-MOST_OFFSET_S,
+        most=MOST_OFFSET_S,
+    ),
+)
+
+
+class Told(msgspec.Struct):
+    """What the board's rows of jobs say of an attempt."""
+
+    job: str
+    attempt: int
+    submitted_ms: int | None = None
+
+
+async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
+    """Take in every good record of the body. Jobs without GPUs that nobody told of are passed."""
+    context.writer()
+    try:
+        body = await body_of(request, context)
+    except Problem as problem:
+        await refuse_whole(context, problem)
+        raise
+    now_ms = context.clock.now_ms()
+    zone = timezone(timedelta(seconds=query["utc_offset_s"]))
+    if len(body) < IN_A_THREAD_BYTES:
+        read = read_completions(body, now_ms, zone)
+    else:
+        read = await asyncio.to_thread(read_completions, body, now_ms, zone)
+    response = await accept(context, translate(read, query["prefix"], context, now_ms), now_ms)
+    response.status_code = 200
+    return response
+
+
+def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
+    """Events of the records, numbered in their order; the bad ones behind them."""
+    decoded = DecodedBody()
+    bad = list(read.bad)
+    told = told_of(context)
+    for job in read.rows:
+        try:
+            for event in job_events(_numbered(job, prefix, told, context), Site(prefix=prefix), now_ms):
+                decoded.records.append(DecodedRecord(len(decoded.records), encode(event), event))
+        except _Passed:
+            continue
+        except RecordError as error:
+            bad.append(error.with_traceback(None))
+    decoded.rejected.extend((len(decoded.records) + place, error) for place, error in enumerate(bad))
+    return decoded
+
+
+class _Passed(Exception):
+    """A job that is none of ours."""
+
+
+def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
+    """The job with its attempt; its end alone where it names no GPUs but is known."""
+    name = prefix + job.id
+    attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, told.get(name, ()))
+    job = replace(job, attempt=attempt)
+    if job.submit_ms is None or job.gpus or job.gpus_per_node or any(job.indices):
+        return job
+    heard = any(("job", name, attempt, sequence) in context.recent for sequence in (SUBMITTED, STARTED, ENDED))
+    if not heard and name not in told:
+        raise _Passed
+    return replace(job, submit_ms=None, start_ms=None, end_ms=job.end_ms or job.start_ms or job.submit_ms)
+
+
+def told_of(context: Context) -> dict[str, list[tuple[int, int]]]:
+    """Job → (submission, attempt), as the board has them; empty before the first one."""
+    board = context.feed.latest()
+    if board is None or "doc.jobs" not in board:
+        return {}
+    feed = context.feed
+    return feed.kept(board, "submissions", lambda: _submissions(feed.document(board, "doc.jobs", list[Told])))
+
+
+def _submissions(rows: list[Told]) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        if row.submitted_ms is not None:
+            found.setdefault(row.job, []).append((row.submitted_ms, row.attempt))
+    return found
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/webhooks/slurm-jobcomp",
+        slurm_jobcomp,
+        "Completed jobs of Slurm's jobcomp plugins; environments of its prologs and epilogs",
+        "events",
+        params=PARAMS,
+        scope=Scope.EVENTS,
+        body=(dict,),
+        takes=("application/json", "text/plain"),
+        body_example={
+            "jobid": 7,
+            "state": "FAILED",
+            "exit_code": "3:0",
+            "@submit": "2026-11-21T17:03:00",
+            "@start": "2026-11-21T17:03:39",
+            "@end": "2026-11-21T18:04:12",
+            "nodes": "n[041-042]",
+            "total_nodes": 2,
+            "partition": "train",
+            "username": "ada",
+            "job_name": "llama",
+            "tres_alloc": "cpu=32,mem=512G,node=2,gres/gpu=16",
+        },
+        answer=shapes.EventsAnswer,
+        example={"accepted": 3, "duplicates": 0, "rejected": []},
+        problems=(400, 413, 415, 422, 503),
+    ),
+)
