@@ -1,0 +1,108 @@
+"""The HTTP API as functions. Answers are the JSON of the service, typed; errors say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+from urllib.parse import quote, urlencode
+
+from fleetcast_client.answers import Decision, Demand, Job, Jobs, Node, Risk, Stragglers, Taken
+from fleetcast_client.errors import ApiError, Unreachable
+from fleetcast_client.transport import ask, check_url
+
+AWAY = frozenset({429, 502, 503, 504})
+LONGEST_PAUSE_S = 10.0
+
+
+class Client:
+    """One Fleetcast. url: FLEETCAST_URL by default, token: FLEETCAST_TOKEN by default. Raises ValueError on a bad URL.
+
+    Every call raises Unreachable or ApiError. Asking and placing are tried `tries` times while the service is away: a
+    placement with the same request_id gets the same decision.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, timeout_s: float = 10.0, tries: int = 3
+    ) -> None:
+        self.url = check_url(url or os.environ.get("FLEETCAST_URL", ""))
+        self._token = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
+        self.timeout_s = timeout_s
+        self.tries = max(1, tries)
+
+    def risk(
+        self,
+        *,
+        horizon_s: int = 3600,
+        kind: str | None = None,
+        least: float | None = None,
+        rack: str | None = None,
+        limit: int | None = None,
+    ) -> Risk:
+        """Nodes, riskiest first. horizon_s: 3600, 18000, 86400 or 604800; least: only with so much probability."""
+        query = {"horizon_s": horizon_s, "kind": kind, "min": least, "rack": rack, "limit": limit}
+        return cast(Risk, self._get("/v1/risk/nodes", query))
+
+    def node(self, name: str) -> Node:
+        """One node: risks, reasons, what to do. Raises NotFound."""
+        return cast(Node, self._get(f"/v1/nodes/{_part(name)}"))
+
+    def fleet(self) -> dict[str, Any]:
+        """Totals, and a row a node."""
+        return cast("dict[str, Any]", self._get("/v1/fleet"))
+
+    def demand(self, *, pool: str | None = None, target: str | None = None, horizon_s: int | None = None) -> Demand:
+        """Forecasts of GPUs. target: arriving, running, queued or wanted."""
+        return cast(Demand, self._get("/v1/demand", {"pool": pool, "target": target, "horizon_s": horizon_s}))
+
+    def jobs(self, *, state: str | None = None, limit: int | None = None) -> Jobs:
+        """Jobs, with what is left of them."""
+        return cast(Jobs, self._get("/v1/jobs", {"state": state, "limit": limit}))
+
+    def job(self, name: str) -> Job:
+        """One job with its placement and last events. Raises NotFound."""
+        return cast(Job, self._get(f"/v1/jobs/{quote(name, safe='/')}"))
+
+    def stragglers(self, job: str) -> Stragglers:
+        """Whether a job is slow, since when, and through whom. Raises NotFound."""
+        return cast(Stragglers, self._get(f"/v1/jobs/{quote(job, safe='/')}/stragglers"))
+
+    def place(self, request: Mapping[str, Any]) -> Decision:
+        """Decide now where a job runs. `request` has at least a request_id, which names the decision for ever."""
+        return cast(Decision, self._again("POST", "/v1/placements", dict(request)))
+
+    def release(self, request_id: str) -> Any:
+        """Give back what a placement holds. Raises NotFound."""
+        return self._ask("DELETE", f"/v1/placements/{_part(request_id)}", None)
+
+    def events(self, events: Iterable[Mapping[str, Any]]) -> Taken:
+        """Tell of jobs and nodes. Their identities make it safe to tell them again, so it is tried again."""
+        return cast(Taken, self._again("POST", "/v1/events", [dict(event) for event in events]))
+
+    def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        given = {key: value for key, value in (query or {}).items() if value is not None}
+        return self._again("GET", f"{path}?{urlencode(given)}" if given else path, None)
+
+    def _again(self, method: str, path: str, body: Any) -> Any:
+        """Ask, and again while the service is away."""
+        for turn in range(self.tries - 1):
+            pause_s = 0.2 * 2**turn
+            try:
+                return self._ask(method, path, body)
+            except Unreachable:
+                time.sleep(pause_s)
+            except ApiError as error:
+                if error.status not in AWAY:
+                    raise
+                time.sleep(min(LONGEST_PAUSE_S, error.retry_after_s or pause_s))
+        return self._ask(method, path, body)
+
+    def _ask(self, method: str, path: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        return ask(method, self.url + path, data, self._token, self.timeout_s)
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,47 @@
+"""What can go wrong when Fleetcast is asked. A Reporter raises none of these: it counts.
+
+FleetcastError
+├── Unreachable      nobody answered in time, or the answer was no JSON: try again
+└── ApiError         it answered with a problem: `status`, `code`, `detail`, `errors`
+    ├── NotAllowed   401, 403: the token is missing, wrong, or not for this
+    └── NotFound     404: no such node, job or request
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FleetcastError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class Unreachable(FleetcastError):
+    """No answer; `url` is who was asked."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url} does not answer: {why}")
+        self.url = url
+
+
+class ApiError(FleetcastError):
+    """A problem that the service told: `code` is its short name, `errors` the fields at fault with what was expected.
+
+    `retry_after_s`: when to ask again, where the service says so.
+    """
+
+    def __init__(self, status: int, problem: dict[str, Any], retry_after_s: float | None = None) -> None:
+        self.status = status
+        self.code = str(problem.get("type", "")).rpartition(":")[2]
+        self.detail = str(problem.get("detail", "")) or f"HTTP {status}"
+        self.errors: list[dict[str, Any]] = list(problem.get("errors") or [])
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{status} {self.code}: {self.detail}" if self.code else f"{status}: {self.detail}")
+
+
+class NotAllowed(ApiError):
+    """The token is missing, wrong, or allows something else."""
+
+
+class NotFound(ApiError):
+    """No such node, job or request."""

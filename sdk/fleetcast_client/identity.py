@@ -1,0 +1,81 @@
+"""Which job, attempt and rank this process is, from what launchers and schedulers put into the environment."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Sequences of a rank: (rank + 1) << 32, and within that eight a second since then. A process that begins later begins
+# above what an earlier one of the same rank has used, as long as that sent less than eight events a second on average.
+SINCE_S = 1_700_000_000
+A_SECOND = 8
+RANK_BITS = 32
+MOST_RANKS = 2**20
+
+
+@dataclass(frozen=True)
+class Identity:
+    """`first`: the sequence of this process's first event; `node`: the host it runs on."""
+
+    job: str
+    attempt: int
+    rank: int
+    node: str
+    first: int
+
+
+def identity_of(
+    env: Mapping[str, str],
+    job: str | None = None,
+    attempt: int | None = None,
+    rank: int | None = None,
+    now_s: float | None = None,
+) -> Identity | None:
+    """What was given, else what the environment says; None where nothing names a job.
+
+    job      FLEETCAST_JOB, SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, SLURM_HET_JOB_ID and SLURM_HET_JOB_OFFSET,
+             SLURM_JOB_ID, TORCHELASTIC_RUN_ID
+    attempt  FLEETCAST_ATTEMPT, SLURM_RESTART_COUNT + 1, TORCHELASTIC_RESTART_COUNT + 1 where torchelastic names the job
+    rank     FLEETCAST_RANK, RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, else 0
+    """
+    name = job or _job(env)
+    if not name:
+        return None
+    number = rank if rank is not None else _rank(env)
+    number = min(max(0, number), MOST_RANKS - 1)
+    began = int(((time.time() if now_s is None else now_s) - SINCE_S) * A_SECOND) % 2**RANK_BITS
+    first = ((number + 1) << RANK_BITS) + began
+    node = env.get("FLEETCAST_NODE") or env.get("SLURMD_NODENAME") or platform.node()
+    return Identity(name, attempt if attempt is not None else _attempt(env), number, node, first)
+
+
+def _job(env: Mapping[str, str]) -> str:
+    slurm = env.get("SLURM_JOB_ID", "")
+    array, task = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
+    het, offset = env.get("SLURM_HET_JOB_ID", ""), env.get("SLURM_HET_JOB_OFFSET", "")
+    if array and task:
+        slurm = f"{array}_{task}"
+    elif het and offset:
+        slurm = f"{het}+{offset}"
+    run = env.get("TORCHELASTIC_RUN_ID", "")
+    return env.get("FLEETCAST_JOB") or slurm or ("" if run.lower() == "none" else run)
+
+
+def _attempt(env: Mapping[str, str]) -> int:
+    told = _number(env.get("FLEETCAST_ATTEMPT"))
+    if told is not None:
+        return told
+    if env.get("FLEETCAST_JOB") or env.get("SLURM_JOB_ID"):
+        return (_number(env.get("SLURM_RESTART_COUNT")) or 0) + 1
+    return (_number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0) + 1
+
+
+def _rank(env: Mapping[str, str]) -> int:
+    names = ("FLEETCAST_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    return next((found for name in names if (found := _number(env.get(name))) is not None), 0)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else None

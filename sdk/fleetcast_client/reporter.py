@@ -1,0 +1,267 @@
+"""The Reporter: what a training loop tells of itself. It takes microseconds, and never raises into the loop."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import time
+from types import TracebackType
+from typing import Any
+
+from fleetcast_client.identity import Identity, identity_of
+from fleetcast_client.outbox import Counts, Outbox
+from fleetcast_client.transport import ask, check_url
+
+logger = logging.getLogger("fleetcast_client")
+
+PHASES = ("init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown")
+PARTS = ("compute", "communication", "data", "other")
+
+
+class Reporter:
+    """Phases, steps and checkpoints of this rank. Use it from one thread, the one that trains.
+
+    url: FLEETCAST_URL by default; without one, without a job, or in a fork's child, nothing is told and nothing fails.
+    job, attempt, rank: as `identity_of` finds them in the environment. token: FLEETCAST_TOKEN by default.
+    most_waiting: events kept while the service is away; more are dropped and counted (`counts()`).
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        job: str | None = None,
+        attempt: int | None = None,
+        rank: int | None = None,
+        token: str | None = None,
+        most_waiting: int = 10_000,
+        every_s: float = 1.0,
+    ) -> None:
+        self.identity: Identity | None = identity_of(os.environ, job, attempt, rank)
+        self._outbox = _outbox(url, token, most_waiting, every_s)
+        self.enabled = self.identity is not None and self._outbox is not None
+        if not self.enabled:
+            why = "no job is known (FLEETCAST_JOB)" if self.identity is None else "no URL is known (FLEETCAST_URL)"
+            logger.warning("nothing is reported to Fleetcast: %s", why)
+        about = self.identity or Identity("", 1, 0, "", 0)
+        self._job: dict[str, Any] = {"job": about.job, "attempt": about.attempt}
+        self.rank = about.rank
+        self._sequence = itertools.count(about.first)
+        self._step = 0
+        self._phase = ""
+
+    def step(
+        self,
+        step: int | None = None,
+        *,
+        tokens: int | None = None,
+        sequence_length: float | None = None,
+        stage: int | None = None,
+    ) -> Step:
+        """A step, timed from `with` to its end: `with report.step(tokens=65536) as step:`. Counted where not numbered.
+
+        A step that ends in an exception is not told.
+        """
+        if step is not None:
+            self._step = step
+        self._step += 1
+        return Step(self, self._step - 1, tokens, sequence_length, stage)
+
+    def step_took(
+        self,
+        duration_s: float,
+        *,
+        step: int | None = None,
+        tokens: int | None = None,
+        sequence_length: float | None = None,
+        stage: int | None = None,
+        parts: dict[str, float] | None = None,
+    ) -> None:
+        """A step that you timed yourself. parts: seconds of compute, communication, data, other."""
+        timed = self.step(step, tokens=tokens, sequence_length=sequence_length, stage=stage)
+        timed.parts = parts
+        timed.took(duration_s)
+
+    def phase(self, name: str) -> Phase:
+        """From now on: init, loading, warmup, steady, evaluation, checkpoint or cooldown.
+
+        As `with report.phase("evaluation"):` the phase before it comes back at the end.
+        """
+        before, self._phase = self._phase, name
+        self._tell_phase(name)
+        return Phase(self, before)
+
+    def checkpoint(self, target: str = "", bytes: int | None = None) -> Checkpoint:
+        """`with report.checkpoint("s3://…"):` around the writing of a checkpoint. Rank 0 tells of it, for all."""
+        return Checkpoint(self, target, bytes)
+
+    def counts(self) -> Counts:
+        """How many events were sent, wait, were dropped, were refused."""
+        return self._outbox.counts() if self._outbox is not None else Counts()
+
+    def flush(self, limit_s: float = 5.0) -> bool:
+        """Wait until everything was sent, at most so long. Not for the inside of a loop."""
+        return self._outbox.flush(limit_s) if self._outbox is not None else True
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Send what is left, two seconds at most. The end of the process does the same."""
+        if self._outbox is not None:
+            self._outbox.close(limit_s)
+        self.enabled = False
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def tell(self, type: str, fields: dict[str, Any]) -> None:
+        """Queue an event of this job; what is wrong with it is for the service to say."""
+        if self.enabled and self._outbox is not None:
+            event = {"type": type, "sequence": next(self._sequence), "time_ms": time.time_ns() // 1_000_000}
+            event.update(self._job)
+            event.update(fields)
+            self._outbox.put(event)
+
+    def _tell_phase(self, name: str) -> None:
+        if name in PHASES:
+            self.tell("phase", {"name": name, "rank": self.rank})
+        elif name:
+            logger.warning("phase %r is not told: expected one of %s", name, ", ".join(PHASES))
+
+
+class Step:
+    """One step under way."""
+
+    __slots__ = ("_began", "_reporter", "parts", "sequence_length", "stage", "step", "tokens")
+
+    def __init__(
+        self, reporter: Reporter, step: int, tokens: int | None, sequence_length: float | None, stage: int | None
+    ) -> None:
+        self._reporter = reporter
+        self.step = step
+        self.tokens = tokens
+        self.sequence_length = sequence_length
+        self.stage = stage
+        self.parts: dict[str, float] | None = None
+        self._began = time.perf_counter()
+
+    def part(self, name: str) -> Part:
+        """`with step.part("data"):` adds to the step's seconds of compute, communication, data or other."""
+        return Part(self, name)
+
+    def __enter__(self) -> Step:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.took(time.perf_counter() - self._began)
+
+    def took(self, duration_s: float) -> None:
+        """Tell of the step."""
+        fields: dict[str, Any] = {"step": self.step, "duration_s": duration_s, "rank": self._reporter.rank}
+        if self.tokens is not None:
+            fields["tokens"] = self.tokens
+        if self.sequence_length is not None:
+            fields["sequence_length"] = self.sequence_length
+        if self.stage is not None:
+            fields["stage"] = self.stage
+        if self.parts:
+            fields["parts"] = self.parts
+        self._reporter.tell("step", fields)
+
+
+class Part:
+    """One part of a step under way; of an unknown name, it counts as other."""
+
+    __slots__ = ("_began", "_name", "_step")
+
+    def __init__(self, step: Step, name: str) -> None:
+        self._step = step
+        self._name = name if name in PARTS else "other"
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        parts = self._step.parts
+        if parts is None:
+            parts = self._step.parts = {}
+        parts[self._name] = parts.get(self._name, 0.0) + time.perf_counter() - self._began
+
+
+class Phase:
+    """A phase that may end."""
+
+    __slots__ = ("_before", "_reporter")
+
+    def __init__(self, reporter: Reporter, before: str) -> None:
+        self._reporter = reporter
+        self._before = before
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reporter.phase(self._before)
+
+
+class Checkpoint:
+    """A checkpoint under way; one that fails has no end."""
+
+    __slots__ = ("_bytes", "_reporter", "_target")
+
+    def __init__(self, reporter: Reporter, target: str, bytes: int | None) -> None:
+        self._reporter = reporter
+        self._target = target
+        self._bytes = bytes
+
+    def __enter__(self) -> None:
+        self._tell("begin")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._tell("end")
+
+    def _tell(self, edge: str) -> None:
+        if self._reporter.rank != 0:
+            return
+        fields: dict[str, Any] = {"edge": edge}
+        if self._target:
+            fields["target"] = self._target
+        if self._bytes is not None:
+            fields["bytes"] = self._bytes
+        self._reporter.tell("checkpoint", fields)
+
+
+def _outbox(url: str | None, token: str | None, most: int, every_s: float) -> Outbox | None:
+    """Where the events go; None without a URL that can be used."""
+    stated = url or os.environ.get("FLEETCAST_URL", "")
+    if not stated:
+        return None
+    try:
+        events = f"{check_url(stated)}/v1/events"
+    except ValueError as error:
+        logger.warning("%s", error)
+        return None
+    secret = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
+    send = functools.partial(_post, events, secret)
+    return Outbox(send, most=max(1, most), every_s=max(0.01, every_s))
+
+
+def _post(url: str, token: str, body: bytes) -> Any:
+    return ask("POST", url, body, token, 10.0)

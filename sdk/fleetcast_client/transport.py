@@ -1,0 +1,75 @@
+"""One HTTP request with the standard library: JSON there and back, a bearer token, problems as errors."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from fleetcast_client.errors import ApiError, NotAllowed, NotFound, Unreachable
+
+MOST_ANSWER_BYTES = 256 * 2**20
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the token elsewhere."""
+
+    def redirect_request(self, *given: Any, **named: Any) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(NoRedirects())
+
+
+def check_url(url: str) -> str:
+    """The URL without its trailing slash. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"Fleetcast's URL is {url!r}: expected something like http://fleetcast:8080")
+    return url.rstrip("/")
+
+
+def ask(method: str, url: str, body: bytes | None, token: str, timeout_s: float) -> Any:
+    """The decoded answer. Raises Unreachable, ApiError."""
+    request = urllib.request.Request(url, body, method=method)
+    request.add_header("Accept", "application/json")
+    request.add_header("User-Agent", "fleetcast-client")
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with _opener.open(request, timeout=timeout_s) as response:
+            return _decoded(response.read(MOST_ANSWER_BYTES), url)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _problem(error) from None
+    except (OSError, HTTPException) as error:
+        why = str(getattr(error, "reason", error)) or type(error).__name__
+        raise Unreachable(url, why) from None
+
+
+def _decoded(raw: bytes, url: str) -> Any:
+    if not raw:
+        return None
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise Unreachable(url, f"its answer is no JSON: {raw[:80]!r}") from None
+
+
+def _problem(error: urllib.error.HTTPError) -> ApiError:
+    try:
+        told = json.loads(error.read(2**20))
+    except (ValueError, OSError):
+        told = None
+    problem: dict[str, Any] = told if isinstance(told, dict) else {"detail": f"HTTP {error.code} {error.reason}"}
+    kind = {401: NotAllowed, 403: NotAllowed, 404: NotFound}.get(error.code, ApiError)
+    return kind(error.code, problem, _seconds(error.headers.get("Retry-After", "")))
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 7 else None
