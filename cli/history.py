@@ -1,0 +1,292 @@
+"""`fleetcast history`: what the archive holds, smaller files, and an end to old days."""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.backfill import time_of
+
+if TYPE_CHECKING:
+    from ingest.archive_files import ArchiveFiles, FileName
+    from ingest.archive_read import Span
+    from ingest.archive_series import Series
+
+MANY_SERIES = 40
+PLOT_COLUMNS, PLOT_LINES = 96, 8
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The archive of every accepted sample and event: Parquet files, by day and block.\n\n"
+    "Example:  fleetcast history show",
+)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file that says where it is.")]
+StateOption = Annotated[str | None, typer.Option("--state", help="State folder that it lies in [var].")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The archive itself: a folder or an fsspec URL.")]
+
+
+@app.command("show")
+def show(
+    config: ConfigOption = None,
+    state: StateOption = None,
+    url: UrlOption = None,
+    from_: Annotated[str, typer.Option("--from", help="From this time: 2026-11-21T13:00 (UTC), or 2h for ago.")] = "",
+    to: Annotated[str, typer.Option("--to", help="Up to this time.")] = "now",
+    metric: Annotated[str, typer.Option(help="Series of this metric, e.g. power_w.")] = "",
+    entity: Annotated[str, typer.Option(help="Series of this GPU, node, port …, e.g. n001/3.")] = "",
+    block: Annotated[str, typer.Option(help="Only this block of the topology.")] = "",
+    json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
+) -> None:
+    """What is there by day; with --metric or --entity the series, and of a single one its course.
+
+    Examples:
+
+      fleetcast history show
+
+      fleetcast history show --metric power_w --from 2h
+
+      fleetcast history show --metric power_w --entity n001/3
+    """
+    from ingest.archive_read import Span
+    from ingest.archive_series import read_series
+
+    files = _files(config, state, url)
+    now_ms = _now_ms()
+    span = Span(time_of("--from", from_, now_ms) if from_ else 0, time_of("--to", to, now_ms), block or None)
+    if metric or entity:
+        series = read_series(files, span, metric, entity, _each("reading"))
+        _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, files.url))
+        return
+    rows = _days(files, span)
+    _write(json_path, rows, lambda: _echo_days(rows, files.url))
+
+
+@app.command("compact")
+def compact_files(
+    config: ConfigOption = None,
+    state: StateOption = None,
+    url: UrlOption = None,
+    file_rows: Annotated[int, typer.Option(help="The most rows of a file that is made.", min=1000)] = 8_000_000,
+) -> None:
+    """Make one file of the many parts of each closed hour. A pipeline does so by itself for the days it runs.
+
+    Files of a pipeline that runs are left to it. May be ended at any time: no row is lost or there twice.
+
+    Example:  fleetcast history compact
+    """
+    from fleet.errors import FleetcastError
+    from ingest.archive_compact import compact, runs
+    from ingest.archive_files import DATASETS
+
+    files = _files(config, state, url)
+    now_ms = _now_ms()
+    writers = sorted({name.writer for dataset in DATASETS for name in files.names(dataset)})
+    done: Counter[str] = Counter()
+    for writer in writers:
+        try:
+            give_back = files.claim(writer)
+        except OSError as error:
+            typer.echo(f"files of writer {writer} are left alone: {error.strerror}", err=True)
+            continue
+        try:
+            files.finish(writer)
+            for run in _each(f"writer {writer}")(runs(files, writer, now_ms, most_rows=file_rows)):
+                compact(files, run)
+                done.update(was=len(run.names), rows=run.rows, made=1)
+        except (OSError, ValueError) as error:
+            raise FleetcastError(f"{files.url}: {error}; what was not done yet stays as it was") from None
+        finally:
+            give_back()
+    typer.echo(f"{files.url}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
+
+
+@app.command("prune")
+def prune_days(
+    keep_days: Annotated[int, typer.Option(help="Delete whole days that ended longer ago than this.", min=1)],
+    config: ConfigOption = None,
+    state: StateOption = None,
+    url: UrlOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+) -> None:
+    """Delete old days.
+
+    Examples:
+
+      fleetcast history prune --keep-days 30 --dry-run
+
+      fleetcast history prune --keep-days 30
+    """
+    from ingest.archive_compact import old_days, prune
+
+    files = _files(config, state, url)
+    days = old_days(files, _now_ms(), keep_days)
+    for day in days:
+        typer.echo(f"{'would delete' if dry_run else 'deleting'} {day}")
+    if not dry_run:
+        for day in _each("deleting")(days):
+            prune(files, [day])
+    typer.echo(f"{files.url}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def _files(config: Path | None, state: str | None, url: str | None) -> "ArchiveFiles":
+    from ingest.archive_files import ArchiveFiles
+    from service.config import load_config, override
+
+    return ArchiveFiles(url or override(load_config(config), state=state).archive_url)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _days(files: "ArchiveFiles", span: "Span") -> list[dict[str, Any]]:
+    """A row a day and dataset."""
+    from ingest.archive_files import DATASETS
+
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    blocks: dict[tuple[str, str], set[str]] = {}
+    names = [name for dataset in DATASETS for name in span.names(files, dataset)]
+    for name in _each("reading")(names):
+        key = (name.day, name.dataset)
+        size, rows = _measured(files, name)
+        counts.setdefault(key, Counter()).update(files=1, rows=rows, bytes=size)
+        blocks.setdefault(key, set()).add(name.block)
+    return [
+        {
+            "day": day,
+            "dataset": dataset,
+            "blocks": len(blocks[day, dataset] - {""}),
+            "files": count["files"],
+            "rows": count["rows"],
+            "bytes": count["bytes"],
+            "bytes_per_row": round(count["bytes"] / max(1, count["rows"]), 3),
+        }
+        for (day, dataset), count in sorted(counts.items())
+    ]
+
+
+def _measured(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
+    """Bytes and rows; nothing of a file that is damaged, or was compacted meanwhile."""
+    import pyarrow.parquet as pq
+
+    from ingest.archive_read import torn_is_said
+
+    try:
+        with torn_is_said(name), files.open(name) as file:
+            return files.size(name), int(pq.read_metadata(file).num_rows)
+    except FileNotFoundError:
+        pass
+    return 0, 0
+
+
+# -- showing --------------------------------------------------------------------------------------------------------
+
+
+def _each(label: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Items under a progress bar, on a terminal's stderr."""
+
+    def run(items: Iterable[Any]) -> Iterator[Any]:
+        known = list(items)
+        if not sys.stderr.isatty() or len(known) < 2:
+            yield from known
+            return
+        with typer.progressbar(known, label=label, file=sys.stderr, show_pos=True) as bar:
+            yield from bar
+
+    return run
+
+
+def _write(json_path: str | None, document: Any, otherwise: Callable[[], None]) -> None:
+    if json_path is None:
+        otherwise()
+        return
+    with _opened(json_path) as file:
+        file.write(json.dumps(document) + "\n")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    if path == "-":
+        yield sys.stdout
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        yield file
+
+
+def _echo_days(rows: list[dict[str, Any]], url: str) -> None:
+    typer.echo(url if rows else f"{url}: nothing there in that span")
+    if not rows:
+        return
+    typer.echo(f"{'day':<12}{'dataset':<10}{'blocks':>7}{'files':>8}{'rows':>16}{'MiB':>10}{'bytes a row':>13}")
+    for row in rows:
+        typer.echo(
+            f"{row['day']:<12}{row['dataset']:<10}{row['blocks']:>7,}{row['files']:>8,}{row['rows']:>16,}"
+            f"{row['bytes'] / 2**20:>10,.1f}{row['bytes_per_row']:>13.2f}"
+        )
+
+
+def _row_of(series: "Series") -> dict[str, Any]:
+    return {
+        "kind": series.kind,
+        "metric": series.metric,
+        "entity": series.entity,
+        "samples": len(series.time_ms),
+        "first_ms": int(series.time_ms[0]),
+        "last_ms": int(series.time_ms[-1]),
+        "min": float(series.value.min()),
+        "mean": float(series.value.mean()),
+        "max": float(series.value.max()),
+    }
+
+
+def _echo_series(series: list["Series"], url: str) -> None:
+    if not series:
+        typer.echo(f"{url}: no such series in that span")
+        return
+    head = f"{'metric':<26}{'entity':<28}{'samples':>9}  {'first':<20}{'last':<20}"
+    typer.echo(f"{head}{'min':>12}{'mean':>12}{'max':>12}")
+    for row in map(_row_of, series[:MANY_SERIES]):
+        first, last = (
+            f"{datetime.fromtimestamp(row[key] / 1000, UTC):%Y-%m-%d %H:%M:%S}" for key in ("first_ms", "last_ms")
+        )
+        typer.echo(
+            f"{row['metric']:<26}{row['entity']:<28}{row['samples']:>9,}  {first:<20}{last:<20}"
+            f"{row['min']:>12.6g}{row['mean']:>12.6g}{row['max']:>12.6g}"
+        )
+    if len(series) > MANY_SERIES:
+        typer.echo(f"… and {len(series) - MANY_SERIES:,} more: name one with --entity or --metric")
+    if len(series) == 1:
+        for line in plot(series[0]):
+            typer.echo(line)
+
+
+def plot(series: "Series") -> list[str]:
+    """Means of equal pieces of its span, as lines of block characters between the least and the largest of them."""
+    import numpy as np
+
+    first, last = series.time_ms[0], series.time_ms[-1]
+    columns = min(PLOT_COLUMNS, len(series.time_ms))
+    at = ((series.time_ms - first) * columns // (last - first + 1)).astype(int)
+    count = np.bincount(at, minlength=columns)
+    means = np.bincount(at, series.value, columns) / np.where(count, count, np.nan)
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    filled = (means - low) / (high - low or 1.0) * (PLOT_LINES * 8 - 1) + 1
+    lines = []
+    for line in range(PLOT_LINES - 1, -1, -1):
+        steps = np.clip(np.nan_to_num(filled) - line * 8, 0, 8).astype(int)
+        mark = {PLOT_LINES - 1: f"{high:.6g}", 0: f"{low:.6g}"}.get(line, "")
+        lines.append(f"{mark:>12} {''.join(BLOCKS[step] for step in steps.tolist())}".rstrip())
+    return lines
