@@ -11,13 +11,15 @@ from tests.fuzz.bounds import examples, frugal, prompt
 from tests.fuzz.door_decoders import DOORS
 from tests.fuzz.file_decoders import FILES
 from tests.fuzz.health_decoders import HEALTH
+from tests.fuzz.infiniband_decoders import INFINIBAND
 from tests.fuzz.kafka_decoders import KAFKA
 from tests.fuzz.ledger_decoders import LEDGER
 from tests.fuzz.mutants import WORDS, mutants
 from tests.fuzz.prometheus_decoders import PROMETHEUS
+from tests.fuzz.slurm_decoders import SLURM
 from tests.fuzz.text_decoders import TEXTS
 
-DECODERS = {**DOORS, **HEALTH, **PROMETHEUS, **FILES, **TEXTS, **LEDGER, **KAFKA}
+DECODERS = {**DOORS, **HEALTH, **PROMETHEUS, **FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM}
 LONG = 30_000
 
 
