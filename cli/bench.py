@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 SIZES = (1_000, 10_000, 100_000)
-TOOLS = {"case", "load", "service"}  # what benchmarks are made of
+TOOLS = {"case", "load", "recorded", "service"}  # what benchmarks are made of
 
 
 def bench(
