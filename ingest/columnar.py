@@ -122,7 +122,7 @@ class _Block:
     kind: EntityKind
     metric: NDArray[np.int16]  # (known metrics × entities,)
     entity: NDArray[np.int32]  # (entities,)
-    known: int  # metrics
+    turns: NDArray[np.intp]  # (known metrics × entities,) which of them, metric after metric
     at: slice  # of the record's values
     rows: NDArray[np.intp] | None  # known metrics, as rows of the values
 
@@ -193,10 +193,10 @@ class RecordDecoder:
             value = values[block.at]
             if block.rows is not None:
                 value = value.reshape(-1, len(block.entity))[block.rows].ravel()
-            entity = np.tile(block.entity, block.known)
+            entity = block.entity.take(block.turns)
             metric = block.metric
             good = np.isfinite(value)
-            if not good.all():
+            if np.count_nonzero(good) < len(value):
                 bad += self._count_odd(block, value)
                 metric, entity, value = metric[good], entity[good], value[good]
             if len(value):
@@ -261,8 +261,8 @@ def _plan(header: Header, entities: Entities) -> _Plan:
             known = EntityKind(kind)
             entity = np.array([_entity(known, node, name, entities) for name in names.entities], np.int32)
             every = None if len(metric) == len(names.metrics) else rows
-            columns = _repeated(metric.tobytes(), len(entity))
-            blocks.append(_Block(known, columns, entity, len(metric), slice(at, at + size), every))
+            columns, turns = _repeated(metric.tobytes(), len(entity))
+            blocks.append(_Block(known, columns, entity, turns, slice(at, at + size), every))
         at += size
     return _Plan(at, tuple(blocks), unknown, _told_bad(header.bad))
 
@@ -284,9 +284,10 @@ def _row(kind: EntityKind, name: str) -> int | None:
 
 
 @lru_cache(1024)  # the nodes of a fleet have the same columns
-def _repeated(metric: bytes, entities: int) -> NDArray[np.int16]:
-    """(metrics × entities,) each metric as often as there are entities."""
-    return np.repeat(np.frombuffer(metric, np.int16), entities)
+def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+    """Both (metrics × entities,): each metric as often as there are entities, and which of them."""
+    row = np.frombuffer(metric, np.int16)
+    return np.repeat(row, entities), np.tile(np.arange(entities), len(row))
 
 
 def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:

@@ -147,9 +147,9 @@ class KafkaSource:
             topics = ", ".join(topic for topic in (self.options.telemetry, self.options.events) if topic)
             raise SourceError(f"kafka: no partition of {topics} to read: no such topics yet", RETRY_S)
         if places != self._assigned:
-            new = sorted(places - self._assigned)
+            new = len(places - self._assigned)
             await self._reader.assign({place: self._next.get(place) for place in sorted(places)})
-            logger.info("%s: reads %d partitions, %d of them new: %s", self.name, len(places), len(new), new[:10])
+            logger.info("%s: reads %d partitions, %d of them new", self.name, len(places), new)
             self._assigned = places
         self._looked_s = time.monotonic()
 
