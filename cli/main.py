@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import typer
 
-from cli import backfill, bench, check, data, demo, history, logs, produce, run, simulate, train
+from cli import backfill, bench, check, data, demo, history, logs, produce, run, simulate, topology, train
 from fleet.errors import ConfigError, FleetcastError
 from fleet.parent import watch_parent
 
@@ -28,6 +28,7 @@ app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(history.app, name="history")
 app.add_typer(data.app, name="data")
+app.add_typer(topology.app, name="topology")
 app.add_typer(train.app, name="train")
 
 

@@ -8,6 +8,7 @@ from cli.main import app
 COMMANDS = (
     *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster"),
     *("data", "data list", "data split", "data import", "train", "train risk"),
+    *("topology", "topology show"),
     *("history", "history show", "history compact", "history prune"),
 )
 

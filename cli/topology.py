@@ -1,0 +1,107 @@
+"""`fleetcast topology`: what a topology file, or a folder of them, is understood as."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fleet.topology import Topology
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Where nodes lie and how they are wired: our TOML, topology.conf, node labels, ibnetdiscover, NetQ,\n"
+    "NCCL's XML and `nvidia-smi topo -m`.\n\nExample:  fleetcast topology show topology.conf",
+)
+
+
+@app.callback()
+def group() -> None:
+    """Keeps `show` a command of its own."""
+
+
+@app.command("show")
+def show(
+    path: Annotated[Path, typer.Argument(help="A file of any known format, or a folder of them.", metavar="PATH")],
+    node: Annotated[str, typer.Option(help="Only this node, with its adapters.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many nodes.", min=1)] = 20,
+    json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
+) -> None:
+    """Read a topology as `[fleet] topology` would, and say what it means.
+
+    Examples:
+
+      ibnetdiscover > fabric.txt; fleetcast topology show fabric.txt
+
+      mkdir topology; ibnetdiscover > topology/fabric.txt; nvidia-smi topo -m > topology/H100.txt
+
+      fleetcast topology show topology --node n001
+    """
+    from fleet.errors import UnknownEntity
+    from ingest.topology import load_topology
+
+    topology = load_topology(path)
+    if node and node not in topology.names:
+        raise UnknownEntity(f"no node {node!r} in {path}")
+    rows = [_row(topology, at) for at, name in enumerate(topology.names) if not node or name == node]
+    if json_path is not None:
+        document = json.dumps({"nodes": rows, "levels": _levels(topology), "hosts": _hosts(topology)})
+        if json_path == "-":
+            typer.echo(document)
+        else:
+            Path(json_path).write_text(document + "\n", encoding="utf-8")
+        return
+    _echo(topology, rows, limit, bool(node))
+
+
+def _row(topology: "Topology", at: int) -> dict[str, Any]:
+    spec = topology.nodes[at]
+    return {
+        "node": spec.name,
+        "gpus": spec.gpus,
+        "gpu_model": spec.gpu_model,
+        "domains": {level.value: name for level, name in spec.domains.items() if name},
+        "devices": [_device(device) for device in topology.devices(at)],
+    }
+
+
+def _device(device: Any) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "gpus": list(device.gpus),
+        "rail": device.rail if device.rail >= 0 else None,
+        "gbit_per_s": round(device.bytes_per_s * 8e-9, 1) or None,
+    }
+
+
+def _levels(topology: "Topology") -> dict[str, int]:
+    """How many domains each level has, of those that are named."""
+    return {level.value: len(names) for level, names in topology.domain_names.items() if names}
+
+
+def _hosts(topology: "Topology") -> dict[str, list[dict[str, Any]]]:
+    return {name or "all others": [_device(device) for device in devices] for name, devices in topology.hosts.items()}
+
+
+def _echo(topology: "Topology", rows: list[dict[str, Any]], limit: int, whole: bool) -> None:
+    typer.echo(f"{len(topology):,} nodes, {int(topology.gpus.sum()):,} GPUs")
+    for level, count in _levels(topology).items():
+        typer.echo(f"  {level:<14}{count:>7,}")
+    for name, devices in _hosts(topology).items():
+        typer.echo(f"wiring of {name}: {'; '.join(map(_words, devices)) or 'no adapter'}")
+    for row in rows[:limit]:
+        domains = ", ".join(f"{level} {name}" for level, name in row["domains"].items() if level != "nvlink_domain")
+        typer.echo(f"{row['node']:<24}{row['gpus']:>3} {row['gpu_model'] or 'GPUs':<8} {domains or 'unplaced'}")
+        for device in row["devices"] if whole else ():
+            typer.echo(f"    {_words(device)}")
+    if len(rows) > limit:
+        typer.echo(f"… and {len(rows) - limit:,} more; --limit shows them, --json writes all")
+
+
+def _words(device: dict[str, Any]) -> str:
+    parts = [] if device["rail"] is None else [f"rail {device['rail']}"]
+    parts += [f"GPU {gpu}" for gpu in device["gpus"]]
+    parts += [f"{device['gbit_per_s']:g} Gbit/s"] if device["gbit_per_s"] else []
+    return f"{device['name']} ({', '.join(parts) or 'no GPU near it'})"
