@@ -23,7 +23,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class FleetConfig(_Section, frozen=True):
-    """`topology`: a TOML file (see README) or a Slurm topology.conf; empty: every node is unplaced."""
+    """`topology`: a file, or a folder of them, as `fleetcast topology show` reads it; empty: every node is unplaced."""
 
     name: str = "fleet"
     topology: str = ""
@@ -38,7 +38,7 @@ class ClockConfig(_Section, frozen=True):
 
 
 class ScrapeConfig(_Section, frozen=True):
-    """`targets`: exporter URLs, or `file:PATH` with one URL a line. `timeout_s` is wall time."""
+    """`targets`: exporter URLs, and lists of them (see ingest.targets). `timeout_s` is wall time."""
 
     targets: tuple[str, ...] = ()
     interval_s: float = 15.0
@@ -236,7 +236,7 @@ def check_config(config: Config) -> None:
         if "\0" in name:
             raise ConfigError(f"{key} = {name!r}: a path holds no NUL")
     if config.fleet.topology and not Path(config.fleet.topology).exists():
-        raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file")
+        raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file or folder")
 
 
 def override(
