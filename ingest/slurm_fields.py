@@ -9,6 +9,7 @@ from datetime import datetime, tzinfo
 
 from fleet.entities import MAX_NAME_LENGTH
 from ingest.gpu_model import short_model
+from ingest.job_events import YEAR_2000_MS
 
 MAX_GPUS = 1024
 MAX_TASKS = 1000
@@ -100,12 +101,16 @@ def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
     """
     text = text.strip()
     if text.isdecimal() and text.isascii():
-        return int(text) * 1000 if 0 < int(text[:15]) < 10**12 else None
+        return _after_2000(int(text) * 1000) if len(text) < 13 else None
     try:
         found = datetime.fromisoformat(text)
-        return round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000)
+        return _after_2000(round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000))
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _after_2000(time_ms: int) -> int | None:
+    return time_ms if time_ms >= YEAR_2000_MS else None
 
 
 def limit_s(text: str) -> float | None:

@@ -23,7 +23,8 @@ from ingest.event_body import split
 from ingest.job_events import malformed
 from ingest.slurm_fields import exit_code, gpus, limit_s, time_ms, wait_status
 from ingest.slurm_jobs import SlurmJob, job_id, node_list
-from ingest.slurm_json import Number, Read, number, read_queue
+from ingest.slurm_json import Read, number, read_queue
+from ingest.slurm_shapes import Number
 
 MAX_RECORDS = 10_000
 MAX_JOBS = 10_000
@@ -131,8 +132,8 @@ def _of_document(part: bytes | RecordError) -> SlurmJob:
 def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
     """A line of jobcomp/filetxt; a name may hold blanks and `=`, but not the next key."""
     marks = list(_PAIR.finditer(line))
-    ends = [mark.start() for mark in marks[1:]] + [len(line)]
-    row = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
+    ends = [*(mark.start() for mark in marks), len(line)][1:]
+    row = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}
     if not row.get("JobId"):
         raise RecordError("no_job_id", line[:80])
     renamed = {

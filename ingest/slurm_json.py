@@ -15,184 +15,28 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fleet.errors import RecordError
-from ingest.job_events import malformed
+from ingest.job_events import YEAR_2000_MS, malformed
 from ingest.slurm_fields import gpus, size_gib, tasks, tres, wait_status
 from ingest.slurm_jobs import SlurmJob, each_task, job_id, node_list
 from ingest.slurm_nodes import SlurmNode
+from ingest.slurm_shapes import (
+    Accounted,
+    Amount,
+    Answer,
+    Comments,
+    Exit,
+    Group,
+    Node,
+    Number,
+    Queued,
+    Reason,
+    Tres,
+    Words,
+)
 
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53
 Told = TypeVar("Told")
-
-
-class Amount(msgspec.Struct, frozen=True):
-    """A number of the newer shape; what is not set, or infinite, is None to us."""
-
-    set: bool = True
-    infinite: bool = False
-    number: float | None = None
-
-
-Number = float | str | Amount | None
-Words = str | list[str] | None
-
-
-class _Signal(msgspec.Struct, frozen=True):
-    id: Number = None
-    signal_id: Number = None
-
-
-class _Exit(msgspec.Struct, frozen=True):
-    return_code: Number = None
-    signal: _Signal | None = None
-
-
-class _Queued(msgspec.Struct, kw_only=True):
-    """A job of slurmctld."""
-
-    job_id: int
-    job_state: Words = None
-    array_job_id: Number = None
-    array_task_id: Number = None
-    array_task_string: str | None = None
-    het_job_id: Number = None
-    het_job_offset: Number = None
-    restart_cnt: Number = None
-    submit_time: Number = None
-    start_time: Number = None
-    end_time: Number = None
-    resize_time: Number = None
-    nodes: str | None = None
-    node_count: Number = None
-    gres_detail: list[str] | None = None
-    tres_req_str: str | None = None
-    tres_alloc_str: str | None = None
-    tres_per_node: str | None = None
-    user_name: str | None = None
-    group_name: str | None = None
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    name: str | None = None
-    cluster: str | None = None
-    priority: Number = None
-    time_limit: Number = None
-    cpus: Number = None
-    state_reason: str | None = None
-    state_description: str | None = None
-    comment: str | None = None
-    admin_comment: str | None = None
-    system_comment: str | None = None
-    exit_code: int | _Exit | None = None
-    failed_node: str | None = None
-
-
-class _Tres(msgspec.Struct, frozen=True):
-    type: str = ""
-    name: str | None = None
-    count: int | None = None
-
-
-class _TresLists(msgspec.Struct, frozen=True):
-    allocated: list[_Tres] = []
-    requested: list[_Tres] = []
-
-
-class _Times(msgspec.Struct, frozen=True):
-    submission: Number = None
-    start: Number = None
-    end: Number = None
-    limit: Number = None
-
-
-class _State(msgspec.Struct, frozen=True):
-    current: Words = None
-    reason: str | None = None
-
-
-class _Pair(msgspec.Struct, frozen=True):
-    job_id: Number = None
-    task_id: Number = None
-    task: str | None = None
-    job_offset: Number = None
-
-
-class _Comments(msgspec.Struct, frozen=True):
-    administrator: str | None = None
-    job: str | None = None
-    system: str | None = None
-
-
-class _Required(msgspec.Struct, frozen=True):
-    cpus: Number = msgspec.field(default=None, name="CPUs")
-
-
-class _Accounted(msgspec.Struct, kw_only=True):
-    """A job of slurmdbd."""
-
-    job_id: int
-    state: _State = _State()
-    array: _Pair = _Pair()
-    het: _Pair = _Pair()
-    restart_cnt: Number = None
-    time: _Times = _Times()
-    nodes: str | None = None
-    allocation_nodes: Number = None
-    tres: _TresLists = _TresLists()
-    user: str | None = None
-    group: str | None = None
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    name: str | None = None
-    cluster: str | None = None
-    priority: Number = None
-    required: _Required = _Required()
-    comment: _Comments | str | None = None
-    exit_code: int | _Exit | None = None
-    failed_node: str | None = None
-
-
-class _Node(msgspec.Struct, kw_only=True):
-    name: str
-    state: Words = None
-    state_flags: list[str] | None = None
-    reason: str | None = None
-    reason_changed_at: Number = None
-    gres: str | None = None
-
-
-class _Names(msgspec.Struct, frozen=True):
-    nodes: list[str] = []
-
-
-class _Reason(msgspec.Struct, frozen=True):
-    description: str | None = None
-    time: Number = None
-
-
-class _GroupState(msgspec.Struct, frozen=True):
-    state: Words = None
-
-
-class _Group(msgspec.Struct, kw_only=True):
-    """Nodes of one partition in one state, as sinfo of 23.02 and later lists them."""
-
-    nodes: _Names
-    node: _GroupState = _GroupState()
-    reason: _Reason | str | None = None
-
-
-class _Error(msgspec.Struct, frozen=True):
-    description: str | None = None
-    error: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    errors: list[_Error] | None = None
-    jobs: list[msgspec.Raw] | None = None
-    nodes: list[msgspec.Raw] | None = None
-    sinfo: list[msgspec.Raw] | None = None
 
 
 class Read(Generic[Told]):
@@ -212,11 +56,11 @@ class Read(Generic[Told]):
             self.bad.append(error.with_traceback(None))
 
 
-_answer = msgspec.json.Decoder(_Answer).decode
-_queued = msgspec.json.Decoder(_Queued).decode
-_accounted = msgspec.json.Decoder(_Accounted).decode
-_node = msgspec.json.Decoder(_Node).decode
-_group = msgspec.json.Decoder(_Group).decode
+_answer = msgspec.json.Decoder(Answer).decode
+_queued = msgspec.json.Decoder(Queued).decode
+_accounted = msgspec.json.Decoder(Accounted).decode
+_node = msgspec.json.Decoder(Node).decode
+_group = msgspec.json.Decoder(Group).decode
 
 
 def read_queue(body: bytes) -> Read[SlurmJob]:
@@ -235,7 +79,7 @@ def read_nodes(body: bytes) -> Read[SlurmNode]:
         read = _read(body, "sinfo", lambda raw: _of_group(_typed(_group, raw)))
         if read.rows:
             return read
-    return _read(body, "nodes", lambda raw: [_of_node(_typed(_node, raw))])
+    return _read(body, "nodes", lambda raw: _of_node(_typed(_node, raw)))
 
 
 def _read(body: bytes, key: str, make: Callable[[msgspec.Raw], Iterable[Told]]) -> Read[Told]:
@@ -271,9 +115,9 @@ def number(value: Number, most: float = MAX_NUMBER) -> int | None:
 
 
 def _ms(value: Number) -> int | None:
-    """A time; Slurm writes 0 where there is none."""
+    """A time; Slurm writes 0 where there is none, and NO_VAL where it does not care."""
     seconds = number(value, MAX_SECONDS)
-    return seconds * 1000 if seconds else None
+    return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
 
 
 def _words(value: Words) -> tuple[str, ...]:
@@ -284,8 +128,8 @@ def _upper(value: Words) -> tuple[str, ...]:
     return tuple(word.upper() for word in _words(value))
 
 
-def _status(value: int | _Exit | None) -> tuple[int, int]:
-    if not isinstance(value, _Exit):
+def _status(value: int | Exit | None) -> tuple[int, int]:
+    if not isinstance(value, Exit):
         return wait_status(value or 0)
     signal = value.signal
     return number(value.return_code, 65_535) or 0, (
@@ -298,7 +142,7 @@ def _limit_s(value: Number) -> float | None:
     return 60.0 * minutes if minutes else None
 
 
-def _of_queue(row: _Queued) -> list[SlurmJob]:
+def _of_queue(row: Queued) -> list[SlurmJob]:
     array, task = number(row.array_job_id) or 0, number(row.array_task_id)
     waiting = [] if task is not None or not array else tasks(row.array_task_string or "")
     asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
@@ -339,20 +183,20 @@ def _of_queue(row: _Queued) -> list[SlurmJob]:
     return each_task(job, array, waiting) if waiting else [job]
 
 
-def _gpus_of(rows: list[_Tres]) -> tuple[int, str]:
+def _gpus_of(rows: list[Tres]) -> tuple[int, str]:
     """(count, type) of the GPUs in a list of TRES, in which a typed count repeats the plain one."""
     named = [row for row in rows if row.type == "gres" and (row.name or "").partition(":")[0] == "gpu"]
     kinds = [(row.name or "").partition(":")[2] for row in named]
     return max((row.count or 0 for row in named), default=0), next((kind for kind in kinds if kind), "")
 
 
-def _of_accounting(row: _Accounted) -> list[SlurmJob]:
+def _of_accounting(row: Accounted) -> list[SlurmJob]:
     times = row.time
     asked, had = _gpus_of(row.tres.requested), _gpus_of(row.tres.allocated)
     total, kind = max(had, asked, key=lambda found: found[0])
     memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
     told = row.comment
-    texts = (told.administrator, told.job, told.system) if isinstance(told, _Comments) else (told,)
+    texts = (told.administrator, told.job, told.system) if isinstance(told, Comments) else (told,)
     restarts = number(row.restart_cnt, 1e6)
     array, task = number(row.array.job_id) or 0, number(row.array.task_id)
     waiting = [] if task is not None or not array else tasks(row.array.task or "")
@@ -386,16 +230,17 @@ def _of_accounting(row: _Accounted) -> list[SlurmJob]:
     return each_task(job, array, waiting) if waiting else [job]
 
 
-def _of_node(row: _Node) -> SlurmNode:
+def _of_node(row: Node) -> list[SlurmNode]:
     told_ms = _ms(row.reason_changed_at)
     states = (*_upper(row.state), *_upper(row.state_flags))
-    return SlurmNode(row.name, states, row.reason or "", told_ms, gpus(row.gres or "")[0])
+    count = gpus(row.gres or "")[0]
+    return [SlurmNode(name, states, row.reason or "", told_ms, count) for name in node_list(row.name)]
 
 
-def _of_group(group: _Group) -> list[SlurmNode]:
+def _of_group(group: Group) -> list[SlurmNode]:
     told = group.reason
-    reason = told.description or "" if isinstance(told, _Reason) else told or ""
-    told_ms = _ms(told.time) if isinstance(told, _Reason) else None
+    reason = told.description or "" if isinstance(told, Reason) else told or ""
+    told_ms = _ms(told.time) if isinstance(told, Reason) else None
     states = _upper(group.node.state)
     names: Any = (name for entry in group.nodes.nodes for name in node_list(entry))
     return [SlurmNode(name, states, reason, told_ms, 0) for name in names]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fleet.errors import RecordError
 from fleet.events import JobEvent
-from ingest.slurm_jobs import Site, SlurmJob, job_events
+from ingest.slurm_jobs import Site, SlurmJob, check, job_events
 
 Identity = tuple[str, int, int]
 
@@ -32,16 +32,16 @@ class Look:
                 self.without_gpus += 1
                 continue
             try:
-                events = job_events(job, self.site, self.now_ms)
+                events = {identity(event): event for event in job_events(job, self.site)}
+                fresh = [event for key, event in events.items() if key not in told and key not in self.told]
+                for event in fresh:
+                    check(event, self.now_ms)
             except RecordError as error:
                 self.bad.append(error.with_traceback(None))
                 continue
             self._note(job)
-            for event in events:
-                key = identity(event)
-                if key not in told and key not in self.told:
-                    self.fresh.append(event)
-                self.told.add(key)
+            self.fresh += fresh
+            self.told.update(events)
 
     def _note(self, job: SlurmJob) -> None:
         name, attempt = self.site.prefix + job.id, job.attempt or 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleet.events import NodeEvent
+from ingest.job_events import FUTURE_LIMIT_MS
 from ingest.slurm_fields import label
 
 Condition = Literal["drain", "lost"]
@@ -18,7 +19,6 @@ _LOST = ("DOWN", "ERROR")
 _UNKNOWN = ("UNKNOWN", "FUTURE")
 _OVER: dict[str, Literal["undrain", "returned"]] = {"drain": "undrain", "lost": "returned"}
 _NUMBER = {"drain": 0, "lost": 1, "undrain": 2, "returned": 3}
-FUTURE_MS = 60_000
 MESSAGE_LENGTH = 1000
 
 
@@ -58,7 +58,7 @@ def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tu
     now: Conditions = {}
     events = []
     for condition in node.conditions():
-        told = node.reason_ms if node.reason_ms is not None and node.reason_ms <= now_ms + FUTURE_MS else None
+        told = node.reason_ms if node.reason_ms is not None and node.reason_ms <= now_ms + FUTURE_LIMIT_MS else None
         since_ms = told or before.get(condition) or now_ms
         now[condition] = since_ms
         if before.get(condition) != since_ms:

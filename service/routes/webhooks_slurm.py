@@ -15,14 +15,14 @@ from fleet.errors import RecordError
 from ingest.event_body import DecodedBody, DecodedRecord
 from ingest.lifecycle import ENDED, STARTED, SUBMITTED
 from ingest.slurm_jobcomp import read_completions
-from ingest.slurm_jobs import Site, SlurmJob, job_events
+from ingest.slurm_jobs import Site, SlurmJob, check, job_events
 from ingest.slurm_json import Read
 from service.access import Scope
 from service.problems import Problem
 from service.routes import shapes
 from service.routes.context import Context
 from service.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
-from service.routes.table import Param, Query, Row, encode
+from service.routes.table import Param, Query, Row
 
 MOST_OFFSET_S = 86_399.0
 PARAMS = (
@@ -72,8 +72,10 @@ def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) 
     told = told_of(context)
     for job in read.rows:
         try:
-            for event in job_events(_numbered(job, prefix, told, context), Site(prefix=prefix), now_ms):
-                decoded.records.append(DecodedRecord(len(decoded.records), encode(event), event))
+            events = job_events(_numbered(job, prefix, told, context), Site(prefix=prefix))
+            raws = [check(event, now_ms) for event in events]
+            for event, raw in zip(events, raws, strict=True):
+                decoded.records.append(DecodedRecord(len(decoded.records), raw, event))
         except _Passed:
             continue
         except RecordError as error:

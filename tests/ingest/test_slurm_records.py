@@ -13,7 +13,7 @@ from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized,
 from fleet.requests import RankPlacement
 from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, SUBMITTED
 from ingest.slurm_failures import category
-from ingest.slurm_jobs import Site, job_events
+from ingest.slurm_jobs import Site, check, job_events
 from ingest.slurm_json import read_accounting, read_nodes, read_queue
 from ingest.slurm_nodes import SlurmNode, changes
 from ingest.slurm_text import read_jobs
@@ -27,7 +27,7 @@ FOLDER = Path(os.environ.get("FLEETCAST_DATA", "/nowhere")) / "telemetry" / "slu
 def events_of(*jobs: dict[str, Any], site: Site = Site()) -> list[JobEvent]:  # noqa: B008
     read = read_queue(queue(*jobs))
     assert not read.bad
-    return [event for job in read.rows for event in job_events(job, site, NOW_MS)]
+    return [event for job in read.rows for event in job_events(job, site)]
 
 
 def test_a_running_job_is_submitted_and_started_with_its_gpus() -> None:
@@ -143,9 +143,9 @@ def test_a_bad_record_costs_itself() -> None:
     assert [job.id for job in read.rows] == ["7", "9"]
     assert [error.reason for error in read.bad] == ["wrong_type", "bad_nodes"]
     with pytest.raises(RecordError, match="no_state"):
-        job_events(read_queue(queue(old_job(job_state=None))).rows[0], Site(), NOW_MS)
+        job_events(read_queue(queue(old_job(job_state=None))).rows[0], Site())
     with pytest.raises(RecordError, match="future"):
-        job_events(read_queue(queue(old_job(start_time=T + 900))).rows[0], Site(), NOW_MS)
+        check(events_of(old_job(start_time=T + 900))[1], NOW_MS)
 
 
 def test_what_slurm_answers_instead_of_jobs_is_an_error() -> None:
@@ -184,7 +184,7 @@ def test_accounts_in_json_of_both_shapes() -> None:
 
 
 def test_text_and_json_of_one_job_have_one_identity() -> None:
-    from_text = job_events(read_jobs(accounts(account())).rows[0], Site(), NOW_MS)
+    from_text = job_events(read_jobs(accounts(account())).rows[0], Site())
     from_json = events_of(old_job(7, "COMPLETED"))
     assert [(event.job, event.attempt, event.sequence, event.time_ms) for event in from_text] == [
         (event.job, event.attempt, event.sequence, event.time_ms) for event in from_json
@@ -280,7 +280,7 @@ def test_real_outputs_are_read() -> None:
         read = read_jobs((FOLDER / f"sample-sacct-{name}.txt").read_bytes(), UTC)
         counts[name] = (len(read.rows), len(read.bad))
         for job in read.rows:
-            job_events(job, Site(), 2**42)
+            job_events(job, Site())
     assert counts == {
         "one-multiline": (2, 0),
         "output-invalid-utf8": (2, 0),
