@@ -23,7 +23,7 @@ import aiohttp
 
 from fleet.clock import Clock
 from fleet.entities import Entities
-from fleet.errors import RecordError
+from fleet.errors import ConfigError, RecordError
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from ingest.exporters import ExporterResolver
@@ -31,6 +31,7 @@ from ingest.fetch import FetchError, fetch, open_session
 from ingest.nodes import node_name
 from ingest.serving import NOWHERE
 from ingest.source import Batch
+from ingest.target_groups import read_groups
 from ingest.targets import TargetList, TargetSpec
 from ingest.text import PageDecoder, Target
 
@@ -38,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 GATHER_S = 0.05  # wall
 SLOW_S = 1.0  # wall; a request older than this no longer counts against `concurrency`
-RELOAD_S = 2.0  # wall; how often a target file is looked at
+RELOAD_S = 2.0  # wall; how often a target file is looked at, and a service that lists targets and is away is asked
+ASK_S = 30.0  # wall; how often one that answers is asked
 MAX_PENDING = 4096  # pages
 UNNAMED_ROUNDS = 3  # a target that never told its node is named after its host from this round on
 RATE_WINDOW_MS = 60_000
@@ -180,8 +182,10 @@ class Scraper:
     def _start(self) -> None:
         interval_wall_s = self._clock.wall_s(self._options.interval_s)
         self._session = open_session(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
-        self._reload()
+        self._scrape_these(self._list.read())
         self._spawn("", self._watch_list())
+        for url in self._list.asked:
+            self._spawn(f"http_sd:{url}", self._ask_for_targets(url))
 
     def _spawn(self, key: str, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -198,11 +202,27 @@ class Scraper:
         while True:
             await asyncio.sleep(RELOAD_S)
             if self._list.watched:
-                self._reload()
+                self._scrape_these(await asyncio.to_thread(self._list.read))
 
-    def _reload(self) -> None:
+    async def _ask_for_targets(self, url: str) -> None:
+        """HTTP service discovery: what it says counts until it says something else; away, it says nothing."""
+        was = None
+        while True:
+            assert self._session is not None, "asked before next"
+            try:
+                page = await fetch(self._session, url, self._options.max_body_bytes)
+                self._list.learn(url, await asyncio.to_thread(read_groups, page, url))
+                why = None
+            except (FetchError, ConfigError) as error:
+                why = str(error)
+            if why != was and why is not None:
+                logger.warning("cannot read targets from %s: %s, going on with those of before", url, why)
+            was = why
+            await asyncio.sleep(ASK_S if why is None else RELOAD_S)
+
+    def _scrape_these(self, listed: dict[str, TargetSpec]) -> None:
         """Start what the list names, stop what it no longer names."""
-        wanted = {url: spec for url, spec in self._list.read().items() if self.choose(spec)}
+        wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
             self._forget(self.targets.pop(url))

@@ -3,10 +3,12 @@
 http://n001:9400/metrics          the node is what the page says, else the host
 http://10.0.0.7:9400 n001         the second word names the node, whatever the page says
 file:targets.txt                  one such line each; '#' begins a comment
+file_sd:targets/*.json            Prometheus' target groups, in JSON or YAML (see ingest.target_groups)
+http_sd:http://inventory/gpus     the same in JSON, asked for now and then
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +18,7 @@ from ingest.node_names import check_name
 
 logger = logging.getLogger(__name__)
 
-_FILE = "file:"
+_FILE, _FILE_SD, _HTTP_SD = "file:", "file_sd:", "http_sd:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +61,62 @@ def parse_target(text: str) -> TargetSpec:
 
 
 @dataclass(slots=True)
+class _Watched:
+    """Files of one entry: a path, or for groups a pattern such as targets/*.json. `files`: (when changed, targets)."""
+
+    path: Path
+    groups: bool
+    files: dict[Path, tuple[float, list[TargetSpec]]] = field(default_factory=dict)
+
+    def read(self) -> Iterator[TargetSpec]:
+        """Targets as of now; a file that did not change is not read again, one of groups that is broken not taken."""
+        paths = sorted(self.path.parent.glob(self.path.name)) if self.groups else [self.path]
+        self.files = {path: self.files.get(path, (0.0, [])) for path in paths}
+        for path, (seen, targets) in self.files.items():
+            changed = _changed(path)
+            if changed != seen:
+                targets = _read_groups(path, targets) if self.groups else _read_file(path)
+                self.files[path] = (changed, targets)
+            yield from targets
+
+
 class TargetList:
-    """The targets of a configuration. Raises ConfigError on a bad entry; a bad line of a file is logged and skipped."""
+    """The targets of a configuration. Raises ConfigError on a bad entry; a bad line of a file is logged and skipped.
 
-    entries: Sequence[str]
-    _fixed: list[TargetSpec] = field(default_factory=list)
-    _files: dict[Path, tuple[float, list[TargetSpec]]] = field(default_factory=dict)
+    `asked`: the URLs of HTTP service discovery; somebody else gets what they say, and tells it by `learn`.
+    """
 
-    def __post_init__(self) -> None:
-        for entry in self.entries:
-            if entry.startswith(_FILE):
-                self._files[Path(entry[len(_FILE) :])] = (0.0, [])
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._fixed: list[TargetSpec] = []
+        self._watched: list[_Watched] = []
+        self._told: dict[str, list[TargetSpec]] = {}
+        for entry in entries:
+            kind, colon, rest = entry.partition(":")
+            if entry.startswith((_FILE, _FILE_SD)):
+                self._watched.append(_Watched(Path(rest), f"{kind}{colon}" == _FILE_SD))
+            elif entry.startswith(_HTTP_SD):
+                parse_target(rest)
+                self._told[rest] = []
             else:
                 self._fixed.append(parse_target(entry))
 
     @property
     def watched(self) -> bool:
-        return bool(self._files)
+        return bool(self._watched or self._told)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        return tuple(self._told)
+
+    def learn(self, url: str, targets: list[TargetSpec]) -> None:
+        """What the service at `url` says now."""
+        self._told[url] = targets
 
     def read(self) -> dict[str, TargetSpec]:
         """URL -> target, as of now."""
-        for path, (seen, _) in self._files.items():
-            changed = _changed(path)
-            if changed != seen:
-                self._files[path] = (changed, _read_file(path))
-        files = (target for _, targets in self._files.values() for target in targets)
-        return {target.url: target for target in (*self._fixed, *files)}
+        files = (target for watched in self._watched for target in watched.read())
+        told = (target for targets in self._told.values() for target in targets)
+        return {target.url: target for target in (*self._fixed, *files, *told)}
 
 
 def _changed(path: Path) -> float:
@@ -92,6 +124,16 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _read_groups(path: Path, last: list[TargetSpec]) -> list[TargetSpec]:
+    from ingest.target_groups import read_groups
+
+    try:
+        return read_groups(path.read_bytes(), str(path))
+    except (OSError, ConfigError) as error:
+        logger.warning("cannot read targets from %s: %s, going on with the %d of before", path, error, len(last))
+        return last
 
 
 def _read_file(path: Path) -> list[TargetSpec]:

@@ -1,15 +1,16 @@
 """Decoders of what Prometheus writes to us, and of what lists targets for it."""
 
 from fleet.entities import Entities
-from fleet.errors import RecordError
+from fleet.errors import ConfigError, RecordError
 from ingest.exporters import ExporterResolver
 from ingest.remote_write import Version, walk
+from ingest.target_groups import read_groups
 from ingest.write_decoder import WriteDecoder
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, packed
 
-LONG = 10_000  # what is longer is walked only
+LONG = 10_000  # what is longer is walked only, and JSON only
 POWER = "DCGM_FI_DEV_POWER_USAGE"
 ROWS: list[Row] = [
     (gpu(POWER, 0), [(T0, 401.5)]),
@@ -49,6 +50,17 @@ def _body(data: bytes) -> None:
             continue
 
 
+def _groups(data: bytes) -> None:
+    for origin in ("x.json",) if len(data) > LONG else ("x.yml", "x.json"):
+        try:
+            assert all(target.host for target in read_groups(data, origin))
+        except ConfigError:
+            continue
+
+
+GROUPS = b"""[{"targets": ["n1:9400", "[::1]:9"], "labels": {"__param_a": "b", "__scheme__": "https", "node": "n7"}}]"""
+YAML = b"- targets:\n  - n1:9400\n  labels: {node: n1, __metrics_path__: /x}\n"
+
 MESSAGES = {Version.V1: message_v1, Version.V2: message_v2}
 PROMETHEUS = {
     **{
@@ -61,6 +73,22 @@ PROMETHEUS = {
         )
         for version in Version
     },
+    "target groups": Decoder(
+        _groups,
+        (GROUPS, YAML, b"[]"),
+        (
+            b"- ",
+            b"targets: ",
+            b'"targets": [',
+            b"&a ",
+            b"*a",
+            b"!!python/object:os.system ",
+            b"<<: ",
+            b": ",
+            b"!!binary ",
+        ),
+        times=400,
+    ),
     "remote write, packed": Decoder(
         _body,
         (packed(message_v1(ROWS)), packed(message_v2(ROWS)), packed(b""), packed(bytes(1000))),

@@ -439,3 +439,29 @@ def test_a_bug_in_a_scrape_reaches_the_reader(monkeypatch: pytest.MonkeyPatch) -
                 await work.scraper.close()
 
     asyncio.run(scenario())
+
+
+def test_a_service_lists_targets_and_what_it_said_last_counts_while_it_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scrape, "RELOAD_S", 0.05)
+    monkeypatch.setattr(scrape, "ASK_S", 0.05)
+    asked = []
+
+    async def scenario() -> Round:
+        async with exporter(dcgm=answers(dcgm_page(gpus=1))) as url:
+
+            async def groups(request: web.Request) -> web.Response:
+                asked.append(request.path)
+                if len(asked) > 1:
+                    return web.Response(status=503)
+                labels = {"__metrics_path__": "/dcgm", "node": "listed"}
+                return web.json_response([{"targets": [url.removeprefix("http://")], "labels": labels}])
+
+            async with exporter(groups=groups) as service:
+                work = Round([f"http_sd:{service}/groups"])
+                await work.until(lambda: len(asked) > 3 and len(work.values("power_w", "listed/0")) > 3)
+            await work.scraper.close()
+            return work
+
+    assert asyncio.run(scenario()).values("scrape_up", "listed")
