@@ -32,10 +32,12 @@ def loopback_port() -> int:
 
 
 class ControlPlane:
-    """Starts on construction; `stop` ends what it started, newest first."""
+    """Starts on construction; `stop` ends what it started, newest first. `stages`: what kwok does, if not the usual."""
 
-    def __init__(self, binaries: Kubernetes, folder: Path) -> None:
+    def __init__(self, binaries: Kubernetes, folder: Path, stages: Path | None = None) -> None:
         self.binaries, self.folder = binaries, folder
+        self.stages = stages or binaries.stages
+        self.store = ""  # etcd's address
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.port = loopback_port()
         self.http = httpx.Client(
@@ -53,10 +55,9 @@ class ControlPlane:
 
     def _start(self) -> None:
         etcd, peers, kwok = loopback_port(), loopback_port(), loopback_port()
-        certs = self.folder / "certs"
         (self.folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n', encoding="utf-8")
         self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig()), encoding="utf-8")
-        store = f"http://127.0.0.1:{etcd}"
+        store = self.store = f"http://127.0.0.1:{etcd}"
         peer = f"http://127.0.0.1:{peers}"
         self.run(
             "etcd",
@@ -64,22 +65,41 @@ class ControlPlane:
             *(f"--listen-client-urls={store}", f"--advertise-client-urls={store}", f"--listen-peer-urls={peer}"),
             *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"),
         )
-        key = certs / "apiserver.key"  # made at its start, before it is read
+        self.start_apiserver()
+        self.run(
+            "kwok",
+            *(f"--kubeconfig={self.kubeconfig}", "--manage-all-nodes=true", f"--config={self.stages}"),
+            *("--node-ip=127.0.0.1", "--cidr=10.64.0.0/14", "--node-lease-duration-seconds=40"),
+            f"--server-address=127.0.0.1:{kwok}",
+        )
+
+    def start_apiserver(self) -> None:
+        certs = self.folder / "certs"
+        key = certs / "apiserver.key"  # made at its first start, before it is read
         self.run(
             "kube-apiserver",
-            *(f"--etcd-servers={store}", f"--cert-dir={certs}", f"--token-auth-file={self.folder / 'tokens.csv'}"),
+            *(f"--etcd-servers={self.store}", f"--cert-dir={certs}", f"--token-auth-file={self.folder / 'tokens.csv'}"),
             *("--bind-address=127.0.0.1", f"--secure-port={self.port}", "--advertise-address=127.0.0.1"),
             *("--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/16", UNSERVED),
             *("--authorization-mode=AlwaysAllow", "--service-account-issuer=https://kubernetes.default.svc"),
             *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
         )
         self.until("the apiserver", lambda: self._answers("/readyz"))
+
+    def start_controllers(self, *names: str) -> None:
+        """The kube-controller-manager with these of its controllers."""
         self.run(
-            "kwok",
-            *(f"--kubeconfig={self.kubeconfig}", "--manage-all-nodes=true", f"--config={self.binaries.stages}"),
-            *("--node-ip=127.0.0.1", "--cidr=10.64.0.0/14", "--node-lease-duration-seconds=40"),
-            f"--server-address=127.0.0.1:{kwok}",
+            "kube-controller-manager",
+            *(f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", f"--controllers={','.join(names)}"),
+            *("--bind-address=127.0.0.1", f"--secure-port={loopback_port()}", "--concurrent-job-syncs=2"),
         )
+
+    def kill(self, name: str) -> None:
+        """At once, as a power cut does."""
+        process = next(process for known, process in self._running if known == name)
+        self._running.remove((name, process))
+        process.kill()
+        process.wait()
 
     def _kubeconfig(self) -> dict[str, Any]:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
