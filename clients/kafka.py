@@ -69,7 +69,7 @@ class KafkaReader:
         self._consumer: Any = None
         self._writer: KafkaWriter | None = None
         self._closed = False
-        self._ends_then: dict[Any, int] = {}  # when a partition was assigned: until a fetch tells where it ends
+        self._ends_then: dict[Any, int] = {}  # as the brokers were last asked: fetches may be long in coming
 
     async def partitions(self, topic: str) -> frozenset[int]:
         """Those that the topic has now; none where there is no such topic."""
@@ -117,14 +117,13 @@ class KafkaReader:
         return Gap((partition.topic, partition.partition), wanted, begins)
 
     async def behind(self) -> dict[Place, int]:
-        """Records behind the end, as the last fetches told it."""
+        """Records behind the end, as the last fetches and the last answer of `ends` tell it."""
         return await self._run(self._behind)
 
     def _behind(self) -> dict[Place, int]:
         consumer, found = self._open(), {}
         for partition in consumer.assignment():
-            end = consumer.highwater(partition)
-            end = self._ends_then.get(partition, 0) if end is None else end
+            end = max(consumer.highwater(partition) or 0, self._ends_then.get(partition, 0))
             found[(partition.topic, partition.partition)] = max(0, end - consumer.position(partition))
         return found
 
@@ -134,6 +133,7 @@ class KafkaReader:
 
     def _ends(self, places: Iterable[Place]) -> dict[Place, int]:
         ends = self._open().end_offsets([TopicPartition(*place) for place in places], timeout_ms=ANSWER_MS)
+        self._ends_then.update(ends)
         return {(partition.topic, partition.partition): end for partition, end in ends.items()}
 
     async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:

@@ -33,6 +33,7 @@ POLL_S = 0.5  # wall, as the following
 LOOK_S = 5.0  # how often topics are asked for new partitions
 QUIET_S = 3.0  # without a record the brokers are asked whether they are there
 RATE_S = 60.0
+RECENT_S = 10.0  # an older lag is none
 RETRY_S = 5.0
 TAKE_BYTES = 2 * 2**20  # of records in a batch
 LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partition
@@ -331,11 +332,13 @@ class _Health:
         self.lost = 0
         self.letters = 0
         self._bad = 0
+        self._told_s = float("-inf")
         self._rates: deque[tuple[float, int]] = deque()
 
     def tell(self, behind: Mapping[Place, int]) -> None:
         """The brokers answered."""
         self.up = self.told = True
+        self._told_s = time.monotonic()
         self.behind = sum(max(0, records) for records in behind.values())
 
     def count(self, batch: Batch) -> None:
@@ -354,7 +357,7 @@ class _Health:
         return {
             "rate_per_s": round(rate, 1),
             "lag_s": None if late_s is None else round(late_s, 3) if behind else 0.0,
-            "lag_records": behind if self.told else None,
+            "lag_records": behind if time.monotonic() < self._told_s + RECENT_S else None,
             "bad": self._bad,
             "up": self.up,
             "dead_letters": self.letters,
