@@ -1,0 +1,46 @@
+"""A save from before the catalogue grew is read by the names of what it holds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from features import layout
+from features.extract import extract
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.metrics import METRICS, metric_row
+from fleet.samples import EntityKind, SampleBatch
+
+PORT, NODE = EntityKind.PORT, EntityKind.NODE
+T0 = 1_760_000_000_000
+BEFORE = {PORT: 17, NODE: 7, EntityKind.SERVED_MODEL: 0}  # how many metrics they had
+
+
+def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entities = Entities()
+    port = entities.of_node(PORT, "n1", "mlx5_0", 1)
+    older = {**METRICS, **{kind: METRICS[kind][:count] for kind, count in BEFORE.items()}}
+    monkeypatch.setattr(layout, "METRICS", older)
+    layout.layout_of.cache_clear()
+    store = WindowStore(entities)
+    for step in range(3):
+        time_ms = T0 + 15_000 * step
+        told = {"link_downed": float(step), "state": 4.0}
+        rows = [(metric_row(PORT, name), port, time_ms, value) for name, value in told.items()]
+        store.write(SampleBatch.of(PORT, rows), time_ms)
+        store.write(SampleBatch.of(NODE, [(metric_row(NODE, "scrape_up"), 0, time_ms, 1.0)]), time_ms)
+    store.save(tmp_path)
+
+    monkeypatch.undo()
+    layout.layout_of.cache_clear()
+    loaded = WindowStore.load(tmp_path)
+    frame = extract(loaded, time_ms).port
+    assert frame.column("state")[0] == 4.0
+    assert frame.column("link_downed_count_30m")[0] == 2.0
+    assert np.isnan(frame.column("cnp_sent")[0])
+    later = [(metric_row(PORT, "cnp_sent"), port, time_ms + 15_000 * step, 30.0 * step) for step in (1, 2)]
+    assert loaded.write(SampleBatch.of(PORT, later), time_ms + 30_000).applied == 2
+    assert extract(loaded, time_ms + 30_000).port.column("cnp_sent")[0] == 2.0
