@@ -1,10 +1,9 @@
 """The archive: pages into rings and files, and what a sample takes on disk.
 
 Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (exporter pages → decoded,
-written to the window store, archived: all that a pipeline does with a sample, fsyncs included; samples a second of one
-core's CPU time, with what the wall clock says beside it), `compact` (an hour's parts → one file), `bytes a sample` and
-`bytes a sample, parts` (values of recorded H100 runs in our units, every 0.1 s reading taken for a scrape, as an hour's
-file and as the parts of a minute before that).
+written to the window store, archived: all that a pipeline does with a sample, fsyncs included, by CPU time), `compact`
+(the parts of hours → a file an hour), `bytes a sample` and `bytes a sample, parts` (values of recorded H100 runs in our
+units, each reading taken for a scrape: in the files of hours, and in the parts of minutes before that).
 
 Peers: pyarrow with its defaults and zstd for speed and size; DuckDB's own format is measured in the same way.
 """

@@ -101,9 +101,13 @@ def compact_files(
         try:
             files.finish(writer)
             for run in _each(f"writer {writer}")(runs(files, writer, now_ms, most_rows=file_rows)):
-                compact(files, run)
+                try:
+                    compact(files, run)
+                except ValueError as error:
+                    typer.echo(f"{run.names[0].path} and others stay as they are: {error}", err=True)
+                    continue
                 done.update(was=len(run.names), rows=run.rows, made=1)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise FleetcastError(f"{files.url}: {error}; what was not done yet stays as it was") from None
         finally:
             give_back()

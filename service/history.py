@@ -106,18 +106,21 @@ class History:
             await asyncio.sleep(max(TIDY_WALL_S, self._clock.wall_s(TIDY_S)))
             try:
                 await self.tidy(self.archive)
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
 
     async def tidy(self, archive: Archive) -> None:
-        """Compact the closed hours of the last days, and prune. Raises OSError, ValueError on a torn file."""
+        """Compact the closed hours of the last days, and prune. Raises OSError."""
         now_ms = self._clock.now_ms()
         days = [day_of(now_ms - age * DAY_MS) for age in range(RECENT_DAYS)]
         most = self._config.file_rows
         find = functools.partial(runs, archive.files, archive.writer, now_ms - CLOSED_MS, most_rows=most, days=days)
         for run in await in_thread(find):
             async with self.still:
-                await in_thread(functools.partial(compact, archive.files, run))
+                try:
+                    await in_thread(functools.partial(compact, archive.files, run))
+                except (OSError, ValueError) as error:  # a full disk, or a page of a file that is damaged
+                    logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
         if self._config.keep_days:
             old = await in_thread(functools.partial(old_days, archive.files, now_ms, self._config.keep_days))
             await in_thread(functools.partial(prune, archive.files, old, _pruned))

@@ -151,6 +151,8 @@ class Siblings:
                 document["sources"].append({**row, "name": f"{row['name']} ({number})", "as_of_ms": as_of_ms})
             for key in SUMMED:
                 document[key] = round(document[key] + told.get(key, 0), 2)
+            if document.get("archive") and told.get("archive"):
+                document["archive"] = _archives(document["archive"], told["archive"])
             for key in ("bad_records", "targets"):
                 document[key] = _sum(document[key], told.get(key, {}))
             document["bad_examples"] = {**told.get("bad_examples", {}), **document["bad_examples"]}
@@ -169,6 +171,12 @@ class Siblings:
 
 def _age_s(report: Report | None, now_ms: int) -> float | None:
     return None if report is None else max(0, now_ms - report.local.time_ms) / 1000
+
+
+def _archives(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """What two pipelines tell of their shares of the archive, as of one."""
+    worst = {"full": first["full"] or second["full"], "failing": first["failing"] or second["failing"]}
+    return {key: worst[key] if key in worst else value + second.get(key, 0) for key, value in first.items()}
 
 
 def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.errors import ConfigError, FleetcastError
+from ingest.archive_files import ArchiveFiles
 from service.config import Config
 
 logger = logging.getLogger(__name__)
@@ -29,23 +30,30 @@ class StateError(FleetcastError):
 
 
 def prepare(config: Config) -> None:
-    """Make the folders of the state; ConfigError where one cannot be made or written."""
+    """Make the folders of the state and of the archive; ConfigError where one cannot be made or written."""
     homes = [config.home(instance) for instance in range(config.pipeline.instances)]
     for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
-        probe = folder / f".probe.{os.getpid()}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"x")
-        except OSError as error:
-            where = _first_there(folder)
-            raise ConfigError(
-                f"state = {config.state!r}: cannot write {folder} ({error.strerror}; {where} is what there is): "
-                "name another folder with --state"
-            ) from None
-        finally:
-            _remove(probe)
+        _probe(folder, f"state = {config.state!r}", "name another folder with --state")
+    archive = ArchiveFiles(config.archive_url).folder if config.archive.enabled else None
+    if archive is not None and config.archive.url:
+        _probe(archive, f"archive.url = {config.archive.url!r}", "name another folder or URL")
     if config.ledger.exists() and not config.ledger.is_file():
         raise ConfigError(f"state = {config.state!r}: {config.ledger} is no file: move it away")
+
+
+def _probe(folder: Path, key: str, then: str) -> None:
+    """Make a folder and write into it. ConfigError names the key, and what to do."""
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+    except OSError as error:
+        where = _first_there(folder)
+        raise ConfigError(
+            f"{key}: cannot write {folder} ({error.strerror}; {where} is what there is): {then}"
+        ) from None
+    finally:
+        _remove(probe)
 
 
 @contextlib.contextmanager

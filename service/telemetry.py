@@ -136,6 +136,7 @@ def pipeline_page(
         targets.add_metric((str(state),), float(count))
     families.append(targets)
     families += _sources(ingestion.get("sources") or ())
+    _archive(families, ingestion.get("archive") or {})
     _gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
     _gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
     _gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
@@ -150,6 +151,26 @@ SOURCE_GAUGES = (
     ("lag_records", "fleetcast_source_lag_records", "Records that wait at a source."),
     ("backlog_bytes", "fleetcast_source_backlog_bytes", "Bytes that wait at a source."),
 )
+
+
+def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
+    """What became of samples and events in the archive; nothing where it is off."""
+    for name, text in (
+        ("rows", "Samples written to the archive."),
+        ("events", "Events written to the archive."),
+        ("files", "Files written to the archive, before they are compacted."),
+        ("bytes", "Bytes written to the archive, before they are compacted."),
+        ("repeats", "Samples and events that the archive held before."),
+        ("too_old", "Samples and events older than archive.keep_days, which were not written."),
+    ):
+        _counter(families, f"fleetcast_archive_{name}", text, archive.get(name))
+    if archive:
+        waiting = archive.get("waiting_bytes")
+        _gauge(families, "fleetcast_archive_waiting_bytes", "In memory, and not on disk yet.", waiting)
+        full = float(bool(archive.get("full")))
+        _gauge(families, "fleetcast_archive_full", "1 while sources wait for the archive's disk.", full)
+        failing = float(bool(archive.get("failing")))
+        _gauge(families, "fleetcast_archive_failing", "1 while the archive cannot be written.", failing)
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:

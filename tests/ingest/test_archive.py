@@ -279,6 +279,28 @@ def test_days_that_are_too_old_go_and_are_not_written(tmp_path: Path) -> None:
     assert world.archive.kept.too_old == 1
 
 
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"PAR1" + b"x" * 3000 + b"PAR1"])
+def test_a_damaged_file_is_said_and_holds_up_nobody(
+    world: World, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in (0, 1, 2):
+        world.add([(second, 1.0)])
+        world.archive.add_event(Finished(job="a", sequence=second, time_ms=T0))
+        world.flush()
+    for dataset in ("samples", "events"):
+        _, path, _ = sorted((world.folder / dataset).rglob("*.parquet"))
+        path.write_bytes(damage)
+    again = world.died()
+    again.add([(0, 1.0), (2, 1.0), (3, 1.0)])
+    again.flush()
+    assert [run.names for run in runs(again.files, "0", T0 + HOUR_MS, most_rows=100)]
+    words = Words(adding(Entities()))
+    rows = read_samples(again.files, Span(T0, T0 + DAY_MS), words)
+    assert sorted(rows.time_ms - T0) == [0, 2000, 3000]
+    assert len(read_events(again.files, Span(T0, T0 + DAY_MS))[0]) == 2
+    assert "is damaged" in caplog.text
+
+
 def test_any_filesystem_will_do(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
     world = World(tmp_path, url)

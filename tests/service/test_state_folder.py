@@ -7,7 +7,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from placement.ledger import LedgerAway
-from service.config import Config
+from service.config import ArchiveConfig, Config
 from service.placer import open_desk
 from service.state_folder import StateError, claimed, prepare, role_claimed
 
@@ -25,6 +25,15 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, name: str) -> 
     with pytest.raises(ConfigError, match=name):
         prepare(Config(state=str(tmp_path)))
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    archive = ArchiveConfig(url=str(tmp_path / "file" / "archive"))
+    with pytest.raises(ConfigError, match=r"archive\.url = .*: cannot write"):
+        prepare(Config(state=str(tmp_path / "state"), archive=archive))
+    with pytest.raises(ConfigError, match=r"archive\.url = 'nowhere://x'"):
+        prepare(Config(state=str(tmp_path / "state"), archive=ArchiveConfig(url="nowhere://x")))
 
 
 def test_a_second_supervisor_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:

@@ -27,3 +27,11 @@ def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> Non
     assert told["fleetcast_source_bad_records_total kafka"] == 3
     assert "fleetcast_source_lag_seconds scrape" not in told
     assert not [name for name in told if name.endswith(" replay")]
+
+
+def test_the_archive_tells_what_waits_and_whether_its_disk_takes_it() -> None:
+    health = {"rows": 7, "events": 1, "files": 2, "bytes": 900, "repeats": 3, "too_old": 0, "waiting_bytes": 46}
+    told = pipeline_page({"archive": {**health, "full": True, "failing": "No space left on device"}}, 1.0, 1)
+    for line in ("rows_total 7.0", "repeats_total 3.0", "waiting_bytes 46.0", "full 1.0", "failing 1.0"):
+        assert f"\nfleetcast_archive_{line}\n" in told
+    assert "fleetcast_archive" not in pipeline_page({"archive": None}, 1.0, 1)
