@@ -111,6 +111,7 @@ class KafkaSource:
         self._letters_end: dict[int, int] = {}
         self._letters_from: dict[int, int] = {}  # where `_known_letters` begin
         self._health = _Health()
+        self._events_behind = 1 if self.options.events else 0  # at least, until the brokers told
 
     async def next(self) -> Batch:
         while True:
@@ -204,7 +205,9 @@ class KafkaSource:
             self._heard_s = now_s
         else:
             return
-        self._health.tell(await self._reader.behind())
+        behind = await self._reader.behind()
+        self._events_behind = sum(records for (topic, _), records in behind.items() if topic == self.options.events)
+        self._health.tell(behind)
 
     def _pass(self, gap: Gap) -> None:
         lost = max(0, gap.begins - gap.wanted)
@@ -279,8 +282,8 @@ class KafkaSource:
         return self.decoder.models()
 
     def backlog_bytes(self) -> int:
-        """At least as many as there are records behind; 1 until that is known."""
-        return self._health.behind + len(self._waiting) if self._health.told else 1
+        """At least as many as there are events behind: a first board without them would be wrong of what runs."""
+        return self._events_behind + sum(message.place[0] == self.options.events for message in self._waiting)
 
     def health(self) -> dict[str, Any]:
         return {

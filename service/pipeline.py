@@ -34,6 +34,7 @@ from fleet.entities import Entities
 from fleet.errors import SourceError
 from fleet.jobs import JobAttempt
 from fleet.topology import Topology
+from ingest.inbox import InboxSource
 from ingest.shares import WHOLE, OwnRows, Share
 from ingest.source import Batch, Source
 from models.node_risk import load_fit
@@ -328,7 +329,7 @@ class Pipeline:
         }
 
     def _metrics(self, tick: Tick) -> bytes:
-        backlog_bytes = sum(map(_backlog_bytes, self.sources))
+        backlog_bytes = sum(_backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
         return fleet_page(tick) + self._demand_page + others + self._own_page.encode(backlog_bytes)
 

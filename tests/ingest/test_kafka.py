@@ -248,6 +248,22 @@ def test_the_contract_of_sources(brokers: FakeBrokers) -> None:
     check_source(lambda: source_on(brokers, most=2), 4)
 
 
+def test_events_that_wait_hold_up_the_first_board_and_telemetry_does_not(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "TAKE_BYTES", 1)
+    for number in range(3):
+        brokers.put((EVENTS, 0), finished("a", number))
+        brokers.put((TELEMETRY, 0), power_of("n1", NOW_MS - 10 + number))
+    source = source_on(brokers, most=4)
+    left = [source.backlog_bytes()]  # before anything is known
+    for _ in range(6):
+        take(source)
+        left.append(source.backlog_bytes())
+    assert left == [1, 2, 1, 0, 0, 0, 0]
+    assert source_on(brokers, events="").backlog_bytes() == 0
+
+
 def test_a_taken_batch_is_bounded_in_bytes_and_nothing_is_skipped(
     brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
