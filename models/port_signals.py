@@ -15,6 +15,7 @@ ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, 
 NODE_SILENT_S = 75.0
 EXPORTER_SILENT_S = 120.0
 FROZEN_S = 180.0
+STOLEN, SHORT = 0.05, 0.2  # shares of time: of its CPUs by a host's other guests; in which a task waits for memory
 MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 
@@ -114,6 +115,16 @@ def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -
         "exporter_frozen": _sight(frozen_s >= FROZEN_S, frozen_s, unknown, np.ones(n), _ago(now_ms, frozen_s)),
         "gpus_missing": _sight(missing, reported, most, 0.5 + 0.5 * (1 - reported / most)),
         "scrape_slow": _sight(slow, took, usual, np.full(n, 0.5)),
+        **_host_sights(node),
+    }
+
+
+def _host_sights(node: Columns) -> dict[str, Sight]:
+    """What node_exporter tells of a host: shares of time, as rates of counters of seconds."""
+    stolen, short, unknown = node["cpu_steal_s"], node["memory_pressure"], np.full(node.rows, np.nan)
+    return {
+        "cpu_stolen": _sight(stolen >= STOLEN, stolen, unknown, 2 * stolen),
+        "memory_short": _sight(short >= SHORT, short, unknown, short),
     }
 
 

@@ -230,6 +230,8 @@ SAY: dict[str, Say] = {
     "exporter_frozen": lambda v, u, when, ago: f"exporter frozen: no value has changed for {age(v)}",
     "gpus_missing": lambda v, u, when, ago: f"{number(v)} of {number(u)} GPUs reported",
     "scrape_slow": lambda v, u, when, ago: f"exporter takes {number(v)} s to answer, usual {number(u)}",
+    "cpu_stolen": lambda v, u, when, ago: f"other guests of its host take {round(100 * v)} % of its CPU time",
+    "memory_short": lambda v, u, when, ago: f"tasks wait for memory {round(100 * v)} % of the time",
     "xid_reported": lambda v, u, when, ago: f"{_xid(v, when)}, reported by the node",
     "xid_noted": lambda v, u, when, ago: f"{_xid(v, when)}, reported by the node",
     "health_failed": lambda v, u, when, ago: f"a health check failed{when}",

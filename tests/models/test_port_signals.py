@@ -87,3 +87,16 @@ def test_peers_are_made_anew_only_when_ports_or_the_topology_change(small_fleet:
 def test_the_second_port_of_an_adapter_is_named() -> None:
     assert whereabouts("n1/mlx5_3/2", Device("mlx5_3", (2, 3), 1)) == "port 2, rail 1, GPUs 2 and 3"
     assert whereabouts("n1/mlx5_3/1", None) == ""
+
+
+def test_a_host_that_shares_its_processors_or_runs_out_of_memory_is_said_to(small_fleet: Small) -> None:
+    fleet = small_fleet(2)
+    fleet.node["cpu_steal_s"] = np.array([0.08, 0.01])
+    fleet.node["memory_pressure"] = np.array([0.3, 0.0])
+    answer = fleet.tick(4)
+    assert sorted(fleet.sentences(answer, "n001")) == [
+        "other guests of its host take 8 % of its CPU time",
+        "tasks wait for memory 30 % of the time",
+    ]
+    assert fleet.sentences(answer, "n002") == []
+    assert fleet.flagged(answer) == [], "watched, not avoided"
