@@ -1,11 +1,18 @@
 """Decoders of what kernels and health checkers say."""
 
+import contextlib
 import functools
+import json
 
+from fleet.clock import ManualClock
+from fleet.entities import Entities
+from fleet.errors import RecordError
 from fleet.events import NodeEvent
 from fleet.nodes import NodeTable
+from ingest.gpud import Known, _checked, decode_events, decode_states, state_events, xid_events
 from ingest.kernel_events import KernelReader
 from ingest.nvsentinel import TYPE, decode
+from ingest.ufm import UfmSource, decode_alerts
 from models.node_events import event_signals
 from service.routes.kernel_log import decode as decode_log
 from tests.fuzz.bounds import MIB
@@ -51,7 +58,58 @@ def _applied(log: bytes, headers: dict[str, str] | None = None) -> None:
     event_signals(table.nodes, rows, {}, NOW_MS)
 
 
+GPUD = b"""[{"component":"fan","states":[{"time":"2025-01-21T04:41:44Z","name":"fan","health":"Unhealthy",
+ "reason":"stuck","suggested_actions":{"description":"d","repair_actions":["REBOOT_SYSTEM"]}},{"health":"Degraded","name":"x"}]}]"""
+GPUD_EVENTS = b"""[{"component":"error-xid","startTime":"2025-01-21T04:41:44Z","events":[{"time":"2025-01-21T04:41:44Z",
+ "name":"error_xid","type":"Fatal","message":"XID 79 on PCI:0000:9B:00"}]},{"component":"os","events":null}]"""
+UFM = b"""[{"alert_id":1,"timestamp":"2025-01-21 04:41:44","node_guid":"0x1","node_name":"n1 mlx5_3","port":1,
+ "port_name":"1","severity":"Major","probability":80.5,"influencers":[],"description":"symbol errors"}]"""
+
+
+def _gpud(body: bytes) -> None:
+    """Either answer of a daemon: told once, and not again."""
+    with contextlib.suppress(RecordError):
+        _checked(list(xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
+    known: Known = {}
+    with contextlib.suppress(RecordError):
+        states = decode_states(body)
+        _checked(list(state_events("n1", states, known, NOW_MS)), NOW_MS)
+        json.dumps(known)
+
+
+def _ufm(body: bytes) -> None:
+    source = UfmSource(ENTITIES, ManualClock(NOW_MS), {"url": "http://ufm", "verify": False})
+    with contextlib.suppress(RecordError):
+        alerts, bad = decode_alerts(body)
+        ports = {key: (alert.probability, alert) for alert in alerts if (key := source._port(alert)) is not None}
+        source._changes(ports, bad, NOW_MS)
+        json.dumps(source._known)
+
+
+ENTITIES = Entities()
+ENTITIES.node("n1")
+HEALTH_WORDS = (
+    *(
+        b'"component":',
+        b'"states":',
+        b'"health":"Unhealthy"',
+        b'"events":',
+        b"XID 79",
+        b'"time":"0001-01-01T00:00:00Z"',
+    ),
+    *(
+        b'"repair_actions":null',
+        b'"probability":1e400',
+        b'"node_name":"n1"',
+        b'"port_name":"mlx5_0/1"',
+        b"null",
+        b"\\u0000",
+    ),
+)
+
 HEALTH = {
+    "gpud": Decoder(_gpud, (GPUD, GPUD_EVENTS, b"[]", b"null"), HEALTH_WORDS, base_bytes=4 * MIB),
+    "ufm": Decoder(_ufm, (UFM, b"[]", b"null"), HEALTH_WORDS, base_bytes=4 * MIB),
     "kernel log": Decoder(_applied, (LOG, *LOG.splitlines(), b""), LOG_WORDS, base_bytes=4 * MIB),
     "nvsentinel": Decoder(
         functools.partial(_applied, headers={}),
