@@ -114,7 +114,7 @@ class KubernetesSource:
         while True:
             messages = await self._follower.next(SETTLE_POLL_S if self._jobs.is_waiting else None)
             trouble = self._note(messages)
-            batch = self._take(messages)
+            batch = self.take(messages)
             if len(batch) or batch.bad:
                 self._told.append((time.monotonic(), len(batch)))
                 return batch
@@ -162,7 +162,7 @@ class KubernetesSource:
     def _collections(self) -> list[Collection]:
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
-            Collection(name, path.format(of), _decoder(kind))
+            Collection(name, path.format(of), decoder_of(kind))
             for name, (kind, path) in KINDS.items()
             if name in self.options.collections
         ]
@@ -186,7 +186,7 @@ class KubernetesSource:
             self._states[message.name] = state
         return trouble
 
-    def _take(self, messages: Sequence[Message]) -> Batch:
+    def take(self, messages: Sequence[Message]) -> Batch:
         """Fold what arrived and tell what follows from it. No await in here: a position is that of whole messages."""
         if self._early is not None:
             self._early += messages
@@ -279,7 +279,7 @@ class KubernetesSource:
         self._jobs.put_member(member, alone)
 
 
-def _decoder(kind: type) -> Any:
+def decoder_of(kind: type) -> Any:
     """An object of a kind, or an Unread that says why it is none."""
 
     def read(record: bytes) -> Any:

@@ -52,6 +52,7 @@ from service.routes import (
     stream,
     webhooks_nvsentinel,
     webhooks_slurm,
+    webhooks_torchelastic,
 )
 from service.routes.context import Context
 from service.routes.table import Row, encode, routes_of
@@ -72,6 +73,7 @@ ROWS: tuple[Row, ...] = (
     *kernel_log.ROWS,
     *webhooks_nvsentinel.ROWS,
     *webhooks_slurm.ROWS,
+    *webhooks_torchelastic.ROWS,
     *fleet.ROWS,
     *stream.ROWS,
     *demand.ROWS,

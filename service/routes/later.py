@@ -54,11 +54,4 @@ ROWS = (
         "adapters",
         "no scheduler calls this way yet",
     ),
-    _row(
-        "POST",
-        "/v1/webhooks/torchelastic",
-        "Worker events of torchelastic",
-        "events",
-        "send events to /v1/events meanwhile",
-    ),
 )

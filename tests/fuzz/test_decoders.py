@@ -13,13 +13,14 @@ from tests.fuzz.file_decoders import FILES
 from tests.fuzz.health_decoders import HEALTH
 from tests.fuzz.infiniband_decoders import INFINIBAND
 from tests.fuzz.kafka_decoders import KAFKA
+from tests.fuzz.kubernetes_decoders import KUBERNETES
 from tests.fuzz.ledger_decoders import LEDGER
 from tests.fuzz.mutants import WORDS, mutants
 from tests.fuzz.prometheus_decoders import PROMETHEUS
 from tests.fuzz.slurm_decoders import SLURM
 from tests.fuzz.text_decoders import TEXTS
 
-DECODERS = {**DOORS, **HEALTH, **PROMETHEUS, **FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM}
+DECODERS = {**DOORS, **HEALTH, **PROMETHEUS, **FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM, **KUBERNETES}
 LONG = 30_000
 
 
