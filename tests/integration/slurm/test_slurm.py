@@ -1,0 +1,189 @@
+"""A real Slurm: what our API says of its jobs and nodes is what Slurm says."""
+
+import asyncio
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.clock import SystemClock
+from fleet.entities import Entities
+from ingest.slurm import SlurmSource
+from ingest.slurm_jobs import node_list
+from ingest.source import Batch
+from tests.integration.slurm.cluster import GPUS, SlurmCluster
+from tests.integration.slurm.conftest import Watched
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def slow_to_end(watched: Watched) -> str:
+    """A job that Slurm ends for its limit of a minute, submitted before everything else."""
+    return watched.slurm.submit("sleep 300", "-N1", "--gres=gpu:1", "--time=1")
+
+
+def test_a_gang_runs_where_slurm_put_it(watched: Watched, slow_to_end: str) -> None:
+    job = watched.slurm.submit("sleep 4", "-N2", "--gres=gpu:h100:2", "--job-name=ga|ng", "--time=30")
+    running = watched.until_job(job, lambda row: row["state"] == "running")
+    told = watched.slurm.job(job)
+    held = [re.search(r"IDX:([0-9,-]+)", text) for text in told["gres_detail"]]
+    indices = [[int(part) for part in found[1].replace("-", ",").split(",")] for found in held if found]
+    assert [(row["node"], row["gpus"]) for row in running["placement"]] == list(
+        zip(node_list(told["nodes"]), indices, strict=True)
+    )
+    assert (running["gpus"], running["user"], running["queue"], running["attempt"]) == (4, "root", "train", 1)
+    assert running["submitted_ms"] == told["submit_time"] * 1000
+    assert running["started_ms"] == told["start_time"] * 1000
+    assert watched.end(job)["type"] == "finished"
+    ended = watched.slurm.job(job)
+    assert watched.job(job)["ended_ms"] == ended["end_time"] * 1000
+
+
+def test_failures_have_their_categories(watched: Watched, slow_to_end: str) -> None:
+    slurm = watched.slurm
+    bad = slurm.submit("exit 3", "-N1", "--gres=gpu:1")
+    killed = slurm.submit("kill -9 $$", "-N1", "--gres=gpu:1", "--comment=epilog: Xid 79")
+    cancelled = slurm.submit("sleep 60", "-N1", "--gres=gpu:1")
+    lost = slurm.submit("sleep 60", "-N1", "--gres=gpu:1", "--nodelist=n4", "--no-requeue")
+    for job in (cancelled, lost):
+        watched.until_job(job, lambda row: row["state"] == "running")
+    slurm.run("scancel", cancelled)
+    slurm.run("scontrol", "update", "nodename=n4", "state=down", "reason=psu 2")
+    ends = {job: watched.end(job) for job in (bad, killed, cancelled, lost)}
+    categories = {job: end["category"] for job, end in ends.items()}
+    assert categories == {bad: "user", killed: "hardware", cancelled: "cancelled", lost: "node_lost"}
+    assert "exit 3" in ends[bad]["message"]
+    node = watched.service.until("n4 is lost", lambda: _node(watched, "n4", "lost"))
+    assert node["node"] == "n4"
+    slurm.run("scontrol", "update", "nodename=n4", "state=resume")
+    watched.service.until("n4 is back", lambda: not _node(watched, "n4", "lost"))
+
+
+def _node(watched: Watched, name: str, state: str) -> Any:
+    answer = watched.service.get(f"/v1/nodes/{name}")
+    return answer if answer and answer["state"] == state else None
+
+
+def test_a_drained_node_says_why(watched: Watched) -> None:
+    watched.slurm.run("scontrol", "update", "nodename=n3", "state=drain", "reason=NHC: fan 3 is slow")
+    drained = watched.service.until("n3 is drained", lambda: _node(watched, "n3", "drained"))
+    assert "fan 3 is slow" in str(drained)
+    watched.slurm.run("scontrol", "update", "nodename=n3", "state=resume")
+    watched.service.until("n3 works again", lambda: not _node(watched, "n3", "drained"))
+
+
+def test_a_preempted_job_waits_as_its_next_attempt(watched: Watched) -> None:
+    slurm = watched.slurm
+    low = slurm.submit("sleep 100", "-N3", f"--gres=gpu:{GPUS}", "--exclude=n1", "--requeue")
+    watched.until_job(low, lambda row: row["state"] == "running")
+    high = slurm.submit("sleep 1", "-N1", f"--gres=gpu:{GPUS}", "--partition=urgent", "--nodelist=n2")
+    rows = watched.service.until("two attempts", lambda: (found := watched.attempts(low)) and len(found) == 2 and found)
+    assert (rows[1]["state"], rows[2]["state"]) == ("preempted", "queued")
+    assert watched.end(high)["type"] == "finished"
+    assert watched.job(high)["class"] == "batch"
+    slurm.run("scancel", low)
+    assert watched.end(low)["category"] == "cancelled"
+
+
+def test_tasks_and_parts_have_names_of_their_own(watched: Watched) -> None:
+    array = watched.slurm.submit("sleep 1", "-N1", "--gres=gpu:1", "--array=3-5%1")
+    parts = watched.slurm.submit("sleep 1", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:2")
+    for task in (3, 4, 5):
+        assert watched.end(f"{array}_{task}")["type"] == "finished"
+    assert watched.end(f"{parts}+0")["type"] == "finished"
+    assert watched.job(f"{parts}+1")["gpus"] == 2
+
+
+def test_nothing_is_lost_when_the_pipeline_or_slurmctld_dies(watched: Watched) -> None:
+    long = watched.slurm.submit("sleep 60", "-N1", "--gres=gpu:2")
+    watched.until_job(long, lambda row: row["state"] == "running")
+    short = watched.slurm.submit("sleep 1", "-N1", "--gres=gpu:1")
+    watched.service.kill("pipeline")
+    assert watched.end(short)["type"] == "finished"
+    watched.slurm.kill("slurmctld")
+    watched.service.until("the source is away", lambda: not _source(watched)["up"])
+    assert watched.job(long)["state"] == "running"
+    watched.slurm.start_controller()
+    watched.service.until("the source is back", lambda: _source(watched)["up"])
+    assert watched.job(long)["state"] == "running"
+    watched.slurm.run("scancel", long)
+    assert watched.end(long)["category"] == "cancelled"
+    assert _source(watched)["bad"] == 0
+    assert _source(watched)["noted"]["ends_not_told"] == 0
+
+
+def _source(watched: Watched) -> dict[str, Any]:
+    rows = watched.service.get("/v1/ingestion")["sources"]
+    return next(row for row in rows if row["name"] == "slurm")
+
+
+def test_commands_text_and_slurmrestd_tell_the_same(watched: Watched, tmp_path: Path) -> None:
+    slurm = watched.slurm
+    slurm.environment["SLURMRESTD_SECURITY"] = "disable_user_check"
+    socket = tmp_path / "rest.sock"
+    slurm.spawn("slurmrestd", "slurmrestd", "-a", "rest_auth/local", f"unix:{socket}")
+    slurm.until("slurmrestd listens", socket.exists)
+    running = slurm.submit("sleep 30", "-N2", "--gres=gpu:1")
+    slurm.until("it runs", lambda: slurm.job(running)["job_state"] == "RUNNING")
+    forms: list[dict[str, Any]] = [{}, {"form": "text"}, {"url": f"unix:{socket}"}]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+        told = [_said(_taken(options)) for options in forms]
+    assert told[0] == told[1] == told[2]
+    assert len({job for job, *_ in told[0]}) > 10
+    slurm.kill("slurmrestd")
+    slurm.run("scancel", running)
+
+
+def _taken(options: dict[str, Any]) -> Batch:
+    async def first() -> Batch:
+        source = SlurmSource(Entities(), SystemClock(), options)
+        try:
+            return await source.next()
+        finally:
+            await source.close()
+
+    return asyncio.run(first())
+
+
+def _said(batch: Batch) -> set[tuple[str, int, int, int]]:
+    assert not batch.bad
+    return {(event.job, event.attempt, event.sequence, event.time_ms) for event in batch.events}
+
+
+def test_hooks_tell_of_a_cluster_that_is_not_polled(watched: Watched, tmp_path: Path) -> None:
+    """The one-liner of the manual, as PrologSlurmctld and EpilogSlurmctld."""
+    url = f"http://127.0.0.1:{watched.service.port}/v1/webhooks/slurm-jobcomp?prefix=east-"
+    hook = f"env | grep ^SLURM_ | curl -sSf -m 5 --data-binary @- '{url}' || true"
+    slurm = SlurmCluster(tmp_path / "east", accounting=False, hook=hook)
+    try:
+        job = slurm.submit("sleep 2; exit 4", "-N2", "--gres=gpu:1")
+        running = watched.until_job(f"east-{job}", lambda row: row["state"] == "running")
+        assert running["nodes"] == ["n1", "n2"]
+        end = watched.end(f"east-{job}")
+        assert (end["type"], end["category"]) == ("failed", "user")
+    finally:
+        slurm.stop()
+
+
+def test_a_job_that_hit_its_limit_timed_out(watched: Watched, slow_to_end: str) -> None:
+    watched.until_job(slow_to_end, lambda row: row["state"] == "failed", 120.0)
+    assert watched.end(slow_to_end)["category"] == "timeout"
+
+
+def test_what_the_completion_plugin_sends_was_known(watched: Watched) -> None:
+    """It sends every half minute; all of its events have the identities of those that the source told."""
+
+    def posted() -> int:
+        _, page, _ = watched.service.request("GET", "/metrics")
+        found = re.search(r'fleetcast_http_requests_total\{[^}]*slurm-jobcomp[^}]*status="200"[^}]*\} ([0-9.]+)', page)
+        return int(float(found[1])) if found else 0
+
+    watched.service.until("completions", posted, 60.0)
+    time.sleep(2)
+    answer = watched.service.get("/v1/ingestion")
+    assert answer["duplicates_total"] > 0
+    assert answer["bad_total"] == 0
