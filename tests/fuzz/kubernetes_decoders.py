@@ -87,7 +87,7 @@ WATCH = (
 )
 ELASTIC = (
     b'{"name":"e","source":"WORKER","timestamp":1760000000000,"metadata":{"run_id":"a","state":"FAILED","raw_error":'
-    b'"{\\"message\\": {\\"message\\": \\"NCCL error: timeout\\"}}","agent_restarts":1,"hostname":"n1","global_rank":3}}',
+    b'"{\\"message\\": {\\"message\\": \\"NCCL error: timeout\\"}}","agent_restarts":1,"hostname":"n1"}}',
     b'{"name":"r","run_id":"a","node_state":"RUNNING","rank":1,"hostname":"n1"}',
     b'[{"job_id":7,"attempt_index":1,"cycle_number":2,"cycle_start_time":"2025-10-09","active_nodes":"n[1-9]"}]',
 )
