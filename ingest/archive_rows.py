@@ -25,7 +25,12 @@ METRIC_NAMES = tuple(sorted({metric.name for metrics in METRICS.values() for met
 ROWS_A_GROUP = 2**18
 TIME_BITS, ENTITY_BITS, METRIC_BITS = 22, 25, 12  # milliseconds of an hour, names of a kind, names of metrics
 _METRIC_AT = {name: row for row, name in enumerate(METRIC_NAMES)}
-_WRITE: Mapping[str, Any] = {"compression": "zstd", "compression_level": 3, "row_group_size": ROWS_A_GROUP}
+_WRITE: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 3,
+    "row_group_size": ROWS_A_GROUP,
+    "write_batch_size": 2**16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ def encode_samples(rows: Rows, names: Mapping[EntityKind, Sequence[str]], metric
         _table(rows, names, metrics),
         sink,
         use_dictionary=["kind", "metric", "entity"],
+        write_statistics=["kind", "metric", "entity", "time_ms"],
         column_encoding={"time_ms": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"},
         **_WRITE,
     )
@@ -115,15 +121,15 @@ def _table(rows: Rows, names: Mapping[EntityKind, Sequence[str]], metrics: Seque
             table = names[kind]
             used += [table[row] for row in there.tolist()]
     dictionary = pa.DictionaryArray.from_arrays
-    return pa.table(
-        {
-            "kind": dictionary(pa.array(rows.kind), pa.array([kind.value for kind in KINDS])),
-            "metric": dictionary(pa.array(rows.metric), pa.array(metrics)),
-            "entity": dictionary(pa.array(indices), pa.array(used, pa.string())),
-            "time_ms": rows.time_ms,
-            "value": rows.value,
-        }
-    )
+    columns = {
+        "kind": dictionary(pa.array(rows.kind), pa.array([kind.value for kind in KINDS])),
+        "metric": dictionary(pa.array(rows.metric), pa.array(metrics)),
+        "entity": dictionary(pa.array(indices), pa.array(used, pa.string())),
+        "time_ms": pa.array(rows.time_ms),
+        "value": pa.array(rows.value),
+    }
+    fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
+    return pa.table(list(columns.values()), schema=pa.schema(fields))
 
 
 @dataclass(frozen=True, slots=True)
