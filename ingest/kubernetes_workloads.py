@@ -9,11 +9,12 @@
 Pods without a GPU (launchers, drivers) are no members.
 """
 
-import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal, TypeVar, get_args
 
 import msgspec
@@ -132,11 +133,16 @@ def gpus_of(spec: PodSpec, resources: tuple[str, ...]) -> tuple[int, str]:
     count, profile = 0.0, ""
     for container in _containers(spec):
         for name in sorted(container.resources.names):
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in resources):
+            if _is_gpu(name, resources):
                 count += container.resources.amount(name)
                 found = _MIG.search(name)
                 profile = found.group(1) if found else profile
     return round(count), profile
+
+
+@lru_cache(4096)
+def _is_gpu(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _containers(spec: PodSpec) -> Sequence[Container]:

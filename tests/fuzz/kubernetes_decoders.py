@@ -4,11 +4,11 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 
-from clients.kubernetes import Changes, Collection, ExpiredError, watch
+from clients.kubernetes import Changes, ExpiredError, watch
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.errors import SourceError
-from ingest.kubernetes import KINDS, KubernetesSource, decoder_of
+from ingest.kubernetes import KINDS, KubernetesSource
 from ingest.torchelastic import Sender, decode
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
@@ -32,10 +32,10 @@ class _Line:
 
 def decode_watch(body: bytes) -> None:
     """Whatever a watch tells of any collection, the source folds it, remembers it, and goes on from what it kept."""
-    for name, (kind, path) in KINDS.items():
+    for collection in _source().collections():
         source = _source()
         try:
-            for changes in watch(_Line(body), Collection(name, path, decoder_of(kind)), "7"):
+            for changes in watch(_Line(body), collection, "7"):
                 _fold(source, changes)
         except (ExpiredError, SourceError):
             continue
