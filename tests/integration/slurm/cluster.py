@@ -178,7 +178,9 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """What a command prints; AssertionError with its words when it fails."""
-        done = subprocess.run(command, capture_output=True, env=self.environment, timeout=60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, env=self.environment, cwd=self.folder, timeout=60, check=False
+        )
         assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr.decode(errors='replace')}"
         return done.stdout.decode(errors="replace")
 
@@ -223,7 +225,7 @@ class SlurmCluster:
             process = self.processes.pop(name)
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(3)  # slurmctld first ends the rest of its plugin, for up to half a minute
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

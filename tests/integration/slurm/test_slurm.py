@@ -42,6 +42,16 @@ def test_a_gang_runs_where_slurm_put_it(watched: Watched, slow_to_end: str) -> N
     assert watched.job(job)["ended_ms"] == ended["end_time"] * 1000
 
 
+def test_a_job_that_shrinks_gives_its_gpus_back(watched: Watched) -> None:
+    job = watched.slurm.submit("sleep 30", "-N2", "--gres=gpu:1")
+    first = watched.until_job(job, lambda row: row["state"] == "running" and len(row["nodes"]) == 2)
+    time.sleep(1)  # Slurm dates a change by the second
+    watched.slurm.run("scontrol", "update", f"jobid={job}", "numnodes=1")
+    assert watched.until_job(job, lambda row: len(row["nodes"]) == 1)["nodes"] == first["nodes"][:1]
+    watched.slurm.run("scancel", job)
+    assert watched.end(job)["category"] == "cancelled"
+
+
 def test_failures_have_their_categories(watched: Watched, slow_to_end: str) -> None:
     slurm = watched.slurm
     bad = slurm.submit("exit 3", "-N1", "--gres=gpu:1")
