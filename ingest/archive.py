@@ -183,7 +183,8 @@ class Archive:
 
         def write() -> None:
             try:
-                self._write(taken, flush, oldest_ms)
+                with self.files.as_os_error():
+                    self._write(taken, flush, oldest_ms)
             except Exception as error:
                 self._again(taken, error)
                 raise

@@ -18,7 +18,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,6 +215,18 @@ class ArchiveFiles:
         if self.folder is not None:
             for half in self.folder.glob(f"*/day=*/**/.[0-9][0-9]-{writer}-*.tmp"):
                 half.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def as_os_error(self) -> Iterator[None]:
+        """Whatever the library of an object store raises, as the OSError that a disk would raise."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            if self.folder is not None:
+                raise
+            raise OSError(f"{type(error).__name__}: {error}") from error
 
     def claim(self, writer: str) -> Callable[[], None]:
         """Hold a writer's name for this process; what is returned gives it back. OSError while another one has it.

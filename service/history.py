@@ -105,7 +105,8 @@ class History:
         while self.archive is not None:
             await asyncio.sleep(max(TIDY_WALL_S, self._clock.wall_s(TIDY_S)))
             try:
-                await self.tidy(self.archive)
+                with self.archive.files.as_os_error():
+                    await self.tidy(self.archive)
             except OSError as error:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
 

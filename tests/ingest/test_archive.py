@@ -319,6 +319,20 @@ def test_any_filesystem_will_do(tmp_path: Path) -> None:
         ArchiveFiles("nowhere://bucket")
 
 
+def test_an_object_store_that_is_away_is_a_disk_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise RuntimeError("EndpointConnectionError")
+
+    world = World(tmp_path, f"memory://{tmp_path.name}")
+    world.add([(0, 1.0)])
+    with monkeypatch.context() as broken:
+        broken.setattr(world.files._fs, "pipe_file", away)
+        with pytest.raises(OSError, match="EndpointConnectionError"):
+            world.flush()
+    world.flush()
+    assert world.archive.kept.rows == 1
+
+
 def test_names_say_what_stands_for_what() -> None:
     def name(first: int, last: int, *, ready: bool = False) -> FileName:
         return FileName("samples", "2026-11-21", "a b/c", 13, "0", first, last, ready)
