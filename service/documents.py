@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from features.frame import FeatureFrame
 from fleet.jobs import JobAttempt
 from fleet.topology import Level, Topology
+from models.port_signals import NODE_SILENT_S
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
 
 NO_ACTION = Action("none", "Nothing to do.")
@@ -38,11 +39,30 @@ def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
     return mask
 
 
-def node_states(in_service: NDArray[np.int8], flags: NDArray[np.bool_], node: FeatureFrame | None, n: int) -> list[str]:
-    """ok | degraded | drained | lost | stale (its exporters stopped answering) | unknown (never heard)."""
+def answering(
+    node: FeatureFrame | None, gpu: FeatureFrame | None, rows: NDArray[np.int32], n: int
+) -> NDArray[np.float64]:
+    """(n,) 1 where the exporters of a node answer, 0 where they do not, NaN where nothing was ever heard.
+
+    Nobody asks a node that sends by itself: it answers while the samples of its GPUs are recent. rows: (n, g) of `gpu`.
+    """
     up = np.full(n, np.nan)
     if node is not None and len(node.values):
         up[: len(node.values)] = node.column("scrape_up")[:n]
+    if gpu is None or not len(gpu.values):
+        return up
+    age_s = np.nan_to_num(gpu.column("age_s"), nan=np.inf)
+    known = (rows >= 0) & (rows < len(age_s))
+    youngest_s = np.where(known, age_s[np.where(known, rows, 0)], np.inf).min(axis=1, initial=np.inf)[:n]
+    sends = np.isnan(up) & np.isfinite(youngest_s)
+    return np.where(sends, youngest_s <= NODE_SILENT_S, up)
+
+
+def node_states(in_service: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]) -> list[str]:
+    """ok | degraded | drained | lost | stale (its exporters stopped answering) | unknown (never heard).
+
+    up: what `answering` says.
+    """
     states = []
     for state, flag, scraped in zip(in_service.tolist(), flags.tolist(), up.tolist(), strict=True):
         if state:

@@ -81,10 +81,7 @@ def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
 
 def nodes_by_state(tick: Tick, flags: NDArray[np.bool_]) -> dict[str, int]:
     """state -> nodes; the states of `documents.node_states`, counted."""
-    up = np.full(len(tick.topology), np.nan)
-    if tick.node is not None and len(tick.node.values):
-        heard = tick.node.column("scrape_up")[: len(up)]
-        up[: len(heard)] = heard
+    up = documents.answering(tick.node, tick.gpu, tick.gpu_rows, len(tick.topology))
     rest = (tick.node_state == IN_SERVICE) & ~flags
     masks = {
         "ok": rest & (up > 0),

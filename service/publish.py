@@ -139,7 +139,7 @@ def score_sections(tick: Tick) -> list[Section]:
     """Risk, occupancy, jobs and the prebuilt answers of one tick."""
     n = len(tick.topology)
     flags = documents.flagged(tick.risk, n)
-    states = documents.node_states(tick.node_state, flags, tick.node, n)
+    states = documents.node_states(tick.node_state, flags, documents.answering(tick.node, tick.gpu, tick.gpu_rows, n))
     usable = usable_gpus(tick)
     free_cpus, free_memory = _free_host(tick)
     data: dict[str, NDArray[Any] | bytes] = {
@@ -258,7 +258,7 @@ def fleet_document(tick: Tick, usable: NDArray[np.bool_], header: Mapping[str, A
     """The console's first picture: numbers of the header strip and a row a node for the map."""
     n = len(tick.topology)
     flags = documents.flagged(tick.risk, n)
-    states = documents.node_states(tick.node_state, flags, tick.node, n)
+    states = documents.node_states(tick.node_state, flags, documents.answering(tick.node, tick.gpu, tick.gpu_rows, n))
     held = tick.occupancy.holder >= 0
     exists = np.arange(held.shape[1])[None, :] < tick.topology.gpus[:, None]
     free = int((usable & ~held & (tick.node_state == IN_SERVICE)[:, None]).sum())

@@ -155,7 +155,7 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
 def test_nodes_are_counted_by_the_states_that_the_api_tells(tmp_path: Path) -> None:
     tick = make_tick(Crowd(nodes=6, flagged=2), node_state=[0, 1, 2, 0, 1, 0])
     flags = documents.flagged(tick.risk, 6)
-    states = documents.node_states(tick.node_state, flags, tick.node, 6)
+    states = documents.node_states(tick.node_state, flags, documents.answering(tick.node, tick.gpu, tick.gpu_rows, 6))
     counted = {state: states.count(state) for state in ("ok", "degraded", "drained", "lost", "stale", "unknown")}
     assert nodes_by_state(tick, flags) == counted
     assert of(series(fleet_page(tick)), "nodes", "state") == {(key,): value for key, value in counted.items()}
