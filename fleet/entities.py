@@ -25,6 +25,7 @@ class EntityTable:
         self.kind = kind
         self.names: list[str] = []
         self._rows: dict[str, int] = {}
+        self._of_host: dict[str, int] = {}  # first part of a node's full name -> its row, -1 where several have it
         self._node = np.full(64, -1, np.int32)
 
     def __len__(self) -> int:
@@ -43,6 +44,16 @@ class EntityTable:
     def row(self, name: str) -> int | None:
         return self._rows.get(name)
 
+    def of_host(self, short: str) -> str | None:
+        """The full name that begins with `short` and a dot, if there is exactly one.
+
+        >>> table = EntityTable(EntityKind.NODE)
+        >>> table.add("n1.cluster.example"), table.of_host("n1")
+        (0, 'n1.cluster.example')
+        """
+        row = self._of_host.get(short, -1)
+        return None if row < 0 else self.names[row]
+
     def add(self, name: str, node: int = -1) -> int:
         """The row of `name`, appended if it is new."""
         row = self._rows.get(name)
@@ -54,6 +65,9 @@ class EntityTable:
         self._node[row] = row if self.kind is EntityKind.NODE else node
         self.names.append(name)
         self._rows[name] = row
+        short, dot, _ = name.partition(".")
+        if dot and self.kind is EntityKind.NODE:
+            self._of_host[short] = -1 if short in self._of_host else row
         return row
 
 

@@ -11,7 +11,7 @@ _IP = re.compile(r"[\d.]+|.*:.*")
 
 
 def node_name(stated: str, entities: Entities) -> str:
-    """The name under which the fleet knows `stated`: as it is, or its first part where only that is known.
+    """The name under which the fleet knows `stated`: as it is, or as `known_name` finds it.
 
     Registers a new node. Raises RecordError: bad_label (no name), too_many_nodes.
 
@@ -34,8 +34,13 @@ def node_name(stated: str, entities: Entities) -> str:
 
 
 def known_name(stated: str, nodes: EntityTable) -> str:
-    """`stated`, or its first part where only that is known. Registers nothing."""
+    """`stated`, or its first part, or the only full name that it is the first part of: which of them is known.
+
+    Registers nothing. Exporters print what `hostname` says, which is short on one machine and full on the next.
+    """
     if stated in nodes or _IP.fullmatch(stated):
         return stated
-    short = stated.partition(".")[0]
-    return short if short in nodes else stated
+    short, dot, _ = stated.partition(".")
+    if dot:
+        return short if short in nodes else stated
+    return nodes.of_host(stated) or stated
