@@ -7,7 +7,7 @@ Names, by kind (snapshots, archive and answers hold names, never rows):
     pool            train                    served_model   pool/model/instance  (the model may hold '/')
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class Entities:
         return {kind.value: list(table.names) for kind, table in self._tables.items()}
 
     @classmethod
-    def load(cls, names: dict[str, Iterable[str]]) -> "Entities":
+    def load(cls, names: Mapping[str, Iterable[str]]) -> "Entities":
         """The inverse of `dump`: rows come back in the same order."""
         entities = cls()
         for name in names.get(EntityKind.NODE.value, ()):
