@@ -50,7 +50,7 @@ class Sibling:
         board = self.reader.latest()
         if board is None or board is self._board:
             return []
-        self._board = board
+        first, self._board = self._board is None, board
         try:
             report = read_local(board, self.report)
         except (KeyError, ValueError, msgspec.MsgspecError) as error:
@@ -59,7 +59,8 @@ class Sibling:
         if self.report is None or report.local.gpu.names is not self.report.local.gpu.names:
             self.gpus = _gpu_counts(report.local.gpu.names)
         self.report = report
-        return self._fresh(board)
+        fresh = self._fresh(board)
+        return self.urgent if first else fresh  # at our start, what its scores know of is old
 
     def _fresh(self, board: Board) -> list[dict[str, Any]]:
         try:

@@ -259,3 +259,6 @@ def test_a_hard_signal_elsewhere_is_on_the_fleets_board_before_it_is_scored(tmp_
     asyncio.run(first.tick())
     assert pages(two.board())[node]["state"] == "degraded"
     assert rows()[0]["taken_ms"] < two.clock.now_ms()
+    two.pipelines[0] = two.start(two.shares[0])
+    asyncio.run(two.pipelines[0].tick())
+    assert not two.pipelines[0].urgent  # what was scored long ago is no news to one that starts
