@@ -44,7 +44,7 @@ def run(
     ] = None,
     state: Annotated[str | None, typer.Option(help="Folder for inbox, board, snapshots and ledger [var].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].")] = None,
-    topology: Annotated[str | None, typer.Option(help="Topology file: TOML or a Slurm topology.conf.")] = None,
+    topology: Annotated[str | None, typer.Option(help="Topology file or folder; see fleetcast topology.")] = None,
     log_format: Annotated[logs.Format | None, typer.Option(help="One line an event, as text or JSON [text].")] = None,
     log_level: Annotated[logs.Level | None, typer.Option(help="The least that is told [info].")] = None,
 ) -> None:
