@@ -15,6 +15,7 @@ import yaml
 from tests.integration.kubernetes.build import Kubernetes
 
 TOKEN = "loopback-only-admin"
+READER, READER_TOKEN = "system:serviceaccount:fleetcast:fleetcast", "loopback-only-reader"
 START_S = 60.0
 GPU = "nvidia.com/gpu"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kube-scheduler.yaml"
@@ -32,10 +33,15 @@ def loopback_port() -> int:
 
 
 class ControlPlane:
-    """Starts on construction; `stop` ends what it started, newest first. `stages`: what kwok does, if not the usual."""
+    """Starts on construction; `stop` ends what it started, newest first. `stages`: what kwok does, if not the usual.
 
-    def __init__(self, binaries: Kubernetes, folder: Path, stages: Path | None = None) -> None:
-        self.binaries, self.folder = binaries, folder
+    The admin may do everything; a `reader` what roles allow it, where `authorization` is RBAC.
+    """
+
+    def __init__(
+        self, binaries: Kubernetes, folder: Path, stages: Path | None = None, authorization: str = "AlwaysAllow"
+    ) -> None:
+        self.binaries, self.folder, self.authorization = binaries, folder, authorization
         self.stages = stages or binaries.stages
         self.store = ""  # etcd's address
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -46,7 +52,7 @@ class ControlPlane:
             verify=False,  # it made its own certificate a moment ago
             timeout=START_S,
         )
-        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig, self.reader = folder / "kubeconfig", folder / "reader"
         try:
             self._start()
         except BaseException:
@@ -55,8 +61,10 @@ class ControlPlane:
 
     def _start(self) -> None:
         etcd, peers, kwok = loopback_port(), loopback_port(), loopback_port()
-        (self.folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n', encoding="utf-8")
-        self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig()), encoding="utf-8")
+        tokens = f'{TOKEN},admin,admin,"system:masters"\n{READER_TOKEN},{READER},reader\n'
+        (self.folder / "tokens.csv").write_text(tokens, encoding="utf-8")
+        self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig(TOKEN)), encoding="utf-8")
+        self.reader.write_text(yaml.safe_dump(self._kubeconfig(READER_TOKEN)), encoding="utf-8")
         store = self.store = f"http://127.0.0.1:{etcd}"
         peer = f"http://127.0.0.1:{peers}"
         self.run(
@@ -81,7 +89,7 @@ class ControlPlane:
             *(f"--etcd-servers={self.store}", f"--cert-dir={certs}", f"--token-auth-file={self.folder / 'tokens.csv'}"),
             *("--bind-address=127.0.0.1", f"--secure-port={self.port}", "--advertise-address=127.0.0.1"),
             *("--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/16", UNSERVED),
-            *("--authorization-mode=AlwaysAllow", "--service-account-issuer=https://kubernetes.default.svc"),
+            *(f"--authorization-mode={self.authorization}", "--service-account-issuer=https://kubernetes.default.svc"),
             *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
         )
         self.until("the apiserver", lambda: self._answers("/readyz"))
@@ -101,13 +109,13 @@ class ControlPlane:
         process.kill()
         process.wait()
 
-    def _kubeconfig(self) -> dict[str, Any]:
+    def _kubeconfig(self, token: str) -> dict[str, Any]:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
         return {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "l", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "users": [{"name": "admin", "user": {"token": token}}],
             "contexts": [{"name": "l", "context": {"cluster": "l", "user": "admin"}}],
             "current-context": "l",
         }

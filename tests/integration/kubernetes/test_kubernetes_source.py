@@ -7,10 +7,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.integration.kubernetes.build import BuildError, kubernetes
 from tests.integration.kubernetes.control_plane import GPU, PODS, ControlPlane, pod
@@ -26,6 +28,12 @@ JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 PYTORCHJOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 CONTROLLERS = ("job-controller", "garbage-collector-controller", "pod-garbage-collector-controller")
 HARD_SIGNAL_S = 1.0
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kubernetes-reader.yaml"
+PATHS = {
+    "ServiceAccount": "/api/v1/namespaces/fleetcast/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+}
 MERGE = {"content-type": "application/merge-patch+json"}
 STRATEGIC = {"content-type": "application/strategic-merge-patch+json"}
 
@@ -49,8 +57,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     stages = folder / "stages.yaml"
     usual = binaries.stages.read_text().split("\n---\n")
     stages.write_text("\n---\n".join(part for part in usual if "name: pod-complete" not in part))
-    plane = ControlPlane(binaries, folder, stages)
+    plane = ControlPlane(binaries, folder, stages, authorization="RBAC")
     try:
+        allow(plane)
         plane.add_nodes(list(NODES), GPUS)
         for custom in (JOBSET, PYTORCHJOB):
             plane.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom)
@@ -63,10 +72,17 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         plane.stop()
 
 
+def allow(plane: ControlPlane) -> None:
+    """What the example tells an operator to apply."""
+    plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
+    for thing in yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8")):
+        plane.create(PATHS[thing["kind"]], thing)
+
+
 @pytest.fixture(scope="module")
 def fleetcast(cluster: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("fleetcast")
-    options = {"kubeconfig": str(cluster.kubeconfig), "cluster": "test"}
+    options = {"kubeconfig": str(cluster.reader), "cluster": "test"}
     service = Service(
         folder,
         speed=1.0,
@@ -138,6 +154,11 @@ def told(service: Service, name: str, state: str, attempt: int = 1) -> dict[str,
 
     found: dict[str, Any] = service.until(f"{name} {state}, attempt {attempt}", look)
     return found
+
+
+def test_the_example_allows_all_that_is_followed(fleetcast: Service) -> None:
+    followed = {"priorityclasses", "nodes", "jobs", "jobsets", "pytorchjobs", "pods"}
+    fleetcast.until("them", lambda: source(fleetcast)["collections"] == dict.fromkeys(followed, "followed"))
 
 
 def test_a_gang_runs_where_the_scheduler_put_it_and_finishes(cluster: ControlPlane, fleetcast: Service) -> None:
@@ -268,18 +289,6 @@ def test_a_pytorchjob_with_its_master_first(cluster: ControlPlane, fleetcast: Se
     cluster.clear_pods()
 
 
-def test_it_goes_on_when_the_apiserver_was_killed(cluster: ControlPlane, fleetcast: Service) -> None:
-    cluster.create(JOBS, job("before", 1))
-    pods = running(cluster, "before", 1)
-    told(fleetcast, "before", "running")
-    cluster.kill("kube-apiserver")
-    fleetcast.until("it is away", lambda: source(fleetcast).get("up") is False)
-    cluster.start_apiserver()
-    fleetcast.until("it is back", lambda: source(fleetcast).get("up"))
-    end(cluster, pods[0]["metadata"]["name"], 0)
-    told(fleetcast, "before", "finished")
-
-
 def test_what_happens_while_we_are_dead_is_told_afterwards_and_once(cluster: ControlPlane, fleetcast: Service) -> None:
     cluster.create(JOBS, job("long", 2))
     pods = running(cluster, "long", 2)
@@ -303,6 +312,18 @@ def test_what_happens_while_we_are_dead_is_told_afterwards_and_once(cluster: Con
 
 def events(service: Service, name: str) -> list[str]:
     return [event["type"] for event in service.get(f"/v1/jobs/default/{name}")["events"]]
+
+
+def test_it_goes_on_when_the_apiserver_was_killed(cluster: ControlPlane, fleetcast: Service) -> None:
+    cluster.create(JOBS, job("before", 1))
+    pods = running(cluster, "before", 1)
+    told(fleetcast, "before", "running")
+    cluster.kill("kube-apiserver")
+    fleetcast.until("it is away", lambda: source(fleetcast).get("up") is False)
+    cluster.start_apiserver()
+    fleetcast.until("it is back", lambda: source(fleetcast).get("up"))
+    end(cluster, pods[0]["metadata"]["name"], 0)
+    told(fleetcast, "before", "finished")
 
 
 def test_what_the_server_forgot_is_found_by_comparison(cluster: ControlPlane, fleetcast: Service) -> None:
