@@ -75,7 +75,7 @@ class SlurmCommands:
     async def queue(self) -> bytes:
         if self._json is not False:
             try:
-                return await self._run("squeue", "--json", "--all")
+                return await self._run("squeue", "--json", "--all", "--states=all")
             except _Refused as refused:
                 if self._json or not refused.unknown_option:
                     raise

@@ -21,6 +21,7 @@ from ingest.slurm_text import read_nodes as read_node_lines
 from tests.ingest.slurm_outputs import T, account, accounts, amount, new_job, node, nodes, old_job, queue
 
 NOW_MS = (T + 200) * 1000
+RECORDED = Path(__file__).parent.parent / "data" / "slurm-24.11.5"
 FOLDER = Path(os.environ.get("FLEETCAST_DATA", "/nowhere")) / "telemetry" / "slurm-meta-gcm"
 
 
@@ -271,6 +272,30 @@ def test_words_of_people_and_scripts() -> None:
     assert category("FAILED", "", "node n4 not responding", (1, 0)) == "node_lost"
     assert category("FAILED", "", "killed by oom-killer", (0, 9)) == "out_of_memory"
     assert category("FAILED", "", "", (0, 0)) == "unknown"
+
+
+def test_what_a_slurm_of_24_11_wrote_is_read() -> None:
+    """Recorded from 24.11.5: a gang, an exit code, a signal, a preempted part of a job, a task, a held array."""
+    read = read_queue((RECORDED / "queue.json").read_bytes())
+    assert not read.bad
+    rows = {job.id: job for job in read.rows}
+    assert list(rows) == ["1", "2", "4+0", "3_4", "11_1", "11_2", "11_3", "11_7", "12"]
+    assert (rows["1"].nodes, rows["1"].indices, rows["1"].holds) == (("n1", "n2"), ((0, 1), (0, 1)), True)
+    assert [rows[job].ended for job in ("2", "3_4", "11_1", "12")] == ["FAILED", "COMPLETED", "", "FAILED"]
+    assert (rows["2"].status, rows["12"].status, rows["4+0"].attempt) == ((3, 0), (0, 9), 2)
+    assert (rows["11_7"].gpus, rows["11_7"].reason, rows["1"].limit_s) == (16, "JobHeldUser", 1800.0)
+    accounted = {job.id: job for job in read_accounting((RECORDED / "accounting.json").read_bytes()).rows}
+    assert (accounted["4+0"].ended, accounted["4+0"].attempt) == ("PREEMPTED", 1)
+    for job in ("1", "2", "3_4", "12"):
+        told, booked = (
+            {event.sequence: event.time_ms for event in job_events(row, Site())} for row in (rows[job], accounted[job])
+        )
+        assert told == booked
+    found = read_nodes((RECORDED / "nodes.json").read_bytes()).rows
+    assert [(row.name, row.gpus, row.conditions(), row.reason) for row in found] == [
+        ("n1", 4, [], ""),
+        ("n4", 4, ["drain"], "fan 3"),
+    ]
 
 
 @pytest.mark.skipif(not FOLDER.exists(), reason="FLEETCAST_DATA has no telemetry/slurm-meta-gcm")
