@@ -24,11 +24,12 @@ from models.score import Local
 from models.signals import Signals
 from service.board import Board, Section
 from service.documents import READINGS
+from service.host_answers import HOST
 from service.publish import Given, encode
 
 SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metrics show
     EntityKind.GPU: ("silent_s", *READINGS),
-    EntityKind.NODE: ("scrape_up", "age_s"),
+    EntityKind.NODE: ("scrape_up", "age_s", *HOST.values()),
 }
 SIGNAL_COLUMNS = ("node", "value", "usual", "strength", "since_ms", "firm")
 

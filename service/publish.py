@@ -19,6 +19,7 @@ from models.score import Fleet
 from models.scores import RISK_HORIZONS_S, RiskScores
 from service import documents
 from service.board import Section
+from service.host_answers import host_answers
 from service.occupancy import Occupancy, observe
 from service.state import Told
 
@@ -178,6 +179,7 @@ def node_answers(tick: Tick, states: Sequence[str]) -> list[bytes]:
     gpus = documents.gpu_answers(tick.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs)
     risk = documents.encoded_risk_rows(tick.risk)
     racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
+    hosts = host_answers(tick.node, len(topology))
     for row, node in enumerate(topology.nodes):
         parts.append(
             encode(
@@ -193,6 +195,7 @@ def node_answers(tick: Tick, states: Sequence[str]) -> list[bytes]:
                     "action": tick.risk.actions.get(row, documents.NO_ACTION),
                     "jobs": occupancy.node_jobs.get(row, []),
                     "gpus": gpus[row],
+                    "host": hosts[row],
                     "model": tick.risk.model,
                 }
             )

@@ -137,6 +137,7 @@ ROWS = (
             "action": DRAIN,
             "jobs": ["train-42"],
             "gpus": [{"index": 3, "job": "train-42", "power_w": 402.5, "gpu_temp_c": 87, "sm_clock_mhz": 990}],
+            "host": {"cpu_idle": 0.61, "cpu_steal": 0.0, "memory_available_bytes": 1.5e12, "net_rx_bytes_per_s": 2.1e8},
             "model": "rules",
         },
     ),

@@ -83,6 +83,7 @@ class NodeAnswer(msgspec.Struct):
     jobs: list[str]
     gpus: list[dict[str, Any]]
     model: str
+    host: dict[str, float] | None = None  # what node_exporter tells of it; null where nothing
     urgent: list[HardSignal] = []
 
 
