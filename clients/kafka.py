@@ -225,20 +225,26 @@ class KafkaWriter:
     def __init__(self, access: KafkaAccess, *, compression: str = "zstd", linger_ms: int = 5) -> None:
         """Raises SourceError when no broker answers."""
         self._access = access
+        self._how = {"compression_type": compression, "linger_ms": linger_ms}
+        self._producer: Any = None
         try:
+            self._open()
+        except KafkaError as error:
+            raise _away(error) from error
+
+    def _open(self) -> Any:
+        if self._producer is None:
             self._producer = KafkaProducer(
-                **_settings(access),
+                **_settings(self._access),
+                **self._how,
                 acks="all",
-                compression_type=compression,
-                linger_ms=linger_ms,
                 batch_size=262_144,
                 max_request_size=MOST_REQUEST_BYTES,
                 max_block_ms=DELIVERY_MS,
                 delivery_timeout_ms=DELIVERY_MS,
                 allow_auto_create_topics=False,
             )
-        except KafkaError as error:
-            raise _away(error) from error
+        return self._producer
 
     def create(self, topics: Mapping[str, int]) -> list[str]:
         """Make the topics (name → partitions) that are not there, replicated as the brokers have it; those made."""
@@ -261,26 +267,38 @@ class KafkaWriter:
 
         A record that the broker finds too large is sent again cut off, with a header that says so.
         """
+        behind: dict[Place, int] = {}
         try:
-            sent = [(record, self._submit(record)) for record in records]
-            behind: dict[Place, int] = {}
-            for record, future in sent:
-                try:
-                    told = future.get(timeout=DELIVERY_MS / 1000)
-                except MessageSizeTooLargeError:
-                    told = self._submit(_cut(record)).get(timeout=DELIVERY_MS / 1000)
-                place = told.topic, told.partition
-                behind[place] = max(behind.get(place, 0), told.offset + 1)
-            return behind
+            for record in self._write(records, behind):
+                for large in self._write([record], behind):  # alone: one that is refused takes its neighbours along
+                    if self._write([_cut(large)], behind):
+                        raise SourceError(f"kafka: {large.topic} takes not even {CUT_BYTES} bytes", RETRY_S)
         except KafkaError as error:
             raise _away(error) from error
+        return behind
+
+    def _write(self, records: Sequence[Outgoing], behind: dict[Place, int]) -> list[Outgoing]:
+        """Those that were too large. Writes into `behind`."""
+        sent = [(record, self._submit(record)) for record in records]
+        refused = []
+        for record, future in sent:
+            try:
+                told = future.get(timeout=DELIVERY_MS / 1000)
+            except MessageSizeTooLargeError:
+                refused.append(record)
+            else:
+                place = told.topic, told.partition
+                behind[place] = max(behind.get(place, 0), told.offset + 1)
+        if refused:
+            self.close()  # a producer whose record was refused refuses all
+        return refused
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
         """`write`, without stopping the event loop."""
         return await asyncio.to_thread(self.write, records)
 
     def _submit(self, record: Outgoing) -> Any:
-        return self._producer.send(
+        return self._open().send(
             record.topic,
             key=record.key,
             value=record.value,
@@ -289,7 +307,10 @@ class KafkaWriter:
         )
 
     def close(self) -> None:
-        self._producer.close(timeout=1)
+        """Give the connections back; what is written next opens others."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close(timeout=1)
 
 
 def _create(admin: Any, topic: str, partitions: int) -> bool:

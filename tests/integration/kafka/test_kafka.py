@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
+from clients.kafka import CUT_BYTES
 from clients.kafka_access import settings
 from fleet.errors import SourceError
 from ingest.columnar import Header, Names, NodeRecord, encode_binary, encode_json
@@ -136,6 +137,26 @@ def test_poison_goes_to_the_dead_letters_once_whatever_restarts(topics: Topics) 
     assert len(letters) == len({letter.key for letter in letters}) == 10
     assert {dict(letter.headers)["reason"] for letter in letters} == {b"not_readable"}
     assert {letter.value for letter in letters} == {b"{poison"}
+
+
+def test_poison_too_large_for_the_dead_letters_is_cut_and_says_so(topics: Topics) -> None:
+    admin = KafkaAdminClient(**settings(topics.access))
+    configs = {"max.message.bytes": "200000"}
+    admin.create_topics({topics.dead: {"num_partitions": 1, "configs": configs}}, wait_for_metadata=True)
+    admin.close()
+    large = b"{" + np.random.default_rng(1).bytes(300_000)
+    topics.send([(b"b1", large), (b"b1", b"{small")])
+    source = topics.source()
+
+    async def read() -> None:
+        await take_until(source, lambda taken: sum(len(batch.bad) for batch in taken) >= 2)
+        await source.close()
+
+    asyncio.run(read())
+    letters = {dict(letter.headers)["offset"]: letter for letter in topics.letters()}
+    assert letters[b"0"].value == large[:CUT_BYTES]
+    assert dict(letters[b"0"].headers)["cut-from-bytes"] == str(len(large)).encode()
+    assert letters[b"1"].value == b"{small"
 
 
 def test_a_topic_that_grows_is_read_whole(topics: Topics, cluster: Cluster) -> None:
