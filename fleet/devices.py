@@ -1,8 +1,10 @@
 """Which GPU of a node a device name means: kernel logs know PCI addresses, health checkers also boards' UUIDs."""
 
 import re
+from functools import lru_cache
 
 MOST_PER_NODE = 1024
+LONGEST_ADDRESS = 64
 _PCI = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?")
 
 
@@ -12,6 +14,11 @@ def device_name(stated: str) -> str:
     >>> device_name("00000000:9B:00.0"), device_name("PCI:0000:9b:00"), device_name("GPU-1a")
     ('0000:9b:00', '0000:9b:00', 'GPU-1a')
     """
+    return _spelt(stated) if len(stated) <= LONGEST_ADDRESS else stated
+
+
+@lru_cache(65_536)
+def _spelt(stated: str) -> str:
     found = _PCI.fullmatch(stated)
     if found is None:
         return stated

@@ -49,7 +49,10 @@ class NodeTable:
             return None
         seen.close_gaps(RUNS_KEPT)
         record = self.nodes.setdefault(event.node, NodeRecord(event.node))
-        insort(record.events, event, key=_node_order)
+        if not record.events or event.time_ms > record.events[-1].time_ms:
+            record.events.append(event)
+        else:
+            insort(record.events, event, key=_node_order)
         del record.events[:-NODE_EVENTS_KEPT]
         if event.type in ("xid", "health"):
             _stand(record, event)

@@ -12,6 +12,13 @@ class SeenSequences:
 
     def add(self, sequence: int) -> bool:
         """True when the sequence is new."""
+        last = self.runs[-1] if self.runs else None
+        if last is None or sequence > last[1] + 1:  # what is told in order needs no search
+            self.runs.append([sequence, sequence])
+            return True
+        if sequence == last[1] + 1:
+            last[1] = sequence
+            return True
         at = bisect_right(self.runs, sequence, key=lambda run: run[0])
         before = self.runs[at - 1] if at else None
         after = self.runs[at] if at < len(self.runs) else None

@@ -5,6 +5,7 @@ too long or not printable (they become lines and labels elsewhere), counts below
 ones (the offending value is looked up by its path), good ones about two microseconds.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ MAX_GANG = 1_000_000
 MAX_LABELS = 64
 SHOWN_CHARACTERS = 80
 
+NODE_HEAD = b'{"node":'  # how most node events begin, ours among them
 _decode_job = msgspec.json.Decoder(JobEvent).decode
 _decode_node = msgspec.json.Decoder(NodeEvent).decode
 _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -52,10 +54,18 @@ def decode_event(record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT
     if len(record) > MAX_RECORD_BYTES:
         raise RecordError("record_too_large", f"{len(record)} bytes, at most {MAX_RECORD_BYTES}")
     try:
-        event: JobEvent | NodeEvent = _decode_job(record)
+        event = _decode(record)
     except (ValueError, RecursionError) as error:  # msgspec's and the unicode errors are ValueErrors
         event = _decode_other(record, error)
     check_event(event, now_ms, future_limit_ms)
+    return event
+
+
+def _decode(record: bytes) -> JobEvent | NodeEvent:
+    if record.startswith(NODE_HEAD):
+        with contextlib.suppress(ValueError, RecursionError):
+            return _decode_node(record)
+    event: JobEvent = _decode_job(record)
     return event
 
 
@@ -267,7 +277,9 @@ def _check_node_event(event: NodeEvent) -> None:
     _check_text("message", event.message, MAX_MESSAGE_LENGTH)
     _check_text("advice", event.advice, MAX_MESSAGE_LENGTH)
     for field in ("check", "device"):
-        _check_label(field, getattr(event, field))
+        value = getattr(event, field)
+        if value:
+            _check_label(field, value)
     if event.probability is not None and not 0 <= event.probability <= 1:
         raise RecordError("out_of_range", f"probability {shown(event.probability)}, expected 0 to 1")
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
 
 import msgspec
 
@@ -118,6 +119,7 @@ def _zone(utc_offset_s: float) -> timezone:
     return timezone(timedelta(seconds=utc_offset_s))
 
 
+@lru_cache(4_096)  # lines come in bursts
 def _of_iso(text: str, utc_offset_s: float) -> int:
     time = datetime.fromisoformat(text.replace(",", "."))
     return _ms(time if time.tzinfo else time.replace(tzinfo=_zone(utc_offset_s)))

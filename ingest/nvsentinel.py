@@ -51,10 +51,11 @@ NUMBERS: Final = {0: "NONE", 2: "COMPONENT_RESET", 5: "CONTACT_SUPPORT", 6: "RUN
     39: "RESTART_APP",
     99: "UNKNOWN",
 }
+OTHER_DEVICES: Final = frozenset({"NIC", "NIC_PORT", "NICPORT", "NVSWITCH", "NVLINK"})
 STORE_ONLY: Final = ("STORE_ONLY", 2)
 
 
-class Entity(msgspec.Struct, rename="camel"):
+class Entity(msgspec.Struct, rename="camel", frozen=True):
     entity_type: str = ""
     entity_value: str = ""
 
@@ -79,7 +80,7 @@ class HealthEvent(msgspec.Struct, rename="camel"):
     recommended_action: int | str | None = None
     custom_recommended_action: str = ""
     error_code: list[str] | None = None
-    entities_impacted: list[Entity] | None = None
+    entities_impacted: tuple[Entity, ...] | None = None
     generated_timestamp: str | Instant | None = None
     processing_strategy: int | str | None = None
 
@@ -214,8 +215,10 @@ def _xid(event: HealthEvent) -> int | None:
 
 
 def _message(event: HealthEvent) -> str:
-    codes = " ".join(code for code in event.error_code or () if code not in event.message)
-    return f"{event.message} {codes}".strip()[:MAX_MESSAGE_LENGTH]
+    codes = [code for code in event.error_code or () if code not in event.message]
+    return (
+        " ".join([event.message, *codes]).strip()[:MAX_MESSAGE_LENGTH] if codes else event.message[:MAX_MESSAGE_LENGTH]
+    )
 
 
 def _advice(event: HealthEvent) -> str:
@@ -225,24 +228,31 @@ def _advice(event: HealthEvent) -> str:
     return (event.custom_recommended_action if name == "CUSTOM" else words)[:MAX_MESSAGE_LENGTH]
 
 
-def _devices(entities: Iterable[Entity]) -> list[tuple[int | None, str]]:
+def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
     """(GPU index, device) of each GPU, or of each other device; a node alone is (None, "").
 
     The index, the PCI address and the UUID of one GPU come as entities of their own, in the same order.
     """
-    by_type: dict[str, list[str]] = {}
-    for entity in list(entities)[: 4 * MOST_ENTITIES]:
-        by_type.setdefault(entity.entity_type.upper(), []).append(entity.entity_value)
-    gpus = [int(value) for value in by_type.get("GPU", ()) if _number.fullmatch(value)]
-    names = [device_name(value) for value in by_type.get("PCI") or by_type.get("GPU_UUID") or ()]
-    if not gpus and not names:
-        others = ("NIC", "NIC_PORT", "NICPORT", "NVSWITCH", "NVLINK")
-        names = [f"{kind.lower()} {value}" for kind in others for value in by_type.get(kind, ())]
+    gpus: list[int | None] = []
+    addresses: list[str] = []
+    boards: list[str] = []
+    others: list[str] = []
+    for entity in entities[: 4 * MOST_ENTITIES]:
+        kind, value = entity.entity_type.upper(), entity.entity_value
+        if kind == "PCI":
+            addresses.append(device_name(value))
+        elif kind == "GPU_UUID":
+            boards.append(value)
+        elif kind == "GPU" and _number.fullmatch(value):
+            gpus.append(int(value))
+        elif kind in OTHER_DEVICES:
+            others.append(f"{kind.lower()} {value}")
+    names = addresses or boards or (others if not gpus else [])
     rows = max(len(gpus), len(names))
     if rows == 0:
         return [(None, "")]
-    indices: list[int | None] = [*gpus, *[None] * (rows - len(gpus))]
-    return list(zip(indices, [*names, *[""] * (rows - len(names))], strict=True))[:MOST_ENTITIES]
+    gpus += [None] * (rows - len(gpus))
+    return list(zip(gpus, [*names, *[""] * (rows - len(names))], strict=True))[:MOST_ENTITIES]
 
 
 def _time_ms(stated: str | Instant, now_ms: int) -> int:

@@ -26,7 +26,7 @@ class RecentIdentities:
 
     def __contains__(self, identity: Identity) -> bool:
         seen = self._streams.get(identity[:3])
-        if seen is None:
+        if seen is None or identity[3] > seen.runs[-1][1]:
             return False
         at = bisect_right(seen.runs, identity[3], key=lambda run: run[0])
         return at > 0 and identity[3] <= seen.runs[at - 1][1]
