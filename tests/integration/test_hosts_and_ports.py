@@ -131,7 +131,8 @@ def test_a_real_node_exporter_tells_of_its_host(
         archive={"url": str(tmp_path / "archive")},
     )
     host = socket.gethostname()
-    service.until("the host", lambda: service.get(f"/v1/nodes/{host}"), 60)
+    told = service.until("the host", lambda: (service.get(f"/v1/nodes/{host}") or {}).get("host"), 60)
+    assert told["memory_available_bytes"] > 1e8
 
     def archived() -> Any:
         import pyarrow.dataset
