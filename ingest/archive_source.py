@@ -21,7 +21,7 @@ from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
 from fleet.metrics import METRICS
 from fleet.samples import SampleBatch
-from ingest.archive_files import ArchiveFiles
+from ingest.archive_files import DATASETS, ArchiveFiles
 from ingest.archive_read import Span, read_events, read_samples
 from ingest.archive_rows import KINDS, Rows, Words, adding, metric_columns
 from ingest.source import Batch, read_options
@@ -79,7 +79,7 @@ class ArchiveSource:
             if self._window is None:
                 self._window = await self._read(Span(self._at_ms, end_ms, self.options.block or None))
             if not self._window.steps:
-                self._at_ms, self._window = end_ms, None
+                self._at_ms, self._window = await self._next_ms(end_ms), None
                 continue
             step_ms = self._window.steps.popleft()
             self._at_ms = min(step_ms + self.options.step_ms, end_ms)
@@ -112,6 +112,12 @@ class ArchiveSource:
         steps = set(np.unique(self._step_of(rows.time_ms)).tolist())
         steps |= {self._step_of(np.int64(event.time_ms)).item() for event in events}
         return _Window(self._adopted(rows, known), events, bad, deque(sorted(steps)))
+
+    async def _next_ms(self, after_ms: int) -> int:
+        """When there is something again, at the earliest: a span may be empty for months."""
+        span = Span(after_ms, self.options.to_ms, self.options.block or None)
+        names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
+        return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
     def _adopted(self, rows: Rows, known: Entities) -> Rows:
         """The rows with our own numbers of their entities."""

@@ -88,6 +88,7 @@ def test_a_part_of_the_span_and_a_block_that_is_not_there(folder: Path) -> None:
     part = asyncio.run(drained(source_of(folder, from_ms=T0 + 60_000, to_ms=T0 + 120_000)))
     assert len(part) == 4
     assert asyncio.run(drained(source_of(folder, block="b7"))) == []
+    assert len(asyncio.run(drained(source_of(folder, from_ms=T0 - 10**11, to_ms=T0 + 10**11)))) == STEPS
     assert asyncio.run(drained(source_of(folder / "nothing"))) == []
 
 
