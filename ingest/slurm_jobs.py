@@ -24,6 +24,7 @@ HOLDS = frozenset(
 )
 NO_NODES = ("", "(null)", "None assigned", "None", "N/A")
 MESSAGE_LENGTH = 1000
+LISTS_KEPT, LIST_KEPT = 8192, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +198,24 @@ def requeued(name: str, attempt: int, time_ms: int) -> Failed:
     return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)
 
 
+_lists: dict[str, tuple[str, ...]] = {}  # short ones, by text: polls repeat themselves
+
+
 def node_list(text: str) -> tuple[str, ...]:
     """Names of `n[1-4],m7`. Raises RecordError: bad_nodes."""
+    if (known := _lists.get(text)) is not None:
+        return known
     if text.strip() in NO_NODES:
         return ()
     try:
-        return tuple(expand_nodes(text.strip()))
+        names = tuple(expand_nodes(text.strip()))
     except ConfigError as error:
         raise RecordError("bad_nodes", str(error)[:200]) from None
+    if len(names) <= LIST_KEPT:
+        if len(_lists) >= LISTS_KEPT:
+            _lists.clear()
+        _lists[text] = names
+    return names
 
 
 def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int]) -> str:
