@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
 BEHIND_MS = 60_000
+KINDS = (GPU, PORT, NODE)
+GPU_AT, PORT_AT, NODE_AT = range(len(KINDS))
+KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
 HARD_RULES = np.array([rule.hard for rule in RULES])
 
 
@@ -43,7 +46,7 @@ HARD_RULES = np.array([rule.hard for rule in RULES])
 class Local:
     """What one pipeline knows: evidence, and the columns that gangs are compared by. Rows are its own node rows.
 
-    own: (node,) it is this pipeline that is told of the node; heard_ms: (node,) the newest of its GPUs and ports.
+    own: (node,) it is this pipeline that is told of the node; heard_ms: (2, node) the newest of its GPUs, of its ports.
     """
 
     time_ms: int
@@ -77,7 +80,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, memory
         _port_signals(port, entities, topology, memory, now_ms),
         _node_signals(node, gpu, quiet, topology, memory, now_ms, names),
     ]
-    heard_s = np.fmin(newest_s(gpu, nodes), newest_s(port, nodes))
+    heard_s = np.stack([newest_s(gpu, nodes), newest_s(port, nodes)])
     known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
     return Local(
         time_ms=now_ms,
@@ -150,30 +153,32 @@ def _joined(
     known = np.zeros(len(rows), bool)
     signals, gpus, ports = [], [], []
     for local, to in zip(locals, _places(locals, rows), strict=True):
-        inside = to >= 0
-        known[to[inside]] |= local.known[inside]
-        moved = local.signals.on_nodes(to)
-        signals.append(moved.where(moved.node >= 0))
-        gpus.append(local.gpu.on_nodes(to))
-        ports.append(local.port.on_nodes(to))
+        inside = to[NODE_AT] >= 0
+        known[to[NODE_AT, inside]] |= local.known[inside]
+        node = to[KIND_AT[local.signals.rule], local.signals.node]
+        signals.append(replace(local.signals, node=node).where(node >= 0))
+        gpus.append(local.gpu.on_nodes(to[GPU_AT]))
+        ports.append(local.port.on_nodes(to[PORT_AT]))
     if not locals:
         return Signals.of(()), GangColumns.none(), GangColumns.none(), known
     return Signals.concat(signals), GangColumns.concat(gpus), GangColumns.concat(ports), known
 
 
 def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
-    """For each pipeline (node,) rows of the topology, -1 where the node is not in it, or others know it better.
+    """For each pipeline (KINDS, node) rows of the topology, -1 where the node is not in it, or others know better.
 
-    Of a node that is not its own a pipeline is believed for as long as nobody else has heard of it later: after the
-    number of pipelines was changed, the one that had a node before sees it fall silent.
+    Of a node that is not its own a pipeline is believed for as long as nobody else has heard later of the same things:
+    after the number of pipelines was changed, the one that had a node before sees it fall silent.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
-    newest = np.zeros(len(rows) + 1, np.int64)  # the last is of those that are not in the topology
-    for local, to in zip(locals, places, strict=True):
-        np.maximum.at(newest, to, local.heard_ms)
+    heard = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
+    newest = np.zeros((len(KINDS), len(rows) + 1), np.int64)  # the last is of those that are not in the topology
+    for told_ms, to in zip(heard, places, strict=True):
+        for kind in range(len(KINDS)):
+            np.maximum.at(newest[kind], to, told_ms[kind])
     return [
-        np.where(local.own | (local.heard_ms >= newest[to] - BEHIND_MS), to, np.int32(-1))
-        for local, to in zip(locals, places, strict=True)
+        np.where(local.own | (told_ms >= newest[:, to] - BEHIND_MS), to, np.int32(-1))
+        for local, told_ms, to in zip(locals, heard, places, strict=True)
     ]
 
 

@@ -112,6 +112,8 @@ class Run:
         self.topology = topology
         self.shares = [Share.of(number, instances, topology) for number in range(instances)]
         self.pipelines = [self.start(share) for share in self.shares]
+        self.takes_all: list[Pipeline] = []
+        self.kinds = {GPU, PORT, NODE}
 
     def start(self, share: Share) -> Pipeline:
         return Pipeline(self.config, self.clock, self.topology, lambda _: [], share)
@@ -123,8 +125,9 @@ class Run:
         for pipeline in reversed(self.pipelines):
             if pipeline.share.instance in away:
                 continue
-            own = [name for name in NODES if pipeline.share.owns(name)]
-            pipeline.take(Batch(tuple(readings(pipeline.state.entities, own, number)), tuple(events), tuple(drains)))
+            own = [name for name in NODES if pipeline.share.owns(name) or pipeline in self.takes_all]
+            scrape = [part for part in readings(pipeline.state.entities, own, number) if part.kind in self.kinds]
+            pipeline.take(Batch(tuple(scrape), tuple(events), tuple(drains)))
             asyncio.run(pipeline.tick())
 
     def board(self) -> Board:
@@ -206,6 +209,21 @@ def test_nodes_of_a_pipeline_that_is_away_are_stale_and_the_rest_goes_on(tmp_pat
     two.round(14)
     two.pipelines[0].siblings.look()  # type: ignore[union-attr]
     assert {pages(two.board())[node]["state"] for node in theirs} <= {"ok", "degraded"}
+
+
+def test_a_pipeline_that_had_a_node_before_is_not_believed_that_it_fell_silent(tmp_path: Path) -> None:
+    two = Run(tmp_path, 2, placed())
+    two.kinds = {GPU, PORT}  # pushed: nobody says that a node was asked and answered
+    two.takes_all = two.pipelines[:1]
+    for number in range(4):
+        two.round(number, away=(1,))
+    two.takes_all = []
+    for number in range(4, 12):  # 120 s
+        two.round(number)
+    board = two.board()
+    silent = [node for node, sentence in board.json("risk.reason").items() if "not answered" in sentence]
+    assert not silent
+    assert {page["state"] for node, page in pages(board).items() if two.shares[1].owns(node)} <= {"ok", "unknown", "degraded"}
 
 
 def test_a_restarted_first_pipeline_goes_on_with_what_the_others_say(tmp_path: Path) -> None:
