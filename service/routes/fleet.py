@@ -106,6 +106,17 @@ ROWS = (
             "newest_sample_ms": 1759999999000,
             "bad_records": {"not_a_number": 3},
             "targets": {"up": 265, "down": 1},
+            "archive": {
+                "rows": 1_860_000,
+                "events": 412,
+                "files": 60,
+                "bytes": 3_900_000,
+                "repeats": 0,
+                "too_old": 0,
+                "waiting_bytes": 21_000,
+                "full": False,
+                "failing": "",
+            },
         },
     ),
     Row(

@@ -222,6 +222,7 @@ class Ingestion(msgspec.Struct):
     newest_sample_ms: int | None
     bad_records: dict[str, int]
     targets: dict[str, int]
+    archive: dict[str, Any] | None = None
 
 
 class Fleet(msgspec.Struct):
