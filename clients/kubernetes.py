@@ -27,7 +27,7 @@ PAGE = 500
 MAX_LINE_BYTES = 16 * 2**20  # an object has at most 1.5 MiB in etcd
 MAX_WAITING = 64  # messages that nobody has taken yet; the server's buffers hold the rest
 CONNECT_S, READ_S, WATCH_S = 5.0, 30.0, 120.0
-RETRY_S, RETRY_MOST_S, ABSENT_S = 0.5, 15.0, 30.0
+RETRY_S, RETRY_MOST_S, ABSENT_S = 0.5, 5.0, 30.0
 LINGERS_S = 10.0  # a watch that says nothing for so long after its end is dead
 
 

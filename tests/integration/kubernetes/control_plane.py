@@ -221,8 +221,9 @@ class ControlPlane:
         self.until("no pods", lambda: not self.items(PODS))
 
     def stop(self) -> None:
+        """At once: nothing of it is kept, and an apiserver waits long for who watches it."""
         while self._running:
-            _end(self._running.pop()[1])
+            self.kill(self._running[-1][0])
         self.http.close()
 
 
