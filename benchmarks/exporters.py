@@ -1,0 +1,92 @@
+"""A farm of exporters in a process of its own: n nodes behind one port, pages made beforehand, whose numbers go round.
+
+python -m benchmarks.exporters NODES PORT
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.decode import NODE, page_of
+from benchmarks.service import free_port
+
+VARIANTS = 8
+START_S = 60.0
+
+
+class Farm:
+    """Running. `write_groups` lists its targets as service discovery does, which both sides read."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.port = free_port()
+        self.process = subprocess.Popen([sys.executable, "-m", "benchmarks.exporters", str(nodes), str(self.port)])
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            assert self.process.poll() is None, "the exporters ended"
+            assert time.monotonic() < deadline, "the exporters do not answer"
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{_name(0)}", timeout=5) as answer:
+                return bool(answer.read())
+        except OSError:
+            return False
+
+    def write_groups(self, path: Path) -> None:
+        groups = [
+            {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": f"/{_name(node)}"}}
+            for node in range(self.nodes)
+        ]
+        path.write_text(json.dumps(groups), encoding="utf-8")
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def _name(node: int) -> str:
+    return f"n{node:05d}"
+
+
+class _Exporter(asyncio.Protocol):
+    """Enough HTTP for a scraper: requests without bodies, answers with a length, kept alive."""
+
+    pages: tuple[bytes, ...] = ()
+    asked = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._buffer = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while b"\r\n\r\n" in self._buffer:
+            head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+            name = head.split(b" ", 2)[1].strip(b"/")
+            _Exporter.asked += 1
+            page = self.pages[self.asked % len(self.pages)].replace(NODE.encode(), name[:6])
+            self._transport.write(  # type: ignore[attr-defined]
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: "
+                + str(len(page)).encode()
+                + b"\r\n\r\n"
+                + page
+            )
+
+
+async def _serve(port: int) -> None:
+    rng = np.random.default_rng(1)
+    _Exporter.pages = tuple(page_of(NODE, rng) for _ in range(VARIANTS))
+    server = await asyncio.get_running_loop().create_server(_Exporter, "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[2])))

@@ -1,0 +1,201 @@
+"""CPU of taking samples in, all of it: a whole Fleetcast with its archive beside a real Prometheus, at the same time.
+
+    scraped    both scrape the same exporters every INTERVAL_S, for FLEETCAST_BENCH_MINUTES (10); the first two rounds,
+               in which labels are new, do not count
+    written    both are written the same requests of 1.0 and 2.0, one after the other
+
+User and system time of the processes, per million samples: of ours pipeline and api (and, in `all roles`, placer and
+supervisor as well), ticks and forecasts included; of Prometheus the process. Sizes are targets of 8 GPUs.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tomli_w
+
+from benchmarks.case import record
+from benchmarks.decode import FIELDS, GPUS
+from benchmarks.exporters import Farm
+from benchmarks.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
+from benchmarks.service import free_port
+from benchmarks.written import Requests, Sender, series_of
+from ingest.remote_write import Version
+
+SIZES = (400,)
+INTERVAL_S = 15.0
+MINUTES = float(os.environ.get("FLEETCAST_BENCH_MINUTES", "10"))
+WARM_ROUNDS = 2
+WRITTEN_NODES, WRITTEN_ROUNDS = 125, 40
+PERIODS: dict[str, float] = {}  # of [pipeline], where they are not the defaults
+WRITTEN_PERIODS = {"snapshot_s": 10.0}  # so that what was written is archived soon
+START_S, SETTLE_S = 60.0, 120.0
+UNIT = "s/million samples"
+ROLES = ("pipeline", "api")
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for targets in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _scraped(Path(folder), targets)
+    for version in Version:
+        with tempfile.TemporaryDirectory() as folder:
+            yield _written(Path(folder), version)
+
+
+class Fleet:
+    """A whole Fleetcast under its supervisor, with default periods."""
+
+    def __init__(self, folder: Path, **sections: dict[str, Any]) -> None:
+        self.state = folder / "state"
+        self.port = free_port()
+        config: dict[str, Any] = {"state": str(self.state), "api": {"port": self.port}}
+        config["placer"] = {"port": free_port()}
+        path = folder / "config.toml"
+        path.write_text(tomli_w.dumps(config | sections), encoding="utf-8")
+        command = [sys.executable, "-m", "cli.main", "run", "--config", str(path)]
+        with open(folder / "fleetcast.log", "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while self.ingestion() is None:
+            assert self.process.poll() is None, "fleetcast ended"
+            assert time.monotonic() < deadline, "no board in time"
+            time.sleep(0.2)
+
+    def ingestion(self) -> dict[str, Any] | None:
+        """What the pipeline says of itself at its last tick."""
+        import urllib.request
+
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/ingestion", timeout=5) as answer:
+                told: dict[str, Any] = msgspec.json.decode(answer.read())
+                return told
+        except OSError:
+            return None
+
+    def samples(self) -> int:
+        told = self.ingestion()
+        return 0 if told is None else int(told["samples_total"]) + int(told["late_total"])
+
+    def next_tick(self) -> None:
+        """Return as soon as the pipeline has counted anew."""
+        seen = (self.ingestion() or {}).get("ticks")
+        deadline = time.monotonic() + START_S
+        while (self.ingestion() or {}).get("ticks") == seen:
+            assert time.monotonic() < deadline, "the pipeline does not tick"
+            time.sleep(0.1)
+
+    def cpu_s(self, *, everything: bool = False) -> float:
+        """Of the roles that take samples in, or of all processes."""
+        rows = (line.split() for line in (self.state / "pids").read_text(encoding="utf-8").splitlines())
+        return sum(cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
+    size = {"targets": targets, "series": targets * GPUS * len(FIELDS), "minutes": max(1, round(MINUTES))}
+    groups = folder / "groups.json"
+    with contextlib.ExitStack() as running:
+        farm = Farm(targets)
+        running.callback(farm.close)
+        farm.write_groups(groups)
+        scrape = {"targets": [f"file_sd:{groups}"], "interval_s": INTERVAL_S}
+        fleet = Fleet(folder, scrape=scrape, pipeline=PERIODS)
+        running.callback(fleet.close)
+        peer = _scraping_peer(folder, groups)
+        if peer is not None:
+            running.callback(peer.close)
+        fleet.wait()
+        time.sleep(WARM_ROUNDS * INTERVAL_S)
+        before = _now(fleet)
+        began = time.monotonic()
+        theirs = (0.0, 0) if peer is None else (cpu_s(peer.process.pid), peer.samples())
+        time.sleep(MINUTES * 60)
+        spent_s, all_s, samples = (now - then for now, then in zip(_now(fleet), before, strict=True))
+        expected = targets * GPUS * len(FIELDS) * (time.monotonic() - began) / INTERVAL_S
+        assert samples > 0.8 * expected, f"{samples:,} samples of about {expected:,.0f}"
+        beside = None
+        if peer is not None:
+            peer_s, taken = cpu_s(peer.process.pid) - theirs[0], peer.samples() - theirs[1]
+            beside = peer.name, peer_s / taken * 1e6
+    for case, seconds in (("scraped, pipeline and api", spent_s), ("scraped, all roles", all_s)):
+        yield record("ingest", case, size, [seconds / samples * 1e6], UNIT, cpu_s=seconds, peer=beside)
+
+
+def _now(fleet: Fleet) -> tuple[float, float, int]:
+    fleet.next_tick()
+    return fleet.cpu_s(), fleet.cpu_s(everything=True), fleet.samples()
+
+
+def _scraping_peer(folder: Path, groups: Path) -> PrometheusPeer | None:
+    program = find_prometheus()
+    if program is None:
+        return None
+    every = f"{round(INTERVAL_S * 1000)}ms"
+    jobs = [{"job_name": "dcgm", "file_sd_configs": [{"files": [str(groups)]}]}]
+    config = {"global": {"scrape_interval": every, "scrape_timeout": every}, "scrape_configs": jobs}
+    return PrometheusPeer(program, folder / "peer", config)
+
+
+def _written(folder: Path, version: Version) -> dict[str, Any]:
+    requests = Requests(series_of(WRITTEN_NODES), version, np.random.default_rng(1))
+    first_ms = time.time_ns() // 1_000_000 - (WRITTEN_ROUNDS + 1) * 1000
+    with contextlib.ExitStack() as running:
+        fleet = Fleet(folder, pipeline=WRITTEN_PERIODS)
+        running.callback(fleet.close)
+        program = find_prometheus()
+        peer = None if program is None else PrometheusPeer(program, folder / "peer", {})
+        if peer is not None:
+            running.callback(peer.close)
+        fleet.wait()
+        senders = [Sender(port, version) for port in (fleet.port, *([peer.port] if peer else []))]
+        _write(senders, requests, first_ms, 1)
+        _settle(fleet, requests.samples)
+        before = fleet.cpu_s()
+        theirs_s = cpu_s(peer.process.pid) if peer else 0.0
+        _write(senders, requests, first_ms + 1000, WRITTEN_ROUNDS)
+        samples = requests.samples * WRITTEN_ROUNDS
+        _settle(fleet, samples + requests.samples)
+        spent_s = fleet.cpu_s() - before
+        beside = None if peer is None else (peer.name, (cpu_s(peer.process.pid) - theirs_s) / samples * 1e6)
+    size = {"series": requests.samples, "rounds": WRITTEN_ROUNDS}
+    value = spent_s / samples * 1e6
+    return record("ingest", f"written in {version}.0", size, [value], UNIT, cpu_s=spent_s, peer=beside)
+
+
+def _write(senders: Sequence[Sender], requests: Requests, first_ms: int, rounds: int) -> None:
+    for number in range(rounds):
+        for body in requests.round(first_ms + number * 1000):
+            for sender in senders:
+                sender.send(body)
+    for sender in senders:
+        sender.close()  # nobody keeps a line open until the next ones
+
+
+def _settle(fleet: Fleet, samples: int) -> None:
+    """Until the pipeline says it has them all, and has archived what it took."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        told = fleet.ingestion() or {}
+        if fleet.samples() >= samples and not told.get("archive", {}).get("waiting_bytes", 0):
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{fleet.samples():,} samples of {samples:,} arrived and were archived in time")
