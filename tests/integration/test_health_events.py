@@ -6,18 +6,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingest.ufm import PATH
+from tests.ingest.health_daemon import Daemon, running
 from tests.ingest.test_nvsentinel import envelope
 from tests.integration.service_process import Service
 
 pytestmark = pytest.mark.integration
 
-NODES = ("n1", "n2", "n3", "n4")
+NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 BUSES = ("1B", "43", "52", "9B", "A1", "C3", "D1", "E7")
 
 
@@ -32,18 +34,30 @@ def pages() -> str:
 
 
 @pytest.fixture
-def service(folder_server: tuple[Path, str], start_service: Callable[..., Service], tmp_path: Path) -> Service:
-    """Four nodes in steady health, and a kernel log that is followed."""
+def daemons() -> Iterator[dict[str, Daemon]]:
+    with running(Daemon()) as gpud, running(Daemon()) as ufm:
+        yield {"gpud": gpud, "ufm": ufm}
+
+
+@pytest.fixture
+def service(
+    folder_server: tuple[Path, str], start_service: Callable[..., Service], tmp_path: Path, daemons: dict[str, Daemon]
+) -> Service:
+    """Six nodes in steady health, a kernel log that is followed, and health daemons that are asked."""
     root, url = folder_server
     (root / "metrics").write_text(pages())
-    (root / "topology.toml").write_text('[[rack]]\nname = "r1"\nnodes = ["n[1-4]"]\ngpus = 8\ngpu_model = "H100"\n')
+    (root / "topology.toml").write_text('[[rack]]\nname = "r1"\nnodes = ["n[1-6]"]\ngpus = 8\ngpu_model = "H100"\n')
     made = start_service(
         speed=1.0,
         scrape={"targets": [url], "interval_s": 2.0},
         fleet={"topology": str(root / "topology.toml")},
         pipeline={
             "tick_s": 10.0,
-            "sources": [{"use": "kernel_log", "options": {"paths": [f"{tmp_path}/{{node}}.log"]}}],
+            "sources": [
+                {"use": "kernel_log", "options": {"paths": [f"{tmp_path}/{{node}}.log"]}},
+                {"use": "gpud", "options": {"targets": [f"n5={daemons['gpud'].url}"], "poll_s": 0.2}},
+                {"use": "ufm", "options": {"url": daemons["ufm"].url, "poll_s": 0.5, "timeout_s": 2.0}},
+            ],
         },
     )
     made.until("ready", lambda: made.get("/readyz"), 60)
@@ -66,7 +80,9 @@ def stamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime())
 
 
-def test_what_is_grave_is_on_the_nodes_page_within_a_second(service: Service, tmp_path: Path) -> None:
+def test_what_is_grave_is_on_the_nodes_page_within_a_second(
+    service: Service, tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
     line = f"{stamp()} n1 kernel: NVRM: Xid (PCI:0000:9b:00): 79, pid=1, GPU has fallen off the bus.\n"
     began = time.monotonic()
     (tmp_path / "n1.log").write_text(line)  # the source looks for new files every five seconds
@@ -94,6 +110,15 @@ def test_what_is_grave_is_on_the_nodes_page_within_a_second(service: Service, tm
     page = struck(service, "n3", began)
     assert page["urgent"][0]["advice"] == "contact support"
 
+    remapping: dict[str, Any] = {"health": "Unhealthy", "reason": "remapping failed", "name": "remapped-rows"}
+    remapping["suggested_actions"] = {"repair_actions": ["HARDWARE_INSPECTION"]}
+    daemons["ufm"].pages[PATH] = [
+        {"node_name": "n6 mlx5_3", "port": 1, "probability": 80.0, "description": "bit errors"}
+    ]
+    daemons["gpud"].pages["/v1/states"] = [{"component": "remapped-rows", "states": [remapping]}]
+    page = struck(service, "n5", time.monotonic(), 1.5)
+    assert page["urgent"][0]["advice"] == "have the hardware inspected"
+
     def acted(node: str) -> Any:
         return service.get(f"/v1/nodes/{node}")["action"]["code"] == "drain_now" and service.get(f"/v1/nodes/{node}")
 
@@ -103,6 +128,12 @@ def test_what_is_grave_is_on_the_nodes_page_within_a_second(service: Service, tm
     page = service.until("scored with the health", lambda: acted("n3"), 15)
     assert "nvsentinel: GpuNvlinkWatch: NVLink errors on GPU 7" in page["action"]["sentence"]
     assert service.get("/v1/nodes/n4")["action"]["code"] == "none"
+    page = service.until("the link's prior", lambda: service.get("/v1/nodes/n6")["reasons"], 15)
+    assert page[0]["entity"] == "n6/mlx5_3/1"
+    assert "port mlx5_3: a link failure is predicted with probability 0.8" in page[0]["sentence"]
+    sources = {row["name"]: row for row in service.get("/v1/ingestion")["sources"]}
+    assert {"kernel_log", "gpud", "ufm"} <= sources.keys()
+    assert all(sources[name]["up"] for name in ("kernel_log", "gpud", "ufm"))
 
     well = envelope("two", nodeName="n3", isHealthy=True, isFatal=False, message="well")
     well["data"]["healthEvent"]["generatedTimestamp"] = stamp().replace("+0000", "Z")
@@ -166,4 +197,4 @@ def test_a_training_loop_tells_of_itself(service: Service) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.split() == ["ok", "running", "4", "42", "True", "placed"], done.stderr
+    assert done.stdout.split() == ["ok", "running", "6", "42", "True", "placed"], done.stderr
