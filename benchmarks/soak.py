@@ -124,7 +124,7 @@ class Site:
                 if second % SAVE_S == 0:
                     saves.append(_ms(lambda: asyncio.run(self.pipeline.save())))
                 if second % FORECAST_S == 0:
-                    asyncio.run(self.pipeline.forecast())
+                    asyncio.run(self.pipeline.demand.forecast(self.pipeline.state))
             yield self._hour(float(np.median(ticks)), float(np.median(saves)))
 
     def _hour(self, tick_ms: float, save_ms: float) -> Hour:

@@ -17,16 +17,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from features.demand_series import Target
 from features.extract import extract
 from features.serving import served_instances
 from fleet.clock import Clock
@@ -41,7 +36,9 @@ from models.node_risk import load_fit
 from models.score import score_fleet, score_local
 from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
-from service.fleet_metrics import demand_page, fleet_page
+from service.demand_forecasts import DemandForecasts
+from service.disk_trouble import said
+from service.fleet_metrics import fleet_page
 from service.history import History
 from service.locals import About, local_sections
 from service.occupancy import UNKNOWN, running_on
@@ -62,15 +59,11 @@ from service.siblings import Siblings
 from service.snapshot import Snapshot
 from service.thread_work import in_thread
 from service.timekeeper import Timekeeper
-from service.urgent import HardSignals
+from service.urgent import HardSignals, UrgentRows
 from service.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
-DEMAND_PERIOD_S = 60.0
-DEMAND_BINS = 28 * 144
-DEMAND_TARGETS: tuple[Target, ...] = ("arriving", "running", "queued", "wanted")
-BIN_S = 600
 RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
@@ -113,20 +106,17 @@ class Pipeline:
         self.time.start(misses=any(getattr(source, "misses", False) for source in self.sources))
         self.board = BoardWriter(board)
         self.vitals = Vitals()
-        self.urgent: deque[dict[str, Any]] = deque(maxlen=50)
+        self.urgent = UrgentRows(self.board)
         self._hard = HardSignals(self.state.entities)
-        self._desk_free = asyncio.Lock()  # a thread writes the desk while it forecasts
-        self._memory_free = asyncio.Lock()  # and the memory of the rules while it scores
+        self.demand = DemandForecasts(self.desk, clock, self.kept.began_ms)
+        self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules while it scores
         self._saving = asyncio.Lock()
         self._ended = {
             _key(row): row for row in _ended_since(self.state.jobs.attempts.values(), clock.now_ms() - ENDED_KEPT_MS)
         }
         self._published_generation = -1
         self._models: dict[str, str] = {}  # node -> GPU model
-        self._demand: dict[str, Any] = {"as_of_ms": self.kept.began_ms, "series": []}
-        self._record: dict[str, Any] = {}
         self._own_page = PipelinePage(config.folder)
-        self._demand_page = b""
 
     def _go_on_from(self, board: Board | None) -> None:
         """Take up what the process before left: generations go on, and what ran is not forgotten with its events."""
@@ -153,7 +143,7 @@ class Pipeline:
             group.create_task(self.history.flush_forever())
             group.create_task(self.history.tidy_forever())
             if self.share.first:
-                group.create_task(self._forecast_forever())
+                group.create_task(self.demand.forecast_forever(self.state))
             if self.siblings:
                 group.create_task(self._look_forever(self.siblings))
 
@@ -186,8 +176,7 @@ class Pipeline:
                 self._ended.setdefault(_key(attempt), attempt)
         hard = self._hard.rows(fresh, batch.samples)
         if hard:
-            self.urgent.extend({**row, "taken_ms": now_ms} for row in hard)
-            self._publish_urgent(now_ms)
+            self.urgent.tell(hard, now_ms)
             self._wake.set()
 
     async def _look_forever(self, siblings: Siblings) -> None:
@@ -201,21 +190,8 @@ class Pipeline:
         """Whether scores came of hard signals that were published before."""
         rows, scored = siblings.look()
         if rows:
-            self._tell(rows)
+            self.urgent.tell(rows, self.time.now_ms())
         return scored
-
-    def _tell(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Publish hard signals as of now, each once."""
-        now_ms = self.time.now_ms()
-        fresh = {_signal(row): {**row, "taken_ms": now_ms} for row in rows}
-        kept = [row for row in self.urgent if _signal(row) not in fresh]
-        self.urgent = deque([*kept, *fresh.values()], maxlen=self.urgent.maxlen)
-        self._publish_urgent(now_ms)
-
-    def _publish_urgent(self, now_ms: int) -> None:
-        document = encode({"as_of_ms": now_ms, "rows": list(self.urgent)})
-        with said("publish a hard signal", "the next tick scores it"):
-            self.board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
 
     async def _tick_forever(self) -> None:
         await self._caught_up()
@@ -255,7 +231,7 @@ class Pipeline:
         with said("publish the board", "readers keep the last one"):
             await in_thread(functools.partial(self.board.publish, sections, given.now_ms))
         if self.siblings and (unscored := self.siblings.unscored()):
-            self._tell(unscored)
+            self.urgent.tell(unscored, self.time.now_ms())
         self.vitals.note_tick((time.perf_counter() - began) * 1000, arrived)
 
     def _refresh_topology(self) -> None:
@@ -324,14 +300,14 @@ class Pipeline:
             "meta": meta,
             "doc.ingestion": ingestion,
             "doc.fleet": header,
-            "doc.demand": self._demand,
-            "doc.demand_record": self._record,
+            "doc.demand": self.demand.document,
+            "doc.demand_record": self.demand.record,
         }
 
     def _metrics(self, tick: Tick) -> bytes:
         backlog_bytes = sum(_backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
-        return fleet_page(tick) + self._demand_page + others + self._own_page.encode(backlog_bytes)
+        return fleet_page(tick) + self.demand.page + others + self._own_page.encode(backlog_bytes)
 
     def _meta(self, now_ms: int) -> dict[str, Any]:
         have_s = (now_ms - self.kept.began_ms) / 1000
@@ -347,33 +323,6 @@ class Pipeline:
             "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
         }
 
-    async def _forecast_forever(self) -> None:
-        while True:
-            began = time.monotonic()
-            await self.forecast()
-            period_s = self.clock.wall_s(DEMAND_PERIOD_S)
-            await asyncio.sleep(max(SHORTEST_TICK_WALL_S, period_s - (time.monotonic() - began)))
-
-    async def forecast(self) -> None:
-        """Forecast the demand of every pool anew."""
-        now_ms = self.clock.now_ms()
-        demand = self.state.demand
-        series: dict[tuple[str, str], NDArray[np.float64]] = {
-            (pool, target): demand.series(pool, target, now_ms, BIN_S, DEMAND_BINS)
-            for pool in demand.pools()
-            for target in DEMAND_TARGETS
-        }
-        total = int(self.state.topology.gpus.sum())
-        pools: Counter[str] = Counter()
-        for node in self.state.topology.nodes:
-            pools[node.pool] += node.gpus
-        capacity = {pool: pools.get(pool, total) for pool in demand.pools()}
-        async with self._desk_free:
-            rows = await asyncio.to_thread(self.desk.update, series, now_ms, capacity)
-            self._record = self.desk.record()
-            self._demand_page = await asyncio.to_thread(demand_page, rows)
-        self._demand = {"as_of_ms": now_ms, "series": rows}
-
     async def _snapshot_forever(self) -> None:
         while True:
             await self.clock.sleep(self.config.pipeline.snapshot_s)
@@ -386,7 +335,7 @@ class Pipeline:
         What was taken up to that moment is in the archive's files before there is a snapshot that holds the positions.
         """
         async with self._saving, self.history.still:
-            async with self._desk_free, self._memory_free:
+            async with self.demand.free, self._memory_free:
                 self.time.settle()
                 self._rest()
                 flush = self.history.hand_over()
@@ -418,22 +367,8 @@ class Pipeline:
         self.history.close()
 
 
-@contextlib.contextmanager
-def said(what: str, then: str) -> Iterator[None]:
-    """A disk that is full or read-only is a log line: a restart would not mend it, and cost what is in memory."""
-    try:
-        yield
-    except OSError as error:
-        logger.error("cannot %s: %s; %s", what, error, then)
-
-
 def _yes() -> bool:
     return True
-
-
-def _signal(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells a row of `doc.urgent` from another."""
-    return tuple(row[key] for key in ("node", "gpu", "type", "code", "time_ms"))
 
 
 def _key(attempt: JobAttempt) -> tuple[str, int]:

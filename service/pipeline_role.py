@@ -20,7 +20,8 @@ from ingest.source import Source
 from ingest.topology import load_topology
 from ingest.write_decoder import WriteDecoder
 from service.config import Config
-from service.pipeline import Pipeline, said
+from service.disk_trouble import said
+from service.pipeline import Pipeline
 from service.plugins import load
 from service.process_memory import keep_one_heap
 

@@ -4,9 +4,10 @@ The pipeline publishes them as `doc.urgent`, a section of its own, while a tick 
 them. Readers put those that came after the scores on top of the scores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fleet.entities import Entities
@@ -14,12 +15,14 @@ from fleet.events import NodeEvent
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.xids import HARD, advice, gravity
-from service.board import Board
+from service.board import Board, BoardWriter, Section
+from service.disk_trouble import said
 
 XID = metric_row(EntityKind.GPU, "xid")
 AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on
 BACK = frozenset({"undrain", "returned"})
 MESSAGE_SHOWN = 300
+ROWS_KEPT = 50
 
 
 class HardSignals:
@@ -70,6 +73,33 @@ def _is_hard(event: NodeEvent) -> bool:
     if event.type == "health":
         return gravity(event) == "fatal"
     return event.type in AWAY or event.type in BACK or gravity(event) in ("fatal", "warning")
+
+
+class UrgentRows:
+    """The latest hard signals, as the board shows them: `taken_ms` says since when."""
+
+    def __init__(self, board: BoardWriter) -> None:
+        self._board = board
+        self._rows: list[dict[str, Any]] = []
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def tell(self, rows: Sequence[dict[str, Any]], now_ms: int) -> None:
+        """Publish them as of now; one that was told before is told anew, not twice."""
+        fresh = {_identity(row): {**row, "taken_ms": now_ms} for row in rows}
+        kept = [row for row in self._rows if _identity(row) not in fresh]
+        self._rows = [*kept, *fresh.values()][-ROWS_KEPT:]
+        document = msgspec.json.encode({"as_of_ms": now_ms, "rows": self._rows})
+        with said("publish a hard signal", "the next tick scores it"):
+            self._board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("node", "gpu", "type", "code", "time_ms"))
 
 
 def _event_row(event: NodeEvent) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pipeline.desk, "dump", lambda: order.append("dump") or dump())
 
     async def both() -> None:
-        await asyncio.gather(pipeline.forecast(), pipeline.save())
+        await asyncio.gather(pipeline.demand.forecast(pipeline.state), pipeline.save())
 
     asyncio.run(both())
     assert order == ["update", "updated", "dump"]

@@ -131,7 +131,7 @@ class Run:
             asyncio.run(pipeline.tick())
 
     def board(self) -> Board:
-        asyncio.run(self.pipelines[0].forecast())
+        asyncio.run(self.pipelines[0].demand.forecast(self.pipelines[0].state))
         asyncio.run(self.pipelines[0].tick())
         board = BoardReader(self.config.board).latest()
         assert board is not None
@@ -223,7 +223,8 @@ def test_a_pipeline_that_had_a_node_before_is_not_believed_that_it_fell_silent(t
     board = two.board()
     silent = [node for node, sentence in board.json("risk.reason").items() if "not answered" in sentence]
     assert not silent
-    assert {page["state"] for node, page in pages(board).items() if two.shares[1].owns(node)} <= {"ok", "unknown", "degraded"}
+    states = {page["state"] for node, page in pages(board).items() if two.shares[1].owns(node)}
+    assert states <= {"ok", "unknown", "degraded"}
 
 
 def test_a_restarted_first_pipeline_goes_on_with_what_the_others_say(tmp_path: Path) -> None:
