@@ -158,6 +158,7 @@ class PageDecoder:
         self._cache: dict[bytes, Series | None] = {}  # by prefix, less its last blank; empty while there is a shape
         self._shape: PageShape | None = None  # of the last page, if that was clean
         self._columns = _Columns.of(())  # of the last page
+        self._parts: Counter[tuple[EntityKind, int, int]] = Counter()  # of each sum or mean, on the last clean page
 
     def decode(self, page: bytes, arrival_ms: int) -> Batch:
         """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds."""
@@ -196,6 +197,7 @@ class PageDecoder:
             state.bad.append(RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read"))
         elif rest.strip():
             state.bad.append(RecordError("truncated", repr(rest[:80])))
+        self._drop_partial(state)
         self._columns = _Columns.of(state.series)
         self._remember(state, len(lines))
         return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
@@ -255,6 +257,21 @@ class PageDecoder:
         page.raw.append(raw)
         page.time_ms.append(time_ms)
         page.repeatable = page.repeatable and not timestamp
+
+    def _drop_partial(self, page: _Page) -> None:
+        """Leave out sums of which a broken line took a part: they would look like counters that fell."""
+        identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
+        parts = Counter(identity for identity in identities if identity is not None)
+        if not page.bad:
+            self._parts = parts
+            return
+        partial = {identity for identity, count in parts.items() if count < self._parts[identity]}
+        if partial:
+            self.noted["partial"] += len(partial)
+            keep = [row for row, identity in enumerate(identities) if identity not in partial]
+            page.series = [page.series[row] for row in keep]
+            page.raw = [page.raw[row] for row in keep]
+            page.time_ms = [page.time_ms[row] for row in keep]
 
     def _learn_node(self, page: bytes) -> None:
         """Name the target after `node_uname_info`, which node_exporter prints, unless configuration named it."""

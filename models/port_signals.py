@@ -123,7 +123,7 @@ def _host_sights(node: Columns) -> dict[str, Sight]:
     """What node_exporter tells of a host: shares of time, as rates of counters of seconds."""
     stolen, short, unknown = node["cpu_steal_s"], node["memory_pressure"], np.full(node.rows, np.nan)
     return {
-        "cpu_stolen": _sight(stolen >= STOLEN, stolen, unknown, 2 * stolen),
+        "cpu_stolen": _sight((stolen >= STOLEN) & (stolen <= 1), stolen, unknown, 2 * stolen),
         "memory_short": _sight(short >= SHORT, short, unknown, short),
     }
 

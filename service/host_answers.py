@@ -23,6 +23,8 @@ HOST = {
     "net_tx_bytes_per_s": "net_tx_bytes",
     "bmc_power_w": "bmc_power_w",
 }
+SHARES = [list(HOST).index(name) for name in HOST if name.endswith(("idle", "steal", "pressure", "busy"))]
+MOST_SHARE = 1.05  # a little above 1 by the clocks; further above only when a CPU or a drive came or went
 
 
 def host_answers(node: FeatureFrame | None, n: int) -> list[dict[str, Any] | None]:
@@ -32,6 +34,7 @@ def host_answers(node: FeatureFrame | None, n: int) -> list[dict[str, Any] | Non
         return answers
     columns = np.stack([node.column(feature)[:n] for feature in HOST.values()], axis=1).astype(np.float64)
     known = np.isfinite(columns)
+    known[:, SHARES] &= columns[:, SHARES] <= MOST_SHARE
     for row in np.flatnonzero(known.any(axis=1)).tolist():
         told = zip(HOST, columns[row].tolist(), known[row].tolist(), strict=True)
         answers[row] = {name: float(f"{value:.4g}") for name, value, there in told if there}

@@ -37,6 +37,19 @@ def test_a_sum_without_one_of_its_parts_is_no_sum() -> None:
     assert desk.decode(lines[0]) == {"nvme_read_bytes n1": 5.0}
 
 
+def test_a_sum_that_lost_a_part_to_a_broken_line_is_left_out_until_the_page_is_whole() -> None:
+    desk = Desk("n1")
+    lines = [f'node_cpu_seconds_total{{cpu="{cpu}",mode="steal"}} {cpu}' for cpu in range(3)]
+    more = "node_memory_MemAvailable_bytes 9"
+    assert desk.decode(*lines, more) == {"cpu_steal_s n1": 1.0, "memory_available_bytes n1": 9.0}
+    broken = [lines[0], "node_cpu_seconds_total{cpu=", lines[2], more]
+    for _ in range(2):
+        assert desk.decode(*broken) == {"memory_available_bytes n1": 9.0}
+    assert desk.decoder.noted["partial"] == 2
+    assert desk.decode(*lines, "no line {") == {"cpu_steal_s n1": 1.0}, "another line is broken, the sum is whole"
+    assert desk.decode(*lines[:2]) == {"cpu_steal_s n1": 0.5}, "a CPU went offline"
+
+
 def test_drives_and_interfaces_that_would_count_twice_do_not_count() -> None:
     values = Desk("n1").decode(
         *(f'node_disk_read_bytes_total{{device="{name}"}} 5' for name in ("nvme0n1", "nvme0n1p1", "md0", "sda")),
