@@ -201,7 +201,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "archive.keep_days": (0, 36_500),
     "api.port": (1, 65_535),
     "api.max_body_bytes": BYTES,
-    "api.max_backlog_bytes": (1024, 2**50),
+    "api.max_backlog_bytes": (2**28, 2**50),  # a segment goes when it is full and two snapshots cover it
     "api.max_connections": (1, 1_000_000),
     "api.header_timeout_s": PERIOD_S,
     "api.body_timeout_s": PERIOD_S,
