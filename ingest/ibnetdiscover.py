@@ -74,8 +74,8 @@ class Fabric:
 
 
 def is_ibnetdiscover(text: str) -> bool:
-    head = text[:20_000]
-    return "\nswitchguid=" in head or "\ncaguid=" in head or _PORTS.match(head) is not None
+    head = "\n" + text[:20_000]
+    return "\nswitchguid=" in head or "\ncaguid=" in head or any(map(_PORTS.match, head.splitlines()[:50]))
 
 
 def parse_ibnetdiscover(text: str) -> Fabric:

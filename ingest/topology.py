@@ -5,6 +5,7 @@ What a format does not say stays unknown, with one exception: a node whose NVLin
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from ingest.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
 from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
 from ingest.slurm_topology import is_slurm, parse_slurm
 
+_JSON = re.compile(r"\s*+(\{|\[\s*+\{)")
 MAX_GPUS = 1024
 MAX_CPUS = 1_000_000
 MAX_GIB = 10_000_000
@@ -129,7 +131,7 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
 
 def parse_topology(text: str) -> list[NodeSpec]:
     """Nodes of a TOML, topology.conf, ibnetdiscover or JSON (labels, NetQ) text. Raises ConfigError."""
-    if text.lstrip().startswith(("{", "[{", "[\n")) and not text.lstrip().startswith("[["):
+    if _JSON.match(text):
         nodes = parse_json(text)
     elif is_ibnetdiscover(text):
         nodes = fabric_nodes(parse_ibnetdiscover(text))

@@ -61,6 +61,7 @@ def test_adapters_that_do_not_say_whose_they_are_are_no_nodes() -> None:
 
 def test_the_ports_report_says_the_same() -> None:
     text = (
+        "# of the fabric of the first hall\n"
         "CA   134  1 0x01 4x EDR - SW  1719 10 0xf1 ( 'n1 HCA-1' - 'leaf1' )\n"
         "SW  1719  1 0xf1 4x EDR - SW  1516  1 0xf2 ( 'leaf1' - 'spine1' )\n"
         "SW  1719 37 0xf1 4x ???                        'leaf1'\n"
@@ -91,7 +92,7 @@ def test_a_graph_of_netq() -> None:
         ("n2", "leaf", "spine"),
     ]
     computes = [{"Name": "n1", "DomainUUID": "nvl-7", "GpuIDList": ["a", "b"]}]
-    (node,) = parse_topology(json.dumps(computes))
+    (node,) = parse_topology(json.dumps(computes).replace("[{", "[ \n {"))
     assert (node.gpus, node.domains[Level.NVLINK_DOMAIN]) == (2, "nvl-7")
 
 
