@@ -61,7 +61,8 @@ def _of_xid(event: NodeEvent, row: int) -> Signal | None:
     if grave not in ("fatal", "warning"):
         return None
     rule = "xid_reported" if grave == "fatal" else "xid_noted"
-    return Signal(rule, row, _where(event), float(event.code or 0), since_ms=event.time_ms)
+    unplaced = event.device if event.gpu is None else ""  # which GPU that is, no exporter has told
+    return Signal(rule, row, _where(event), float(event.code or 0), since_ms=event.time_ms, words=unplaced)
 
 
 def _of_health(event: NodeEvent, row: int) -> Signal | None:

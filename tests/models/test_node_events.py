@@ -80,6 +80,16 @@ def test_an_xid_comes_with_the_advice_of_its_maker() -> None:
     assert risk.actions[0].sentence.endswith("NVIDIA's advice for XID 79: restart the node.")
 
 
+def test_an_address_that_no_exporter_knows_is_told_as_it_is() -> None:
+    lost = event(1, type="xid", code=79, device="0000:9b:00")
+    risk = score_nodes(signals_of(lost), np.array([True]), NOW_MS, None)
+    assert risk.reasons[0][0].sentence.endswith("reported by the node: 0000:9b:00")
+    placed = event(1, type="xid", code=79, device="0000:9b:00", gpu=3)
+    assert (
+        score_nodes(signals_of(placed), np.array([True]), NOW_MS, None).reasons[0][0].sentence.endswith("by the node")
+    )
+
+
 def test_every_code_of_the_tables_has_words_and_an_action_that_is_known() -> None:
     assert set(ACTION_OF.values()) <= set(ACTIONS)
     assert not HARD.keys() & SOFT.keys()
