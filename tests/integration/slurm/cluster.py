@@ -43,8 +43,8 @@ def free_ports(count: int) -> list[int]:
 class SlurmCluster:
     """Starts on construction, nodes n1, n2, …; `stop` ends what this object started, by pid.
 
-    accounting: with slurmdbd, so that sacct works. jobcomp: where completions are posted to. hook: the line of shell
-    that slurmctld runs before and after each job. `zone`: the local time of its daemons.
+    accounting: with slurmdbd, so that sacct works. jobcomp: where completions are posted to. hook: the shell that
+    slurmctld runs before and after each job, and for its completion. `zone`: the local time of its daemons.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class SlurmCluster:
         if self.hook:
             self._write("hook.sh", ["#!/bin/sh", self.hook], mode=0o755)
             lines += [f"PrologSlurmctld={self.folder}/hook.sh", f"EpilogSlurmctld={self.folder}/hook.sh"]
+            lines += ["JobCompType=jobcomp/script", f"JobCompLoc={self.folder}/hook.sh"]
         if self.accounting:
             lines += [
                 *("AccountingStorageType=accounting_storage/slurmdbd", "AccountingStorageHost=127.0.0.1"),
