@@ -43,7 +43,7 @@ class Sibling:
     gpus: dict[str, int] = field(default_factory=dict)  # node -> GPUs that it has seen there
     urgent: list[dict[str, Any]] = field(default_factory=list)
     _board: Board | None = None
-    _taken_ms: int = 0  # of the newest hard signal that was handed on
+    _told: list[dict[str, Any]] = field(default_factory=list)  # hard signals as of the last look
 
     def look(self) -> list[dict[str, Any]]:
         """Read the board anew if it was replaced; the hard signals that came since the last look."""
@@ -67,8 +67,8 @@ class Sibling:
             rows = board.json("doc.urgent")["rows"]
         except KeyError:
             return []
-        fresh = [row for row in rows if row["taken_ms"] > self._taken_ms]
-        self._taken_ms = max((row["taken_ms"] for row in fresh), default=self._taken_ms)
+        fresh = [row for row in rows if row not in self._told]
+        self._told = rows
         scored_ms = self.report.local.time_ms if self.report else 0
         self.urgent = [row for row in (*self.urgent, *fresh) if row["taken_ms"] > scored_ms]
         return fresh
