@@ -2,7 +2,7 @@
 
 Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (exporter pages → decoded,
 written to the window store, archived: all that a pipeline does with a sample, fsyncs included, by CPU time), `compact`
-(the parts of hours → a file an hour, by CPU time), `bytes a sample` and `bytes a sample, parts` (values of recorded H100
+(the parts of hours → a file each, by CPU time), `bytes a sample` and `bytes a sample, parts` (values of recorded H100
 runs in our units, each reading taken for a scrape: in the files of hours, and in the parts of minutes before that).
 
 Peers: pyarrow with its defaults and zstd for speed and size; DuckDB's own format is measured in the same way.
