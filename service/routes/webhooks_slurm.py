@@ -18,13 +18,14 @@ from ingest.slurm_jobcomp import read_completions
 from ingest.slurm_jobs import Site, SlurmJob, check, job_events
 from ingest.slurm_json import Read
 from service.access import Scope
-from service.problems import Problem
+from service.problems import Problem, unprocessable
 from service.routes import shapes
 from service.routes.context import Context
 from service.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
 from service.routes.table import Param, Query, Row
 
 MOST_OFFSET_S = 86_399.0
+MOST_PREFIX = 64
 PARAMS = (
     Param("prefix", str, "put before the ids of jobs, where several clusters send", ""),
     Param(
@@ -49,6 +50,9 @@ class Told(msgspec.Struct):
 async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
     """Take in every good record of the body. Jobs without GPUs that nobody told of are passed."""
     context.writer()
+    prefix = query["prefix"]
+    if len(prefix) > MOST_PREFIX or not prefix.isprintable():
+        raise unprocessable("prefix", prefix[:80], f"at most {MOST_PREFIX} printable characters")
     try:
         body = await body_of(request, context)
     except Problem as problem:
@@ -60,7 +64,7 @@ async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Res
         read = read_completions(body, now_ms, zone)
     else:
         read = await asyncio.to_thread(read_completions, body, now_ms, zone)
-    response = await accept(context, translate(read, query["prefix"], context, now_ms), now_ms)
+    response = await accept(context, translate(read, prefix, context, now_ms), now_ms)
     response.status_code = 200
     return response
 
@@ -128,7 +132,6 @@ ROWS = (
         params=PARAMS,
         scope=Scope.EVENTS,
         body=(dict,),
-        takes=("application/json", "text/plain"),
         body_example={
             "jobid": 7,
             "state": "FAILED",

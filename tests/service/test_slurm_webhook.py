@@ -150,7 +150,8 @@ def test_a_bad_record_is_told_and_not_sent_again(client: Client, body: bytes, re
 
 def test_what_is_no_request_is_refused(client: Client) -> None:
     assert client.post(PATH, content=b"").status_code == 422
-    assert client.post(PATH, params={"zone": "Asia/Tokyo"}, json=completed()).status_code == 422
+    for params in ({"zone": "Asia/Tokyo"}, {"prefix": "a\nb"}, {"prefix": "x" * 65}, {"utc_offset_s": "1e9"}):
+        assert client.post(PATH, params=params, json=completed()).status_code == 422
 
 
 def test_the_attempts_of_many_jobs_are_bounded() -> None:
