@@ -355,10 +355,10 @@ class Follower:
                 failures += 1
                 if failures > 1:
                     self._closed.wait(RETRY_S * failures)
-            except AbsentError as error:
-                version = ""
+            except AbsentError as error:  # a server that starts says so, too, before it knows its roles
+                failures += 1
                 self._put(Absent(what.name, str(error)))
-                self._closed.wait(ABSENT_S)
+                self._closed.wait(min(ABSENT_S, RETRY_S * 2 ** min(failures, 10)))
             except SourceError as error:
                 failures += 1
                 self._put(Away(what.name, error))

@@ -294,11 +294,8 @@ class KubernetesSource:
     def _pod(self, pod: Pod, member: Member | None) -> None:
         if member is None:
             return
-        followed = {
-            kind
-            for name, kind in WORKLOADS.items()
-            if name in self.options.collections and not self._states.get(name, "").startswith("absent")
-        }
+        absent = {name for name, state in self._states.items() if state.startswith("absent")} - self._at.versions.keys()
+        followed = {kind for name, kind in WORKLOADS.items() if name in self.options.collections and name not in absent}
         alone: Workload | None = None
         if member.kind not in followed:
             alone = self._reader.alone(pod, member)

@@ -42,6 +42,7 @@ class SmallKubernetes:
         self.page = page
         self.absent = absent
         self.away = False
+        self.forbidden: set[str] = set()
         self.lists = 0
         self._version = 1
         self._forgotten = 0
@@ -87,6 +88,8 @@ class SmallKubernetes:
             raise SourceError("nobody answers", 0.05)
         if name in self.absent:
             return Reply(404, b'{"message": "the server could not find the requested resource"}')
+        if name in self.forbidden:
+            return Reply(403, b'{"message": "forbidden"}')
         return self._watch(name, int(query["resourceVersion"])) if "watch" in query else self._list(name, query)
 
     def _list(self, name: str, query: Mapping[str, str]) -> Reply:

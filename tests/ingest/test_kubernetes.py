@@ -380,6 +380,22 @@ def test_a_cluster_without_jobsets_and_pytorchjobs_is_followed_all_the_same() ->
     assert health["collections"]["jobsets"].startswith("absent: HTTP 404")
 
 
+def test_a_collection_that_is_forbidden_for_a_moment_is_no_reason_to_take_its_pods_for_other_jobs() -> None:
+    """A server that starts refuses, until it has read its roles."""
+    server = SmallKubernetes()
+    with Followed(server) as followed:
+        followed.told()
+        lists = server.lists
+        server.forbidden = {"jobs"}
+        _until(followed, lambda _: followed.source.health()["collections"]["jobs"].startswith("absent: HTTP 403"))
+        gang(server)
+        assert followed.told() == []
+        server.forbidden = set()
+        told = _until(followed, lambda events: len(events) >= 2)
+        assert server.lists == lists
+    assert brief(told) == [("ml/train", 1, "submitted"), ("ml/train", 1, "started")]
+
+
 def test_an_object_that_is_none_is_counted_and_what_it_was_stays() -> None:
     server = SmallKubernetes()
     gang(server)
