@@ -16,7 +16,7 @@ from ingest.source import Batch
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.topics import Topics, take_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 def now_ms() -> int:

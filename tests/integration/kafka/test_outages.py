@@ -20,7 +20,7 @@ from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.test_kafka import now_ms, samples, scrape
 from tests.integration.kafka.topics import Topics, take_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 class Flow:
@@ -53,7 +53,7 @@ class Flow:
     def stop(self) -> int:
         """Samples written."""
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(120)
         return 2 * self.written
 
 
@@ -66,7 +66,7 @@ def read_through(topics: Topics, trouble: Callable[[KafkaSource], None]) -> tupl
         try:
             first = await take_until(source, lambda taken: sum(map(len, taken)) > 100)
             work = asyncio.create_task(asyncio.to_thread(trouble, source))
-            meanwhile = await take_until(source, lambda _: work.done(), 90)
+            meanwhile = await take_until(source, lambda _: work.done(), 150)
             await work
             more = await take_until(source, lambda taken: sum(map(len, taken)) > 100)
         finally:
@@ -79,6 +79,16 @@ def read_through(topics: Topics, trouble: Callable[[KafkaSource], None]) -> tupl
 
     taken, written = asyncio.run(read())
     return taken, written, source
+
+
+def check_whole(taken: list[Batch], written: int, source: KafkaSource) -> None:
+    """Every record of the topic came once, and all that was written is there.
+
+    The writer may have sent some twice: where brokers are slow to come back it never hears that the first was taken.
+    """
+    told = samples(taken)
+    assert len(told) == 2 * sum(source._next.values())
+    assert len(set(told)) == written
 
 
 @pytest.fixture
@@ -95,7 +105,7 @@ def test_a_broker_that_restarts_loses_and_repeats_nothing(own: Cluster, how: str
 
     def restart(source: KafkaSource) -> None:
         getattr(own, how)(1)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while source.health()["up"]:
             assert time.monotonic() < deadline, "the health row never said that the broker was away"
             time.sleep(0.05)
@@ -103,8 +113,7 @@ def test_a_broker_that_restarts_loses_and_repeats_nothing(own: Cluster, how: str
         own.until_ready()
 
     taken, written, source = read_through(topics, restart)
-    told = samples(taken)
-    assert len(told) == len(set(told)) == written
+    check_whole(taken, written, source)
     assert source.health()["up"]
     topics.close()
 
@@ -119,9 +128,7 @@ def test_one_broker_of_three_may_die(three: Cluster) -> None:
         three.start(leader)
         three.until_ready()
 
-    taken, written, _ = read_through(topics, kill_a_leader)
-    told = samples(taken)
-    assert len(told) == len(set(told)) == written
+    check_whole(*read_through(topics, kill_a_leader))
     topics.close()
 
 

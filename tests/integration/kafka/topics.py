@@ -71,7 +71,7 @@ async def read_all(access: KafkaAccess, topic: str) -> list[Message]:
         await reader.close()
 
 
-async def take_until(source: KafkaSource, done: Any, limit_s: float = 30.0) -> list[Batch]:
+async def take_until(source: KafkaSource, done: Any, limit_s: float = 90.0) -> list[Batch]:
     """Batches until `done(batches)`, as the pipeline takes them: a source that is away is asked again."""
     taken: list[Batch] = []
     deadline = time.monotonic() + limit_s
