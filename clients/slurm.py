@@ -107,7 +107,7 @@ class SlurmCommands:
         """What a command prints. Raises SourceError: it is not there, fails, or takes or prints too much."""
         setting = [] if "--json" in command else ["env", "SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
         words = [*self._shell, *setting, *command]
-        if self._shell[:1] == ["ssh"]:
+        if self._shell and Path(self._shell[0]).name == "ssh":  # it hands one text to a shell over there
             words = [*self._shell, shlex.join([*setting, *command])]
         try:
             process = await asyncio.create_subprocess_exec(

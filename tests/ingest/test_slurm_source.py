@@ -1,6 +1,7 @@
 """The source: what it tells once, what it tells again, and what it finds out about jobs that are gone."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,31 @@ def test_recorded_outputs_are_read_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "queue.json").unlink()
     with pytest.raises(SourceError, match=r"neither queue\.json"):
         take(made, 1)
+
+
+def test_commands_are_run_elsewhere_and_as_this_slurm_knows_them(tmp_path: Path) -> None:
+    """A Slurm without JSON, behind a shell that joins its words as ssh does."""
+    columns = "JOBID|STATE|SUBMIT_TIME|START_TIME|NODELIST|TRES_ALLOC|NAME|"
+    programs = {
+        "ssh": '#!/bin/sh\nshift\nexec sh -c "$*"\n',
+        "squeue": f"""#!/bin/sh
+case "$*" in *--json*) echo "squeue: unrecognized option '--json'" >&2; exit 1;; esac
+case "$*" in *"Name:|"*) ;; *) echo "columns: $*" >&2; exit 1;; esac
+test "$SLURM_TIME_FORMAT" = %s && echo '{columns}' && echo '7|RUNNING|{T}|{T + 10}|n[1-2]|gres/gpu=4|a|b|'
+""",
+        "sinfo": f"#!/bin/sh\necho 'NODELIST|STATECOMPLETE|TIMESTAMP|REASON|'\necho 'n1|down|{T}|psu|'\n",
+        "sacct": "#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2\nexit 1\n",
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        made = SlurmSource(Entities(), ManualClock(NOW_MS), {"shell": ["ssh", "login1"]})
+        (batch,) = take(made, 1)
+    assert said(batch) == [("Submitted", "7", 1), ("Started", "7", 1)]
+    assert [(event.node, event.type, event.time_ms) for event in batch.node_events] == [("n1", "lost", T * 1000)]
+    assert (batch.bad, made.health()["accounting"]) == ((), False)
 
 
 def test_a_command_that_is_not_there_is_a_source_error() -> None:
