@@ -5,6 +5,7 @@ and never read. What a broker refuses, or that none answers, becomes a SourceErr
 """
 
 import asyncio
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -190,10 +191,11 @@ class KafkaReader:
             self._thread.shutdown(wait=False)
 
     def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        if self._consumer is not None:
-            self._consumer.close(autocommit=False, timeout_ms=1000)
+        with contextlib.suppress(KafkaError):  # brokers that are away hear of it when they are back
+            if self._writer is not None:
+                self._writer.close()
+            if self._consumer is not None:
+                self._consumer.close(autocommit=False, timeout_ms=1000)
 
     async def _run(self, work: Callable[[], Answer]) -> Answer:
         try:
@@ -220,7 +222,7 @@ class KafkaReader:
 
 
 class KafkaWriter:
-    """Writes records, blocking. Every call may raise SourceError or KafkaError; what was refused can be sent again."""
+    """Writes records, blocking (`send` is not). Every call may raise SourceError: nothing or some of it was written."""
 
     def __init__(self, access: KafkaAccess, *, compression: str = "zstd", linger_ms: int = 5) -> None:
         """Raises SourceError when no broker answers."""
