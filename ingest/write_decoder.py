@@ -20,7 +20,8 @@ from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.parts import PartRows, PartSums
-from ingest.remote_write import Version, Write, fields, unpack, walk
+from ingest.protobuf import BYTES, fields
+from ingest.remote_write import Version, Write, unpack, walk
 from ingest.series import Conversion, Fold, Form, Series
 from ingest.source import Batch
 from ingest.text import Resolve, Target
@@ -296,11 +297,11 @@ def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
 def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
     """The same of a label however it is written; the last of two names counts."""
     for number, kind, begin, end in fields(text, at, len(text)):
-        if number != 1 or kind != 2:
+        if number != 1 or kind != BYTES:
             break
         parts = {1: b"", 2: b""}
         for part, wire, first, last in fields(text, begin, end):
-            if part in parts and wire == 2:
+            if part in parts and wire == BYTES:
                 parts[part] = text[first:last]
         return parts[1], parts[2], end
     raise RecordError("bad_label", f"no label at byte {at} of {text[:80]!r}")

@@ -35,6 +35,7 @@ from service.hot_path import hot_protocol
 from service.openapi import document
 from service.placer_link import PlacerLink
 from service.problems import Problem, as_problem
+from service.process_memory import keep_one_heap
 from service.recent import RecentIdentities
 from service.routes import (
     adapters,
@@ -225,6 +226,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 async def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
+    keep_one_heap()
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
     limits = Limits(config.api.max_connections, config.api.header_timeout_s, config.api.body_timeout_s)
