@@ -3,7 +3,8 @@
     [{"targets": ["10.0.0.7:9400"], "labels": {"__metrics_path__": "/metrics", "node": "n007"}}]
 
 Of the labels these say how to ask: `__scheme__`, `__metrics_path__`, `__param_NAME`; `node` says whose the page is,
-whatever it says itself. A bad entry is logged and skipped; what is no list of groups is refused whole, and the last list stays.
+whatever it says itself. A bad entry is logged and skipped; what is no list of groups is refused whole, and the last
+list stays.
 """
 
 import logging
