@@ -127,7 +127,8 @@ def _broker() -> Iterator[list[str] | None]:
         yield named.split(",")
         return
     try:
-        from tests.integration.kafka.build import BuildError, kafka
+        from tests.integration.built import BuildError
+        from tests.integration.kafka.build import kafka
         from tests.integration.kafka.cluster import Cluster
 
         program = kafka(lambda line: print(line, file=sys.stderr, flush=True))

@@ -17,7 +17,8 @@ import pytest
 
 from benchmarks.decode import GPUS, page_of
 from tests.ingest.write_requests import Row, gpu, message_v1, message_v2, packed
-from tests.integration.prometheus_build import needed_prometheus
+from tests.integration.built import needed
+from tests.integration.prometheus_build import prometheus
 from tests.integration.prometheus_writer import MESSAGES, PrometheusWriter
 from tests.integration.service_process import Service
 
@@ -30,13 +31,7 @@ QUICK = {"pipeline": {"tick_s": 1.0, "snapshot_s": 2.0}, "speed": 1.0}
 @pytest.fixture(scope="module")
 def program(request: pytest.FixtureRequest) -> Path:
     """Prometheus; the first run ever builds it."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{line}", flush=True)
-
-    return needed_prometheus(say)
+    return needed(prometheus, request)
 
 
 @contextmanager

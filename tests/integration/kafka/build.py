@@ -6,22 +6,14 @@ Beside the jars lie two files that make a start short: what a formatted disk of 
 broker), and an archive of the classes that a broker loads.
 """
 
-import fcntl
-import os
 import shutil
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.integration.built import BuildError, Say, alone_in, cache_folder, main, step, told
+
 KAFKA, SLF4J = "4.3.1", "1.7.36"
 CLUSTER_ID = "ZmxlZXRjYXN0LXRlc3RzLQ"
-SAY_EVERY_S = 20.0
-STEP_S = 600.0
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 POM = f"""<?xml version="1.0" encoding="UTF-8"?>
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -40,12 +32,6 @@ POM = f"""<?xml version="1.0" encoding="UTF-8"?>
   </dependencies>
 </project>
 """
-
-Say = Callable[[str], None]
-
-
-class BuildError(Exception):
-    """Java or Maven is missing, or a step failed; says which, with the end of what it printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +59,15 @@ class Kafka:
         return f"{self.jars}/*"
 
 
-def cache_folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "fleetcast" / f"kafka-{KAFKA}"
-
-
 def kafka(say: Say) -> Kafka:
     """The one in the cache, fetched first where it is not there. One process works, others wait. Raises BuildError."""
-    found = Kafka(cache_folder())
-    found.folder.mkdir(parents=True, exist_ok=True)
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None and not (program == "mvn" and found.jars.is_dir()):
-            raise BuildError(f"Apache Kafka needs {program}, and there is none on the path")
-    with open(found.folder / ".lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    found = Kafka(cache_folder(f"kafka-{KAFKA}"))
+    if shutil.which("java") is None:
+        raise BuildError("Apache Kafka needs java, and there is none on the path")
+    with alone_in(found.folder):
         if not (found.jars.is_dir() and found.formatted.exists()):
             say(f"fetching Apache Kafka {KAFKA} into {found.folder}, once: 44 MB, about half a minute")
-            with _progress(say):
+            with told(say, f"fetching Apache Kafka {KAFKA}"):
                 _fetch(found)
                 _format(found)
     return found
@@ -102,7 +80,7 @@ def _fetch(kafka: Kafka) -> None:
     shutil.rmtree(beside, ignore_errors=True)
     pom.write_text(POM, encoding="utf-8")
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={beside}"]
-    _step(["mvn", "-B", "-q", "-ntp", "-f", str(pom), *goal])
+    step(["mvn", "-B", "-q", "-ntp", "-f", str(pom), *goal])
     beside.rename(kafka.jars)
 
 
@@ -123,37 +101,10 @@ def _format(kafka: Kafka) -> None:
     }
     (scratch / "properties").write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(scratch / "properties")]
-    _step(["java", *QUICK, "-Xmx64m", "-cp", kafka.class_path, *tool])
+    step(["java", *QUICK, "-Xmx64m", "-cp", kafka.class_path, *tool])
     (scratch / "data" / kafka.formatted.name).replace(kafka.formatted)
     shutil.rmtree(scratch)
 
 
-def _step(command: list[str]) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=STEP_S)
-    if ended.returncode:
-        raise BuildError(f"{' '.join(command)[:200]} failed: {(ended.stdout + ended.stderr)[-2000:]}")
-
-
-@contextmanager
-def _progress(say: Say) -> Iterator[None]:
-    """A line now and then, so that nobody takes a slow network for a hang."""
-    began, done = time.monotonic(), threading.Event()
-
-    def tell() -> None:
-        while not done.wait(SAY_EVERY_S):
-            say(f"still fetching Apache Kafka {KAFKA}: {time.monotonic() - began:.0f} s")
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
-
-
 if __name__ == "__main__":
-    try:
-        print(kafka(lambda line: print(line, file=sys.stderr, flush=True)).folder)
-    except BuildError as error:
-        sys.exit(str(error))
+    main(kafka)

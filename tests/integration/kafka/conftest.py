@@ -1,13 +1,13 @@
 """One broker for all tests, and three for those that kill some."""
 
-import os
 import uuid
 from collections.abc import Iterator
 
 import pytest
 
 from clients.kafka_access import KafkaAccess
-from tests.integration.kafka.build import BuildError, Kafka, kafka
+from tests.integration.built import needed
+from tests.integration.kafka.build import Kafka, kafka
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.topics import Topics
 
@@ -15,18 +15,7 @@ from tests.integration.kafka.topics import Topics
 @pytest.fixture(scope="session")
 def kafka_program(request: pytest.FixtureRequest) -> Kafka:
     """The first run ever fetches it."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{line}", flush=True)
-
-    try:
-        return kafka(say)
-    except BuildError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    return needed(kafka, request)
 
 
 @pytest.fixture(scope="session")

@@ -5,22 +5,14 @@ Built once a version, in about eight minutes of two cores, and kept in the user'
     python -m tests.integration.kubernetes.build
 """
 
-import fcntl
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.integration.built import Say, alone_in, cache_folder, main, step, told
+
 KUBERNETES, LIBRARIES, KWOK = "1.36.3", "0.36.3", "0.8.0"
-SAY_EVERY_S = 20.0
 MODULE = "local.test/core"
 COMMANDS = (
     "k8s.io/kubernetes/cmd/kube-apiserver",
@@ -37,12 +29,6 @@ STAGES = (
     "pod/fast/pod-complete.yaml",
     "pod/fast/pod-delete.yaml",
 )
-
-Say = Callable[[str], None]
-
-
-class BuildError(Exception):
-    """Go is missing or a step failed; says which, with the end of what it printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +50,20 @@ class Kubernetes:
         return self.stages.exists() and all(self.binary(name).exists() for name in names)
 
 
-def cache_folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "fleetcast" / f"kubernetes-{KUBERNETES}"
-
-
 def kubernetes(say: Say) -> Kubernetes:
     """The one in the cache, built first where it is not there. One process builds, others wait. Raises BuildError."""
-    built = Kubernetes(cache_folder())
-    built.folder.mkdir(parents=True, exist_ok=True)
-    with open(built.folder / ".lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    built = Kubernetes(cache_folder(f"kubernetes-{KUBERNETES}"))
+    with alone_in(built.folder):
         if not built.is_whole:
             _build(built, say)
     return built
 
 
 def _build(built: Kubernetes, say: Say) -> None:
-    if shutil.which("go") is None:
-        raise BuildError("building Kubernetes needs Go, and there is none on the path")
     say(f"building Kubernetes {KUBERNETES} into {built.folder}, once: about 8 minutes")
     source = built.folder / "core"
     source.mkdir(exist_ok=True)
-    with _progress(say):
+    with told(say, f"building Kubernetes {KUBERNETES}"):
         (source / "go.mod").write_text(_go_mod(source), encoding="utf-8")
         for command in COMMANDS:
             _build_one(command, source, built.folder / "bin")
@@ -121,39 +98,8 @@ def _go_mod(source: Path) -> str:
 
 
 def _go(folder: Path, *arguments: str) -> str:
-    ended = subprocess.run(
-        ["go", *arguments],
-        cwd=folder,
-        env=os.environ | {"GOFLAGS": "-mod=mod"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        raise BuildError(f"go {' '.join(arguments)[:200]} failed: {ended.stderr[-2000:]}")
-    return ended.stdout
-
-
-@contextmanager
-def _progress(say: Say) -> Iterator[None]:
-    """A line now and then, so that nobody takes a long build for a hang."""
-    began, done = time.monotonic(), threading.Event()
-
-    def tell() -> None:
-        while not done.wait(SAY_EVERY_S):
-            say(f"still building Kubernetes {KUBERNETES}: {time.monotonic() - began:.0f} s")
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
+    return step(["go", *arguments], folder)
 
 
 if __name__ == "__main__":
-    try:
-        print(kubernetes(lambda line: print(line, file=sys.stderr, flush=True)).folder)
-    except BuildError as error:
-        sys.exit(str(error))
+    main(kubernetes)

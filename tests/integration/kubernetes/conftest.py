@@ -1,11 +1,11 @@
 """One control plane a session, and one Fleetcast that watches its nodes."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.kubernetes.build import BuildError, kubernetes
+from tests.integration.built import needed
+from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.fleet import GPUS, NODES, WatchedFleet
 
@@ -13,18 +13,7 @@ from tests.integration.kubernetes.fleet import GPUS, NODES, WatchedFleet
 @pytest.fixture(scope="session")
 def control_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, apiserver and kwok with six GPU nodes; the first run ever builds them."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{line}", flush=True)
-
-    try:
-        binaries = kubernetes(say)
-    except BuildError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    binaries = needed(kubernetes, request)
     plane = ControlPlane(binaries, tmp_path_factory.mktemp("kubernetes"))
     try:
         plane.add_nodes(list(NODES), GPUS)

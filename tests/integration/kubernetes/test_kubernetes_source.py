@@ -14,7 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.integration.kubernetes.build import BuildError, kubernetes
+from tests.integration.built import needed
+from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU, PODS, ControlPlane, pod
 from tests.integration.kubernetes.custom import JOBSET, PYTORCHJOB
 from tests.integration.service_process import Service
@@ -41,18 +42,7 @@ STRATEGIC = {"content-type": "application/strategic-merge-patch+json"}
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with a scheduler and the controller of Jobs, whose pods run until a test ends them."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{line}", flush=True)
-
-    try:
-        binaries = kubernetes(say)
-    except BuildError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    binaries = needed(kubernetes, request)
     folder = tmp_path_factory.mktemp("jobs")
     stages = folder / "stages.yaml"
     usual = binaries.stages.read_text().split("\n---\n")
