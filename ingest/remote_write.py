@@ -17,7 +17,6 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +25,8 @@ from ingest.protobuf import BYTES, FIXED64, VARINT, fields, packed, varint
 
 MAX_FIELDS = 200_000  # series and symbols of a request; senders pack some thousand
 MAX_SAMPLES = 500_000
+MAX_FIELDS_READ = 1_000_000  # of series that are read field by field
+LONGEST_SAMPLE = 64  # bytes; a value and two times take 31
 _SERIES: dict[int, int] = {1: 0x0A, 2: 0x2A}
 _OTHERS, _SYMBOL, _NO_TAG = {0x0A, 0x22, 0x2A}, 0x22, -1
 _WINDOW = 24
@@ -86,20 +87,6 @@ class Write:
     end: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     histograms: int = 0
     exemplars: int = 0
-
-
-def unpack(body: bytes, most: int) -> bytes:
-    """The message in a body in snappy's block format, of at most `most` bytes. RecordError: too_large, bad_snappy."""
-    try:
-        size, _ = varint(body, 0)
-    except IndexError:
-        raise RecordError("bad_snappy", "the body is empty or ends in its length") from None
-    if size > most:
-        raise RecordError("too_large", f"{size:,} bytes unpacked, at most {most:,} are taken")
-    try:
-        return bytes(cramjam.snappy.decompress_raw(body))
-    except cramjam.DecompressionError as error:
-        raise RecordError("bad_snappy", str(error)[:200]) from None
 
 
 def walk(message: bytes, version: Version, *, exact: bool = False) -> Write:
@@ -236,12 +223,17 @@ class _Slow:
     samples: list[tuple[int, float]] = field(default_factory=list)  # (time_ms, value)
     histograms: int = 0
     exemplars: int = 0
+    fields: int = 0
 
 
-def _read_series(data: bytes, begin: int, end: int, version: Version) -> _Slow:
+def _read_series(data: bytes, begin: int, end: int, version: Version, room: int) -> _Slow:
+    """Raises RecordError where it has more than `room` fields or references."""
     found = _Slow()
     begins = begin
     for number, kind, first, last in fields(data, begin, end):
+        found.fields += max(1, last - first) if number == 1 and version is Version.V2 else 1
+        if found.fields > room:
+            raise RecordError("too_many_samples", f"more than {MAX_FIELDS_READ:,} fields in one request")
         if number == 1 and version is Version.V1:
             found.labels.append(data[begins:last])
         elif number == 1:
@@ -257,6 +249,8 @@ def _read_series(data: bytes, begin: int, end: int, version: Version) -> _Slow:
 
 
 def _read_sample(data: bytes, begin: int, end: int) -> tuple[int, float]:
+    if end - begin > LONGEST_SAMPLE:
+        raise RecordError("bad_protobuf", f"a sample of {end - begin} bytes")
     time_ms, value = 0, 0.0
     for number, kind, first, _ in fields(data, begin, end):
         if number == 1 and kind == FIXED64:
@@ -278,11 +272,12 @@ class _Samples:
         self._spans = spans
 
     def read_slow(self, version: Version) -> None:
-        begin, end, total = self._spans.begin, self._spans.end, 0
+        begin, end, total, room = self._spans.begin, self._spans.end, 0, MAX_FIELDS_READ
         for row in np.flatnonzero(~self._fast & (end > begin)).tolist():
-            found = _read_series(self._spans.message, int(begin[row]), int(end[row]), version)
+            found = _read_series(self._spans.message, int(begin[row]), int(end[row]), version, room)
             self.slow[row] = found
             total += len(found.samples)
+            room -= found.fields
             if total > MAX_SAMPLES:
                 raise RecordError("too_many_samples", f"more than {MAX_SAMPLES:,} in one request")
 

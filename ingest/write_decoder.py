@@ -10,6 +10,7 @@ says of itself (`Hostname`, …), else the host of `instance` — or the `nodena
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,8 +22,9 @@ from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.parts import PartRows, PartSums
 from ingest.protobuf import BYTES, fields
-from ingest.remote_write import Version, Write, unpack, walk
+from ingest.remote_write import Version, Write, walk
 from ingest.series import Conversion, Fold, Form, Series
+from ingest.snappy import unpack
 from ingest.source import Batch
 from ingest.text import Resolve, Target
 
@@ -30,6 +32,8 @@ MAX_UNPACKED_BYTES = 2**26
 MAX_SERIES = 1_000_000
 MAX_UNWANTED = 250_000
 MAX_SYMBOLS = 1_000_000
+MAX_HELD_BYTES = 2**29  # of labels and symbols
+MAX_LABEL_BYTES = 65_536  # of one series
 NODE_LABELS = ("node", "kubernetes_node")
 _STALE = 0x7FF0000000000002  # the NaN that says: this series has ended
 _UNWANTED, _NEW, _BAD = -1, -2, -3
@@ -70,6 +74,7 @@ class WriteDecoder:
         self._table = _Table()
         self._rows: dict[bytes, int] = {}  # by labels, as 1.0 sends them or as our numbers of symbols
         self._unwanted = 0
+        self._held = 0  # bytes of the keys of `_rows` and `_symbols`
         self._symbols: dict[bytes, int] = {}
         self._nodes: dict[str, str] = {}  # `instance` -> what node_exporter calls its host
         self._of_instance: dict[str, list[bytes]] = {}  # keys of series that belong to the host of an `instance`
@@ -97,14 +102,17 @@ class WriteDecoder:
 
     def _bound(self) -> None:
         """Forget everything rather than grow without end: labels that come and go, or that nobody wants."""
-        if len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED:
+        many = len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED
+        if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
             self._table = _Table()
-            self._rows, self._symbols, self._of_instance, self._unwanted = {}, {}, {}, 0
+            self._rows, self._symbols, self._of_instance, self._nodes = {}, {}, {}, {}
+            self._unwanted = self._held = 0
 
     def _keys(self, write: Write) -> list[bytes]:
         """Of each series of a 2.0 request."""
-        numbers = self._symbols
+        numbers, known = self._symbols, len(self._symbols)
         own = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in write.symbols], "<u4")
+        self._held += sum(map(len, islice(reversed(numbers), len(numbers) - known)))
         text = own[write.refs].tobytes() if len(write.refs) else b""
         begin, end = (write.begin * 4).tolist(), (write.end * 4).tolist()
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
@@ -117,6 +125,8 @@ class WriteDecoder:
         found = _Found(keys, np.array([get(key, _NEW) for key in keys], np.int64))
         for row in np.flatnonzero(found.rows == _NEW).tolist():
             try:
+                if len(keys[row]) > MAX_LABEL_BYTES:
+                    raise RecordError("bad_label", f"labels of {len(keys[row]):,} bytes: {keys[row][:80]!r}")
                 found.labels[row] = _labels_of(write, row) if len(write.begin) else parse_labels(keys[row])
             except RecordError as error:
                 found.rows[row] = _BAD
@@ -147,6 +157,7 @@ class WriteDecoder:
         known = self._rows.get(key)
         if known is not None:
             return known
+        self._held += len(key)
         target = self._target(labels)
         series = self._resolve(labels["__name__"], labels, target)
         if series is None:

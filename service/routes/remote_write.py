@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import RecordError
-from ingest.remote_write import Version, Write, unpack, walk
+from ingest.remote_write import Version, Write, walk
 from ingest.segments import RecordKind
+from ingest.snappy import unpack, unpacked_bytes
 from ingest.write_decoder import MAX_UNPACKED_BYTES
 from service.access import Scope
 from service.problems import Problem
@@ -28,7 +29,7 @@ MESSAGES = {
 }
 KINDS = {Version.V1: RecordKind.WRITE, Version.V2: RecordKind.WRITE_V2}
 WRITTEN = "x-prometheus-remote-write-{}-written"
-IN_A_THREAD_BYTES = 131_072
+IN_A_THREAD_BYTES = 131_072  # unpacked
 EXPECTED = f"{PROTOBUF}, and no other proto= than prometheus.WriteRequest or io.prometheus.write.v2.Request"
 
 
@@ -39,7 +40,7 @@ async def write(request: Request, context: Context, query: Query) -> Response:
     _check_coding(request.headers.get("content-encoding", ""))
     body = await read_raw(request, context.config.api.max_body_bytes)
     try:
-        if len(body) < IN_A_THREAD_BYTES:
+        if unpacked_bytes(body) < IN_A_THREAD_BYTES:
             taken = read(body, version)
         else:
             taken = await asyncio.to_thread(read, body, version)

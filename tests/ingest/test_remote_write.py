@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import RecordError
-from ingest.remote_write import Version, unpack, walk
+from ingest import remote_write
+from ingest.remote_write import Version, walk
+from ingest.snappy import unpack
 from tests.fuzz.bounds import examples
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, number, packed, sample
 
@@ -96,6 +98,23 @@ def test_what_is_not_snappy_is_refused(body: bytes) -> None:
 def test_a_body_that_says_it_is_huge_is_not_unpacked() -> None:
     with pytest.raises(RecordError, match="too_large"):
         unpack(packed(bytes(2000)), 1999)
+
+
+@pytest.mark.parametrize("version", Version)
+def test_a_small_body_that_unpacks_to_many_fields_is_refused_before_they_are_read(version: Version) -> None:
+    exemplars = block(4 if version is Version.V1 else 3, b"") * 40
+    rows: list[Row] = [({"__name__": "m"}, [(T0, 1.0)])] * 30
+    assert walk(MESSAGES[version](rows, exemplars), version).histograms == 1_200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote_write, "MAX_FIELDS_READ", 1_000)
+        with pytest.raises(RecordError, match="too_many_samples"):
+            walk(MESSAGES[version](rows, exemplars), version)
+
+
+def test_a_sample_is_short() -> None:
+    long = block(2, sample(2, T0, 1.0)[2:] + b"\x18\x00" * 100)
+    with pytest.raises(RecordError, match="bad_protobuf"):
+        walk(block(1, block(1, b"") + long), Version.V1)
 
 
 LABELS = st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=150), max_size=5)

@@ -168,6 +168,24 @@ def test_memory_is_bounded_and_what_was_forgotten_is_learnt_again(monkeypatch: p
     assert len(world.decoder._rows) < 30
 
 
+def test_long_labels_are_held_up_to_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_decoder, "MAX_HELD_BYTES", 50_000)
+    world = World()
+    wanted: Row = (gpu(POWER, 0), [(T0, 1.0)])
+    for number in range(50):
+        junk: Row = ({"__name__": "noise", "id": str(number) + "x" * 5_000}, [(T0, 1.0)])
+        for version in Version:
+            assert len(world.decode([wanted, junk], version)) == 1
+    assert sum(map(len, [*world.decoder._rows, *world.decoder._symbols])) < 70_000
+
+
+def test_labels_beyond_all_measure_cost_their_own_series() -> None:
+    world = World()
+    rows: list[Row] = [(gpu(POWER, 0, note="x" * 70_000), [(T0, 1.0)]), (gpu(POWER, 1), [(T0, 1.0)])]
+    batch = world.decode(rows, Version.V1)
+    assert (len(batch), [error.reason for error in batch.bad]) == (1, ["bad_label"])
+
+
 def test_labels_are_read_however_they_are_written() -> None:
     name = block(1, b"__name__") + block(2, b"a")
     swapped = block(2, b"v" * 200) + block(1, b"long")
