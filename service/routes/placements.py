@@ -100,9 +100,11 @@ AUDIT = {
     "sentence": DECISION["sentence"],
 }
 
+PROBLEMS = {"POST": (400, 409, 413, 422, 503), "DELETE": (404, 409, 422, 503)}
+
 
 def _row(method: str, path: str, summary: str, **more: Any) -> Row:
-    problems = (404, 422, 503) if "{" in path else (409, 413, 422, 503) if method == "POST" else (422, 503)
+    problems = PROBLEMS[method] if method != "GET" else (404, 422, 503) if "{" in path else (422, 503)
     more.setdefault("scope", Scope.READ if method == "GET" else Scope.PLACE)
     return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
 
@@ -142,6 +144,7 @@ ROWS = (
         "POST",
         "/v1/queue",
         "Wait in the queue of the bundled engine",
+        status=202,
         answer=Decision,
         example={**DECISION, "outcome": "queued", "sentence": QUEUED["why"], "ranks": []},
         **SUBMISSION,
