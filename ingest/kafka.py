@@ -13,6 +13,7 @@ again: the keys of the letters written since the last snapshot are read first, a
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ RATE_S = 60.0
 RECENT_S = 10.0  # an older lag is none
 RETRY_S = 5.0
 TAKE_BYTES = 2 * 2**20  # of records in a batch
+_LETTER = re.compile(rb"([\w.-]+)/(\d{1,10})/(\d{1,19})")  # the key of a dead letter: topic, partition, offset
 LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partition
 
 
@@ -179,11 +181,12 @@ class KafkaSource:
 
     def _is_ahead(self, key: bytes) -> bool:
         """Whether the record of a letter is one that this pipeline will read again."""
-        source, _, place = key.decode("utf-8", "replace").partition("/")
-        partition, _, offset = place.partition("/")
-        if source not in (self.options.telemetry, self.options.events) or not place.replace("/", "").isdecimal():
+        found = _LETTER.fullmatch(key)
+        if found is None:  # of somebody else
             return False
-        return self._owns(int(partition)) and int(offset) >= self._next.get((source, int(partition)), 0)
+        source, partition, offset = found[1].decode(), int(found[2]), int(found[3])
+        ours = source in (self.options.telemetry, self.options.events) and self._owns(partition)
+        return ours and offset >= self._next.get((source, partition), 0)
 
     async def _fetch(self) -> None:
         """Wait for records. Raises SourceError when none came for a while and no broker answers."""

@@ -28,6 +28,7 @@ from ingest.slurm_shapes import Number
 
 MAX_RECORDS = 10_000
 MAX_JOBS = 10_000
+MAX_ATTEMPTS = 1_000  # of one job
 _KEYS = (
     *("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset", "UserId", "GroupId", "Name", "JobState"),
     *("Partition", "TimeLimit", "StartTime", "EndTime", "NodeList", "NodeCnt", "ProcCnt", "WorkDir", "ReservationName"),
@@ -236,7 +237,10 @@ def _of_hook(row: Mapping[str, str], now_ms: int) -> SlurmJob:
 
 
 class Attempts:
-    """Which attempt of a job a record tells of, by its time of submission. Bounded: the job longest unheard goes."""
+    """Which attempt of a job a record tells of, by its time of submission.
+
+    Bounded: the job longest unheard goes, and of one job the oldest attempts.
+    """
 
     def __init__(self, most: int = MAX_JOBS) -> None:
         self._most = most
@@ -254,6 +258,8 @@ class Attempts:
         if len(self._known) > self._most:
             self._known.popitem(last=False)
         known.update(told)
+        while len(known) >= MAX_ATTEMPTS:
+            del known[min(known)]
         if submit_ms is None:
             return max(known.values(), default=1)
         if submit_ms not in known:

@@ -32,6 +32,7 @@ from ingest.source import Batch
 Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement)
 
 BAD_SAMPLES_KEPT = 20
+REASONS_KEPT = 200  # senders may tell reasons of their own; the rest are "other"
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class FleetState:
 
     def _note_bad(self, error: RecordError) -> None:
         counts = self.counts
-        counts.bad[error.reason] += 1
+        counts.bad[error.reason if error.reason in counts.bad or len(counts.bad) < REASONS_KEPT else "other"] += 1
         if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
             counts.bad_examples[error.reason] = error.detail[:200]
 

@@ -26,6 +26,7 @@ from service.routes.table import Param, Query, Row
 
 MOST_OFFSET_S = 86_399.0
 MOST_PREFIX = 64
+RECORDS_A_TURN = 20  # some milliseconds of the loop
 PARAMS = (
     Param("prefix", str, "put before the ids of jobs, where several clusters send", ""),
     Param(
@@ -64,17 +65,19 @@ async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Res
         read = read_completions(body, now_ms, zone)
     else:
         read = await asyncio.to_thread(read_completions, body, now_ms, zone)
-    response = await accept(context, translate(read, prefix, context, now_ms), now_ms)
+    response = await accept(context, await translate(read, prefix, context, now_ms), now_ms)
     response.status_code = 200
     return response
 
 
-def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
-    """Events of the records, numbered in their order; the bad ones behind them."""
+async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
+    """Events of the records, numbered in their order; the bad ones behind them. Others have their turn in between."""
     decoded = DecodedBody()
     bad = list(read.bad)
     told = told_of(context)
-    for job in read.rows:
+    for place, job in enumerate(read.rows):
+        if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
+            await asyncio.sleep(0)
         try:
             events = job_events(_numbered(job, prefix, told, context), Site(prefix=prefix))
             raws = [check(event, now_ms) for event in events]

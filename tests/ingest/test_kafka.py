@@ -132,6 +132,13 @@ def test_no_dead_letter_is_lost_or_written_twice_by_a_crash(brokers: FakeBrokers
     assert sorted(keys) == [f"{TELEMETRY}/0/{offset}".encode() for offset in (1, 3, 5)]
 
 
+@pytest.mark.parametrize("key", [b"", b"/", b"{}/0", b"{}//5", b"{}/1/2/3", b"{}/" + b"9" * 5000 + b"/1", b"\xff/0/0"])
+def test_letters_of_others_among_the_dead_ones_are_passed(brokers: FakeBrokers, key: bytes) -> None:
+    brokers.put((DEAD, 0), b"x", key.replace(b"{}", TELEMETRY.encode()))
+    brokers.put((TELEMETRY, 0), power_of("n1", NOW_MS), b"b")
+    assert len(take(source_on(brokers))) == 1
+
+
 def test_a_second_crash_before_the_known_letters_were_met_again_writes_none_twice(brokers: FakeBrokers) -> None:
     source = source_on(brokers, most=1)
     for number in range(3):

@@ -1,9 +1,11 @@
 """What Slurm pushes: in the inbox as events, once, before it is acknowledged."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from fleet.clock import ManualClock
 from fleet.events import Failed, Finished, JobEvent, NodeEvent, Started, Submitted
 from ingest.inbox import read_events
 from ingest.lifecycle import ENDED
-from ingest.slurm_jobcomp import Attempts, read_completions
+from ingest.slurm_jobcomp import MAX_ATTEMPTS, Attempts, read_completions
 from service.api import create_app
 from service.board import BoardWriter, Section
+from service.routes.webhooks_slurm import translate
 from tests.ingest.slurm_outputs import T, old_job, queue
 from tests.service.api_world import Client, config
 
@@ -158,4 +161,24 @@ def test_the_attempts_of_many_jobs_are_bounded() -> None:
     attempts = Attempts(most=2)
     assert [attempts.of(job, 1000) for job in ("a", "b", "c")] == [1, 1, 1]
     assert attempts.of("a", 2000) == 1
+    numbers = [attempts.of("a", 2000 + later) for later in range(3 * MAX_ATTEMPTS)]
+    assert numbers == list(range(1, 3 * MAX_ATTEMPTS + 1))
+    assert attempts.of("a", 2000 + 3 * MAX_ATTEMPTS - 1) == 3 * MAX_ATTEMPTS
+    assert len(attempts._known["a"]) <= MAX_ATTEMPTS
+
+
+def test_many_records_leave_turns_to_others() -> None:
+    read = read_completions(json.dumps([completed(job) for job in range(200)]).encode(), NOW_MS)
+    context: Any = SimpleNamespace(feed=SimpleNamespace(latest=lambda: None), slurm_attempts=Attempts(), recent=set())
+
+    async def turns() -> int:
+        work = asyncio.ensure_future(translate(read, "", context, NOW_MS))
+        count = 0
+        while not work.done():
+            await asyncio.sleep(0)
+            count += 1
+        assert len((await work).records) == 600
+        return count
+
+    assert asyncio.run(turns()) >= 10
     assert len(read_completions(b"[" + b"1," * 20_000 + b"1]", NOW_MS).bad) == 10_001

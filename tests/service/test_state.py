@@ -10,7 +10,7 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
-from service.state import FleetState, align
+from service.state import REASONS_KEPT, FleetState, align
 
 POWER = metric_row(EntityKind.GPU, "power_w")
 MINUTE = 60_000
@@ -75,6 +75,13 @@ def test_bad_records_are_counted_by_reason_and_the_good_ones_are_kept() -> None:
     assert state.counts.bad == {"bad_value": 2, "bad_line": 1}
     assert state.counts.bad_examples["bad_line"] == "{"
     assert state.counts.samples == 1
+
+
+def test_reasons_that_senders_make_up_are_bounded() -> None:
+    state = empty_state()
+    state.apply(Batch(bad=tuple(RecordError(f"reason {number}", "") for number in range(1_000))), MINUTE)
+    assert len(state.counts.bad) == REASONS_KEPT + 1
+    assert state.counts.bad.total() == 1_000
 
 
 def test_a_sample_far_ahead_of_the_clock_is_a_bad_record() -> None:
