@@ -35,9 +35,11 @@ class KafkaAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 def check_access(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> None:
     """Raises ConfigError that names the option. Touches nothing but the names of files."""
+    if not access.addresses:
+        raise ConfigError("kafka: brokers = []: expected at least one HOST:PORT")
     for address in access.addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or not 0 < int(port) < 65_536:
             raise ConfigError(f"kafka: brokers = {address!r}: expected HOST:PORT, such as kafka-1:9092")
     _one_of("security", access.security, SECURITY)
     if access.security.startswith("sasl_"):

@@ -37,6 +37,7 @@ RATE_S = 60.0
 RECENT_S = 10.0  # an older lag is none
 RETRY_S = 5.0
 TAKE_BYTES = 2 * 2**20  # of records in a batch
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LETTER = re.compile(rb"([\w.-]+)/(\d{1,10})/(\d{1,19})")  # the key of a dead letter: topic, partition, offset
 LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partition
 
@@ -69,6 +70,9 @@ def read_kafka_options(given: Mapping[str, Any]) -> KafkaOptions:
         if not least <= getattr(options, key) <= most:
             raise ConfigError(f"kafka: {key} = {getattr(options, key)}: must lie in {least}..{most}")
     topics = [topic for topic in (options.telemetry, options.events, options.dead_letters) if topic]
+    for topic in topics:
+        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise ConfigError(f"kafka: topic {topic[:300]!r}: expected 1 to 249 letters, digits, '.', '_' and '-'")
     if len(set(topics)) < len(topics) or not options.name or not (options.telemetry or options.events):
         raise ConfigError(f"kafka: topics {topics} of source {options.name!r}: expected different ones, and a name")
     return options

@@ -32,6 +32,7 @@ from ingest.source import Batch, read_options
 
 logger = logging.getLogger(__name__)
 
+LONGEST_POLL_S = 3600.0  # wall
 LOOK_S = 5.0  # wall; how often globs are looked up
 MOST_FILES = 20_000
 MAX_UTC_OFFSET_S = 86_399.0
@@ -96,8 +97,11 @@ class KernelLogSource:
         given = read_options("kernel_log", options, KernelLogOptions)
         if not given.paths or not all(given.paths):
             raise ConfigError("pipeline.sources kernel_log: paths: expected at least one file or glob")
-        if not given.poll_s > 0:
-            raise ConfigError(f"pipeline.sources kernel_log: poll_s = {given.poll_s}: expected more than 0")
+        if any("\0" in path for path in given.paths):
+            raise ConfigError(f"pipeline.sources kernel_log: paths {given.paths!r}: a path holds no NUL")
+        if not 0 < given.poll_s <= LONGEST_POLL_S:
+            expected = f"expected more than 0, at most {LONGEST_POLL_S:g}"
+            raise ConfigError(f"pipeline.sources kernel_log: poll_s = {given.poll_s}: {expected}")
         if not abs(given.utc_offset_s) <= MAX_UTC_OFFSET_S:
             raise ConfigError(
                 f"pipeline.sources kernel_log: utc_offset_s = {given.utc_offset_s}: expected less than a day"

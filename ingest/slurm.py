@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 OVERLAP_S = 120
 GIVEN_UP_MS = 600_000  # how long the accounts may be silent about a job that is gone
 RATE_WINDOW_MS = 60_000
+LONGEST_S = 31_536_000.0  # of any period among the options
 Told = TypeVar("Told")
 
 
@@ -72,11 +73,13 @@ def check_options(options: SlurmOptions) -> Site:
     if options.form not in ("auto", "json", "text"):
         raise ConfigError(f"pipeline.sources slurm: form {options.form!r}, expected auto, json or text")
     for key in ("interval_s", "timeout_s"):
-        if getattr(options, key) <= 0:
-            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, expected more than 0")
+        if not 0 < getattr(options, key) <= LONGEST_S:
+            expected = f"expected more than 0, at most {LONGEST_S:g}"
+            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, {expected}")
     for key in ("accounting_s", "lookback_s"):
-        if getattr(options, key) < 0:
-            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, expected 0 or more")
+        if not 0 <= getattr(options, key) <= LONGEST_S:
+            expected = f"expected 0 or more, at most {LONGEST_S:g}"
+            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, {expected}")
     if not options.name:
         raise ConfigError("pipeline.sources slurm: name '', expected a name that no other source has")
     classes: dict[str, JobClass] = {}

@@ -72,13 +72,20 @@ _alert = msgspec.json.Decoder(Alert).decode
 Known = dict[str, float]
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
 class UfmSource:
     """Position: the predictions that stand."""
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         given = read_options("ufm", options, UfmOptions)
-        parts = urlsplit(given.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http(given.url):
             raise ConfigError(f"pipeline.sources ufm: url = {given.url!r}: expected something like https://ufm:8443")
         if given.since_h < 1:
             raise ConfigError(f"pipeline.sources ufm: since_h = {given.since_h}: expected at least 1")

@@ -4,12 +4,17 @@ import asyncio
 import contextlib
 import functools
 import gc
+import inspect
 import logging
 import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fleet.clock import Clock
 from fleet.entities import Entities
+from fleet.errors import ConfigError
 from fleet.topology import Topology
 from ingest.divided_inbox import DividedInbox
 from ingest.exporters import ExporterResolver
@@ -27,6 +32,7 @@ from service.process_memory import keep_one_heap
 
 logger = logging.getLogger(__name__)
 
+ARCHIVE = "archive"  # stands beside the sources' names in a snapshot
 BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, options); options it knows or ConfigError
     "kafka": "ingest.kafka:KafkaSource",
     "slurm": "ingest.slurm:SlurmSource",
@@ -59,10 +65,29 @@ def open_sources(config: Config, clock: Clock, entities: Entities, share: Share 
         divides = getattr(kind, "divides", False) and share.instances > 1
         if divides:
             options = {**row.options, "instance": share.instance, "instances": share.instances}
-            sources.append(kind(entities, clock, options))
+            sources.append(_made(row.use, kind, entities, clock, options))
         elif share.first:
-            sources.append(kind(entities, clock, row.options))
+            sources.append(_made(row.use, kind, entities, clock, row.options))
+    _check_names(sources)
     return sources
+
+
+def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> Source:
+    try:
+        inspect.signature(kind).bind(entities, clock, options)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"pipeline.sources.use = {use!r}: expected a class made with (entities, clock, options)"
+        ) from None
+    source: Source = kind(entities, clock, options)
+    return source
+
+
+def _check_names(sources: Sequence[Source]) -> None:
+    """A snapshot keeps positions by name: of two with one name, one would go on where the other was."""
+    for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
+        if count > 1:
+            raise ConfigError(f"pipeline.sources: name = {name!r} is taken: expected one of its own for each source")
 
 
 def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:

@@ -297,6 +297,9 @@ def test_a_cancelled_wait_loses_nothing(brokers: FakeBrokers) -> None:
     ("options", "words"),
     [
         ({"brokers": "k1"}, "brokers = 'k1': expected HOST:PORT"),
+        ({"brokers": []}, "at least one"),
+        ({"telemetry": "a b"}, "topic 'a b'"),
+        ({"events": "x" * 250}, "1 to 249"),
         ({"broker": "k1:9092"}, "broker"),
         ({"security": "tls"}, "security = 'tls'"),
         ({"security": "sasl_ssl"}, "needs username"),

@@ -1,6 +1,7 @@
 """Followed kernel logs: grown, rotated, truncated, gone; each line once, from wherever the last process was."""
 
 import asyncio
+import math
 import os
 import platform
 from pathlib import Path
@@ -136,6 +137,8 @@ def test_a_long_backlog_is_read_in_pieces_and_shown(tmp_path: Path, monkeypatch:
     [
         ({"paths": []}, "at least one file"),
         ({"paths": ["x"], "poll_s": 0.0}, "poll_s"),
+        ({"paths": ["x"], "poll_s": math.inf}, "poll_s"),
+        ({"paths": ["x\0"]}, "NUL"),
         ({"paths": ["x"], "utc_offset_s": 1e6}, "utc_offset_s"),
         ({"paths": ["/{node}/{node}"]}, "once"),
         ({"paths": ["x"], "node": "a/b"}, "no name"),

@@ -1,6 +1,7 @@
 """The source: what it tells once, what it tells again, and what it finds out about jobs that are gone."""
 
 import asyncio
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,8 @@ def test_a_command_that_is_not_there_is_a_source_error() -> None:
         ({"url": "http://h", "folder": "/x"}, "exclude"),
         ({"form": "xml"}, "auto, json or text"),
         ({"accounting_s": -1}, "0 or more"),
+        ({"interval_s": math.inf}, "interval_s"),
+        ({"lookback_s": math.nan}, "lookback_s"),
         ({"name": ""}, "name"),
     ],
 )

@@ -130,7 +130,13 @@ def test_while_it_is_away_it_says_so(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"url": "ufm:8443"}, "url"), ({"url": "http://u", "since_h": 0}, "since_h"), ({}, "url")]
+    ("options", "said"),
+    [
+        ({"url": "ufm:8443"}, "url"),
+        ({"url": "http://[::1"}, "url"),
+        ({"url": "http://u", "since_h": 0}, "since_h"),
+        ({}, "url"),
+    ],
 )
 def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

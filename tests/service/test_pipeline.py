@@ -242,6 +242,23 @@ def test_the_sources_of_the_configuration_are_opened(tmp_path: Path) -> None:
     assert names == ["inbox", "scrape", "told by us"]
 
 
+@pytest.mark.parametrize("names", [("a", "a"), ("inbox",), ("archive",)])
+def test_sources_have_names_of_their_own_or_one_would_go_on_where_another_was(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    rows = tuple(PluginConfig(use="kernel_log", options={"paths": ["/x"], "name": name}) for name in names)
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(sources=rows))
+    with pytest.raises(ConfigError, match=f"name = {names[0]!r} is taken"):
+        open_sources(config, ManualClock(NOW_MS), Entities())
+
+
+@pytest.mark.parametrize("use", ["os:path", "json:loads", "asyncio:sleep"])
+def test_what_is_no_class_of_sources_is_refused(tmp_path: Path, use: str) -> None:
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(sources=(PluginConfig(use=use),)))
+    with pytest.raises(ConfigError, match="expected a class"):
+        open_sources(config, ManualClock(NOW_MS), Entities())
+
+
 @pytest.mark.parametrize("key", ["sources", "forecasters"])
 def test_a_plugin_that_is_not_there_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
     missing = {"sources": (PluginConfig(use="nowhere:X"),), "forecasters": ("nowhere:X",)}[key]
