@@ -80,7 +80,11 @@ def _operation(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
         "summary": row.summary,
         "tags": [row.tag],
         "parameters": [*_path_parameters(row.path), *(_parameter(param) for param in row.params or ())],
-        "responses": {**_answers(row, schema_of), **{str(status): _problem(status) for status in problems}},
+        "responses": {
+            **_answers(row, schema_of),
+            **{str(status): {"description": HTTPStatus(status).phrase} for status in row.empty},
+            **{str(status): _problem(status) for status in problems},
+        },
     }
     if row.body:
         content = {"schema": _body(row, schema_of), "example": row.body_example}
@@ -104,7 +108,7 @@ def _operation_id(row: Row) -> str:
 
 def _answers(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     if row.answer is None:
-        return {"204": {"description": HTTPStatus.NO_CONTENT.phrase}} if row.status == 204 else {}
+        return {}
     content: dict[str, Any] = {"schema": PLAIN.get(row.answer) or schema_of[id(row.answer)]}
     if row.example is not None:
         content["example"] = row.example

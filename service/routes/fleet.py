@@ -163,6 +163,7 @@ ROWS = (
         params=BOARD_PARAMS,
         answer=bytes,
         media_type="application/octet-stream",
+        empty=(204, 304),
         problems=(422, 503),
     ),
 )

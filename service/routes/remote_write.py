@@ -89,7 +89,7 @@ ROWS = (
         "Prometheus remote write 1.0 and 2.0: snappy, protobuf",
         "samples",
         scope=Scope.EVENTS,
-        status=204,
+        empty=(204,),
         body=(bytes,),
         body_example="snappy(prometheus.WriteRequest)",
         takes=(PROTOBUF, f"{PROTOBUF};proto=io.prometheus.write.v2.Request"),

@@ -78,6 +78,7 @@ class Row:
 
     `body`: the types that a request body may have (of several, a list is taken, too), `takes`: its media types;
     `answer`: the type of the answer.
+    `empty`: statuses whose answers have no body.
     `scope`: what a token must allow, None: read for a GET and admin for all others; `is_open`: no token is asked for.
     """
 
@@ -94,6 +95,7 @@ class Row:
     example: Any = None
     status: int = 200
     problems: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()
     media_type: str = JSON
     scope: Scope | None = None
     is_open: bool = False
