@@ -45,8 +45,9 @@ class SampleBatch:
 
     def where(self, chosen: NDArray[np.bool_]) -> "SampleBatch":
         """The samples where `chosen` (n,) is true, in order."""
-        columns = (self.metric, self.entity, self.time_ms, self.value)
-        return SampleBatch(self.kind, *(column[chosen] for column in columns))
+        return SampleBatch(
+            self.kind, self.metric[chosen], self.entity[chosen], self.time_ms[chosen], self.value[chosen]
+        )
 
     @classmethod
     def of(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":

@@ -320,8 +320,16 @@ class Judgement:
                 Preempted(job=job, attempt=track.attempt, sequence=ENDED, time_ms=at_ms, by=by, reason=reason)
             )
         else:
-            why = {"category": ending.category, "node": node, "message": ending.message}
-            self.told.append(Failed(job=job, attempt=track.attempt, sequence=ENDED, time_ms=at_ms, **why))
+            failed = Failed(
+                job=job,
+                attempt=track.attempt,
+                sequence=ENDED,
+                time_ms=at_ms,
+                category=ending.category,
+                node=node,
+                message=ending.message,
+            )
+            self.told.append(failed)
         track.is_ended, track.lost_ms = True, None
 
 

@@ -140,8 +140,8 @@ class NodeFold:
         for label, meanings in LABELS.items():
             severity = meanings.get(node.metadata.label(label))
             if severity is not None:
-                number = _number(node.metadata.resource_version, now_ms), now_ms
-                found[label] = severity, f"{label} is {node.metadata.label(label)}", number
+                since = _number(node.metadata.resource_version, now_ms), now_ms
+                found[label] = severity, f"{label} is {node.metadata.label(label)}", since
         for check in state.bad.keys() - found.keys():
             found[check] = "ok", "nobody says so any more", (_number(node.metadata.resource_version, now_ms), now_ms)
         for check, (severity, message, (number, at_ms)) in sorted(found.items()):
