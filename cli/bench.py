@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 SIZES = (1_000, 10_000, 100_000)
-TOOLS = {"case", "exporters", "load", "peer_prometheus", "recorded", "service", "written"}  # what benchmarks are made of
+TOOLS = {"case", "exporters", "load", "peer_prometheus", "recorded", "service", "written"}  # parts of benchmarks
 
 
 def bench(

@@ -1,4 +1,4 @@
-"""What the inbox's records hold: an event as it was sent, samples that a remote wrote, the count of what was refused."""
+"""What the inbox's records hold: an event as it was sent, samples that a remote wrote, how much was refused."""
 
 from collections.abc import Sequence
 
