@@ -95,7 +95,7 @@ async def _taken(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
         writer, recent = InboxWriter(Path(name), "bench"), RecentIdentities()
         state = _state()
         for body in bodies:
-            fresh = new_records(read(body).records, recent)
+            fresh = await new_records(read(body).records, recent)
             await writer.append([record.raw for record, _ in fresh], NOW_MS)
             for _, key in fresh:
                 recent.add(key)

@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from fleet.clock import ManualClock
+from ingest.event_body import decode_body
 from ingest.inbox import read_events
 from service.api import ROWS, create_app
-from service.routes import risk
+from service.recent import RecentIdentities
+from service.routes import events, risk
 from service.routes.table import Row
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 
@@ -374,3 +376,20 @@ def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             response = client.post("/v1/events", json=step(1))
         assert "No space left" in problem(response, 503)["detail"]
         assert client.post("/v1/events", json=step(1)).json()["accepted"] == 1
+
+
+def test_a_body_of_many_records_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "RECORDS_A_TURN", 10)
+    rows = [{"job": "a", "sequence": n, "time_ms": 5, "type": "finished"} for n in range(100)]
+    decoded = decode_body(json.dumps(rows).encode(), now_ms=10)
+
+    async def turns() -> int:
+        work = asyncio.ensure_future(events.new_records(decoded.records, RecentIdentities()))
+        count = 0
+        while not work.done():
+            await asyncio.sleep(0)
+            count += 1
+        assert len(await work) == 100
+        return count
+
+    assert asyncio.run(turns()) >= 10
