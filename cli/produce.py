@@ -94,7 +94,7 @@ def telemetry(
     blocks = blocks_of(load_topology(Path(path))) if path else {}
     entities, clock = Entities(), loaded.make_clock()
     source = _source(loaded, target, replay, interval_s, (entities, clock))
-    writer: KafkaWriter = _writer(options)
+    writer: KafkaWriter = _writer(options, options.telemetry)
     output = _output(writer, options.telemetry)
 
     async def work() -> None:
@@ -124,7 +124,7 @@ def events(
     from ingest.kafka_output import send_events
 
     _, options = _read(config, brokers)
-    writer = _writer(options)
+    writer = _writer(options, options.events)
     output = _output(writer, options.events)
 
     async def work() -> None:
@@ -158,7 +158,7 @@ def page(
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     headers = [("content-type", b"text/plain; version=0.0.4")] + ([("node", node.encode())] if node else [])
-    writer = _writer(options)
+    writer = _writer(options, options.telemetry)
     writer.write([Outgoing(options.telemetry, (node or file.stem).encode(), value, tuple(headers))])
     writer.close()
     typer.echo(f"{len(value):,} bytes to {options.telemetry}", err=True)
@@ -178,10 +178,15 @@ def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
     return config, read_kafka_options(given)
 
 
-def _writer(options: "KafkaOptions") -> "KafkaWriter":
+def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
+    """Raises SourceError when no broker answers, and ConfigError when they have no such topic."""
     from clients.kafka import KafkaWriter
 
-    return KafkaWriter(options)
+    writer = KafkaWriter(options)
+    if topic is not None and topic not in writer.topics():
+        writer.close()
+        raise ConfigError(f"Kafka has no topic {topic!r}: `fleetcast produce topics` makes it")
+    return writer
 
 
 def _output(writer: "KafkaWriter", topic: str) -> "Output":

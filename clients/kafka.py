@@ -248,6 +248,17 @@ class KafkaWriter:
             )
         return self._producer
 
+    def topics(self) -> frozenset[str]:
+        """What there is to write to."""
+        try:
+            admin = KafkaAdminClient(**_settings(self._access))
+            try:
+                return frozenset(admin.list_topics())
+            finally:
+                admin.close()
+        except KafkaError as error:
+            raise _away(error) from error
+
     def create(self, topics: Mapping[str, int]) -> list[str]:
         """Make the topics (name → partitions) that are not there, replicated as the brokers have it; those made."""
         made = []

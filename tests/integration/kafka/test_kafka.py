@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
+from cli.produce import _writer
 from clients.kafka import CUT_BYTES
 from clients.kafka_access import settings
-from fleet.errors import SourceError
+from fleet.errors import ConfigError, SourceError
 from ingest.columnar import Header, Names, NodeRecord, encode_binary, encode_json
+from ingest.kafka import read_kafka_options
 from ingest.source import Batch
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.topics import Topics, take_until
@@ -221,3 +223,10 @@ def test_brokers_that_nobody_started_are_a_source_error(topics: Topics) -> None:
 
     with pytest.raises(SourceError):
         asyncio.run(read())
+
+
+def test_a_topic_that_is_not_there_is_refused_and_not_waited_for(topics: Topics) -> None:
+    options = read_kafka_options(topics.options())
+    _writer(options, topics.telemetry).close()
+    with pytest.raises(ConfigError, match=r"no topic 'nowhere': `fleetcast produce topics` makes it"):
+        _writer(options, "nowhere")
