@@ -14,6 +14,7 @@ def check_config_file(
     Example:  fleetcast check-config config.toml
     """
     from fleet.entities import Entities
+    from ingest.archive_files import ArchiveFiles
     from ingest.topology import load_topology
     from service.access import load_access
     from service.config import load_config
@@ -22,6 +23,7 @@ def check_config_file(
     config = load_config(path)
     access = load_access(config.api.host)
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
+    archive = ArchiveFiles(config.archive_url).url if config.archive.enabled else "none"
     typer.echo(f"{path}: fine")
     if config.fleet.topology:
         topology = load_topology(Path(config.fleet.topology))
@@ -32,4 +34,5 @@ def check_config_file(
     typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
     typer.echo(f"api: http://{config.api.host}:{config.api.port}/  placer: port {config.placer.port}")
     typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
+    typer.echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
     typer.echo(f"state: {config.folder}  adapters: {[row.use for row in config.adapters.adapter] or 'none'}")

@@ -26,6 +26,13 @@ def test_a_target_that_is_no_url_is_refused(tmp_path: Path) -> None:
         check(tmp_path / "c.toml", '[scrape]\ntargets = ["ftp://x"]\n')
 
 
+def test_where_the_archive_lies_is_told_and_what_cannot_be_one_refused(tmp_path: Path) -> None:
+    assert "archive: seen/archive\n" in check(tmp_path / "c.toml", 'state = "seen"\n')
+    assert "archive: none\n" in check(tmp_path / "c.toml", "[archive]\nenabled = false\n")
+    with pytest.raises(ConfigError, match="s4"):
+        check(tmp_path / "c.toml", '[archive]\nurl = "s4://bucket/fleetcast"\n')
+
+
 def test_it_says_who_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "access: everybody on this machine" in check(tmp_path / "c.toml", "")
     with pytest.raises(ConfigError, match="beyond loopback"):
