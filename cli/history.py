@@ -111,7 +111,10 @@ def compact_files(
             raise FleetcastError(f"{files.url}: {error}; what was not done yet stays as it was") from None
         finally:
             give_back()
-    typer.echo(f"{files.url}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
+    if done["made"]:
+        typer.echo(f"{files.url}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
+    else:
+        typer.echo(f"{files.url}: nothing to compact, no hour that is over has several files")
 
 
 @app.command("prune")

@@ -82,6 +82,7 @@ def configure(form: Format | None = None, level: Level | None = None, role: str 
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below that it tells of every bad request
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it tells of every try; what came of them says who asked
     sys.excepthook = _died
 
 

@@ -160,7 +160,8 @@ class Cluster:
                     else:
                         config.load_incluster_config(made)
                 except (config.ConfigException, OSError, ValueError) as error:
-                    raise SourceError(f"no way to a cluster: {error}", 15.0) from None
+                    where = f"kubeconfig {self._kubeconfig!r}: " if self._kubeconfig else ""
+                    raise SourceError(f"no way to a cluster: {where}{error}", 15.0) from None
                 made.retries = False
                 made.connection_pool_maxsize = 16
                 if not made.verify_ssl:

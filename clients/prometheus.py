@@ -124,8 +124,9 @@ def _refusal(status: int, error: str) -> SourceError | ConfigError:
 
 
 def _trouble(error: Exception) -> SourceError | ConfigError:
-    """Of an error of the library, which tells the status in words."""
-    text = str(error)
+    """Of an error of the library, which tells the status in words, and of many tries why the last one failed."""
+    tries = error.args[0] if error.args else None
+    text = str(getattr(tries, "reason", None) or error)
     if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
         return ConfigError(f"Prometheus refused: {text[:300]}")
     return SourceError(f"Prometheus does not answer: {text[:300]}")

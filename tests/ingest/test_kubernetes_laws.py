@@ -146,5 +146,5 @@ def test_without_the_official_client_it_says_what_to_install(monkeypatch: pytest
 
 
 def test_a_kubeconfig_that_is_not_there_is_a_source_that_is_away() -> None:
-    with pytest.raises(SourceError, match="no way to a cluster"):
+    with pytest.raises(SourceError, match="no way to a cluster: kubeconfig '/nowhere/kubeconfig'"):
         Cluster("/nowhere/kubeconfig").get("/api/v1/pods", {}, 1.0)
