@@ -40,6 +40,7 @@ from fleet.errors import RecordError
 from fleet.metrics import METRICS, metric_row
 from fleet.samples import EntityKind, SampleBatch
 from ingest.nodes import node_name
+from ingest.serving import MAX_INSTANCES
 from ingest.source import Batch
 
 JSON_TYPE = "application/vnd.fleetcast.telemetry.v1+json"
@@ -300,6 +301,8 @@ def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
     if kind not in NODE_OWNED:
         if not good or not name:
             raise RecordError("bad_label", f"{kind} {name[:80]!r} is no name")
+        if name not in entities[kind] and len(entities[kind]) >= MAX_INSTANCES:
+            raise RecordError("too_many_models", f"more than {MAX_INSTANCES:,} of kind {kind}: {name[:80]!r}")
         return entities[kind].add(name)
     parts = name.split("/")
     whole = len(parts) == (1 if kind is EntityKind.GPU else 2)

@@ -211,7 +211,9 @@ class WriteDecoder:
         identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
         identity |= columns["entity"]
         rows = PartRows(identity, row, time_ms, value, columns["fold"] == Fold.MEAN)
+        dropped = self._sums.dropped
         identity, time_ms, value = self._sums.take(rows)
+        self._count(incomplete_sum=self._sums.dropped - dropped)
         whole = np.zeros(len(identity), _COLUMNS)
         whole["kind"], whole["metric"], whole["entity"] = (
             identity >> 48,

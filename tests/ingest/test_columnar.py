@@ -10,6 +10,7 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.metrics import METRICS, metric_row
 from fleet.samples import EntityKind, SampleBatch
+from ingest import columnar
 from ingest.columnar import Header, Names, NodeRecord, RecordDecoder, encode_binary, encode_json
 from ingest.node_records import node_records
 from ingest.source import Batch
@@ -143,3 +144,19 @@ def test_a_scrape_becomes_a_record_for_each_node_and_moment() -> None:
         ("power_w", "n2/0", NOW_MS, 2.0),
         ("scrape_up", "n1", NOW_MS, 1.0),
     }
+
+
+def test_served_models_are_bounded_as_those_of_metric_pages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "MAX_INSTANCES", 3)
+    decoder = RecordDecoder(entities := Entities())
+
+    def send(name: str) -> None:
+        header = Header("", {"served_model": Names((METRICS[EntityKind.SERVED_MODEL][0].name,), (name,))}, "")
+        decoder.decode(encode_binary(NodeRecord(header, NOW_MS, (np.array([[1.0]]),))), NOW_MS)
+
+    for number in range(3):
+        send(f"pool/model/{number}")
+    with pytest.raises(RecordError, match="too_many_models"):
+        send("pool/model/3")
+    send("pool/model/2")
+    assert len(entities[EntityKind.SERVED_MODEL]) == 3

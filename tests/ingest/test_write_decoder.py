@@ -155,6 +155,10 @@ def test_cpus_make_one_sample_of_a_node_when_their_moment_is_over() -> None:
         rows: list[Row] = [({**cpu, "cpu": str(one)}, [(T0 + scrape, 10.0 * one + scrape)]) for one in range(2)]
         batch = world.decode(rows)
     assert [(part.kind, len(part)) for part in batch.samples] == [(EntityKind.NODE, 1)]
+    assert world.decoder.noted["incomplete_sum"] == 1  # of the first moment nobody knows
+    for scrape in range(3, 5):  # one of two is missing
+        world.decode([({**cpu, "cpu": "0"}, [(T0 + scrape, 1.0)])])
+    assert world.decoder.noted["incomplete_sum"] == 2
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_learnt_again(monkeypatch: pytest.MonkeyPatch) -> None:
