@@ -117,6 +117,7 @@ class KernelLogSource:
         self._bad = 0
         self._turn = 0
         self._unreadable: set[str] = set()
+        self._nameless: set[str] = set()  # files whose folder is no name of a node
         self._closed = False
 
     async def next(self) -> Batch:
@@ -214,7 +215,8 @@ class KernelLogSource:
         self._looked_s = time.monotonic()
         for pattern in self._patterns:
             for path, node in pattern.files():
-                if path not in self._followed and len(self._followed) < MOST_FILES:
+                known = path in self._followed or path in self._nameless
+                if not known and len(self._followed) + len(self._nameless) < MOST_FILES:
                     self._follow(path, node)
 
     def _follow(self, path: str, node: str) -> None:
@@ -222,6 +224,7 @@ class KernelLogSource:
             whose = check_name(node) if node else ""
         except ConfigError as error:
             self._bad += 1
+            self._nameless.add(path)
             logger.warning("%s: %s: %s, leaving it out", self.name, path, RecordError("bad_name", str(error)))
             return
         place = self._places.pop(path, {})

@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import logging
+import resource
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from service.process_memory import keep_one_heap
 
 logger = logging.getLogger(__name__)
 
+OPEN_FILES = 65_536
 ARCHIVE = "archive"  # stands beside the sources' names in a snapshot
 BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, options); options it knows or ConfigError
     "kafka": "ingest.kafka:KafkaSource",
@@ -96,6 +98,14 @@ def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:
     return WriteDecoder(resolver, future_limit_ms=limit_ms, models=resolver.inventory.models)
 
 
+def allow_open_files() -> None:
+    """Followed logs and connections to targets are thousands in a large fleet, and the system's soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def spare_the_collector() -> None:
     """What there is now stays: no collection need look at it. And the many objects of a tick are hardly ever garbage.
 
@@ -111,6 +121,7 @@ def spare_the_collector() -> None:
 async def serve(config: Config, instance: int = 0) -> None:
     """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
     keep_one_heap()
+    allow_open_files()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     gc.disable()  # what is restored is no garbage

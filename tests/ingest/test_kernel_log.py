@@ -132,6 +132,18 @@ def test_a_long_backlog_is_read_in_pieces_and_shown(tmp_path: Path, monkeypatch:
     assert codes(source(str(path)), 1) == [79]
 
 
+def test_a_folder_that_is_no_node_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "LOOK_S", 0.0)
+    for name in ("a b", "n1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kern.log").write_text(line(79))
+    followed = source(str(tmp_path / "{node}" / "kern.log"))
+    for _ in range(3):
+        followed._look_up()
+    assert (followed.health()["bad"], followed.health()["files"]) == (1, 1)
+    asyncio.run(followed.close())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

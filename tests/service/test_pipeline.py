@@ -4,6 +4,7 @@ import asyncio
 import errno
 import functools
 import math
+import resource
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +26,7 @@ from models.node_risk import RiskFit
 from service.board import BoardReader
 from service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
 from service.pipeline import Pipeline
-from service.pipeline_role import open_sources
+from service.pipeline_role import allow_open_files, open_sources
 from service.urgent import XID
 
 NOW_MS = 1_789_000_000_000
@@ -250,6 +251,16 @@ def test_sources_have_names_of_their_own_or_one_would_go_on_where_another_was(
     config = Config(state=str(tmp_path), pipeline=PipelineConfig(sources=rows))
     with pytest.raises(ConfigError, match=f"name = {names[0]!r} is taken"):
         open_sources(config, ManualClock(NOW_MS), Entities())
+
+
+def test_a_pipeline_may_hold_more_files_open_than_the_usual_soft_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("use", ["os:path", "json:loads", "asyncio:sleep"])
