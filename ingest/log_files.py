@@ -13,7 +13,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES = 2**20
+READ_BYTES = 2**18
 HEAD_BYTES = 256
 SIBLINGS_LOOKED_AT = 1_000
 

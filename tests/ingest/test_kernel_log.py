@@ -132,6 +132,19 @@ def test_a_long_backlog_is_read_in_pieces_and_shown(tmp_path: Path, monkeypatch:
     assert codes(source(str(path)), 1) == [79]
 
 
+def test_many_files_are_asked_some_at_a_time_and_all_before_a_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_log, "FILES_A_TURN", 2)
+    for number in range(5):
+        (tmp_path / f"{number}.log").write_text(line(48 + number))
+    followed = source(str(tmp_path / "*.log"))
+    turns = [followed._read_some() for _ in range(6)]
+    assert [len(batch) for batch, _ in turns] == [2, 2, 1, 0, 0, 0]
+    assert [more for _, more in turns] == [True, True, False, True, True, False]
+    asyncio.run(followed.close())
+
+
 def test_a_folder_that_is_no_node_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "LOOK_S", 0.0)
     for name in ("a b", "n1"):
