@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from service.problems import MEDIA_TYPE, ProblemBody
-from service.routes.table import Param, Row
+from service.routes.table import ANY_FILE, Param, Row
 
 REFERENCE = "#/components/schemas/{name}"
 DESCRIPTION = (
@@ -42,7 +42,7 @@ def document(
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=False)}
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if row.path != "/{file:path}":
+        if row.path != ANY_FILE:
             operation = _operation(row, schema_of) | _security(row, needs_token)
             paths.setdefault(_path(row.path), {})[row.method.lower()] = operation
     merged = dict(base or {})

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from service.problems import Problem
 from service.routes.context import Context
-from service.routes.table import Handler, Query, Row
+from service.routes.table import ANY_FILE, Handler, Query, Row
 
 FOLDER = Path(__file__).parent.parent / "console"
 POLICY = (
@@ -84,5 +84,5 @@ ROWS = (
         problems=(404,),
         is_open=True,
     ),
-    Row("GET", "/{file:path}", file, "The console's files", "console", params=None, is_open=True),
+    Row("GET", ANY_FILE, file, "The console's files", "console", params=None, is_open=True),
 )

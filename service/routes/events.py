@@ -24,6 +24,7 @@ from service.routes.table import JSON, NO_STORE, Query, Row, encode
 
 logger = logging.getLogger(__name__)
 
+EXPECTED = "one event, an array, or JSON lines"
 IN_A_THREAD_BYTES = 131_072
 RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
 
@@ -65,14 +66,14 @@ async def refuse_whole(context: Context, problem: Problem) -> None:
     await _note_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
 
 
-async def body_of(request: Request, context: Context) -> bytes:
-    """The body, unpacked and not empty; problems 400, 413, 415, 422."""
+async def body_of(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
+    """The body, unpacked and not empty, else it is told what is expected; problems 400, 413, 415, 422."""
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         raise Problem(415, "unknown_media_type", f"content-type {kind[:80]!r}: expected application/json")
     body = await read_body(request, context.config.api.max_body_bytes)
     if not body.strip():
-        raise Problem(422, "empty_body", "the body is empty: expected one event, an array, or JSON lines")
+        raise Problem(422, "empty_body", f"the body is empty: expected {expected}")
     return body
 
 

@@ -32,7 +32,7 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
     try:
         if node:
             check_name(node)
-        body = await body_of(request, context)
+        body = await body_of(request, context, "lines of a kernel log")
     except ConfigError:
         raise unprocessable("node", node, "a node's name") from None
     except Problem as problem:

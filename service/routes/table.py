@@ -33,6 +33,7 @@ Handler = Callable[[Request, Context, Query], Awaitable[Response]]
 encode = msgspec.json.Encoder().encode
 JSON = "application/json"
 NO_STORE = "no-store"
+ANY_FILE = "/{file:path}"  # of the console: whatever no other route takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,9 @@ class Endpoint:
         row, access = self.rows.get(method), self.context.access
         if row is None:
             access.check(request.method, request.scope["headers"], None)
+            if self.path == ANY_FILE:
+                path = request.scope["path"][:200]
+                raise Problem(404, "not_found", f"nothing takes {request.method} at {path!r}; /docs lists the routes")
             detail = f"{request.method} is not allowed here: expected {self.allow}"
             raise Problem(405, "method_not_allowed", detail, headers={"allow": self.allow})
         if not row.is_open:

@@ -55,7 +55,7 @@ async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Res
     if len(prefix) > MOST_PREFIX or not prefix.isprintable():
         raise unprocessable("prefix", prefix[:80], f"at most {MOST_PREFIX} printable characters")
     try:
-        body = await body_of(request, context)
+        body = await body_of(request, context, "what Slurm's plugins, scripts or commands write")
     except Problem as problem:
         await refuse_whole(context, problem)
         raise

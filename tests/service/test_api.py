@@ -197,6 +197,7 @@ def test_the_board_is_served_whole_and_once(client: Client, tmp_path: Path) -> N
 
 def test_unknown_paths_and_methods_are_problems(client: Client) -> None:
     problem(client.get("/v1/nothing"), 404)
+    problem(client.request("POST", "/v1/webhooks/nothing"), 404)
     response = client.request("PUT", "/v1/placements")
     problem(response, 405)
     assert response.headers["allow"] == "GET, HEAD, POST"

@@ -54,6 +54,11 @@ def test_a_log_that_says_nothing_is_no_error(client: Client) -> None:
     assert (answer.status_code, answer.json()) == (202, {"accepted": 0, "duplicates": 0, "rejected": []})
 
 
+def test_an_empty_log_is_told_what_was_expected(client: Client) -> None:
+    answer = client.post("/v1/kernel-log", params={"node": "n1"}, content="")
+    assert answer.json()["detail"] == "the body is empty: expected lines of a kernel log"
+
+
 @pytest.mark.parametrize(
     ("params", "content"),
     [({"node": "a/b"}, "x"), ({"node": "n1"}, ""), ({"boot_ms": "-1"}, "x"), ({"nod": "n1"}, "x")],
