@@ -120,6 +120,7 @@ class KernelLogSource:
         self._asked = 0  # files since the last rest
         self._unreadable: set[str] = set()
         self._nameless: set[str] = set()  # files whose folder is no name of a node
+        self._absent: set[str] = set()  # entries that match nothing
         self._closed = False
 
     async def next(self) -> Batch:
@@ -219,10 +220,19 @@ class KernelLogSource:
             return
         self._looked_s = time.monotonic()
         for pattern in self._patterns:
-            for path, node in pattern.files():
+            files = list(pattern.files())
+            self._tell_absent(pattern.glob, bool(files))
+            for path, node in files:
                 known = path in self._followed or path in self._nameless
                 if not known and len(self._followed) + len(self._nameless) < MOST_FILES:
                     self._follow(path, node)
+
+    def _tell_absent(self, wanted: str, is_there: bool) -> None:
+        if is_there:
+            self._absent.discard(wanted)
+        elif wanted not in self._absent:
+            self._absent.add(wanted)
+            logger.warning("%s: no file %s, looking for it every %.0f s", self.name, wanted, LOOK_S)
 
     def _follow(self, path: str, node: str) -> None:
         try:

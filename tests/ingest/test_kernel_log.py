@@ -145,6 +145,22 @@ def test_many_files_are_asked_some_at_a_time_and_all_before_a_rest(
     asyncio.run(followed.close())
 
 
+def test_a_path_where_nothing_is_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_log, "LOOK_S", 0.0)
+    followed = source(str(tmp_path / "kern.log"))
+    for _ in range(3):
+        followed._look_up()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"kernel_log: no file {tmp_path / 'kern.log'}, looking for it every 0 s"
+    ]
+    (tmp_path / "kern.log").write_text(line(79))
+    followed._look_up()
+    assert (followed.health()["files"], len(caplog.records)) == (1, 1)
+    asyncio.run(followed.close())
+
+
 def test_a_folder_that_is_no_node_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "LOOK_S", 0.0)
     for name in ("a b", "n1"):
