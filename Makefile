@@ -18,6 +18,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict sdk/fleetcast_client
 
 bench: $(VENV)/.installed ## every hot path at its sizes, one JSON line a case
 	$(BIN)/fleetcast bench --json - $(ARGS)
