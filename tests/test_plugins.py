@@ -11,6 +11,7 @@ from aiohttp import web
 
 from fleet.clock import ManualClock, ScaledClock
 from fleet.entities import Entities
+from fleet.errors import ConfigError
 from fleet.events import Finished
 from fleet.requests import Gang, PlacementRequest
 from fleet.samples import EntityKind, SampleBatch
@@ -24,7 +25,9 @@ from placement.filters import FILTERS, busy
 from placement.options import Filter, Options
 from placement.view import ClusterView
 from schedulers.band_file import BandFile
+from service import pipeline_role as sources
 from service.adapters import BUILT_IN, make_adapter
+from service.config import Config, PipelineConfig, PluginConfig
 from tests.checks import check_adapter, check_filter, check_forecaster, check_scorer, check_source
 from tests.ingest.pages import dcgm_page
 from tests.placement.conftest import build
@@ -155,3 +158,11 @@ def test_adapter(tmp_path: Path) -> None:
     assert set(BUILT_IN) == {"band_file"}
     check_adapter(BandFile, {"path": str(tmp_path / "bands")})
     assert isinstance(make_adapter("band_file", {"path": str(tmp_path / "bands")}), BandFile)
+
+
+@pytest.mark.parametrize("use", sources.BUILT_IN)
+def test_a_source_of_ours_names_the_option_that_it_does_not_know(use: str) -> None:
+    row = PluginConfig(use, {"colour": "blue"})
+    config = Config(pipeline=PipelineConfig(sources=(row,)))
+    with pytest.raises(ConfigError, match=f"pipeline.sources {use}: .*colour"):
+        sources.open_sources(config, ManualClock(), Entities())
