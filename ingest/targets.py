@@ -67,10 +67,12 @@ class _Watched:
     path: Path
     groups: bool
     files: dict[Path, tuple[float, list[TargetSpec]]] = field(default_factory=dict)
+    absent: bool = False  # and it is told
 
     def read(self) -> Iterator[TargetSpec]:
         """Targets as of now; a file that did not change is not read again, one of groups that is broken not taken."""
         paths = sorted(self.path.parent.glob(self.path.name)) if self.groups else [self.path]
+        self._tell_absent(not any(path.exists() for path in paths))
         self.files = {path: self.files.get(path, (0.0, [])) for path in paths}
         for path, (seen, targets) in self.files.items():
             changed = _changed(path)
@@ -78,6 +80,11 @@ class _Watched:
                 targets = _read_groups(path, targets) if self.groups else _read_file(path)
                 self.files[path] = (changed, targets)
             yield from targets
+
+    def _tell_absent(self, absent: bool) -> None:
+        if absent and not self.absent:
+            logger.warning("no targets from %s: there is no such file, looking for it", self.path)
+        self.absent = absent
 
 
 class TargetList:
@@ -93,6 +100,8 @@ class TargetList:
         for entry in entries:
             kind, colon, rest = entry.partition(":")
             if entry.startswith((_FILE, _FILE_SD)):
+                if not Path(rest).name:
+                    raise ConfigError(f"scrape target {entry!r}: expected a file, such as {kind}:targets.json")
                 self._watched.append(_Watched(Path(rest), f"{kind}{colon}" == _FILE_SD))
             elif entry.startswith(_HTTP_SD):
                 parse_target(rest)

@@ -16,7 +16,8 @@ def test_a_target_is_a_url_and_may_name_its_node() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "n1:9400", "ftp://n1/x", "http://", "http://n1:port", "http://n1 a b", "http://n1 a/b"]
+    "text",
+    ["", "n1:9400", "ftp://n1/x", "http://", "http://n1:port", "http://n1 a b", "http://n1 a/b", "file:", "file_sd:"],
 )
 def test_what_is_no_target_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -37,3 +38,18 @@ def test_a_target_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyt
     assert [*targets.read()] == ["http://n0:9400/metrics", "http://n3:9400/metrics"]
     path.unlink()
     assert [*targets.read()] == ["http://n0:9400/metrics"]
+
+
+@pytest.mark.parametrize("kind", ["file", "file_sd"])
+def test_a_target_file_that_is_not_there_is_said_once(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "targets.json"
+    targets = TargetList([f"{kind}:{path}"])
+    assert [targets.read(), targets.read()] == [{}, {}]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no targets from {path}: there is no such file, looking for it"
+    ]
+    path.write_text("[]" if kind == "file_sd" else "# none yet")
+    targets.read()
+    assert len(caplog.records) == 1
