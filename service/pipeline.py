@@ -148,17 +148,23 @@ class Pipeline:
                 group.create_task(self._look_forever(self.siblings))
 
     async def _pump(self, source: Source) -> None:
+        said = ""  # what is told once while it lasts
         while True:
             await self.history.room()
             try:
                 batch = await source.next()
             except SourceError as error:
-                logger.warning("%s: %s, trying again in %.0f s", source.name, error, error.retry_after_s)
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("%s: %s, trying again every %.0f s", source.name, said, error.retry_after_s)
                 await asyncio.sleep(error.retry_after_s)
                 continue
             except StopAsyncIteration:
                 logger.info("%s: at its end", source.name)
                 return
+            if said:
+                said = ""
+                logger.info("%s: answers again", source.name)
             self.take(batch)
             await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ import pytest
 
 from fleet.clock import Clock, ManualClock, SystemClock
 from fleet.entities import Entities
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, SourceError
 from fleet.events import Finished, NodeEvent, Started, Submitted
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
@@ -277,3 +277,25 @@ def test_a_plugin_that_is_not_there_is_refused_with_its_key(tmp_path: Path, key:
     clock = ManualClock(NOW_MS)
     with pytest.raises(ConfigError, match=rf"pipeline\.{key}"):
         Pipeline(config, clock, Topology.build([]), functools.partial(open_sources, config, clock))
+
+
+def test_a_source_that_is_away_is_told_once_and_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(MemorySource):
+        tries = 3
+
+        async def next(self) -> Batch:
+            self.tries -= 1
+            if self.tries >= 0:
+                raise SourceError("nobody answers", 0.001)
+            return await super().next()
+
+    pipeline = small(tmp_path)
+    with caplog.at_level("INFO", "service.pipeline"):
+        asyncio.run(pipeline._pump(Away([Batch()], ends=True)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "memory: nobody answers, trying again every 0 s",
+        "memory: answers again",
+        "memory: at its end",
+    ]
