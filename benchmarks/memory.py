@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.case import record
 from benchmarks.decode import FIELDS, round_of
+from benchmarks.exporters import healthy
 from benchmarks.service import MAKE_S
-from benchmarks.tick import GPUS_PER_NODE, USUAL, jobs, no_sources, rows_of, scrape_of, topology_of
+from benchmarks.tick import GPUS_PER_NODE, jobs, no_sources, rows_of, scrape_of, topology_of
 from fleet.clock import ManualClock
-from fleet.metrics import METRICS, dcgm_row
 from fleet.samples import EntityKind
 from ingest.exporters import ExporterResolver
 from ingest.source import Batch
@@ -39,7 +39,6 @@ T0 = 1_700_000_100_000
 SCRAPES, SCRAPE_S = 4, 15
 DECODE_PER_GPU_S = 0.01
 KIB = 1024
-PCIE = range(235, 239)  # exact, or the link is not what it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +93,6 @@ def _fill(gpus: int, ports: int, line: Any) -> None:
         line.send(Held(pages * os.sysconf("SC_PAGE_SIZE"), peak, used.ru_utime + used.ru_stime))
 
 
-def _healthy(field: int, rng: np.random.Generator) -> str:
-    """What a busy GPU in good health prints; fields that the catalogue names in other units stay below suspicion."""
-    row = dcgm_row(EntityKind.GPU, field)
-    assert row is not None
-    usual = USUAL.get(METRICS[EntityKind.GPU][row].name, 0.0)
-    if field in (203, 204):
-        return str(rng.integers(90, 101))
-    if field in (156, 252, 1009, 1010, 1011, 1012):
-        return str(rng.integers(10**4, 6 * 10**4))
-    return f"{usual * (1 + 0.005 * rng.standard_normal()):.6f}" if usual and field not in PCIE else str(int(usual))
-
-
 class WatchedFleet:
     """A pipeline with a decoder a node. Pages are made when they are scraped, as an exporter would."""
 
@@ -126,7 +113,7 @@ class WatchedFleet:
         now_ms = self.clock.now_ms()
         for first in range(0, self.nodes, 256):
             part = self._decoders[first : first + 256]
-            pages = round_of(len(part), self._rng, value=_healthy).values()
+            pages = round_of(len(part), self._rng, value=healthy).values()
             for number, (decoder, page) in enumerate(zip(part, pages, strict=True), first):
                 own = page.replace(b"n%05d" % (number - first), b"n%05d" % number)
                 self.pipeline.take(decoder.decode(own, now_ms))
