@@ -51,6 +51,8 @@ class Share:
 
     def scrapes(self, target: TargetSpec) -> bool:
         """Whether this pipeline scrapes a target: with its node, else with its host; on this machine, one by one."""
+        if self.instances == 1:
+            return True
         if target.node:
             return self.owns(target.node)
         if _is_here(target.host):
