@@ -35,13 +35,16 @@ StateOption = Annotated[str | None, typer.Option("--state", help="State folder t
 UrlOption = Annotated[str | None, typer.Option("--url", help="The archive itself: a folder or an fsspec URL.")]
 
 
+LAST_MS = 2**53  # beyond any clock
+
+
 @app.command("show")
 def show(
     config: ConfigOption = None,
     state: StateOption = None,
     url: UrlOption = None,
     from_: Annotated[str, typer.Option("--from", help="From this time: 2026-11-21T13:00 (UTC), or 2h for ago.")] = "",
-    to: Annotated[str, typer.Option("--to", help="Up to this time.")] = "now",
+    to: Annotated[str, typer.Option("--to", help="Up to this time [the newest].")] = "",
     metric: Annotated[str, typer.Option(help="Series of this metric, e.g. power_w.")] = "",
     entity: Annotated[str, typer.Option(help="Series of this GPU, node, port …, e.g. n001/3.")] = "",
     block: Annotated[str, typer.Option(help="Only this block of the topology.")] = "",
@@ -62,7 +65,8 @@ def show(
 
     files = _files(config, state, url)
     now_ms = _now_ms()
-    span = Span(time_of("--from", from_, now_ms) if from_ else 0, time_of("--to", to, now_ms), block or None)
+    first_ms = time_of("--from", from_, now_ms) if from_ else 0
+    span = Span(first_ms, time_of("--to", to, now_ms) if to else LAST_MS, block or None)
     if metric or entity:
         series = read_series(files, span, metric, entity, _each("reading"))
         _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, files.url))

@@ -130,7 +130,7 @@ class PerfquerySource:
         self._rows = PortRows(entities)
         self._fabric = (0.0, Fabric())
         self._seen: dict[str, float] = {}  # file -> its time of change when it was last read
-        self._due_ms = self._bad = self._up = 0
+        self._due_ms = self._bad = self._up = self._answering = 0
         self._last: tuple[int, int] | None = None
 
     async def next(self) -> Batch:
@@ -139,9 +139,10 @@ class PerfquerySource:
             if now_ms < self._due_ms <= now_ms + 2000 * self._options.interval_s:
                 await self._clock.sleep((self._due_ms - now_ms) / 1000)
             self._due_ms = self._clock.now_ms() + round(self._options.interval_s * 1000)
-            self._up = 0
+            self._answering = 0
             failures = [failure for entry in self._commands if (failure := await self._run(entry))]
             await asyncio.to_thread(self._read_files)
+            self._up = self._answering  # at once: somebody may ask meanwhile
             batch = self._rows.batch()
             if batch.samples or batch.bad:
                 self._bad += len(batch.bad)
@@ -189,7 +190,7 @@ class PerfquerySource:
             process.kill()
             await process.wait()
             return f"{entry.what}: no answer within {self._options.timeout_s:.0f} s"
-        self._up += 1
+        self._answering += 1
         self.take(out.decode(errors="replace")[:MAX_TEXT_BYTES], self._clock.now_ms(), entry.node, entry.device)
         return ""
 
@@ -198,7 +199,7 @@ class PerfquerySource:
         self._learn_fabric()
         for entry in self._files:
             paths = sorted(glob.glob(entry.what))
-            self._up += bool(paths)
+            self._answering += bool(paths)
             for path in paths:
                 try:
                     changed = Path(path).stat().st_mtime

@@ -102,7 +102,7 @@ class SysfsSource:
 
     def _read(self) -> Batch:
         """One round over all trees, in a thread."""
-        self._up = 0
+        up = 0
         for node, path in self._trees:
             found = False
             try:
@@ -113,7 +113,8 @@ class SysfsSource:
                 if path not in self._absent:
                     logger.warning("%s: %s, reading on where I can", path, error)
                     self._absent.add(path)
-            self._up += found
+            up += found
+        self._up = up  # at once: somebody may ask meanwhile
         return self._rows.batch()
 
 
