@@ -56,14 +56,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = time.monotonic() + self.limits.header_timeout_s
         self._unsent = 0
         self._unsent_since = 0.0
+        self.is_too_many = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.is_too_many = self._comes_last()
         if len(self.connections) > self.limits.max_connections + TURNED_AWAY:
             transport.abort()
 
+    def _comes_last(self) -> bool:
+        """Whether all places are taken by others: who has one keeps it, whoever comes."""
+        most = self.limits.max_connections
+        return len(self.connections) > most < sum(not getattr(one, "is_too_many", False) for one in self.connections)
+
     def data_received(self, data: bytes) -> None:
-        if len(self.connections) > self.limits.max_connections:
+        if self.is_too_many:
             self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
             return
         super().data_received(data)

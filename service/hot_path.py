@@ -115,8 +115,7 @@ class HotProtocol(LimitedProtocol):
 
     def _is_free(self) -> bool:
         """Nothing else is under way on this connection, and it is not one too many."""
-        is_allowed = len(self.connections) <= self.limits.max_connections
-        return is_allowed and self._idle() and not self.flow.write_paused and not self.transport.is_closing()
+        return not self.is_too_many and self._idle() and not self.flow.write_paused and not self.transport.is_closing()
 
 
 def hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:

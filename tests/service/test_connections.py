@@ -172,6 +172,21 @@ def test_more_connections_than_allowed_are_told_to_come_back(monkeypatch: pytest
     assert refused[0] == 503
 
 
+def test_who_has_a_place_keeps_it_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+    async def work(connect: Connect) -> list[bytes]:
+        held = [await connect() for _ in range(LIMITS.max_connections)]
+        crowd = [await connect() for _ in range(3)]  # they wait, and say nothing
+        reader, writer = held[-1]
+        writer.write(request)
+        return [await reader.read(), *[await told(streams, request) for streams in crowd]]
+
+    answers, refused = served(work, monkeypatch, Limits(LIMITS.max_connections, 60.0, 60.0))
+    assert [answer.split(b" ")[1] for answer in answers] == [b"200", b"503", b"503", b"503"]
+    assert refused == [503] * 3
+
+
 def test_a_head_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(connect: Connect) -> bytes:
         return await told(
