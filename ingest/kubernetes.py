@@ -46,11 +46,11 @@ KINDS: dict[str, tuple[type, str]] = {  # in the order in which first lists are 
 WORKLOADS = {"jobs": "Job", "jobsets": "JobSet", "pytorchjobs": "PyTorchJob"}
 
 
-class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KubernetesOptions(Terms, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kubeconfig`: a file, by default the usual one or, in a pod, the pod's own account. `namespace`: one, or all.
 
     name, prefix: of several clusters, each needs its own; a job is called PREFIX + namespace/name. `collections`:
-    what is followed; without nodes none of their events. The rest: see `Terms`; `fatal_conditions`: node conditions
+    what is followed; without nodes none of their events. `fatal_conditions`: node conditions
     (patterns) that ask for a drain.
     """
 
@@ -59,15 +59,6 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     context: str = ""
     namespace: str = ""
     collections: tuple[str, ...] = tuple(KINDS)
-    cluster: str = ""
-    prefix: str = ""
-    queue_label: str = "kueue.x-k8s.io/queue-name"
-    tenant_label: str = ""
-    user_label: str = ""
-    class_label: str = "fleetcast/class"
-    preemptible_label: str = "fleetcast/preemptible"
-    keep_labels: tuple[str, ...] = ()
-    gpu_resources: tuple[str, ...] = Terms().gpu_resources
     fatal_conditions: tuple[str, ...] = ("Gpu*", "SysLogs*", "*Xid*", "*XID*", "AcceleratedHardwareReady")
 
 
@@ -116,10 +107,8 @@ class KubernetesSource:
         self._resume(self._at)
 
     def _resume(self, at: _Position) -> None:
-        names = {field.name for field in msgspec.structs.fields(Terms)}
         self._at = at
-        terms = Terms(**{name: getattr(self.options, name) for name in names})
-        self._reader = Reader(terms, at.priorities)
+        self._reader = Reader(self.options, at.priorities)
         self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions)
         self._jobs = JobFold(at.jobs, self._nodes.lost())
 

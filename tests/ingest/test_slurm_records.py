@@ -22,7 +22,8 @@ from tests.ingest.slurm_outputs import T, account, accounts, amount, new_job, no
 
 NOW_MS = (T + 200) * 1000
 RECORDED = Path(__file__).parent.parent / "data" / "slurm-24.11.5"
-FOLDER = Path(os.environ.get("FLEETCAST_DATA", "/nowhere")) / "telemetry" / "slurm-meta-gcm"
+DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
+FOLDER = DATA / "telemetry" / "slurm-meta-gcm"
 
 
 def events_of(*jobs: dict[str, Any], site: Site = Site()) -> list[JobEvent]:  # noqa: B008
