@@ -44,7 +44,8 @@ def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
     if record.lost:
         found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_last(record, "lost")))
     if record.drained:
-        found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=_last(record, "drain")))
+        since_ms, said = _last(record, "drain"), record.drain_message[:MESSAGE_SHOWN]
+        found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=since_ms, words=said))
     over = [event for event in record.standing.values() if event.severity == "ok"]
     for event in record.standing.values():
         if any(ok.takes_back(event) for ok in over):

@@ -40,6 +40,13 @@ def test_fatal_health_asks_for_a_drain_and_quotes_the_checker() -> None:
     assert "checker: GpuNvlinkWatch: 1 error; advice: contact support" in risk.reasons[0][0].sentence
 
 
+def test_a_drained_node_says_why() -> None:
+    drained = event(1, type="drain", message="NHC: fan 3 is slow")
+    risk = score_nodes(signals_of(drained), np.array([True]), NOW_MS, None)
+    assert risk.reasons[0][0].sentence.endswith(": NHC: fan 3 is slow")
+    assert risk.actions[0].sentence.endswith(": NHC: fan 3 is slow.")
+
+
 def test_a_warning_is_a_reason_and_an_ok_takes_it_back() -> None:
     bad = event(1, check="fan", severity="warning")
     assert names(signals_of(bad)) == [("health_degraded", "n1")]
