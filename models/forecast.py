@@ -1,11 +1,57 @@
-"""The protocol of what forecasts, and the quantiles that every forecast has."""
+"""What forecasts regular series, the quantiles that every forecast has, and the series it sees."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Regular series of one target that are forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000.
+
+    values: (series, bin), NaN is unknown. capacity: (series,), the ceiling in the unit of the values, NaN for none.
+    covariates: name -> (series, bin), each known at the end of its bin: running, queued, arriving, started, ended, …
+    """
+
+    target: str
+    names: tuple[str, ...]
+    bin_s: int
+    first_ms: int
+    values: Array
+    capacity: Array
+    covariates: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def bins(self) -> int:
+        return int(self.values.shape[1])
+
+    def until(self, bins: int) -> "Panel":
+        """What was known at the end of bin `bins` - 1: a view, nothing is copied."""
+        known = {name: rows[:, :bins] for name, rows in self.covariates.items()}
+        return replace(self, values=self.values[:, :bins], covariates=known)
+
+    def end_ms(self, bin: int) -> int:
+        """The end of a bin: when a forecast with this origin may be issued."""
+        return self.first_ms + (bin + 1) * self.bin_s * 1000
+
+
+class PanelForecaster(Protocol):
+    """One way to forecast the series of a panel. It keeps nothing between calls but what it was fitted on."""
+
+    name: str
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        """(quantile, step, origin, series): QUANTILES of the value at bin origin + step; NaN where it cannot.
+
+        For an origin it uses bins up to and with it alone, whatever else the panel holds. Quantiles do not decrease;
+        nothing is clipped or calibrated: that is the gate's.
+        """
 
 
 class Forecaster(Protocol):

@@ -1,0 +1,80 @@
+"""What an evaluation found: rows in long form, predictions, and intervals by block bootstrap."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+DRAWS = 400
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One number. method: "ours" or a baseline's name; model: what the gate served; low, high: its 95 % interval.
+
+    horizon_s: None where there is none. n: how many outcomes it is made of.
+    """
+
+    dataset: str
+    target: str
+    series: str
+    horizon_s: int | None
+    method: str
+    model: str
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(slots=True)
+class Results:
+    """rows and what was skipped, with the reason; predictions: columns of equal length, a block each."""
+
+    task: str
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    predictions: list[dict[str, Sequence[Any]]] = field(default_factory=list)
+
+    def select(self, **wanted: object) -> list[Row]:
+        """Rows whose fields have these values."""
+        return [row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())]
+
+
+def interval(
+    numerator: Iterable[float], denominator: Iterable[float] | None = None, *, block: int = 1, seed: int = 0
+) -> tuple[float | None, float | None, float | None]:
+    """sum(numerator) / sum(denominator) (None: the mean), and its 95 % interval by moving-block bootstrap.
+
+    block: neighbours that are drawn together, since they are alike (Künsch, 1989). None where nothing is finite.
+
+    >>> interval([1.0, 1.0], [2.0, 2.0])
+    (0.5, 0.5, 0.5)
+    """
+    top = np.asarray(list(numerator), np.float64)
+    below = np.ones(len(top)) if denominator is None else np.asarray(list(denominator), np.float64)
+    known = np.isfinite(top) & np.isfinite(below)
+    top, below = top[known], below[known]
+    if not len(top) or below.sum() == 0:
+        return None, None, None
+    value = float(top.sum() / below.sum())
+    block = max(1, min(block, len(top)))
+    starts = len(top) - block + 1
+    sums = np.stack([_moving_sums(row, block) for row in (top, below)])
+    rng = np.random.default_rng(seed)
+    drawn = sums[:, rng.integers(0, starts, (DRAWS, -(-len(top) // block)))].sum(axis=2)
+    ratios = drawn[0][drawn[1] != 0] / drawn[1][drawn[1] != 0]
+    if not len(ratios):
+        return value, None, None
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return value, float(low), float(high)
+
+
+def _moving_sums(values: Array, block: int) -> Array:
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    return np.asarray(sums[block:] - sums[:-block])
