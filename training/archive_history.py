@@ -1,0 +1,177 @@
+"""A site's own history out of its archive, replayed through the folds that serve.
+
+    archive ─ a day of events at a time ─ JobTable ─ DemandSeries ─ its bins, before they leave the window ─ Panel
+                                             └────── what is known of each attempt ─ rows of a job table
+
+Events come in the order of their times, and bins are read when the window that the service keeps has passed: so a
+panel holds what the live series held then.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.demand_series import BINS, EVERYTHING, TARGETS, DemandSeries, Target
+from fleet.errors import FleetcastError
+from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
+from fleet.jobs import JobAttempt, JobTable
+from ingest.archive_files import DAY_MS, ArchiveFiles, day_ms
+from ingest.archive_read import Span, newest_ms, read_events
+from models.forecast import Panel
+
+Array = NDArray[np.float64]
+
+BIN_S = 600
+REST_MS = 2 * DAY_MS
+KEPT_MS = 35 * DAY_MS  # what a pipeline remembers of jobs that are over
+ALL_TIME = Span(0, 2**53)
+
+
+def _quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+@dataclass(slots=True)
+class JobReplay:
+    """Folds job events as a pipeline does. attempts: what is known of each, also of those that it forgot since."""
+
+    jobs: JobTable = field(default_factory=JobTable)
+    demand: DemandSeries = field(default_factory=DemandSeries)
+    attempts: dict[tuple[str, int], JobAttempt] = field(default_factory=dict)
+
+    def take(self, event: JobEvent) -> None:
+        """One event; those that change neither demand nor durations are left out."""
+        if isinstance(event, (Step, Phase, Checkpoint)):
+            return
+        for woken in self.jobs.wake(event.job):
+            self.demand.recall(woken)
+            self.attempts[woken.job, woken.attempt] = woken
+        attempt = self.jobs.apply(event)
+        if attempt is None:
+            return
+        for changed in (attempt, self.jobs.before(attempt)):
+            if changed is not None:
+                self.demand.update(changed)
+                self.attempts[changed.job, changed.attempt] = changed
+
+    def rest(self, now_ms: int) -> None:
+        """What has been over for long is remembered as the service does: not at all in the end."""
+        self.jobs.forget_ended_before(now_ms - KEPT_MS)
+        for attempt in self.jobs.rest(now_ms - REST_MS):
+            self.demand.forget(attempt)
+            attempt.events.clear()  # the packed copy has them; this one is for the job table
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveHistory:
+    """panels: one a target, its series are the pools and "all"; attempts: by time of arrival; end_ms: of the archive.
+
+    bad: events that could not be read, by reason.
+    """
+
+    panels: tuple[Panel, ...]
+    attempts: tuple[JobAttempt, ...]
+    end_ms: int
+    bad: Mapping[str, int]
+
+
+def read_history(
+    files: ArchiveFiles,
+    span: Span = ALL_TIME,
+    *,
+    bin_s: int = BIN_S,
+    capacity: Mapping[str, int] | None = None,
+    say: Callable[[str], None] = _quiet,
+) -> ArchiveHistory:
+    """Everything that the archive knows of jobs in a span. Raises FleetcastError where it holds no job event.
+
+    capacity: pool -> GPUs ("all" for the fleet), unknown where it is not there. Levels are as of the end of a bin,
+    arrivals its sum; the last bin is the last full one before the newest sample or event.
+    """
+    bin_ms, bad = bin_s * 1000, dict[str, int]()
+    replay, parts = JobReplay(), list[_Window]()
+    first_bin = end_bin = -1
+    newest = min(newest_ms(files), span.end_ms)
+    for day, events in _days(files, span, bad):
+        for event in events:
+            if first_bin < 0:
+                first_bin = end_bin = event.time_ms // bin_ms
+            while event.time_ms >= (end_bin + BINS[bin_s]) * bin_ms:
+                parts.append(_read(replay.demand, end_bin, BINS[bin_s], bin_s))
+                end_bin += BINS[bin_s]
+            replay.take(event)
+            newest = max(newest, event.time_ms)
+        replay.rest(day_ms(day) + DAY_MS)
+        say(f"{day}: {len(events):,} events, {len(replay.attempts):,} attempts so far")
+    if first_bin < 0:
+        raise FleetcastError(f"{files.url}: no job events there; name the archive of a Fleetcast that is told of jobs")
+    while (left := newest // bin_ms - end_bin) > 0:
+        parts.append(_read(replay.demand, end_bin, min(left, BINS[bin_s]), bin_s))
+        end_bin += min(left, BINS[bin_s])
+    attempts = sorted(replay.attempts.values(), key=_arrived_ms)
+    panels = _panels(parts, first_bin * bin_ms, bin_s, capacity or {}) if parts else ()
+    return ArchiveHistory(panels, tuple(attempts), newest, bad)
+
+
+def _days(files: ArchiveFiles, span: Span, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
+    """The job events of each day that has any, by time."""
+    days = sorted({name.day for name in span.names(files, "events")})
+    for day in days:
+        first_ms = max(span.first_ms, day_ms(day))
+        events, unread = read_events(files, Span(first_ms, min(span.end_ms, day_ms(day) + DAY_MS), span.block))
+        for error in unread:
+            bad[error.reason] = bad.get(error.reason, 0) + 1
+        yield day, [event for event in events if not isinstance(event, NodeEvent)]
+
+
+def _arrived_ms(attempt: JobAttempt) -> tuple[int, str, int]:
+    told = (attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
+    return min((time_ms for time_ms in told if time_ms is not None), default=0), attempt.job, attempt.attempt
+
+
+_Window = dict[str, dict[Target, Array]]  # pool -> target -> (bin,)
+
+
+def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
+    """All series of `bins` full bins from `first_bin` on."""
+    return {
+        pool: {target: full_bins(demand, pool, target, first_bin, bins, bin_s) for target in TARGETS}
+        for pool in demand.pools()
+    }
+
+
+def full_bins(demand: DemandSeries, pool: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
+    """(bin,) of full bins: of levels the reader's own bin, which is not over, is left out."""
+    now_ms = (first_bin + bins) * bin_s * 1000
+    if target in ("arriving", "arriving_jobs"):
+        return demand.series(pool, target, now_ms, bin_s, bins)
+    return demand.series(pool, target, now_ms, bin_s, bins + 1)[:-1]
+
+
+def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mapping[str, int]) -> tuple[Panel, ...]:
+    """Windows put one behind the other; a pool that came later had nothing before."""
+    windows = list(parts)
+    names = (*sorted({pool for window in windows for pool in window} - {EVERYTHING}), EVERYTHING)
+    values: dict[Target, Array] = {
+        target: np.stack([np.concatenate([_of(window, name, target) for window in windows]) for name in names])
+        for target in TARGETS
+    }
+    ceilings = np.array([float(capacity.get(name, 0)) or np.nan for name in names])
+    return tuple(
+        Panel(
+            target,
+            names,
+            bin_s,
+            first_ms,
+            values[target],
+            ceilings if target == "running" else np.full(len(names), np.nan),
+            {other: rows for other, rows in values.items() if other != target},
+        )
+        for target in TARGETS
+    )
+
+
+def _of(window: _Window, pool: str, target: Target) -> Array:
+    return window[pool][target] if pool in window else np.zeros(len(window[EVERYTHING][target]))
