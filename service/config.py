@@ -67,6 +67,16 @@ class PipelineConfig(_Section, frozen=True):
     forecasters: tuple[str, ...] = ()  # import paths of further forecasters
 
 
+class ModelsConfig(_Section, frozen=True):
+    """`folder`: of the versions of fitted models, below the state's folder unless it is absolute.
+
+    `keep_versions`: how many of the newest of each kind `fleetcast models prune` leaves.
+    """
+
+    folder: str = "models"
+    keep_versions: int = 10
+
+
 class ArchiveConfig(_Section, frozen=True):
     """`url`: a folder, or any URL that fsspec knows; empty: `archive` in the state's folder.
 
@@ -120,6 +130,7 @@ class Config(_Section, frozen=True):
     clock: ClockConfig = ClockConfig()
     scrape: ScrapeConfig = ScrapeConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    models: ModelsConfig = ModelsConfig()
     archive: ArchiveConfig = ArchiveConfig()
     api: ApiConfig = ApiConfig()
     placer: PlacerConfig = PlacerConfig()
@@ -141,6 +152,11 @@ class Config(_Section, frozen=True):
     @property
     def archive_url(self) -> str:
         return self.archive.url or str(self.folder / "archive")
+
+    @property
+    def models_folder(self) -> Path:
+        """The root of `models.registry.Registry`."""
+        return self.folder / self.models.folder
 
     def home(self, instance: int) -> Path:
         """The folder of one pipeline's snapshots and own board; the first one's is that of the state."""
@@ -196,6 +212,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "pipeline.snapshot_s": PERIOD_S,
     "pipeline.future_limit_s": (0, 600),
     "pipeline.history_days": (1, 3650),
+    "models.keep_versions": (1, 100_000),
     "archive.buffer_bytes": (2**20, 2**40),
     "archive.file_rows": (1000, 100_000_000),
     "archive.keep_days": (0, 36_500),
@@ -231,6 +248,7 @@ def check_config(config: Config) -> None:
     for key, name in (
         ("state", config.state),
         ("fleet.topology", config.fleet.topology),
+        ("models.folder", config.models.folder),
         ("archive.url", config.archive.url),
     ):
         if "\0" in name:
