@@ -1,0 +1,162 @@
+"""JobPeaks: the most GPU memory and power that telemetry saw of a job, kept by its kind when it has finished.
+
+    each tick   readings of the GPUs that a running attempt holds ─ max ─> its peaks so far
+    finished    its peaks ─> the newest RUNS_KEPT of its user and name, of its user and size, of its queue and size
+
+Only jobs that finished count: one that broke may never have come to its peak. Peaks are of the moments that were looked
+at; what lies between two scrapes is not seen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.similarity import Kind, kinds
+from fleet.jobs import JobAttempt
+
+RUNS_KEPT = 32
+MOST_KINDS = 4096
+SETTLED_S = 30.0  # a younger attempt's newest reading may be of who held the GPU before
+GIB = 2.0**30
+KINDS: tuple[Kind, ...] = ("user and name", "user and GPUs", "queue and GPUs")
+QUANTILE = 0.9  # of the peaks of a kind: what a further job of it is likely to stay below
+
+MEMORY, POWER = 0, 1
+Attempt = tuple[str, int]
+Array = NDArray[np.float32]
+
+
+class JobPeaks:
+    """One writer. Peaks are (memory: GiB of the fullest GPU, power: W, mean over its GPUs), NaN where none was seen."""
+
+    def __init__(self) -> None:
+        self._running: dict[Attempt, int] = {}  # -> row of `_peaks`
+        self._peaks = np.zeros((0, 2), np.float32)
+        self._rows: dict[int, int] = {}  # key -> row, the one that was used longest ago first
+        self._runs = np.zeros((0, RUNS_KEPT, 2), np.float32)
+        self._count = np.zeros(0, np.int64)
+        self._likely = np.zeros((0, 2), np.float32)
+
+    def finish(self, ended: Iterable[JobAttempt]) -> None:
+        """Keep what was seen of attempts that have finished; the others and those known before are left alone."""
+        for attempt in ended:
+            row = self._running.pop((attempt.job, attempt.attempt), None)
+            if row is not None and attempt.outcome == "finished" and np.isfinite(self._peaks[row]).any():
+                of_kind = kinds_of(attempt)
+                for kind in KINDS:
+                    if kind in of_kind:
+                        self._keep(of_kind[kind], self._peaks[row])
+
+    def see(
+        self,
+        running: Sequence[JobAttempt],
+        now_ms: int,
+        holder: NDArray[np.int32],
+        rows: NDArray[np.int32],
+        memory_bytes: NDArray[np.floating],
+        power_w: NDArray[np.floating],
+    ) -> None:
+        """Take in the readings of one moment; attempts that run no more are forgotten (see `finish`).
+
+        holder: (n, g) index into `running`, -1 free; rows: (n, g) row of each GPU in the readings (entity,), -1 never
+        heard.
+        """
+        index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
+        before = np.array([self._running.get(key, -1) for key in index], np.intp)
+        peaks = np.full((len(index), 2), np.nan, np.float32)
+        peaks[before >= 0] = self._peaks[before[before >= 0]]
+        settled = np.array([(now_ms - (row.started_ms or now_ms)) >= SETTLED_S * 1000 for row in running], bool)
+        seen = (holder >= 0) & (rows >= 0) & (rows < len(power_w))
+        number, entity = holder[seen], rows[seen]
+        own = settled[number]
+        number, entity = number[own], entity[own]
+        peaks[:, MEMORY] = np.fmax(peaks[:, MEMORY], _most(number, memory_bytes[entity], len(index)) / GIB)
+        peaks[:, POWER] = np.fmax(peaks[:, POWER], _mean(number, power_w[entity], len(index)))
+        self._running, self._peaks = index, peaks
+
+    def of(self, attempt: JobAttempt) -> tuple[float, float]:
+        """Memory (GiB) and power (W a GPU) that a running attempt has come to; NaN where nothing was seen."""
+        row = self._running.get((attempt.job, attempt.attempt))
+        return (np.nan, np.nan) if row is None else (float(self._peaks[row, MEMORY]), float(self._peaks[row, POWER]))
+
+    def table(self) -> tuple[NDArray[np.uint64], Array]:
+        """keys (k,), sorted, and (k, 3): likely peak memory (GiB a GPU), likely peak power (W a GPU), runs seen."""
+        keys = np.fromiter(self._rows, np.uint64, len(self._rows))
+        rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
+        order = np.argsort(keys)
+        seen = np.minimum(self._count[rows], RUNS_KEPT).astype(np.float32)
+        return keys[order], np.column_stack([self._likely[rows], seen])[order].astype(np.float32)
+
+    def _keep(self, key: int, peaks: Array) -> None:
+        row = self._rows.pop(key, None)
+        if row is None:
+            row = self._new_row()
+        self._rows[key] = row
+        self._runs[row, self._count[row] % RUNS_KEPT] = peaks
+        self._count[row] += 1
+        for what in (MEMORY, POWER):
+            known = self._runs[row, :, what]
+            known = known[np.isfinite(known)]
+            self._likely[row, what] = np.quantile(known, QUANTILE) if len(known) else np.nan
+
+    def _new_row(self) -> int:
+        """A row without runs: a further one, or, where there are enough, that of the kind that was used longest ago."""
+        if len(self._rows) >= MOST_KINDS:
+            row = self._rows.pop(next(iter(self._rows)))
+        else:
+            row = len(self._rows)
+            self._grow(row + 1)
+        self._runs[row], self._count[row], self._likely[row] = np.nan, 0, np.nan
+        return row
+
+    def _grow(self, rows: int) -> None:
+        more = max(0, rows - len(self._count)) and max(64, len(self._count))
+        if more:
+            self._runs = np.pad(self._runs, ((0, more), (0, 0), (0, 0)))
+            self._count = np.pad(self._count, (0, more))
+            self._likely = np.pad(self._likely, ((0, more), (0, 0)))
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps, copied: JSON-able parts, and arrays by name."""
+        rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
+        arrays: dict[str, NDArray[Any]] = {
+            "peaks": self._peaks[list(self._running.values())],
+            "keys": np.fromiter(self._rows, np.uint64, len(self._rows)),
+            "runs": self._runs[rows],
+            "count": self._count[rows],
+            "likely": self._likely[rows],
+        }
+        return {"running": [list(key) for key in self._running]}, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        self._running = {(job, attempt): row for row, (job, attempt) in enumerate(about["running"])}
+        self._peaks = arrays["peaks"].copy()
+        self._rows = {key: row for row, key in enumerate(arrays["keys"].tolist())}
+        self._runs, self._count = arrays["runs"].copy(), arrays["count"].copy()
+        self._likely = arrays["likely"].copy()
+
+
+def kinds_of(attempt: JobAttempt) -> dict[Kind, int]:
+    """The keys of an attempt."""
+    told = attempt.submission
+    name = (told.name if told else "") or attempt.job
+    return kinds(told.user if told else "", name, attempt.queue, attempt.gpus)
+
+
+def _most(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
+    """(length,) the largest of the values of each number; NaN where there is none."""
+    most = np.full(length, np.nan)
+    np.fmax.at(most, number, values)
+    return most
+
+
+def _mean(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
+    """(length,) the mean of the values of each number; NaN where there is none."""
+    known = np.isfinite(values)
+    count = np.bincount(number[known], minlength=length).astype(np.float64)
+    total = np.bincount(number[known], weights=values[known], minlength=length)
+    means: NDArray[np.float64] = np.divide(total, count, out=np.full(length, np.nan), where=count > 0)
+    return means

@@ -1,0 +1,120 @@
+"""What telemetry saw of jobs, and what it says of the next one of their kind."""
+
+from typing import Any
+
+import numpy as np
+
+from features.job_peaks import GIB, MOST_KINDS, RUNS_KEPT, JobPeaks, kinds_of
+from features.similarity import kinds, stem
+from fleet.events import Submitted
+from fleet.jobs import JobAttempt
+
+NOW_MS = 1_789_000_000_000
+
+
+def attempt(job: str, *, user: str = "ada", gpus: int = 2, outcome: str = "", age_s: float = 600.0) -> JobAttempt:
+    told = Submitted(job=job, sequence=0, time_ms=NOW_MS, user=user, queue="train", gang=1, gpus_per_node=gpus)
+    return JobAttempt(job, 1, submission=told, started_ms=NOW_MS - round(age_s * 1000), outcome=outcome)
+
+
+def see(peaks: JobPeaks, running: list[JobAttempt], holder: list[list[int]], memory_gib: Any, power_w: Any) -> None:
+    """One node a row of `holder`; its GPUs are told of in order."""
+    holders = np.array(holder, np.int32)
+    rows = np.arange(holders.size, dtype=np.int32).reshape(holders.shape)
+    memory = np.array(memory_gib, np.float32) * np.float32(GIB)
+    peaks.see(running, NOW_MS, holders, rows, memory, np.array(power_w, np.float32))
+
+
+def likely(peaks: JobPeaks, job: JobAttempt, kind: Any = "user and name") -> list[float] | None:
+    keys, values = peaks.table()
+    at = np.flatnonzero(keys == kinds_of(job)[kind])
+    return values[at[0]].tolist() if len(at) else None
+
+
+def test_a_peak_is_the_fullest_gpu_and_the_mean_power_at_its_highest() -> None:
+    peaks, jobs = JobPeaks(), [attempt("a-1"), attempt("b-1")]
+    #               a  a  b  free
+    see(peaks, jobs, [[0, 0, 1, -1]], [10, 30, 5, 70], [200, 400, 100, 700])
+    see(peaks, jobs, [[0, 0, 1, -1]], [20, 20, 6, 70], [500, 300, 90, 700])
+    assert peaks.of(jobs[0]) == (30.0, 400.0)
+    assert peaks.of(jobs[1]) == (6.0, 100.0)
+
+
+def test_what_no_telemetry_saw_is_not_known() -> None:
+    peaks, jobs = JobPeaks(), [attempt("a-1"), attempt("b-1")]
+    see(peaks, jobs, [[0, 1]], [np.nan, 4], [np.nan, np.nan])
+    assert np.isnan(peaks.of(jobs[0])).all()
+    assert peaks.of(jobs[1])[0] == 4.0
+    assert np.isnan(peaks.of(jobs[1])[1])
+    peaks.finish([attempt("a-1", outcome="finished")])
+    assert likely(peaks, jobs[0]) is None
+
+
+def test_a_job_that_began_just_now_is_not_charged_with_what_ran_before() -> None:
+    peaks, jobs = JobPeaks(), [attempt("a-1", age_s=10.0)]
+    see(peaks, jobs, [[0]], [70], [700])
+    assert np.isnan(peaks.of(jobs[0])).all()
+
+
+def test_peaks_of_finished_jobs_speak_for_the_next_of_their_kind() -> None:
+    peaks, job = JobPeaks(), attempt("train-1")
+    see(peaks, [job], [[0, 0]], [40, 30], [300, 500])
+    peaks.finish([attempt("train-1", outcome="finished")])
+    peaks.finish([attempt("train-1", outcome="finished")])  # told again: once
+    assert likely(peaks, attempt("train-2")) == [40.0, 400.0, 1.0]
+    assert likely(peaks, attempt("other", user="ada"), "user and GPUs") == [40.0, 400.0, 1.0]
+    assert likely(peaks, attempt("other", user="bob"), "queue and GPUs") == [40.0, 400.0, 1.0]
+    assert likely(peaks, attempt("other", user="bob", gpus=4), "queue and GPUs") is None
+
+
+def test_what_failed_or_vanished_says_nothing() -> None:
+    peaks, jobs = JobPeaks(), [attempt("a-1"), attempt("b-1")]
+    see(peaks, jobs, [[0, 1]], [10, 20], [100, 200])
+    peaks.finish([attempt("a-1", outcome="failed")])
+    see(peaks, [], [[-1, -1]], [10, 20], [100, 200])
+    peaks.finish([attempt("b-1", outcome="finished")])
+    assert len(peaks.table()[0]) == 0
+
+
+def test_the_newest_runs_of_a_kind_speak() -> None:
+    peaks = JobPeaks()
+    for number in range(2 * RUNS_KEPT):
+        job = attempt(f"a-{number}")
+        see(peaks, [job], [[0]], [80.0 if number < RUNS_KEPT else 10.0], [100])
+        peaks.finish([attempt(f"a-{number}", outcome="finished")])
+    assert likely(peaks, attempt("a-9")) == [10.0, 100.0, RUNS_KEPT]
+
+
+def test_kinds_are_bounded_and_the_one_used_longest_ago_goes() -> None:
+    peaks = JobPeaks()
+    jobs = [attempt(f"job-{chr(97 + n // 676)}{chr(97 + n // 26 % 26)}{chr(97 + n % 26)}") for n in range(MOST_KINDS)]
+    see(peaks, jobs, [[n] for n in range(len(jobs))], np.ones(len(jobs)), np.ones(len(jobs)))
+    for job in jobs:
+        job.outcome = "finished"
+    peaks.finish(jobs)
+    assert len(peaks.table()[0]) == MOST_KINDS
+    assert likely(peaks, jobs[0]) is None
+    assert likely(peaks, jobs[-1]) == [1.0, 1.0, 1.0]
+
+
+def test_a_snapshot_goes_on_where_it_was() -> None:
+    peaks, jobs = JobPeaks(), [attempt("a-1"), attempt("b-1"), attempt("c-1")]
+    see(peaks, jobs, [[0, 1, 2]], [10, 20, 30], [100, 200, 300])
+    peaks.finish([attempt("a-1", outcome="finished")])
+    again = JobPeaks()
+    again.load(*peaks.dump())
+    for one in (peaks, again):
+        see(one, jobs[1:], [[-1, 0, 1]], [50, 25, 5], [1, 1, 1])
+        one.finish([attempt("c-1", outcome="finished")])
+    assert again.of(jobs[1]) == peaks.of(jobs[1]) == (25.0, 200.0)
+    assert again.of(jobs[2])[0] != 5.0
+    for mine, other in zip(peaks.table(), again.table(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_kinds_are_by_words_not_by_numbers() -> None:
+    assert stem("train-7") == stem("train_8.1") == "train"
+    first, second = kinds("ada", "train-7", "q", 8), kinds("ada", "train-8", "q", 8)
+    assert first == second
+    assert len(set(first.values())) == 7
+    assert "user and name" not in kinds("ada", "4711", "q", 8)
