@@ -11,25 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleet.errors import ConflictError, FleetcastError, RequestError, StaleError, UnknownEntity
-from fleet.requests import Gang, PlacementRequest, TopologyConstraint
+from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
+from fleet.requests import PlacementRequest
 from placement.ledger import Committed, LedgerError
 from service.access import Access, Scope
+from service.placement_body import BODY_ERRORS, body_problem, decode
 from service.placer_desk import Desk
-from service.problems import FieldError, Problem, as_problem
+from service.problems import Problem
 
 MAX_BODY_BYTES = 4_194_304
 MOST_ROWS = 1000
 RETRY_AFTER_S = 2
-UNKNOWN = "no such key"
 UNNAMED = "unknown"  # no tokens are set, and the request names no user
 NOW = {"age": "0"}  # what the placer tells of itself is as of now
 
 encode = msgspec.json.Encoder().encode
-decode_request = msgspec.json.Decoder(PlacementRequest).decode
 Handler = Callable[[Request], Awaitable[Response]]
-
-NESTED = {"gang": Gang, "topology": TopologyConstraint}
 
 
 class BodyTooLarge(Exception):
@@ -142,38 +139,6 @@ async def read(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def decode(body: bytes) -> PlacementRequest:
-    """The request; of unknown keys all are named, where msgspec would name the first."""
-    try:
-        return decode_request(body)
-    except msgspec.ValidationError:
-        refuse_unknown(body)
-        raise
-
-
-def refuse_unknown(body: bytes) -> None:
-    """UnknownKeys when there are any."""
-    document = msgspec.json.decode(body)
-    if not isinstance(document, dict):
-        raise RequestError(f"expected a JSON object, got {type(document).__name__}")
-    known = {field.encode_name for field in msgspec.structs.fields(PlacementRequest)}
-    unknown = sorted(set(document) - known)
-    for name, kind in NESTED.items():
-        inner = document.get(name)
-        if isinstance(inner, dict):
-            unknown += [f"{name}.{key}" for key in sorted(set(inner) - set(kind.__struct_fields__))]
-    if unknown:
-        raise UnknownKeys(unknown)
-
-
-class UnknownKeys(RequestError):
-    """Keys that no version of the request has."""
-
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(f"unknown {'key' if len(names) == 1 else 'keys'}: {', '.join(names)}", names[0])
-        self.names = names
-
-
 def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
     """The name of the caller's token; without tokens, the user that the request names."""
     return request.state.caller.name or (wanted.user if wanted else "") or UNNAMED
@@ -210,42 +175,21 @@ def answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None
 
 ERRORS = (
     *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, BodyTooLarge, Problem),
-    *(msgspec.ValidationError, msgspec.DecodeError, RecursionError, UnicodeDecodeError),
+    *BODY_ERRORS,
 )
 
 
 def problem_of(error: Exception) -> Problem:
     """The problem document of an error that a caller can cause, or wait out."""
     match error:
-        case UnknownKeys():
-            return Problem(
-                422, "bad_request", str(error), errors=[FieldError(name, expected=UNKNOWN) for name in error.names]
-            )
         case LedgerError():
             return Problem(503, "unavailable", str(error), headers={"retry-after": str(RETRY_AFTER_S)})
         case StaleError():
             return Problem(503, "stale", str(error), headers={"retry-after": str(RETRY_AFTER_S)})
-        case FleetcastError():
-            return as_problem(error)
         case BodyTooLarge():
             return Problem(413, "too_large", str(error))
-        case msgspec.ValidationError():
-            return Problem(
-                422, "bad_request", str(error), errors=[FieldError(field_of(str(error)), expected=str(error))]
-            )
         case _:
-            return Problem(400, "not_json", f"the body is not JSON: {error}")
-
-
-def field_of(message: str) -> str:
-    """The key that msgspec's message is about.
-
-    >>> field_of("Expected `int`, got `str` - at `$.gang.min`"), field_of("Object missing required field `request_id`")
-    ('gang.min', 'request_id')
-    """
-    path = re.search(r"at `\$\.?([^`]*)`", message)
-    name = re.search(r"field `([^`]+)`", message)
-    return ".".join(found.group(1) for found in (path, name) if found and found.group(1))
+            return body_problem(error)
 
 
 async def http_problem(request: Request, error: Exception) -> Response:
