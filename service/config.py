@@ -70,11 +70,15 @@ class PipelineConfig(_Section, frozen=True):
 class ModelsConfig(_Section, frozen=True):
     """`folder`: of the versions of fitted models, below the state's folder unless it is absolute.
 
-    `keep_versions`: how many of the newest of each kind `fleetcast models prune` leaves.
+    `keep_versions`: how many of the newest of each kind `fleetcast models prune` leaves. `retrain_*`: when a serving
+    model asks for a new fit (see models.drift).
     """
 
     folder: str = "models"
     keep_versions: int = 10
+    retrain_after_days: float = 30.0
+    retrain_coverage_off: float = 0.1
+    retrain_loss_ratio: float = 1.02
 
 
 class ArchiveConfig(_Section, frozen=True):
@@ -213,6 +217,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "pipeline.future_limit_s": (0, 600),
     "pipeline.history_days": (1, 3650),
     "models.keep_versions": (1, 100_000),
+    "models.retrain_after_days": (0, 36_500),
+    "models.retrain_coverage_off": (0, 1),
+    "models.retrain_loss_ratio": (0, 1000),
     "archive.buffer_bytes": (2**20, 2**40),
     "archive.file_rows": (1000, 100_000_000),
     "archive.keep_days": (0, 36_500),

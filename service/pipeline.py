@@ -41,6 +41,7 @@ from service.disk_trouble import said
 from service.fleet_metrics import fleet_page
 from service.history import History
 from service.locals import About, local_sections
+from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
 from service.pipeline_metrics import PipelinePage
 from service.publish import (
@@ -57,6 +58,7 @@ from service.publish import (
 from service.served_models import served_document, served_page
 from service.siblings import Siblings
 from service.snapshot import Snapshot
+from service.source_facts import backlog_bytes, gpu_models
 from service.thread_work import in_thread
 from service.timekeeper import Timekeeper
 from service.urgent import HardSignals, UrgentRows
@@ -109,6 +111,7 @@ class Pipeline:
         self.urgent = UrgentRows(self.board)
         self._hard = HardSignals(self.state.entities)
         self.demand = DemandForecasts(self.desk, clock, self.kept.began_ms)
+        self.models = ModelWatch.of(config)
         self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules while it scores
         self._saving = asyncio.Lock()
         self._ended = {
@@ -217,10 +220,10 @@ class Pipeline:
 
         A backlog that shrinks no more is not waited for: it is a torn tail, or grows as fast as it is read.
         """
-        left, shrank = sum(map(_backlog_bytes, self.sources)), time.monotonic()
+        left, shrank = sum(map(backlog_bytes, self.sources)), time.monotonic()
         while left and time.monotonic() - shrank < CATCH_UP_PATIENCE_S:
             await asyncio.sleep(CATCH_UP_POLL_S)
-            now = sum(map(_backlog_bytes, self.sources))
+            now = sum(map(backlog_bytes, self.sources))
             if now < left:
                 left, shrank = now, time.monotonic()
 
@@ -242,7 +245,7 @@ class Pipeline:
 
     def _refresh_topology(self) -> None:
         """Nodes, GPUs and models that telemetry has told of since, here or elsewhere."""
-        self._models, gpus = _gpu_models(self.sources), {}
+        self._models, gpus = gpu_models(self.sources), {}
         if self.siblings:
             self._look(self.siblings)
             for name in self.siblings.nodes():
@@ -283,6 +286,7 @@ class Pipeline:
             self._published_generation = topology.generation
         documents["meta"]["models"]["risk"] = fleet.risk.model
         documents["doc.fleet"] = fleet_document(tick, usable_gpus(tick), documents["doc.fleet"])
+        documents["doc.models"] = self.models.look(documents["doc.demand"]["series"], now_ms)
         served = documents["doc.served_models"] = served_document(given.served, now_ms)
         sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
         return [*sections, Section("metrics.fleet", self._metrics(tick) + served_page(served), now_ms)]
@@ -311,9 +315,9 @@ class Pipeline:
         }
 
     def _metrics(self, tick: Tick) -> bytes:
-        backlog_bytes = sum(_backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
+        inbox_bytes = sum(backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
-        return fleet_page(tick) + self.demand.page + others + self._own_page.encode(backlog_bytes)
+        return fleet_page(tick) + self.demand.page + self.models.page + others + self._own_page.encode(inbox_bytes)
 
     def _meta(self, now_ms: int) -> dict[str, Any]:
         have_s = (now_ms - self.kept.began_ms) / 1000
@@ -384,15 +388,3 @@ def _key(attempt: JobAttempt) -> tuple[str, int]:
 def _ended_since(jobs: Iterable[JobAttempt], time_ms: int) -> list[JobAttempt]:
     """Attempts that ended after `time_ms`, oldest first."""
     return sorted((row for row in jobs if (row.ended_ms or 0) > time_ms), key=lambda row: row.ended_ms or 0)
-
-
-def _gpu_models(sources: Sequence[Source]) -> dict[str, str]:
-    """Node → GPU model, of nodes that only telemetry knows."""
-    told: list[dict[str, str]] = [getattr(source, "models", dict)() for source in sources]
-    return {node: model for models in told for node, model in models.items()}
-
-
-def _backlog_bytes(source: Source) -> int:
-    """What a source that reads from disk has not read yet; 0 for others."""
-    backlog = getattr(source, "backlog_bytes", None)
-    return int(backlog()) if backlog is not None else 0

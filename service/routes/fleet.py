@@ -28,6 +28,11 @@ async def served_models(request: Request, context: Context, query: Query) -> Res
     return _document(context, "doc.served_models")
 
 
+async def models(request: Request, context: Context, query: Query) -> Response:
+    """The fitted models that serve, what came of their forecasts lately, and which conditions ask for a new fit."""
+    return _document(context, "doc.models")
+
+
 def _document(context: Context, name: str) -> Response:
     """A section that is a whole body."""
     feed, board = context.feed, context.feed.board()
@@ -150,6 +155,31 @@ ROWS = (
                     "prompt_tokens_per_s": 5200.0,
                     "generated_tokens_per_s": 910.0,
                     "ttft_s": {"mean": 0.21, "p50": 0.18, "p90": 0.4, "p99": 0.92},
+                }
+            ],
+        },
+    ),
+    Row(
+        "GET",
+        "/v1/models",
+        models,
+        "Fitted models that serve: version, age, record beside the card, and what asks for a new fit",
+        "fleet",
+        answer=shapes.FittedModels,
+        problems=(422, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "rows": [
+                {
+                    "kind": "demand",
+                    "version": "0003",
+                    "fitted_until_ms": 1757000000000,
+                    "age_days": 34.72,
+                    "gate": "WQL 14 % below the best baseline over 24 numbers",
+                    "coverage_80": {"card": 0.79, "recent": 0.81},
+                    "loss_vs_best_naive": 0.88,
+                    "forecasts": 9031,
+                    "retrain": {"age": "it was fitted on data up to 35 days ago, 30 are allowed"},
                 }
             ],
         },

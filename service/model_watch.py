@@ -1,0 +1,114 @@
+"""The fitted models that serve: what their cards promised, what came of it lately, and whether to fit them anew.
+
+Nothing is fitted here: `retrain` tells why, as a metric, an alert and `GET /v1/models`, and whoever has a processor
+to spare runs `fleetcast train demand --if-drift`.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.errors import ModelError
+from models.card import Card
+from models.drift import DAY_MS, Drift, Limits, Recent, judge, recent_of
+from models.registry import KINDS, Registry
+from service.config import Config
+from service.exposition import Page
+
+logger = logging.getLogger(__name__)
+
+CONDITIONS = ("coverage", "loss", "age")
+
+
+class ModelWatch:
+    """Looks at the registry whenever it is asked to; a card is read again when another version serves."""
+
+    def __init__(self, registry: Registry, limits: Limits) -> None:
+        self.page = b""
+        self._registry = registry
+        self._limits = limits
+        self._cards: dict[str, Card] = {}
+        self._said: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, config: Config) -> "ModelWatch":
+        own = config.models
+        limits = Limits(own.retrain_coverage_off, own.retrain_loss_ratio, own.retrain_after_days)
+        return cls(Registry(config.models_folder), limits)
+
+    def look(self, demand: Sequence[Mapping[str, Any]], now_ms: int) -> dict[str, Any]:
+        """`GET /v1/models`: a row a kind that has a version serving. demand: rows of `/v1/demand`."""
+        recent = {"demand": recent_of(row.get("record") for row in demand)}
+        cards = [card for kind in KINDS if (card := self._card(kind)) is not None]
+        drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
+        self.page = drift_page(drifts)
+        return {"as_of_ms": now_ms, "rows": [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]}
+
+    def _card(self, kind: str) -> Card | None:
+        try:
+            version = self._registry.current_version(kind)
+            if version is None:
+                return None
+            if kind not in self._cards or self._cards[kind].version != version:
+                self._cards[kind] = self._registry.card(kind, version)
+        except (ModelError, OSError) as error:
+            if self._said.get(kind) != str(error):
+                self._said[kind] = str(error)
+                logger.warning("the card of %s cannot be read: %s", kind, error)
+            return None
+        return self._cards[kind]
+
+
+def _row(card: Card, drift: Drift) -> dict[str, Any]:
+    return {
+        "kind": card.kind,
+        "version": card.version,
+        "fitted_until_ms": card.fitted_until_ms,
+        "age_days": round(drift.age_days, 2),
+        "gate": card.gate.sentence if card.gate else None,
+        "coverage_80": {"card": round(drift.card_coverage_80, 3), "recent": _rounded(drift.recent.coverage_80)},
+        "loss_vs_best_naive": _rounded(drift.recent.loss_ratio),
+        "forecasts": drift.recent.n,
+        "retrain": drift.reasons,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def drift_page(drifts: Sequence[Drift]) -> bytes:
+    """The same as metrics."""
+    page = Page()
+    rows = [({"kind": drift.kind}, drift) for drift in drifts]
+    page.gauge(
+        "model_age_seconds",
+        "How long ago the data ended that a serving model was fitted on.",
+        [(labels, drift.age_days * DAY_MS / 1000) for labels, drift in rows],
+    )
+    page.gauge(
+        "model_drift_coverage_ratio",
+        "Share of recent outcomes inside the 10 to 90 % band of what was served, and what the card says.",
+        [({**labels, "of": "recent"}, drift.recent.coverage_80) for labels, drift in rows]
+        + [({**labels, "of": "card"}, drift.card_coverage_80) for labels, drift in rows],
+    )
+    page.gauge(
+        "model_drift_loss_ratio",
+        "Recent weighted quantile loss of what was served over that of the best naive forecast; below 1 is better.",
+        [(labels, drift.recent.loss_ratio) for labels, drift in rows],
+    )
+    page.gauge(
+        "model_retrain_wanted",
+        "1 while a condition asks for a new fit of a serving model.",
+        [
+            ({**labels, "condition": condition}, float(condition in drift.reasons))
+            for labels, drift in rows
+            for condition in CONDITIONS
+        ],
+    )
+    page.gauge(
+        "model_version_info",
+        "Which version of a model serves.",
+        [({**labels, "version": drift.version}, 1) for labels, drift in rows],
+    )
+    return page.encode()

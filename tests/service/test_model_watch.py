@@ -1,0 +1,99 @@
+"""The models that serve are watched: their records beside their cards, and what asks for a new fit."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.card import Card, Coverage, Verdict
+from models.drift import Limits
+from models.registry import Registry
+from service.config import Config
+from service.model_watch import ModelWatch
+
+DAY_MS = 86_400_000
+NOW_MS = 1_760_000_000_000
+GATE = Verdict(True, "WQL 20 % below persistence", "wql", "persistence", 0.8, 1.0, 500)
+
+
+def card(days_ago: float = 1.0) -> Card:
+    return Card(
+        kind="demand",
+        created_ms=NOW_MS,
+        made_by="a test",
+        seed=0,
+        fitted_until_ms=round(NOW_MS - days_ago * DAY_MS),
+        calibration=(Coverage("running", 3600, 0.8, 0.8, 100),),
+        gate=GATE,
+    )
+
+
+def version(registry: Registry, **about: Any) -> str:
+    name = registry.add("demand", lambda folder: (folder / "model.txt").write_text("x") and None, card(**about))
+    registry.promote("demand", name)
+    return name
+
+
+def demand(coverage: float, loss: float) -> list[dict[str, Any]]:
+    record = {"coverage_80": coverage, "wql_vs_best_naive": loss, "origins": 500}
+    return [{"pool": "all", "target": target, "record": record} for target in ("running", "queued")]
+
+
+def wanted(page: bytes) -> set[str]:
+    lines = [line for line in page.decode().splitlines() if line.startswith("fleetcast_model_retrain_wanted{")]
+    return {line.split('condition="')[1].split('"')[0] for line in lines if line.endswith(" 1")}
+
+
+def test_without_a_version_there_is_nothing_to_say(tmp_path: Path) -> None:
+    watch = ModelWatch(Registry(tmp_path / "none"), Limits())
+    assert watch.look(demand(0.1, 9.0), NOW_MS) == {"as_of_ms": NOW_MS, "rows": []}
+    assert "retrain_wanted{" not in watch.page.decode()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_version_in_order_asks_for_nothing_and_one_that_drifted_says_why(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    watch = ModelWatch(registry, Limits())
+    version(registry)
+    (row,) = watch.look(demand(0.82, 0.9), NOW_MS)["rows"]
+    assert (row["kind"], row["version"], row["retrain"], row["age_days"]) == ("demand", "0001", {}, 1.0)
+    assert row["coverage_80"] == {"card": 0.8, "recent": 0.82}
+    assert (row["gate"], row["loss_vs_best_naive"], row["forecasts"]) == (GATE.sentence, 0.9, 1000)
+    assert wanted(watch.page) == set()
+    assert 'fleetcast_model_drift_coverage_ratio{kind="demand",of="recent"} 0.82' in watch.page.decode()
+    (row,) = watch.look(demand(0.5, 1.2), NOW_MS)["rows"]
+    assert set(row["retrain"]) == wanted(watch.page) == {"coverage", "loss"}
+
+
+def test_another_version_is_seen_when_it_serves(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    watch = ModelWatch(registry, Limits(after_days=7))
+    version(registry, days_ago=8)
+    assert set(watch.look([], NOW_MS)["rows"][0]["retrain"]) == {"age"}
+    assert 'fleetcast_model_age_seconds{kind="demand"} 691200' in watch.page.decode()
+    version(registry, days_ago=2)
+    (row,) = watch.look([], NOW_MS)["rows"]
+    assert (row["version"], row["retrain"], row["loss_vs_best_naive"]) == ("0002", {}, None)
+
+
+def test_a_card_that_cannot_be_read_is_told_once_and_the_rest_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry(tmp_path)
+    name = version(registry)
+    (registry.path("demand", name) / "card.json").write_text("{")
+    watch = ModelWatch(registry, Limits())
+    with caplog.at_level(logging.WARNING):
+        assert watch.look([], NOW_MS)["rows"] == watch.look([], NOW_MS)["rows"] == []
+    assert len([line for line in caplog.messages if "card of demand" in line]) == 1
+
+
+def test_limits_are_the_configuration_s() -> None:
+    config = Config().models
+    limits = Limits()
+    assert (config.retrain_coverage_off, config.retrain_loss_ratio, config.retrain_after_days) == (
+        limits.coverage_off,
+        limits.loss_ratio,
+        limits.after_days,
+    )
