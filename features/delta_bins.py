@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 ARRIVING, ARRIVING_JOBS, RUNNING, QUEUED, MARKS = range(5)
 ROWS = 5
+MOST = 2**30  # of anything in a bin: no fleet comes near it, one made-up event must not wrap around
 
 
 class DeltaBins:
@@ -25,22 +26,22 @@ class DeltaBins:
         self.head: int | None = None
         self.floor: int | None = None
         self.before = np.zeros(ROWS)
-        self.bins = np.zeros((ROWS, size))
+        self.bins = np.zeros((ROWS, size), np.int32)
         self._waiting: list[tuple[int, ...]] = []  # bin, then ROWS amounts
         self._patience = 2 * size + 4096
 
-    def dump(self) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    def dump(self) -> tuple[dict[str, Any], NDArray[np.int32]]:
         """What a snapshot keeps, all of it copied: JSON-able parts, and the bins (row, bin)."""
         self._settle()
         about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": [*self._waiting]}
         return about, self.bins.copy()
 
-    def load(self, about: Mapping[str, Any], bins: NDArray[np.float64]) -> None:
+    def load(self, about: Mapping[str, Any], bins: NDArray[Any]) -> None:
         """The inverse of `dump`, into new bins. Raises ValueError when they are of another size."""
         if bins.shape != self.bins.shape:
             raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
         self.head, self.floor = about["head"], about["floor"]
-        self.before, self.bins = np.array(about["before"], np.float64), bins.copy()
+        self.before, self.bins = np.array(about["before"], np.float64), bins.astype(np.int32)
         self._waiting = [tuple(row) for row in about["waiting"]]
 
     def is_idle(self) -> bool:
@@ -65,7 +66,7 @@ class DeltaBins:
         self.before += sums[at < oldest].sum(axis=0)
         head = -1 if self.head is None else self.head
         inside = (at >= oldest) & (at <= head)
-        self.bins[:, at[inside] % self.size] += sums[inside].T
+        self.bins[:, at[inside] % self.size] += np.clip(sums[inside].T, -MOST, MOST).astype(np.int32)
         ahead = at > max(head, oldest - 1)
         waiting = np.column_stack([at[ahead], sums[ahead]]).astype(np.int64)
         self._waiting = [tuple(row) for row in waiting.tolist()]
@@ -87,7 +88,7 @@ class DeltaBins:
         self.head = head if self.head is None else max(self.head, head)
         self._settle()
 
-    def _ordered(self, row: int) -> NDArray[np.float64]:
+    def _ordered(self, row: int) -> NDArray[np.int32]:
         assert self.head is not None, "advance first"
         return np.roll(self.bins[row], -((self.head + 1) % self.size))
 
@@ -97,9 +98,9 @@ class DeltaBins:
 
     def levels(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
         """(bin,) running sums at the ends of the bins up to `last`; NaN outside the window."""
-        return self._cut(self.before[row] + np.cumsum(self._ordered(row)), last, bins)
+        return self._cut(self.before[row] + np.cumsum(self._ordered(row), dtype=np.int64), last, bins)
 
-    def _cut(self, values: NDArray[np.float64], last: int, bins: int) -> NDArray[np.float64]:
+    def _cut(self, values: NDArray[Any], last: int, bins: int) -> NDArray[np.float64]:
         assert self.head is not None
         cut = np.full(bins, np.nan)
         stop = self.size - (self.head - last)

@@ -1,4 +1,4 @@
-"""DemandSeries: what the pools were asked for and gave, as regular series, from job attempts in event time.
+"""DemandSeries: what was asked of the fleet and what it gave, as regular series, from job attempts in event time.
 
 What an attempt adds to the series is a pure function of its state: when it changes, the old contribution is taken
 off and the new one added. So any order and any repetition of the same events end in the same series.
@@ -9,29 +9,58 @@ off and the new one added. So any order and any repetition of the same events en
 
 An attempt that nobody submitted arrives as it starts. Attempts without GPUs are no demand. A resized attempt counts
 as if it had always had its present size.
+
+Series are kept by scope: of a pool (the name of a queue), of a job class in it, of a user group in it, and of all
+pools together. Room is bounded, so that names made up by a client do not eat the memory: a pool beyond MOST_POOLS
+counts in "all" only, a class or group beyond MOST_CLASSES or MOST_GROUPS in its pool only. The group "other" is what
+a pool has beyond its listed groups, so that groups add up. A scope takes 130 kB.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
 from features.finished_runs import FinishedRuns
+from features.gpu_residency import GpuResidency
+from features.job_records import JobRecords
+from features.request_series import RequestSeries
 from fleet.jobs import JobAttempt
 
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
 TARGETS: tuple[Target, ...] = ("arriving", "arriving_jobs", "running", "queued", "wanted")
 EVERYTHING = "all"
+OTHER = "other"
 BINS = {60: 24 * 60, 600: 35 * 24 * 6}  # seconds of a bin -> full bins kept: a day, and 35 days
 MOST_POOLS = 200
+MOST_CLASSES = 200
+MOST_GROUPS = 200
+CLEARLY = 2.0  # a group takes another one's place when it has so many times its GPUs
+
+
+class Scope(NamedTuple):
+    """Whose demand: EVERYTHING where it is not divided."""
+
+    pool: str = EVERYTHING
+    class_: str = EVERYTHING
+    group: str = EVERYTHING
+
+    @property
+    def kind(self) -> str:
+        """pool, class or group: which bound it counts against."""
+        return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "pool"
+
+
+MOST = {"pool": MOST_POOLS, "class": MOST_CLASSES, "group": MOST_GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What an attempt adds. Times are None where the attempt has not come so far."""
+    """What an attempt adds. Times are None where the attempt has not come so far; "" is a class or group not told."""
 
     pool: str
     gpus: int
@@ -39,10 +68,13 @@ class Contribution:
     submitted_ms: int | None
     started_ms: int | None
     ended_ms: int | None
+    class_: str = ""
+    group: str = ""
 
-    def row(self) -> tuple[str, int, bool, int | None, int | None, int | None]:
+    def row(self) -> tuple[Any, ...]:
         """Its fields, in order."""
-        return self.pool, self.gpus, self.arrives, self.submitted_ms, self.started_ms, self.ended_ms
+        times = (self.submitted_ms, self.started_ms, self.ended_ms)
+        return self.pool, self.gpus, self.arrives, *times, self.class_, self.group
 
     def edges(self) -> list[tuple[int, int, int, int, int]]:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
@@ -59,77 +91,116 @@ class Contribution:
             edges.append((max(ended, arrival), 0, 0, 0, -waits))
         return edges
 
+    def scopes(self) -> list[Scope]:
+        """Those that it counts in, where there is room for them."""
+        found = []
+        for pool in dict.fromkeys((self.pool, EVERYTHING)):
+            found.append(Scope(pool))
+            if self.class_:
+                found.append(Scope(pool, self.class_))
+            if self.group not in ("", EVERYTHING, OTHER):
+                found.append(Scope(pool, group=self.group))
+        return found
+
 
 def contribution(attempt: JobAttempt) -> Contribution | None:
     """What an attempt adds to the series; None when it is no demand for GPUs, or nobody told yet that it arrived."""
-    gpus = attempt.gpus
+    gpus, told = attempt.gpus, attempt.submission
     if gpus <= 0 or (attempt.submitted_ms is None and attempt.started_ms is None):
         return None
-    arrives = attempt.attempt <= 1
-    return Contribution(attempt.queue, gpus, arrives, attempt.submitted_ms, attempt.started_ms, attempt.over_ms)
+    return Contribution(
+        attempt.queue,
+        gpus,
+        attempt.attempt <= 1,
+        attempt.submitted_ms,
+        attempt.started_ms,
+        attempt.over_ms,
+        attempt.class_,
+        (told.group or told.user) if told else "",
+    )
 
 
 class DemandSeries:
-    """Series per pool and for all together, at 1 minute for a day and at 10 minutes for 35 days.
+    """Series by scope, at 1 minute for a day and at 10 minutes for 35 days; and what else attempts tell of demand.
 
-    Pools are the names of queues. Beyond MOST_POOLS names a further queue counts in "all" only, so that names made
-    up by a client do not eat the memory.
+    requests: rates of served models; records: waits, runs and cold starts; residency: what jobs make of their GPUs.
     """
 
     def __init__(self) -> None:
+        self.requests = RequestSeries()
+        self.records = JobRecords()
+        self.residency = GpuResidency()
         self._known: dict[tuple[str, int], Contribution] = {}
-        self._bins: dict[tuple[str, int], DeltaBins] = {
-            (EVERYTHING, seconds): DeltaBins(seconds * 1000, bins + 1) for seconds, bins in BINS.items()
-        }
-        self._attempts: dict[str, int] = {}  # pool -> attempts that count in it
+        self._bins: dict[tuple[Scope, int], DeltaBins] = {(Scope(), bin_s): _empty(bin_s) for bin_s in BINS}
+        self._attempts: dict[Scope, int] = {}  # attempts that count in a scope; all but `Scope()`
+        self._since: dict[Scope, int] = {}  # of groups that took another one's place: what was before is not known
         self._runs = FinishedRuns()
 
     def update(self, attempt: JobAttempt) -> None:
         """Take in the present state of an attempt; costs nothing where it adds what it added before."""
         self._runs.update(attempt)
+        self.records.update(attempt)
         key = (attempt.job, attempt.attempt)
         new, old = contribution(attempt), self._known.get(key)
         if new == old:
             return
         if old is not None:
-            self._add(old, -1)
+            self._add(old, -1, old.scopes())
             del self._known[key]
         if new is not None:
-            self._add(new, 1)
+            self._add(new, 1, new.scopes())
             self._known[key] = new
 
-    def _add(self, change: Contribution, sign: int) -> None:
-        pools = (EVERYTHING,) if change.pool == EVERYTHING else (change.pool, EVERYTHING)
-        holders = [bins for pool in pools for bins in self._of(pool)]
+    def _add(self, change: Contribution, sign: int, scopes: Iterable[Scope]) -> None:
+        kept = [scope for scope in scopes if self._has(scope)]
+        holders = [self._bins[scope, bin_s] for scope in kept for bin_s in BINS]
         for time_ms, arriving, jobs, running, queued in change.edges():
             amounts = (sign * arriving, sign * jobs, sign * running, sign * queued, sign)
             for bins in holders:
                 bins.add(time_ms, amounts)
-        if change.pool in self._attempts:
-            self._attempts[change.pool] += sign
+        for scope in kept:
+            if scope in self._attempts:
+                self._attempts[scope] += sign
 
-    def _of(self, pool: str) -> list[DeltaBins]:
-        """The bins of a pool, made when it is new; none when there are too many pools."""
-        if (pool, 60) not in self._bins:
-            if len(self._attempts) >= MOST_POOLS:
-                return []
-            self._attempts[pool] = 0
-            for seconds, bins in BINS.items():
-                self._bins[pool, seconds] = DeltaBins(seconds * 1000, bins + 1)
-        return [self._bins[pool, seconds] for seconds in BINS]
+    def _has(self, scope: Scope) -> bool:
+        """Whether there are bins of a scope, made when it is new; there are none when there are too many such."""
+        if (scope, 60) in self._bins:
+            return True
+        if sum(other.kind == scope.kind for other in self._attempts) >= MOST[scope.kind]:
+            return False
+        self._attempts[scope] = 0
+        for bin_s in BINS:
+            self._bins[scope, bin_s] = _empty(bin_s)
+        return True
 
     def pools(self) -> tuple[str, ...]:
         """Names of queues that attempts named, sorted, and "all" at the end."""
-        return (*sorted(pool for pool, attempts in self._attempts.items() if attempts > 0), EVERYTHING)
+        return (*sorted(scope.pool for scope in self.scopes("pool")), EVERYTHING)
 
-    def series(self, pool: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """(bin,) oldest first; NaN before the first event of any pool, and everywhere for a pool never seen.
+    def scopes(self, kind: str) -> list[Scope]:
+        """Scopes of a kind that attempts count in, sorted; without `Scope()`, and without what groups leave over."""
+        return sorted(scope for scope, attempts in self._attempts.items() if attempts > 0 and scope.kind == kind)
+
+    def series(
+        self,
+        pool: str,
+        target: Target,
+        now_ms: int,
+        bin_s: int,
+        bins: int,
+        class_: str = EVERYTHING,
+        group: str = EVERYTHING,
+    ) -> NDArray[np.float64]:
+        """(bin,) oldest first; NaN before the first event of any pool, and everywhere for a scope never seen.
 
         `bin_s` is 60 or 600. Levels (running, queued, wanted) are as of the end of a bin, the last one being the bin
         that holds `now_ms`; arrivals are sums, the last one of the last full bin.
         """
-        everything = self._bins[EVERYTHING, bin_s]
-        chosen = self._bins.get((pool, bin_s))
+        if group == OTHER:
+            return self._left_over(pool, target, now_ms, bin_s, bins)
+        scope = Scope(pool, class_, group)
+        everything = self._bins[Scope(), bin_s]
+        chosen = self._bins.get((scope, bin_s))
         last = now_ms // (bin_s * 1000)
         if chosen is None:
             return np.full(bins, np.nan)
@@ -137,8 +208,46 @@ class DemandSeries:
         chosen.advance(last)
         values = _READ[target](chosen, last, bins)
         first = last - bins + 1 if target not in ("arriving", "arriving_jobs") else last - bins
-        values[np.arange(first, first + bins) < max(everything.first_bin(), chosen.oldest_bin())] = np.nan
+        since = self._since.get(scope, 0) // (bin_s * 1000)
+        values[np.arange(first, first + bins) < max(everything.first_bin(), chosen.oldest_bin(), since)] = np.nan
         return values
+
+    def _left_over(self, pool: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+        """What a pool has beyond its listed groups."""
+        rest = self.series(pool, target, now_ms, bin_s, bins)
+        for scope in self.scopes("group"):
+            if scope.pool == pool:
+                rest -= np.nan_to_num(self.series(pool, target, now_ms, bin_s, bins, group=scope.group))
+        return np.maximum(rest, 0.0)
+
+    def rank_groups(self, now_ms: int) -> None:
+        """Where there are more groups than room, let clearly larger ones take the places of the smallest.
+
+        By the GPUs of attempts that are awake. Of a group that was not listed before, only those are known.
+        """
+        listed = [scope for scope in self._attempts if scope.kind == "group"]
+        if len(listed) < MOST_GROUPS:
+            return
+        sizes: Counter[Scope] = Counter()
+        for change in self._known.values():
+            for scope in change.scopes():
+                if scope.kind == "group":
+                    sizes[scope] += change.gpus
+        waiting = sorted(sizes.keys() - set(listed), key=lambda scope: (-sizes[scope], scope))
+        for small, large in zip(sorted(listed, key=lambda scope: (sizes[scope], scope)), waiting, strict=False):
+            if sizes[large] <= CLEARLY * sizes[small]:
+                break
+            self._drop(small)
+            self._since[large] = now_ms
+            for change in self._known.values():
+                if large in change.scopes():
+                    self._add(change, 1, [large])
+
+    def _drop(self, scope: Scope) -> None:
+        del self._attempts[scope]
+        self._since.pop(scope, None)
+        for bin_s in BINS:
+            del self._bins[scope, bin_s]
 
     def durations(self) -> dict[str, Any]:
         """How long finished jobs ran: {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, in seconds."""
@@ -159,33 +268,56 @@ class DemandSeries:
         if added is not None:
             self._known[attempt.job, attempt.attempt] = added
 
-    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
+        requests, arrays = self.requests.dump()
         about: dict[str, Any] = {
             "known": [(*key, *added.row()) for key, added in self._known.items()],
-            "attempts": dict(self._attempts),
+            "attempts": [(*scope, attempts) for scope, attempts in self._attempts.items()],
+            "since": [(*scope, since_ms) for scope, since_ms in self._since.items()],
             "runs": self._runs.dump(),
+            "requests": requests,
+            "records": self.records.dump(),
+            "residency": self.residency.dump(),
             "bins": [],
         }
-        arrays = {}
-        for number, ((pool, seconds), bins) in enumerate(self._bins.items()):
+        for number, ((scope, seconds), bins) in enumerate(self._bins.items()):
             row, arrays[f"bins {number}"] = bins.dump()
-            about["bins"].append({"pool": pool, "seconds": seconds, **row})
+            about["bins"].append({**scope._asdict(), "seconds": seconds, **row})
         return about, arrays
 
-    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[np.float64]]) -> None:
-        """The inverse of `dump`, into an empty one; queues that nobody has used for all of its bins are left out."""
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one; scopes that nobody has used for all of their bins are left out.
+
+        Of a snapshot that knew pools only, classes and groups begin anew.
+        """
         for number, row in enumerate(about["bins"]):
-            pool, seconds = row["pool"], row["seconds"]
-            bins = DeltaBins(seconds * 1000, BINS[seconds] + 1)
+            scope = Scope(row["pool"], row.get("class_", EVERYTHING), row.get("group", EVERYTHING))
+            bins = _empty(row["seconds"])
             bins.load(row, arrays[f"bins {number}"])
-            self._bins[pool, seconds] = bins
+            self._bins[scope, row["seconds"]] = bins
+        attempts = _attempts(about["attempts"])
         longest = max(BINS)
-        idle = {pool for pool in about["attempts"] if self._bins[pool, longest].is_idle()}
-        self._attempts = {pool: count for pool, count in about["attempts"].items() if pool not in idle}
+        idle = {scope for scope in attempts if self._bins[scope, longest].is_idle()}
+        self._attempts = {scope: count for scope, count in attempts.items() if scope not in idle}
         self._bins = {key: bins for key, bins in self._bins.items() if key[0] not in idle}
+        self._since = {Scope(*row[:3]): row[3] for row in about.get("since", ()) if Scope(*row[:3]) not in idle}
         self._known = {(job, attempt): Contribution(*added) for job, attempt, *added in about["known"]}
         self._runs.load(about["runs"])
+        self.requests.load(about.get("requests", {}), arrays)
+        self.records.load(about.get("records", {}))
+        self.residency.load(about.get("residency", []))
+
+
+def _attempts(told: Mapping[str, int] | Sequence[Sequence[Any]]) -> dict[Scope, int]:
+    """Of a snapshot; an older one has pool -> attempts."""
+    if isinstance(told, Mapping):
+        return {Scope(pool): count for pool, count in told.items()}
+    return {Scope(pool, class_, group): count for pool, class_, group, count in told}
+
+
+def _empty(bin_s: int) -> DeltaBins:
+    return DeltaBins(bin_s * 1000, BINS[bin_s] + 1)
 
 
 _READ: dict[str, Callable[[DeltaBins, int, int], NDArray[np.float64]]] = {

@@ -13,6 +13,7 @@ from fleet.samples import EntityKind
 SERVED = EntityKind.SERVED_MODEL
 WINDOW_S = 120.0
 STALE_S = 120.0  # an older gauge says nothing any more
+MINUTE_S = 60.0
 GONE_S = 600.0  # an instance that has been silent for so long is no instance any more
 
 
@@ -32,6 +33,7 @@ class ServedInstance(msgspec.Struct, frozen=True):
     ttft_s: float | None
     ttft_requests: float | None
     ttft_le: tuple[float | None, ...]
+    requests_last_minute: float | None = None  # finished per second
 
 
 GAUGES = ("requests_running", "requests_waiting", "kv_cache_used")
@@ -47,7 +49,7 @@ def served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
     ring.advance(now_ms)
     age_s = (now_ms - ring.time_ms[:, : ring.size].max(axis=0, initial=-1)) / 1000
     columns = [_newest(ring, name, now_ms) for name in GAUGES] + [_rate(store, ring, name) for name in RATES + EDGES]
-    table = np.array(columns)
+    table, lately = np.array(columns), _rate(store, ring, "requests_finished", MINUTE_S)
     found = []
     for row in np.flatnonzero(age_s <= GONE_S).tolist():
         pool, _, rest = store.entities[SERVED].names[row].partition("/")
@@ -56,6 +58,7 @@ def served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
         named = dict(zip(GAUGES + RATES, values, strict=False))
         edges = tuple(values[len(named) :])
         age = round(float(age_s[row]), 3)
+        named["requests_last_minute"] = float(lately[row]) if np.isfinite(lately[row]) else None
         found.append(ServedInstance(pool=pool, model=model, instance=instance, age_s=age, ttft_le=edges, **named))
     return found
 
@@ -66,8 +69,8 @@ def _newest(ring: Ring, name: str, now_ms: int) -> NDArray[np.float64]:
     return np.where(fresh, ring.raw[metric, : ring.size], np.nan)
 
 
-def _rate(store: WindowStore, ring: Ring, name: str) -> NDArray[np.float64]:
+def _rate(store: WindowStore, ring: Ring, name: str, window_s: float = WINDOW_S) -> NDArray[np.float64]:
     """(instance,) mean rate over the window's known slots."""
-    slots = ring.slots(name, store.span.window(WINDOW_S)).astype(np.float64)
+    slots = ring.slots(name, store.span.window(window_s)).astype(np.float64)
     known = np.isfinite(slots)
     return mean(known.sum(axis=0).astype(np.int32), np.where(known, slots, 0.0).sum(axis=0))

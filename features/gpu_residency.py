@@ -1,0 +1,48 @@
+"""GpuResidency: of the GPU time that jobs hold, how much has something in its memory, and how much computes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+HALF_LIFE_MS = 86_400_000
+LONGEST_MS = 60_000  # a look is good for no longer: nobody looked in between
+MOST_KEPT = 400
+
+Key = tuple[str, str]  # pool, class
+Look = tuple[float, float, float]  # GPUs held and known, loaded, active
+
+
+class GpuResidency:
+    """Sums of GPU milliseconds by (pool, class); what is a day old counts half."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Key, list[float]] = {}
+        self._looked_ms: int | None = None
+
+    def note(self, now_ms: int, looks: Mapping[Key, Look]) -> None:
+        """What was seen at a time, which stands for the time since the look before. Older looks change nothing."""
+        before = self._looked_ms
+        if before is not None and now_ms <= before:
+            return
+        self._looked_ms = now_ms
+        passed_ms = 0 if before is None else now_ms - before
+        faded = 0.5 ** (passed_ms / HALF_LIFE_MS)
+        for sums in self._sums.values():
+            sums[:] = [value * faded for value in sums]
+        for key, look in looks.items():
+            if key in self._sums or len(self._sums) < MOST_KEPT:
+                sums = self._sums.setdefault(key, [0.0, 0.0, 0.0])
+                sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, look, strict=True)]
+
+    def shares(self) -> dict[Key, tuple[float, float]]:
+        """(pool, class) -> the shares of held GPU time that are loaded and active."""
+        return {key: (loaded / held, active / held) for key, (held, loaded, active) in self._sums.items() if held > 0}
+
+    def dump(self) -> list[list[Any]]:
+        """JSON-able and copied."""
+        return [[self._looked_ms], *([*key, *sums] for key, sums in self._sums.items())]
+
+    def load(self, rows: Iterable[list[Any]]) -> None:
+        """The inverse of `dump`."""
+        first, *kept = rows or [[None]]
+        self._looked_ms = first[0]
+        self._sums = {(pool, class_): [*sums] for pool, class_, *sums in kept}

@@ -1,0 +1,106 @@
+"""JobRecords: what each of the newest attempts told of waiting, running and getting going."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fleet.jobs import JobAttempt
+
+KEPT = 10_000
+
+
+class JobRecord(NamedTuple):
+    """One attempt; None is not told, or not yet.
+
+    waited_s: from submission to start, or until it was cancelled unstarted (`gave_up`); run_s: of one that finished;
+    tolerated_s: the wait that its request tolerates; cold_s: from its start to its first steady phase or step.
+    """
+
+    arrived_ms: int
+    pool: str
+    class_: str
+    gpus: int
+    started_ms: int | None
+    waited_s: float | None
+    gave_up: bool
+    run_s: float | None
+    tolerated_s: float | None
+    cold_s: float | None
+
+
+class JobRecords:
+    """The newest KEPT attempts that asked for GPUs, by arrival. Telling a state again changes nothing."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int], JobRecord] = {}
+        self._order: list[tuple[int, str, int]] = []  # arrived_ms, job, attempt
+
+    def update(self, attempt: JobAttempt) -> None:
+        """Take in the present state of an attempt. Its first step is remembered, since later states lose it."""
+        key = (attempt.job, attempt.attempt)
+        old = self._rows.get(key)
+        new = _record(attempt, None if old is None else old.cold_s)
+        if new == old:
+            return
+        if old is not None:
+            self._remove(key, old)
+        if new is not None:
+            self._rows[key] = new
+            insort(self._order, (new.arrived_ms, *key))
+            if len(self._order) > KEPT:
+                _, job, number = self._order.pop(0)
+                del self._rows[job, number]
+
+    def _remove(self, key: tuple[str, int], row: JobRecord) -> None:
+        del self._rows[key]
+        del self._order[bisect_left(self._order, (row.arrived_ms, *key))]
+
+    def rows(self) -> list[JobRecord]:
+        """All of them, in no order; a copy."""
+        return list(self._rows.values())
+
+    def dump(self) -> dict[str, Any]:
+        """JSON-able and copied."""
+        return {"rows": [(*key, *row) for key, row in self._rows.items()]}
+
+    def load(self, state: Mapping[str, Iterable[Any]]) -> None:
+        """The inverse of `dump`."""
+        self._rows = {(job, attempt): JobRecord(*row) for job, attempt, *row in state.get("rows", ())}
+        self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
+
+
+def _record(attempt: JobAttempt, cold_s: float | None) -> JobRecord | None:
+    """Of the attempt as it is now; `cold_s`: as far as earlier states told."""
+    submitted, started, over = attempt.submitted_ms, attempt.started_ms, attempt.over_ms
+    arrived = submitted if submitted is not None else started
+    if arrived is None or attempt.gpus <= 0:
+        return None
+    gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"
+    waited_to = over if gave_up else started
+    waited_s = None if submitted is None or waited_to is None else max(0.0, (waited_to - submitted) / 1000)
+    return JobRecord(
+        arrived,
+        attempt.queue,
+        attempt.class_,
+        attempt.gpus,
+        started,
+        waited_s,
+        gave_up,
+        attempt.run_s if attempt.outcome == "finished" else None,
+        attempt.submission.tolerated_wait_s if attempt.submission else None,
+        _sooner(cold_s, _cold_s(attempt)),
+    )
+
+
+def _cold_s(attempt: JobAttempt) -> float | None:
+    """Seconds from the start to the end of the first step that is known, or to the steady phase if that was sooner."""
+    if attempt.started_ms is None:
+        return None
+    times = [attempt.steps[0].time_ms] if attempt.steps else []
+    if attempt.phase == "steady" and attempt.phase_since_ms is not None:
+        times.append(attempt.phase_since_ms)
+    return max(0.0, (min(times) - attempt.started_ms) / 1000) if times else None
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)

@@ -1,0 +1,142 @@
+"""RequestSeries: requests per second of each served model, as regular series of 1 and 10 minutes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.serving import ServedInstance
+
+EVERYTHING = "all"
+MINUTE_MS = 60_000
+BINS = {60: 24 * 60 + 1, 600: 35 * 24 * 6 + 1}  # seconds of a bin -> bins kept
+MOST_MODELS = 200
+
+Key = tuple[str, str]  # pool, model
+
+
+class Served(NamedTuple):
+    """What serves a model: its instances, and the most requests per second that one of them was seen to finish."""
+
+    instances: int
+    peak_per_instance: float | None
+
+
+class _Rings:
+    """Rates by bin of one model, and how many instances there were by minute; NaN is unknown."""
+
+    def __init__(self) -> None:
+        self.rates = {bin_s: np.full(size, np.nan, np.float32) for bin_s, size in BINS.items()}
+        self.instances = np.full(BINS[60], np.nan, np.float32)
+
+    def empty(self, bin_s: int, bins: NDArray[np.int64]) -> None:
+        """Make room for bins that begin."""
+        self.rates[bin_s][bins % BINS[bin_s]] = np.nan
+        if bin_s == 60:
+            self.instances[bins % BINS[60]] = np.nan
+
+    def note(self, minute: int, rate: float, instances: int) -> None:
+        at = minute % BINS[60]
+        self.rates[60][at], self.instances[at] = rate, instances
+        minutes = np.arange(minute // 10 * 10, minute + 1) % BINS[60]
+        self.rates[600][minute // 10 % BINS[600]] = np.nanmean(self.rates[60][minutes])
+
+
+class RequestSeries:
+    """Of the MOST_MODELS served models that were heard of first; 30 kB each. One writer.
+
+    A bin of a minute holds what was last told of it, so telling it twice changes nothing; one of ten minutes is the
+    mean of its minutes.
+    """
+
+    def __init__(self) -> None:
+        self._rings: dict[Key, _Rings] = {}
+        self._head: int | None = None  # the newest minute
+
+    def note(self, now_ms: int, rates: Mapping[Key, tuple[float, int]]) -> None:
+        """Requests per second, and instances, of each model over the minute before `now_ms`."""
+        minute = now_ms // MINUTE_MS
+        self._advance(minute)
+        if self._head is None or minute < self._head:
+            return
+        for key, (rate, instances) in rates.items():
+            if key not in self._rings and len(self._rings) < MOST_MODELS:
+                self._rings[key] = _Rings()
+            if key in self._rings:
+                self._rings[key].note(minute, rate, instances)
+
+    def _advance(self, minute: int) -> None:
+        if self._head is None:
+            self._head = minute
+        for bin_s, size in BINS.items():
+            per = bin_s // 60
+            first, last = max(self._head // per, minute // per - size) + 1, minute // per
+            for rings in self._rings.values() if first <= last else ():
+                rings.empty(bin_s, np.arange(first, last + 1))
+        self._head = max(self._head, minute)
+
+    def keys(self) -> list[Key]:
+        """(pool, model) of all that are known, sorted."""
+        return sorted(self._rings)
+
+    def series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+        """(bin,) requests per second, oldest first, the last bin being the one that holds `now_ms`; NaN unknown.
+
+        "all" is the sum: of the models of a pool, of all pools. `bin_s` is 60 or 600.
+        """
+        self._advance(now_ms // MINUTE_MS)
+        chosen = [
+            ring
+            for (its, name), ring in self._rings.items()
+            if pool in (its, EVERYTHING) and model in (name, EVERYTHING)
+        ]
+        if not chosen or self._head is None:
+            return np.full(bins, np.nan)
+        last, size = now_ms // (bin_s * 1000), BINS[bin_s]
+        head = self._head // (bin_s // 60)
+        wanted = np.arange(last - bins + 1, last + 1)
+        table = np.stack([ring.rates[bin_s][wanted % size] for ring in chosen]).astype(np.float64)
+        table[:, (wanted <= head - size) | (wanted > head)] = np.nan
+        known = np.isfinite(table)
+        return np.where(known.any(axis=0), np.where(known, table, 0.0).sum(axis=0), np.nan)
+
+    def served(self, pool: str, model: str) -> Served:
+        """As of the newest minutes, and the peak of the last day."""
+        rings = self._rings.get((pool, model))
+        if rings is None or self._head is None:
+            return Served(0, None)
+        newest = rings.instances[np.arange(self._head - 1, self._head + 1) % BINS[60]]
+        known = newest[np.isfinite(newest)]
+        each = rings.rates[60] / np.maximum(rings.instances, 1.0)
+        each = each[np.isfinite(each)]
+        return Served(int(known[-1]) if len(known) else 0, float(each.max()) if len(each) else None)
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for number, rings in enumerate(self._rings.values()):
+            arrays[f"requests {number}"] = np.concatenate([*rings.rates.values(), rings.instances])
+        return {"head": self._head, "keys": [[*key] for key in self._rings]}, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`. Raises ValueError when the rings are of another size."""
+        self._head = about.get("head")
+        for number, (pool, model) in enumerate(about.get("keys", ())):
+            rings = self._rings[pool, model] = _Rings()
+            cut = [*np.cumsum([*BINS.values()])]
+            *rates, instances = np.split(arrays[f"requests {number}"], cut)
+            if [len(part) for part in (*rates, instances)] != [*BINS.values(), BINS[60]]:
+                raise ValueError(f"rates of {pool}/{model} have another size")
+            rings.rates = {bin_s: part.copy() for bin_s, part in zip(BINS, rates, strict=True)}
+            rings.instances = instances.copy()
+
+
+def request_rates(instances: Iterable[ServedInstance]) -> dict[Key, tuple[float, int]]:
+    """(pool, model) -> requests per second of the last minute, and how many instances tell of them."""
+    rates: dict[Key, tuple[float, int]] = {}
+    for one in instances:
+        if one.requests_last_minute is not None:
+            rate, count = rates.get((one.pool, one.model), (0.0, 0))
+            rates[one.pool, one.model] = (rate + one.requests_last_minute, count + 1)
+    return rates

@@ -1,0 +1,143 @@
+"""Series of classes and user groups: they add up to their pool, room is bounded, older snapshots load."""
+
+import json
+
+import numpy as np
+import pytest
+
+from features import demand_series
+from features.demand_series import OTHER, TARGETS, DemandSeries, Scope
+from fleet.events import Finished, JobEvent, Started, Submitted
+from fleet.jobs import JobTable
+
+T0 = 1_700_002_800_000
+MINUTE = 60_000
+NOW = T0 + 65 * MINUTE
+
+
+def at(minute: float) -> int:
+    return T0 + round(minute * MINUTE)
+
+
+def submitted(job: str, minute: float, gpus: int = 8, **about: str) -> Submitted:
+    class_ = about.pop("class_", "training")
+    return Submitted(
+        job=job, sequence=1, time_ms=at(minute), gpus_per_node=gpus, class_=class_, **{"queue": "a", **about}
+    )
+
+
+def tell(demand: DemandSeries, *events: JobEvent, jobs: JobTable | None = None) -> DemandSeries:
+    table = jobs or JobTable()
+    for event in events:
+        attempt = table.apply(event)
+        if attempt is not None:
+            demand.update(attempt)
+    return demand
+
+
+def crowd() -> list[JobEvent]:
+    events: list[JobEvent] = []
+    for n in range(24):
+        about = {"queue": "ab"[n % 2], "group": f"g{n % 3}", "class_": "inference" if n % 4 else "batch"}
+        events.append(submitted(f"j{n}", n, 1 + n % 5, **about))
+        events.append(Started(job=f"j{n}", sequence=2, time_ms=at(n + 5), nodes=("n1",)))
+        if n % 2:
+            events.append(Finished(job=f"j{n}", sequence=3, time_ms=at(n + 30)))
+    return events
+
+
+def read(demand: DemandSeries, pool: str, target: str, **scope: str) -> np.ndarray:
+    return demand.series(pool, target, NOW, 600, 6, **scope)
+
+
+def test_classes_and_groups_add_up_to_their_pool() -> None:
+    demand = tell(DemandSeries(), *crowd())
+    for pool in ("a", "b", "all"):
+        classes = [scope.class_ for scope in demand.scopes("class") if scope.pool == pool]
+        groups = [scope.group for scope in demand.scopes("group") if scope.pool == pool]
+        assert groups == ["g0", "g1", "g2"]
+        for target in TARGETS:
+            total = read(demand, pool, target)
+            assert np.nansum(total) > 0 or target == "queued"
+            np.testing.assert_array_equal(sum(read(demand, pool, target, class_=name) for name in classes), total)
+            np.testing.assert_array_equal(sum(read(demand, pool, target, group=name) for name in groups), total)
+            assert not np.nansum(read(demand, pool, target, group=OTHER))
+
+
+def test_the_same_events_twice_are_the_same_events() -> None:
+    once, twice, jobs = tell(DemandSeries(), *crowd()), DemandSeries(), JobTable()
+    tell(twice, *crowd(), *crowd(), jobs=jobs)
+    assert once.scopes("group") == twice.scopes("group")
+    for scope in [*once.scopes("class"), *once.scopes("group")]:
+        of = {"class_": scope.class_, "group": scope.group}
+        np.testing.assert_array_equal(read(once, scope.pool, "wanted", **of), read(twice, scope.pool, "wanted", **of))
+    assert once.records.rows() == twice.records.rows()
+
+
+def test_a_job_without_a_group_counts_for_its_user_and_one_with_neither_as_other() -> None:
+    demand = tell(
+        DemandSeries(), submitted("j1", 1, user="ada"), submitted("j2", 2, 2), submitted("j3", 3, group="all")
+    )
+    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["ada"]
+    assert read(demand, "a", "queued", group=OTHER)[-1] == 10
+    assert read(demand, "a", "queued")[-1] == 18
+
+
+def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_series, "MOST_GROUPS", 4)
+    monkeypatch.setitem(demand_series.MOST, "group", 4)
+    demand, jobs = DemandSeries(), JobTable()
+    for n, gpus in enumerate((8, 1, 4, 64)):
+        tell(demand, submitted(f"j{n}", n, gpus, group=f"g{n}"), jobs=jobs)
+    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g1"]
+    assert read(demand, "a", "queued", group=OTHER)[-1] == 68
+    demand.rank_groups(NOW)
+    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g3"]
+    assert read(demand, "a", "queued", group="g3")[-1] == 64
+    assert np.isnan(read(demand, "a", "queued", group="g3")[:-1]).all()  # what it wanted before is in "other"
+    assert read(demand, "a", "queued", group=OTHER)[-1] == 5
+    again = DemandSeries()
+    again.load(*demand.dump())
+    np.testing.assert_array_equal(read(again, "a", "queued", group="g3"), read(demand, "a", "queued", group="g3"))
+    demand.rank_groups(NOW)
+    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g3"]
+
+
+def test_a_snapshot_keeps_every_scope() -> None:
+    jobs, demand = JobTable(), DemandSeries()
+    tell(demand, *crowd()[:40], jobs=jobs)
+    about, arrays = demand.dump()
+    restored = DemandSeries()
+    restored.load(json.loads(json.dumps(about)), arrays)
+    tell(restored, *crowd()[40:], jobs=jobs)
+    straight = tell(DemandSeries(), *crowd())
+    assert restored.scopes("group") == straight.scopes("group")
+    for scope in straight.scopes("group"):
+        np.testing.assert_array_equal(
+            read(restored, scope.pool, "running", group=scope.group),
+            read(straight, scope.pool, "running", group=scope.group),
+        )
+    assert sorted(restored.records.rows()) == sorted(straight.records.rows())
+
+
+def test_a_snapshot_that_knew_pools_only_loads_and_classes_begin_anew() -> None:
+    jobs, demand = JobTable(), DemandSeries()
+    tell(demand, submitted("j1", 1, group="g"), jobs=jobs)
+    about, arrays = demand.dump()
+    keep = [number for number, row in enumerate(about["bins"]) if row["class_"] == row["group"] == "all"]
+    bins = [{key: about["bins"][n][key] for key in about["bins"][n] if key not in ("class_", "group")} for n in keep]
+    old = {
+        "known": [row[:-2] for row in about["known"]],
+        "attempts": {pool: count for pool, class_, group, count in about["attempts"] if class_ == group == "all"},
+        "runs": about["runs"],
+        "bins": bins,
+    }
+    floats = {f"bins {at}": arrays[f"bins {n}"].astype(np.float64) for at, n in enumerate(keep)}
+    restored = DemandSeries()
+    restored.load(json.loads(json.dumps(old)), floats)
+    assert restored.pools() == ("a", "all")
+    assert restored.scopes("group") == []
+    tell(restored, Started(job="j1", sequence=2, time_ms=at(12), nodes=("n1",)), jobs=jobs)
+    assert read(restored, "a", "running")[-1] == 8
+    assert read(restored, "a", "running", group="g")[-1] == 8  # what changes after all is counted as a whole
+    assert restored.scopes("class") == [Scope("a", "training"), Scope("all", "training")]
