@@ -8,6 +8,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+ETA_FLOOR = 0.01
+SIZE_RATE = 0.01
+ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outcomes that do not overlap
+
 
 def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
     """Piecewise linear map through (x, y), flat outside; the identity when there are no points.
@@ -22,24 +26,50 @@ def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
 class QuantileTracker:
     """Offsets that bring each quantile's hit rate to its level, from matured outcomes only.
 
-    theta += eta * scale * (level - 1[y <= q + theta]): quantile tracking, the P part of conformal PID control
-    (Angelopoulos et al., 2023). Feedback may be late; it must be in order.
+    offset += eta * size * (level - 1[y <= q + offset]): quantile tracking, the P part of conformal PID control
+    (Angelopoulos et al., 2023). It starts with a large eta, so that the first weeks of outcomes set the offset to the
+    quantile of the residuals, as split conformal does; then eta falls to a floor (Angelopoulos et al., 2024), which is
+    lower for long leads: their outcomes overlap, so that one surprise would count many times.
     """
 
     levels: Array  # (quantile,)
-    offset: Array  # (quantile,)
-    eta: float = 0.02
+    offset: Array  # (candidate, quantile, step, series)
+    seen: Array  # (step, series) outcomes
+    size: Array  # (step, series) how far outcomes lie from the first candidate's median
+    overlap: Array  # (step,) in hours: so many hourly forecasts share one outcome
 
     @classmethod
-    def of(cls, levels: Sequence[float], eta: float = 0.02) -> "QuantileTracker":
-        return cls(np.array(levels), np.zeros(len(levels)), eta)
+    def of(
+        cls, levels: Sequence[float], candidates: int, steps: Sequence[int], series: int, bin_s: int
+    ) -> "QuantileTracker":
+        shape = (len(steps), series)
+        overlap = np.maximum(np.array(steps, np.float64) * bin_s / 3600, 1.0)
+        return cls(
+            np.array(levels), np.zeros((candidates, len(levels), *shape)), np.zeros(shape), np.zeros(shape), overlap
+        )
 
     def apply(self, quantiles: Array) -> Array:
-        """(quantile, ...) shifted, and sorted so that they do not cross."""
-        shape = (-1,) + (1,) * (quantiles.ndim - 1)
-        return np.sort(quantiles + self.offset.reshape(shape), axis=0)
+        """(candidate, quantile, step, series) shifted, and sorted so that they do not cross."""
+        return np.sort(quantiles + self.offset, axis=1)
 
-    def learn(self, quantiles: Array, outcome: float, scale: float) -> None:
-        """One matured forecast: `quantiles` as they were before `apply`, what happened, a typical size of change."""
-        hit = outcome <= quantiles + self.offset
-        self.offset += self.eta * scale * (self.levels - hit)
+    def apply_step(self, quantiles: Array, step: int) -> Array:
+        """The same for (candidate, quantile, series) of one step."""
+        return np.sort(quantiles + self.offset[:, :, step], axis=1)
+
+    def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
+        """One matured forecast: `quantiles` as they were before `apply`, and what happened.
+
+        quantiles: (candidate, quantile, series); outcome, known: (series,).
+        """
+        self.seen[step] += known
+        rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
+        off = np.abs(outcome - quantiles[0, quantiles.shape[1] // 2])
+        self.size[step] += rate * (off - self.size[step])
+        eta = self.eta(step) * self.size[step] * known
+        hit = outcome <= quantiles + self.offset[:, :, step]
+        self.offset[:, :, step] += eta * (self.levels[:, None] - hit)
+
+    def eta(self, step: int) -> Array:
+        """(series,) the present rate."""
+        overlap = self.overlap[step]
+        return np.asarray(np.maximum(ETA_FLOOR / np.sqrt(overlap), ETA_START / (ETA_HALF * overlap + self.seen[step])))

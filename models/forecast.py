@@ -41,7 +41,7 @@ class Panel:
         return self.first_ms + (bin + 1) * self.bin_s * 1000
 
 
-class PanelForecaster(Protocol):
+class Forecaster(Protocol):
     """One way to forecast the series of a panel. It keeps nothing between calls but what it was fitted on."""
 
     name: str
@@ -52,19 +52,3 @@ class PanelForecaster(Protocol):
         For an origin it uses bins up to and with it alone, whatever else the panel holds. Quantiles do not decrease;
         nothing is clipped or calibrated: that is the gate's.
         """
-
-
-class Forecaster(Protocol):
-    """One way to forecast one regular series: a value to bet on, and how far earlier bets were off.
-
-    `history`: (bin,) of ten minutes, oldest first, without gaps, the last one is now; `step`: how many bins ahead.
-    A forecaster keeps nothing between calls and sees nothing but what it is given.
-    """
-
-    name: str
-
-    def base(self, history: NDArray[np.float64], step: int) -> float:
-        """What it would bet on, `step` bins after the end of the history; NaN when it cannot."""
-
-    def errors(self, history: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-        """(error,) outcome less base of its own bets at this lead within the history."""

@@ -15,8 +15,7 @@ import numpy as np
 
 from fleet.requests import PlacementRequest
 from ingest.source import Batch, Source
-from models.forecast import QUANTILES, Forecaster
-from models.naive import DAY_BINS, error_quantiles
+from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
 from service.adapters import Adapter
@@ -67,26 +66,42 @@ def _columns(samples: Any) -> tuple[Any, ...]:
     return samples.metric, samples.entity, samples.time_ms, samples.value
 
 
+FORECASTER_STEPS = (1, 6, 144)
+
+
 def check_forecaster(make: Callable[[], Forecaster]) -> None:
-    """Histories short and long: errors are finite, quantiles do not cross, and nothing is kept between calls."""
+    """Series short and long, with holes and without any value: the shape, the order of quantiles, and no look ahead.
+
+    A forecaster is fitted before it comes here, or needs no fit.
+    """
     assert make().name
-    for bins in (1, 5, DAY_BINS + 6, 2000):
-        history = 500.0 + np.cumsum(np.random.default_rng(bins).normal(0, 5, bins))
-        given = history.copy()
-        history.flags.writeable = False
-        forecaster = make()
-        for step in (1, 6, DAY_BINS):
-            base, errors = forecaster.base(history, step), forecaster.errors(history, step)
-            assert isinstance(base, float)
-            assert errors.ndim == 1
-            assert np.isfinite(errors).all()
-            values = base + error_quantiles(errors, QUANTILES, history, step)
-            assert values.shape == (len(QUANTILES),)
-            assert math.isnan(base) or bool((np.diff(values) >= 0).all())
-            forecaster.base(given[: bins // 2 + 1], step)
-            again = forecaster.base(history, step)
-            assert again == base or (math.isnan(again) and math.isnan(base)), "what came between changed the bet"
-            np.testing.assert_array_equal(make().errors(history, step), errors)
+    for bins in (1, 5, 150, 2000):
+        panel = walks(bins)
+        origins = np.unique(np.array([0, bins // 2, bins - 1]))
+        whole = make().forecast(panel, origins, FORECASTER_STEPS)
+        assert whole.shape == (len(QUANTILES), len(FORECASTER_STEPS), len(origins), len(panel.names))
+        known = np.isfinite(whole)
+        assert (known.all(axis=0) == known.any(axis=0)).all(), "some quantiles of a forecast are unknown"
+        assert (np.diff(np.where(known, whole, 0.0), axis=0) >= 0).all(), "quantiles cross"
+        assert not known[..., 2].any(), "a forecast from no value at all"
+        np.testing.assert_array_equal(make().forecast(panel, origins, FORECASTER_STEPS), whole, err_msg="not the same")
+        for at, origin in enumerate(origins.tolist()):
+            alone = make().forecast(panel.until(origin + 1), origins[at : at + 1], FORECASTER_STEPS)
+            np.testing.assert_allclose(alone[:, :, 0], whole[:, :, at], rtol=1e-9, err_msg="it saw what came later")
+
+
+def walks(bins: int) -> Panel:
+    """Three series that nobody may write into: a walk, another with holes, and one without any value."""
+    rng = np.random.default_rng(bins)
+    values = 500.0 + np.cumsum(rng.normal(0, 5, (3, bins)), axis=1)
+    values[1, bins // 3 : bins // 2] = np.nan
+    values[2] = np.nan
+    covariates = {name: np.maximum(values + rng.normal(0, 9, values.shape), 0.0) for name in ("queued", "arriving")}
+    for array in (values, *covariates.values()):
+        array.flags.writeable = False
+    return Panel(
+        "running", ("a", "b", "c"), 600, 1_600_000_200_000, values, np.array([1000.0, np.nan, 8.0]), covariates
+    )
 
 
 def check_filter(rejects: Filter, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:

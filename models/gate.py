@@ -1,0 +1,291 @@
+"""The gate: which forecaster serves each series and horizon band, and quantiles that follow their outcomes.
+
+Every forecast that is issued waits for its outcome. When the bin is over, every candidate is scored at it as it would
+have been served, and its calibration learns:
+
+    issue(origin) ──► pending ──► mature(bin): loss and 80 % hit of each candidate, per day of origin
+                                               offsets of its quantiles (models/calibrate.py)
+
+    candidates = the forecasters, and the equal-weight mean of the quantiles of the best three
+    served     = per series and band the one with the lowest loss over four weeks, if it beats persistence by 3 %, by
+                 more than chance, over at least 20 origins that do not overlap; else persistence (the first name)
+
+Neighbouring horizons share a band and so a forecaster: a forecast does not jump where the lead grows by an hour. The
+series of a panel are judged together and alone: what wins over all of them needs less evidence in one.
+Nothing but matured outcomes moves the state. So a forecast never depends on what came after it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.calibrate import QuantileTracker
+from models.forecast import QUANTILES
+
+Array = NDArray[np.float64]
+
+MEAN = "mean"
+DAY_S = 86_400
+DAYS_KEPT = 28
+REFRESHES_A_DAY = 4
+BAND_ENDS_S = (3600, 21_600)  # up to an hour, up to six, longer
+BEST = 3
+WIN = 0.97
+SURE_T = 2.0
+FEWEST_ORIGINS = 20.0
+FEWEST_DAYS = 5
+POOL_ORIGINS = 60.0  # a series is judged as if it had this many origins of the mean series
+BASELINES = ("persistence", "seasonal_naive")
+LEVELS = np.array(QUANTILES)
+LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
+
+
+def pinball(quantiles: Array, outcome: Array) -> Array:
+    """(quantile, ..., series), (series,) -> (..., series): mean over the levels of 2 * pinball loss.
+
+    >>> pinball(np.full((7, 1), 3.0), np.array([5.0])).tolist()
+    [2.0]
+    """
+    gap = outcome - quantiles
+    levels = LEVELS.reshape(-1, *[1] * (quantiles.ndim - 1))
+    return np.asarray(2 * np.maximum(levels * gap, (levels - 1) * gap).mean(axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """values: (quantile, step, series), calibrated and within the bounds; model: (step, series) of names."""
+
+    values: Array
+    model: NDArray[np.str_]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A forecast that waits. raw: (candidate, quantile, series); served: (quantile, series)."""
+
+    origin: int
+    step: int  # index of the step
+    raw: NDArray[np.float32]
+    served: NDArray[np.float32]
+
+
+class Gate:
+    """The gate of the series of one target. One writer.
+
+    names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none; nothing is below 0.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        steps: Sequence[int],
+        series: Sequence[str],
+        bin_s: int = 600,
+        ceiling: Array | None = None,
+    ) -> None:
+        self.names = (*names, MEAN)
+        self.steps = tuple(steps)
+        self.series = tuple(series)
+        self.bin_s = bin_s
+        self._day = max(1, DAY_S // bin_s)
+        self.ceiling = _ceiling(ceiling, len(self.series))
+        ends = [step * bin_s for step in self.steps]
+        bands = np.searchsorted(BAND_ENDS_S, ends)
+        self._bands = [np.flatnonzero(bands == band) for band in range(len(BAND_ENDS_S) + 1) if (bands == band).any()]
+        shape = (len(self.steps), len(self.series))
+        candidates = len(self.names)
+        self.tracker = QuantileTracker.of(QUANTILES, candidates, self.steps, len(self.series), bin_s)
+        self._losses = np.zeros((DAYS_KEPT, candidates + 1, *shape), np.float32)  # the last candidate is "as served"
+        self._hits = np.zeros((DAYS_KEPT, *shape), np.float32)
+        self._counts = np.zeros((DAYS_KEPT, *shape), np.float32)
+        self._days = np.full(DAYS_KEPT, -1, np.int64)  # which day each row holds
+        self._chosen = np.zeros(shape, np.intp)
+        self._best = np.zeros((BEST, *shape), np.intp)
+        self._stamp = -1
+        self._pending: dict[int, list[Pending]] = {}
+
+    def issue(self, origin: int, raw: Array) -> Served:
+        """Serve, and remember for the outcome. raw: (forecaster, quantile, step, series), NaN where one cannot."""
+        candidates = self._candidates(raw)
+        served = self._serve(candidates)
+        for at, step in enumerate(self.steps):
+            row = Pending(origin, at, candidates[:, :, at].astype(np.float32), served.values[:, at].astype(np.float32))
+            self._pending.setdefault(origin + step, []).append(row)
+        return served
+
+    def serve(self, raw: Array) -> Served:
+        """What would be served now; nothing is remembered."""
+        return self._serve(self._candidates(raw))
+
+    def mature(self, bin: int, outcomes: Array) -> None:
+        """A bin is over. outcomes: (series,), NaN is unknown. Forecasts for it and for earlier bins are done with."""
+        for row in self._pending.pop(bin, ()):
+            self._score(row, outcomes)
+        for late in [due for due in self._pending if due < bin]:
+            del self._pending[late]
+        stamp = bin * REFRESHES_A_DAY // self._day
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._choose()
+
+    def record(self) -> list[dict[str, float | int | None]]:
+        """Per series: what was served against the better of the naive ones over four weeks, all leads together.
+
+        `origins` counts matured forecasts over all leads; the rest is None before the first.
+        """
+        sums = self._losses.sum(axis=0, dtype=np.float64)  # (candidate, step, series)
+        counts, hits = self._counts.sum(axis=(0, 1)), self._hits.sum(axis=(0, 1))
+        naive = [self.names.index(name) for name in BASELINES if name in self.names] or [0]
+        best = sums[naive].min(axis=0).sum(axis=0)
+        served = sums[-1].sum(axis=0)
+        return [
+            {
+                "wql_vs_best_naive": round(float(served[n] / best[n]), 3) if best[n] > 0 else None,
+                "coverage_80": round(float(hits[n] / counts[n]), 3) if counts[n] else None,
+                "origins": int(counts[n]),
+            }
+            for n in range(len(self.series))
+        ]
+
+    def _candidates(self, raw: Array) -> Array:
+        """(candidate, quantile, step, series): who cannot forecast says what persistence says; the mean at the end."""
+        known = np.where(np.isfinite(raw).all(axis=1, keepdims=True), raw, raw[:1])
+        best = np.take_along_axis(known, self._best[:, None], axis=0)
+        return np.concatenate([known, best.mean(axis=0, keepdims=True)])
+
+    def _serve(self, candidates: Array) -> Served:
+        calibrated = self._bounded(self.tracker.apply(candidates))
+        values = np.take_along_axis(calibrated, self._chosen[None, None], axis=0)[0]
+        return Served(values, np.array(self.names)[self._chosen])
+
+    def _bounded(self, values: Array) -> Array:
+        return np.clip(values, 0.0, self.ceiling)
+
+    def _score(self, row: Pending, outcomes: Array) -> None:
+        """Add losses and hits to the day of the origin; then the trackers learn from the raw forecast."""
+        at = row.step
+        raw = row.raw.astype(np.float64)
+        known = np.isfinite(outcomes) & np.isfinite(raw[0]).all(axis=0)
+        outcome = np.where(known, outcomes, 0.0)
+        raw[:, :, ~known] = 0.0
+        served = np.where(known, row.served, 0.0)
+        given = self._bounded(self.tracker.apply_step(raw, at))
+        day = row.origin // self._day
+        slot = day % DAYS_KEPT
+        if self._days[slot] != day:
+            self._days[slot] = day
+            for table in (self._losses, self._hits, self._counts):
+                table[slot] = 0.0
+        losses = np.concatenate([pinball(given.transpose(1, 0, 2), outcome), pinball(served, outcome)[None]])
+        self._losses[slot, :, at] += losses * known
+        self._hits[slot, at] += (served[LOW_80] <= outcome) & (outcome <= served[HIGH_80]) & known
+        self._counts[slot, at] += known
+        self.tracker.learn(at, raw, outcome, known)
+
+    def _choose(self) -> None:
+        """Choose anew for every band, from what has matured."""
+        for band in self._bands:
+            loss, gain, evidence = self._band_losses(band)
+            ratio, sure = _judged(loss, gain, evidence)
+            earned = np.where(sure & (ratio <= WIN), ratio, np.inf)
+            earned[0] = 1.0
+            self._chosen[band] = earned.argmin(axis=0)
+            order = ratio[:-1].argsort(axis=0, kind="stable")[:BEST]
+            best = np.zeros((BEST, len(self.series)), np.intp)
+            best[: len(order)] = order
+            best[:, evidence < FEWEST_ORIGINS] = 0
+            self._best[:, band] = best[:, None]
+
+    def _band_losses(self, band: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """loss (candidate, series), gain over persistence by day (day, candidate, series), origins (series,).
+
+        Losses of a lead are in units of persistence's mean loss at that lead, so that leads weigh the same.
+        """
+        sums = self._losses[:, :-1, band].astype(np.float64)
+        counts = self._counts[:, band].astype(np.float64)
+        unit = sums[:, 0].sum(axis=0) / np.maximum(counts.sum(axis=0), 1.0)
+        scaled = np.divide(sums, unit, out=np.zeros_like(sums), where=unit > 0).sum(axis=2) / len(band)
+        gain = scaled[:, :1] - scaled
+        lead = max(1, min(self.steps[at] for at in band))
+        days = (counts.sum(axis=1) > 0).sum(axis=0)
+        evidence = np.minimum(counts.sum(axis=0).max(axis=0), days * self._day / lead)
+        return scaled.sum(axis=0), gain, np.where(days >= FEWEST_DAYS, evidence, 0.0)
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """JSON-able, and arrays by name; `load` takes them into a gate of the same names, steps and series."""
+        rows = [(due, row) for due, rows in sorted(self._pending.items()) for row in rows]
+        about = {
+            "names": list(self.names),
+            "steps": list(self.steps),
+            "series": list(self.series),
+            "stamp": self._stamp,
+            "pending": [[due, row.origin, row.step] for due, row in rows],
+        }
+        arrays = {"days": self._days, **self._arrays()}
+        if rows:
+            arrays["raw"] = np.stack([row.raw for _, row in rows])
+            arrays["served"] = np.stack([row.served for _, row in rows])
+        return about, {name: array.astype(np.float64) for name, array in arrays.items()}
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """What is kept by series, the last axis."""
+        tracker = self.tracker
+        return {
+            "losses": self._losses,
+            "hits": self._hits,
+            "counts": self._counts,
+            "chosen": self._chosen,
+            "best": self._best,
+            "offset": tracker.offset,
+            "seen": tracker.seen,
+            "size": tracker.size,
+        }
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """The inverse of `dump`. Other forecasters or steps: the gate begins anew. Series may come and go."""
+        if about["names"] != list(self.names) or about["steps"] != list(self.steps):
+            return
+        old = {name: n for n, name in enumerate(about["series"])}
+        pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
+        to, source = (np.array([pair[side] for pair in pairs], np.intp) for side in (0, 1))
+        self._stamp = int(about["stamp"])
+        self._days[:] = arrays["days"]
+        for name, array in self._arrays().items():
+            array[..., to] = arrays[name][..., source]
+        for number, (due, origin, step) in enumerate(about["pending"]):
+            raw = np.full((len(self.names), len(QUANTILES), len(self.series)), np.nan, np.float32)
+            served = np.full((len(QUANTILES), len(self.series)), np.nan, np.float32)
+            raw[..., to], served[..., to] = arrays["raw"][number][..., source], arrays["served"][number][..., source]
+            self._pending.setdefault(due, []).append(Pending(origin, step, raw, served))
+
+
+def _ceiling(ceiling: Array | None, series: int) -> Array:
+    """(series,) with inf for none."""
+    return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)
+
+
+def _judged(loss: Array, gain: Array, evidence: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """(candidate, series) loss relative to persistence, drawn to that of all series; and where a gain is sure.
+
+    A gain by day is tested by a one-sided t: days overlap little. In one series a gain that all series show is sure
+    enough when it shows there at all.
+    """
+    alone = np.divide(loss, loss[:1], out=np.ones_like(loss), where=loss[:1] > 0)
+    total = loss.sum(axis=1, keepdims=True)
+    pooled = np.divide(total, total[:1], out=np.ones_like(total), where=total[:1] > 0)
+    ratio = (evidence * alone + POOL_ORIGINS * pooled) / (evidence + POOL_ORIGINS) if loss.shape[1] > 1 else alone
+    seen = (loss[0] > 0) & (evidence >= FEWEST_ORIGINS)
+    t_alone = _t(gain)
+    t_pooled = _t(gain.sum(axis=2, keepdims=True))
+    return ratio, ((t_alone > SURE_T) | ((t_pooled > SURE_T) & (t_alone > 0))) & seen
+
+
+def _t(gain: Array) -> Array:
+    """(day, candidate, series) -> (candidate, series): mean by its standard error; days without outcomes are 0."""
+    days = np.maximum((np.abs(gain).max(axis=1, keepdims=True) > 0).sum(axis=0), 2)
+    mean = gain.sum(axis=0) / days
+    variance = np.maximum((gain**2).sum(axis=0) / days - mean**2, 0.0) * days / (days - 1)
+    return np.asarray(np.divide(mean, np.sqrt(variance / days), out=np.zeros_like(mean), where=variance > 0))
