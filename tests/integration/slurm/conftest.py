@@ -40,7 +40,7 @@ class Watched:
 
     def end(self, name: str) -> dict[str, Any]:
         """The event that ended a job."""
-        answer = self.until_job(name, lambda row: row["state"] in ("finished", "failed", "preempted"))
+        answer = self.until_job(name, lambda row: row["state"] in ("finished", "failed", "preempted"), 90.0)
         ends = [row for row in answer["events"] if row["type"] in ("finished", "failed", "preempted")]
         assert len(ends) == 1, answer
         found: dict[str, Any] = ends[0]

@@ -123,6 +123,7 @@ def test_nothing_is_lost_when_the_pipeline_or_slurmctld_dies(watched: Watched) -
     assert watched.job(long)["state"] == "running"
     watched.slurm.start_controller()
     watched.service.until("the source is back", lambda: _source(watched)["up"])
+    watched.slurm.until("every slurmd answers", lambda: (states := watched.slurm.states()) and "*" not in str(states), 60)
     assert watched.job(long)["state"] == "running"
     watched.slurm.run("scancel", long)
     ended = watched.end(long)["category"]
