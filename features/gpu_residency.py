@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+EVERYTHING = "all"
 HALF_LIFE_MS = 86_400_000
 LONGEST_MS = 60_000  # a look is good for no longer: nobody looked in between
 MOST_KEPT = 400
@@ -34,8 +35,12 @@ class GpuResidency:
                 sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, look, strict=True)]
 
     def shares(self) -> dict[Key, tuple[float, float]]:
-        """(pool, class) -> the shares of held GPU time that are loaded and active."""
-        return {key: (loaded / held, active / held) for key, (held, loaded, active) in self._sums.items() if held > 0}
+        """(pool, class) -> the shares of held GPU time that are loaded and active; "all" is what they have together."""
+        sums: dict[Key, list[float]] = {}
+        for (pool, class_), seen in self._sums.items():
+            for key in {(pool, class_), (pool, EVERYTHING), (EVERYTHING, class_), (EVERYTHING, EVERYTHING)}:
+                sums[key] = [value + more for value, more in zip(sums.get(key, (0.0, 0.0, 0.0)), seen, strict=True)]
+        return {key: (loaded / held, active / held) for key, (held, loaded, active) in sums.items() if held > 0}
 
     def dump(self) -> list[list[Any]]:
         """JSON-able and copied."""

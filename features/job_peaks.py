@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.similarity import Kind, kinds
+from features.similarity import Kind, kinds, shape_of
 from fleet.jobs import JobAttempt
 
 RUNS_KEPT = 32
@@ -44,7 +44,7 @@ class JobPeaks:
         for attempt in ended:
             row = self._running.pop((attempt.job, attempt.attempt), None)
             if row is not None and attempt.outcome == "finished" and np.isfinite(self._peaks[row]).any():
-                of_kind = kinds_of(attempt)
+                of_kind = kinds(shape_of(attempt))
                 for kind in KINDS:
                     if kind in of_kind:
                         self._keep(of_kind[kind], self._peaks[row])
@@ -137,13 +137,6 @@ class JobPeaks:
         self._rows = {key: row for row, key in enumerate(arrays["keys"].tolist())}
         self._runs, self._count = arrays["runs"].copy(), arrays["count"].copy()
         self._likely = arrays["likely"].copy()
-
-
-def kinds_of(attempt: JobAttempt) -> dict[Kind, int]:
-    """The keys of an attempt."""
-    told = attempt.submission
-    name = (told.name if told else "") or attempt.job
-    return kinds(told.user if told else "", name, attempt.queue, attempt.gpus)
 
 
 def _most(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:

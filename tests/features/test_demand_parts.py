@@ -79,7 +79,8 @@ def test_residency_is_shares_of_held_gpu_time_of_about_a_day() -> None:
     assert residency.shares() == {}  # one look stands for no time
     residency.note(T0 + 10_000, {("q", "inference"): (8, 8, 2)})
     residency.note(T0 + 10_000, {("q", "inference"): (8, 0, 0)})
-    assert residency.shares() == {("q", "inference"): (1.0, 0.25)}
+    everything = {(pool, class_) for pool in ("q", "all") for class_ in ("inference", "all")}
+    assert residency.shares() == dict.fromkeys(everything, (1.0, 0.25))
     again = GpuResidency()
     again.load(json.loads(json.dumps(residency.dump())))
     again.note(T0 + 10_000 + 86_400_000, {("q", "inference"): (8, 4, 0)})  # after a day of silence, a look is a minute
