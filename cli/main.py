@@ -5,7 +5,22 @@ from typing import NoReturn
 
 import typer
 
-from cli import backfill, bench, check, data, demo, evaluate, history, logs, produce, run, simulate, topology, train
+from cli import (
+    backfill,
+    bench,
+    check,
+    data,
+    demo,
+    evaluate,
+    history,
+    logs,
+    models,
+    produce,
+    run,
+    simulate,
+    topology,
+    train,
+)
 from fleet.errors import ConfigError, FleetcastError
 from fleet.parent import watch_parent
 
@@ -30,6 +45,7 @@ app.add_typer(history.app, name="history")
 app.add_typer(data.app, name="data")
 app.add_typer(topology.app, name="topology")
 app.add_typer(train.app, name="train")
+app.add_typer(models.app, name="models")
 app.command("evaluate")(evaluate.evaluate)
 
 

@@ -229,12 +229,16 @@ class Registry:
         now = f"{served[0]} is the only whole one that ever served" if served else "none serves"
         raise ModelError(f"no version of {kind} to go back to: {now}")
 
+    def old(self, kind: str, keep: int) -> list[str]:
+        """What `prune` would delete: all but the newest `keep`, the one that serves and the one before it."""
+        served = list(dict.fromkeys(self._served(kind)))
+        names = self.names(kind)
+        return [name for name in names[: max(0, len(names) - keep)] if name not in served[:2]]
+
     def prune(self, kind: str, keep: int) -> list[str]:
-        """Delete all but the newest `keep` versions, the one that serves and the one before it; returns the deleted."""
+        """Delete old versions; returns their names."""
         with self._locked_if_there(kind):
-            served = list(dict.fromkeys(self._served(kind)))
-            names = self.names(kind)
-            old = [name for name in names[: max(0, len(names) - keep)] if name not in served[:2]]
+            old = self.old(kind, keep)
             for name in old:
                 gone = self._folder(kind) / f"{NEW}{name}"
                 (self._folder(kind) / name).rename(gone)  # first out of sight at once, then file by file

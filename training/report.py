@@ -38,9 +38,7 @@ UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requ
 
 def report_html(results: Results) -> str:
     """The page of one evaluation; what a section has no rows for is left out."""
-    found = contests(results.rows, MAIN.get(results.task, ()))
-    sections: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration}
-    body = [verdicts(found), *sections.get(results.task, _start)(results)]
+    body = [verdicts(results), *sections(results)]
     if results.skipped:
         body.append(section("Skipped", listed(results.skipped, "")))
     sets = len({row.dataset for row in results.rows})
@@ -51,8 +49,15 @@ def report_html(results: Results) -> str:
     return page(TITLES.get(results.task, results.task), said, [*body, every_row(results.rows)])
 
 
-def verdicts(found: Sequence[Contest]) -> str:
+def sections(results: Results) -> Iterator[str]:
+    """A section a set, as its task asks for."""
+    tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration}
+    return tasks.get(results.task, _start)(results)
+
+
+def verdicts(results: Results) -> str:
     """Where ours is better, as good and worse than the best baseline of each number."""
+    found = contests(results.rows, MAIN.get(results.task, ()))
     boxes = [
         _box(f"{len(won(found))} of {len(found)} better", won(found), "than the best baseline"),
         _box(f"{len(lost(found))} of {len(found)} worse", lost(found), "than the best baseline"),

@@ -9,6 +9,7 @@ COMMANDS = (
     *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster"),
     *("data", "data list", "data split", "data import", "train", "train risk"),
     *("topology", "topology show"),
+    *("models", "models list", "models show", "models promote", "models rollback", "models prune"),
     *("history", "history show", "history compact", "history prune"),
 )
 
