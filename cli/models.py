@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from models.registry import Registry
     from service.config import Config
 
-WIDTH = 150  # of a table that goes into a file or a pipe
+WIDTH = 200  # of a table that goes into a file or a pipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -275,7 +275,7 @@ def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(names))
     for name in names:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
@@ -315,30 +315,34 @@ def _print_card(registry: "Registry", card: "Card") -> None:
         "made with": ", ".join(f"{name} {version}" for name, version in card.dependencies.items()),
     }
     _print_table(("", ""), [(name, value) for name, value in facts.items() if value])
+    typer.echo()
     if card.data:
         spans = [(s.dataset, _moment(s.first_ms), _moment(s.last_ms), f"{s.rows:,}") for s in card.data]
         _print_table(("data set", "from", "to", "rows"), spans, right=("rows",))
+        typer.echo()
     _print_metrics(card)
     _print_calibration(card)
 
 
 def _print_metrics(card: "Card") -> None:
-    """A line a number, a column a method; intervals in brackets; series pooled."""
-    from training.contests import lead, pooled, words_of
+    """A line a number, a column a method; intervals in brackets; series pooled; coverage is told beside its promise."""
+    from training.contests import OURS, lead, pooled, words_of
     from training.results import Row
 
     rows = pooled(Row(**{name: getattr(row, name) for name in Row.__struct_fields__}) for row in card.metrics)
-    methods = list(dict.fromkeys(row.method for row in rows if row.value is not None))
+    rows = [row for row in rows if row.value is not None and not row.metric.startswith("coverage")]
+    rows.sort(key=lambda row: (row.dataset, row.target, row.metric, row.horizon_s or 0))
+    methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         among = "" if row.low is None or row.high is None else f" [{row.low:.3g}, {row.high:.3g}]"
         key = (row.dataset, row.target, words_of(row.metric), lead(row.horizon_s))
-        if row.value is not None:
-            cells.setdefault(key, {})[row.method] = f"{row.value:.4g}{among}"
+        cells.setdefault(key, {})[row.method] = f"{row.value:.4g}{among}"
     if cells:
         lines = [(*key, *(values.get(method, "") for method in methods)) for key, values in cells.items()]
         heads = ("data set", "target", "metric", "horizon", *(method.replace("_", " ") for method in methods))
         _print_table(heads, lines, right=("horizon",))
+        typer.echo()
 
 
 def _print_calibration(card: "Card") -> None:
