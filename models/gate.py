@@ -76,6 +76,7 @@ class Gate:
     """The gate of the series of one target. One writer.
 
     names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none; nothing is below 0.
+    shadows: names that are scored like the others and never serve, alone or in the mean.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Gate:
         series: Sequence[str],
         bin_s: int = 600,
         ceiling: Array | None = None,
+        shadows: Sequence[str] = (),
     ) -> None:
         self.names = (*names, MEAN)
+        self._shadow = np.isin(self.names, list(shadows))
         self.steps = tuple(steps)
         self.series = tuple(series)
         self.bin_s = bin_s
@@ -150,6 +153,23 @@ class Gate:
             for n in range(len(self.series))
         ]
 
+    def losses(self) -> dict[str, tuple[float, int]]:
+        """Candidate -> mean loss in units of persistence's, over leads and series; and how many forecasts that is."""
+        sums = self._losses[:, :-1].sum(axis=0, dtype=np.float64)
+        counts = np.where(sums[0] > 0, self._counts.sum(axis=0), 0.0)
+        scaled = np.divide(sums * counts, sums[0], out=np.zeros_like(sums), where=sums[0] > 0)
+        n = int(counts.sum())
+        return {name: (float(scaled[at].sum() / n) if n else 1.0, n) for at, name in enumerate(self.names)}
+
+    def forget(self, name: str) -> None:
+        """A forecaster is another one from now on: as if the one before had said what persistence said."""
+        for at in (self.names.index(name), self.names.index(MEAN)):
+            self._losses[:, at] = self._losses[:, 0]
+            self.tracker.offset[at] = self.tracker.offset[0]
+            for row in (row for rows in self._pending.values() for row in rows):
+                row.raw[at] = row.raw[0]
+        self._choose()
+
     def _candidates(self, raw: Array) -> Array:
         """(candidate, quantile, step, series): who cannot forecast says what persistence says; the mean at the end."""
         known = np.where(np.isfinite(raw).all(axis=1, keepdims=True), raw, raw[:1])
@@ -190,12 +210,13 @@ class Gate:
         for band in self._bands:
             loss, gain, evidence = self._band_losses(band)
             ratio, sure = _judged(loss, gain, evidence)
+            ratio[self._shadow] = np.inf
             earned = np.where(sure & (ratio <= WIN), ratio, np.inf)
             earned[0] = 1.0
             self._chosen[band] = earned.argmin(axis=0)
             order = ratio[:-1].argsort(axis=0, kind="stable")[:BEST]
             best = np.zeros((BEST, len(self.series)), np.intp)
-            best[: len(order)] = order
+            best[: len(order)] = np.where(self._shadow[order], 0, order)
             best[:, evidence < FEWEST_ORIGINS] = 0
             self._best[:, band] = best[:, None]
 
