@@ -1,0 +1,158 @@
+"""Past: the newest runs of jobs that are alike, ready to be read as features."""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+SHORT, LONG = 20, 200
+LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+PAST_NAMES = (
+    "last",
+    "mean_two",
+    "p10_short",
+    "p50_short",
+    "p90_short",
+    "p50_long",
+    "p90_long",
+    "count",
+    "failed",
+    "since_submit",
+    "running",
+    "running_mean_age",
+    "running_oldest_age",
+    "previous_run",
+    "previous_age",
+)
+_NO_RUNS = (math.nan,) * 7
+
+
+class Run:
+    """One job's run so far: begin_ms None while it waits, log_run None until it ended."""
+
+    __slots__ = ("begin_ms", "log_run")
+
+    def __init__(self) -> None:
+        self.begin_ms: int | None = None
+        self.log_run: float | None = None
+
+
+class Past:
+    """Runs under one key: logarithms of seconds, in order of their end."""
+
+    __slots__ = ("_short", "_sorted", "began_ms", "count", "failed", "newest", "running", "runs", "submitted_ms")
+
+    def __init__(self) -> None:
+        self.runs: deque[float] = deque()
+        self._short: list[float] = []
+        self._sorted: list[float] = []
+        self.count = 0
+        self.failed = 0.0  # share, fading over SHORT runs
+        self.submitted_ms = -1
+        self.newest: Run | None = None  # the job submitted last
+        self.running: dict[Hashable, int] = {}  # identity -> start, in order of the starts
+        self.began_ms = 0  # sum of those starts
+
+    def submit(self, at_ms: int, run: Run) -> None:
+        """One came."""
+        if at_ms >= self.submitted_ms:
+            self.submitted_ms, self.newest = at_ms, run
+
+    def begin(self, identity: Hashable, at_ms: int) -> None:
+        """One more runs."""
+        self.running[identity] = at_ms
+        self.began_ms += at_ms
+
+    def leave(self, identity: Hashable) -> None:
+        """It runs no longer."""
+        self.began_ms -= self.running.pop(identity, 0)
+
+    def add(self, log_run: float, failed: bool) -> None:
+        """One ended."""
+        self.count += 1
+        self.failed += (failed - self.failed) / min(self.count, SHORT)
+        runs = self.runs
+        runs.append(log_run)
+        insort(self._sorted, log_run)
+        insort(self._short, log_run)
+        if len(runs) > SHORT:
+            del self._short[bisect_left(self._short, runs[-1 - SHORT])]
+            if len(runs) > LONG:
+                del self._sorted[bisect_left(self._sorted, runs.popleft())]
+
+    def levels(self) -> tuple[float, ...]:
+        """Quantiles of the last LONG runs at LEVELS, linear between runs; needs a run."""
+        return tuple(quantile(self._sorted, level) for level in LEVELS)
+
+    def short_median(self) -> float:
+        """Median of the last SHORT runs; needs a run."""
+        return quantile(self._short, 0.5)
+
+    def features(self, now_ms: int) -> tuple[float, ...]:
+        """In order of PAST_NAMES."""
+        runs, running = self.runs, self.running
+        if runs:
+            short, long = self._short, self._sorted
+            s, n = len(short) - 1, len(long) - 1
+            last = runs[-1]
+            two = math.log((math.exp(last) + math.exp(runs[-2])) / 2) if n else last
+            told = (
+                *(last, two, short[(s + 5) // 10], short[(s + 1) // 2], short[(9 * s + 5) // 10]),
+                *(long[(n + 1) // 2], long[(9 * n + 5) // 10]),
+            )
+        else:
+            told = _NO_RUNS
+        alive = len(running)
+        if alive:
+            mean_age = math.log1p(max(0.0, now_ms - self.began_ms / alive) / 1000)
+            oldest = math.log1p(max(0.0, now_ms - next(iter(running.values()))) / 1000)
+        else:
+            mean_age = oldest = math.nan
+        since = math.log1p(max(0, now_ms - self.submitted_ms) / 1000) if self.submitted_ms >= 0 else math.nan
+        previous, previous_age = self._previous(now_ms)
+        among = (math.log1p(alive), mean_age, oldest, previous, previous_age)
+        return (*told, math.log1p(self.count), self.failed, since, *among)
+
+    def _previous(self, now_ms: int) -> tuple[float, float]:
+        """How long the job submitted last ran, or for how long it has been running."""
+        newest = self.newest
+        if newest is None or newest.begin_ms is None:
+            return math.nan, math.nan
+        if newest.log_run is not None:
+            return newest.log_run, math.nan
+        return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
+
+    def adopt(self, at_ms: int, run: Run) -> None:
+        """After `loaded`: a job that is not over; if it was submitted last, it goes on as that."""
+        if at_ms == self.submitted_ms and self.newest is not None and self.newest.log_run is None:
+            self.newest = run
+
+    def dump(self) -> list[Any]:
+        """JSON-able and copied; what runs is not in it."""
+        newest = None if self.newest is None else [self.newest.begin_ms, self.newest.log_run]
+        return [list(self.runs), self.count, self.failed, self.submitted_ms, newest]
+
+    @classmethod
+    def loaded(cls, row: Sequence[Any]) -> "Past":
+        """The inverse of `dump`."""
+        past = cls()
+        runs, past.count, past.failed, past.submitted_ms, newest = row
+        past.runs = deque(runs)
+        past._sorted, past._short = sorted(runs), sorted(runs[-SHORT:])
+        if newest is not None:
+            past.newest = Run()
+            past.newest.begin_ms, past.newest.log_run = newest
+        return past
+
+
+def quantile(ordered: Sequence[float], level: float) -> float:
+    """Linear between neighbours; `ordered` holds at least one.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.75)
+    3.0
+    """
+    at = level * (len(ordered) - 1)
+    low = int(at)
+    value = ordered[low]
+    return value if low == at else value + (at - low) * (ordered[low + 1] - value)

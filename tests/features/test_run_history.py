@@ -1,0 +1,131 @@
+"""What is known of similar jobs at submission: counted once, in any order, and kept over a restart."""
+
+import json
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from features.run_history import COLUMN, FEATURES, JobShape, RunHistory
+
+SHAPE = JobShape(user="ada", group="physics", name="train-17", gpus=8, limit_s=3600, submitted_ms=1_000)
+S = 1_000
+
+
+def run(history: RunHistory, job: str, begin_s: int, run_s: int, outcome: str = "finished", **shape: object) -> None:
+    fields = {"user": "ada", "group": "physics", "gpus": 8, "limit_s": 3600, "submitted_ms": begin_s * S, **shape}
+    history.submitted(job, 1, JobShape(**fields))  # type: ignore[arg-type]
+    history.started(job, 1, begin_s * S)
+    history.ended(job, 1, (begin_s + run_s) * S, outcome)
+
+
+def value(history: RunHistory, name: str, now_s: int = 10_000, shape: JobShape = SHAPE) -> float:
+    return float(history.features(shape, now_s * S)[COLUMN[name]])
+
+
+def test_nothing_is_known_of_the_first_job() -> None:
+    features = RunHistory().features(SHAPE, 10_000)
+    assert features.shape == (len(FEATURES),)
+    assert features[COLUMN["log_gpus"]] == pytest.approx(math.log(8))
+    assert features[COLUMN["backed_by"]] == -1
+    assert np.isnan(features[COLUMN["user_last"]])
+
+
+def test_last_mean_of_two_and_median_are_of_the_runs_that_ended() -> None:
+    history = RunHistory()
+    for number, run_s in enumerate((100, 10, 1000)):
+        run(history, f"j{number}", number * 2000, run_s)
+    history.submitted("now", 1, SHAPE)
+    history.started("now", 1, 9_000 * S)
+    assert value(history, "user_last") == pytest.approx(math.log(1000), abs=1e-3)
+    assert value(history, "user_mean_two") == pytest.approx(math.log(505), abs=1e-3)
+    assert value(history, "group_gpus_p50_short") == pytest.approx(math.log(100), abs=1e-3)
+    assert value(history, "user_running") == pytest.approx(math.log(2))
+    assert value(history, "user_running_oldest_age") == pytest.approx(math.log(1001))
+    assert math.isnan(value(history, "user_last", shape=JobShape(user="bob", group="physics", gpus=8)))
+
+
+def test_any_order_and_repetition_of_the_events_counts_a_job_once() -> None:
+    def told(order: tuple[int, ...]) -> list[float]:
+        history = RunHistory()
+        events = (
+            lambda: history.submitted("a", 1, SHAPE),
+            lambda: history.started("a", 1, 2_000),
+            lambda: history.ended("a", 1, 62_000, "failed"),
+        )
+        for number in (*order, *order):
+            events[number]()
+        assert len(history) == 0
+        return history.features(SHAPE, 100_000).tolist()
+
+    straight = told((0, 1, 2))
+    assert straight[COLUMN["user_failed"]] == 1
+    assert straight[COLUMN["user_count"]] == pytest.approx(math.log(2))
+    for order in permutations(range(3)):
+        np.testing.assert_array_equal(told(order), straight)
+
+
+def test_a_preempted_attempt_is_no_run_time() -> None:
+    history = RunHistory()
+    run(history, "a", 0, 50, "preempted")
+    assert math.isnan(value(history, "user_last"))
+    assert len(history) == 0
+
+
+def test_quantiles_back_off_to_the_group_and_to_all() -> None:
+    history = RunHistory()
+    for number in range(12):
+        run(history, f"j{number}", number * 100, 50)
+    assert value(history, "backed_by") == 2
+    other = JobShape(user="bob", group="physics", gpus=8)
+    assert value(history, "backed_by", shape=other) == 4
+    stranger = JobShape(user="eve", group="art", gpus=1)
+    assert value(history, "backed_by", shape=stranger) == 5
+    assert value(history, "empirical_0.5", shape=stranger) == pytest.approx(math.log(50), abs=1e-3)
+    assert history.group_runs(stranger) is not None
+
+
+def test_the_last_twenty_forget_what_the_last_two_hundred_keep() -> None:
+    history = RunHistory()
+    for number in range(300):
+        run(history, f"j{number}", number * 100, 90 if number < 250 else 10)
+    assert value(history, "user_p90_short", 40_000) == pytest.approx(math.log(10), abs=1e-3)
+    assert value(history, "user_p90_long", 40_000) == pytest.approx(math.log(90), abs=1e-3)
+    assert value(history, "user_count", 40_000) == pytest.approx(math.log(301))
+
+
+def test_names_are_alike_by_their_stem() -> None:
+    assert JobShape(name="train-17.2").stem == JobShape(name="train-18.11").stem
+    history = RunHistory()
+    run(history, "a", 0, 77, name="train-1")
+    assert value(history, "user_name_last") == pytest.approx(math.log(77), abs=1e-3)
+
+
+def test_a_restored_history_goes_on_as_if_nothing_had_happened() -> None:
+    straight, before = RunHistory(), RunHistory()
+    for history in (straight, before):
+        for number in range(30):
+            run(history, f"j{number}", number * 100, 10 + number)
+        history.submitted("waits", 1, SHAPE)
+        history.submitted("runs", 2, SHAPE)
+        history.started("runs", 2, 4_000 * S)
+    restored = RunHistory()
+    restored.load(json.loads(json.dumps(before.dump())))
+    for history in (straight, restored):
+        history.started("waits", 1, 5_000 * S)
+        history.ended("waits", 1, 5_100 * S)
+        history.ended("j3", 1, 9_999 * S)  # told again
+    now, later = straight.features(SHAPE, 6_000 * S), restored.features(SHAPE, 6_000 * S)
+    np.testing.assert_array_equal(now, later)
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEYS_KEPT", "ENDED_KEPT", "LIVE_KEPT"):
+        monkeypatch.setattr(f"features.run_history.{name}", 5)
+    history = RunHistory()
+    for number in range(40):
+        run(history, f"j{number}", number, 5, user=f"u{number}")
+        history.submitted(f"waits{number}", 1, JobShape(user=f"u{number}"))
+    kept = history.dump()
+    assert [len(kept[part]) for part in ("pasts", "live", "ended")] == [5, 5, 5]
