@@ -1,5 +1,6 @@
-"""A few forecasts out of many, to be looked at: one series a set, fans that do not lie on each other."""
+"""Out of very many forecasts a few to look at, fans that do not lie on each other, and which models they are of."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,16 +12,18 @@ from training.plots import Course, Fan
 MOST_FANS = 7
 NEEDED = ("dataset", "target", "series", "issued_ms", "horizon_s", "quantile", "value", "actual")
 Columns = dict[str, NDArray[Any]]
+Block = Mapping[str, Sequence[Any]]
+Shares = dict[int, Counter[str]]  # horizon_s -> how many forecasts were of which model
 
 
-def courses(predictions: Sequence[Mapping[str, Sequence[Any]]]) -> dict[tuple[str, str], Course]:
+def courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
     """One course for each (dataset, target) that the predictions hold, of its largest series."""
     sets: dict[tuple[str, str], list[Columns]] = {}
     for block in predictions:
         if any(name not in block for name in NEEDED) or not len(block["issued_ms"]):
             continue
         columns = {name: np.asarray(block[name]) for name in NEEDED}
-        for key in sorted({(str(a), str(b)) for a, b in zip(block["dataset"], block["target"], strict=True)}):
+        for key in sorted(_sets(block)):
             own = (columns["dataset"] == key[0]) & (columns["target"] == key[1])
             sets.setdefault(key, []).append({name: columns[name][own] for name in NEEDED[2:]})
     made = {}
@@ -29,6 +32,27 @@ def courses(predictions: Sequence[Mapping[str, Sequence[Any]]]) -> dict[tuple[st
         if course is not None:
             made[key] = course
     return made
+
+
+def served(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
+    """Of each (dataset, target), by horizon, how often each model was the one that forecast."""
+    found: dict[tuple[str, str], Shares] = {}
+    for block in predictions:
+        if "model" not in block or any(name not in block for name in NEEDED) or not len(block["model"]):
+            continue
+        once = np.asarray(block["quantile"]) == 0.5
+        horizons, models = np.asarray(block["horizon_s"])[once], np.asarray(block["model"])[once]
+        for dataset, target in sorted(_sets(block)):
+            own = ((np.asarray(block["dataset"]) == dataset) & (np.asarray(block["target"]) == target))[once]
+            counts = found.setdefault((dataset, target), {})
+            for horizon in np.unique(horizons[own]).tolist():
+                names, n = np.unique(models[own & (horizons == horizon)], return_counts=True)
+                counts.setdefault(int(horizon), Counter()).update(dict(zip(names.tolist(), n.tolist(), strict=True)))
+    return found
+
+
+def _sets(block: Block) -> set[tuple[str, str]]:
+    return {(str(dataset), str(target)) for dataset, target in set(zip(block["dataset"], block["target"], strict=True))}
 
 
 def _course(columns: Columns) -> Course | None:

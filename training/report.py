@@ -1,6 +1,5 @@
 """An evaluation as one HTML page that needs nothing beside it: where we win, where we lose, and every number."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -19,7 +18,7 @@ from training.contests import (
     won,
     words_of,
 )
-from training.fans import courses
+from training.fans import Shares, courses, served
 from training.page import listed, page, panel, panels, section, table, text_of
 from training.plots import bars_svg, calibration_svg, course_svg, lines_svg
 from training.results import Results, Row
@@ -32,6 +31,7 @@ TITLES = {
 NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9}
 FAR_OFF = 0.03
 MOST_ROWS = 4000
+MODELS_TOLD = 4  # of a horizon
 DEMAND_LINES = ("wql", "mae", "interval_score_80")
 UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requests a second"}
 
@@ -89,12 +89,12 @@ def sets_of(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _demand(results: Results) -> Iterator[str]:
-    drawn = courses(results.predictions)
+    drawn, shares = courses(results.predictions), served(results.predictions)
     for (dataset, target), rows in sets_of(results.rows).items():
         name = f"{dataset}, {target.replace('_', ' ')}"
         inner = [_lines(rows, metric, name) for metric in DEMAND_LINES]
         inner += [calibration(rows, name), _coverage_table(rows)]
-        inner.append(_served(results.rows, dataset, target))
+        inner.append(_served(rows, shares.get((dataset, target), {})))
         if (dataset, target) in drawn:
             course = drawn[dataset, target]
             of = "" if course.name in (ALL, target, dataset) else f" of {course.name}"
@@ -117,7 +117,7 @@ def calibration(rows: Iterable[Row], name: str) -> str:
     own = [row for row in rows if row.metric in NOMINAL and row.method == OURS and row.value is not None]
     if not own:
         return ""
-    horizons = sorted({row.horizon_s for row in own}, key=lambda horizon: horizon or 0)
+    horizons = sorted({row.horizon_s for row in own}, key=_first)
     kept = horizons if len(horizons) <= 4 else [horizons[at * (len(horizons) - 1) // 3] for at in range(4)]
     points = {
         lead(horizon) or OURS: [(NOMINAL[row.metric], row.value or 0.0) for row in own if row.horizon_s == horizon]
@@ -136,7 +136,7 @@ def _coverage_table(rows: Iterable[Row]) -> str:
     for rival in rows:
         if rival.metric == "interval_score_80" and rival.method != OURS:
             best[rival.horizon_s] = min(best.get(rival.horizon_s, rival), rival, key=lambda row: row.value or 0.0)
-    horizons = sorted({horizon for horizon, metric in own if metric in NOMINAL}, key=lambda horizon: horizon or 0)
+    horizons = sorted({horizon for horizon, metric in own if metric in NOMINAL}, key=_first)
     lines, off = [], set()
     for line, horizon in enumerate(horizons):
         cells: list[object] = [lead(horizon) or "all"]
@@ -157,25 +157,24 @@ def _coverage_table(rows: Iterable[Row]) -> str:
     return panel(table(names, lines, frozenset(off)), "Coverage", note)
 
 
-def _served(rows: Iterable[Row], dataset: str, target: str) -> str:
-    """Which model the gate served: by horizon, weighted by outcomes of the series."""
-    own = [row for row in rows if (row.dataset, row.target, row.method) == (dataset, target, OURS) and row.model]
-    single = [row for row in own if row.series != ALL] or own
-    counts: dict[int | None, Counter[str]] = {}
-    for row in {(row.horizon_s, row.series): row for row in single}.values():
-        counts.setdefault(row.horizon_s, Counter())[row.model] += max(row.n, 1)
+def _served(rows: Iterable[Row], shares: Shares) -> str:
+    """Which model the gate served by horizon: its share of all forecasts where those are there, else by its row."""
     lines = []
-    for horizon in sorted(counts, key=lambda horizon: horizon or 0):
-        count = counts[horizon]
+    for horizon, count in sorted(shares.items()):
         total = sum(count.values())
-        said = ", ".join(
-            name.replace("_", " ")
-            if len(count) == 1
-            else f"{name.replace('_', ' ')} {n / total:.0%}".replace("%", " %")
-            for name, n in count.most_common()
-        )
-        lines.append((lead(horizon) or "all", said))
-    return panel(table(("", "model"), lines), "What the gate served") if lines else ""
+        said = [
+            f"{name.replace('_', ' ')} {n / total:.0%}".replace("%", " %") for name, n in count.most_common(MODELS_TOLD)
+        ]
+        lines.append((lead(horizon), ", ".join(said)))
+    if not lines:
+        own = {row.horizon_s: row.model for row in rows if row.method == OURS and row.model}
+        lines = [(lead(at) or "all", own[at].replace("_", " ").replace("+", ", ")) for at in sorted(own, key=_first)]
+    return panel(table(("", "model"), lines), "What the gate served, most often first") if lines else ""
+
+
+def _first(horizon_s: int | None) -> int:
+    """Orders horizons; what has none comes first."""
+    return horizon_s or 0
 
 
 # -- durations ------------------------------------------------------------------------------------------------------

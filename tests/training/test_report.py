@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.made_results import demand_results, duration_results, start_results
 from training.contests import MAIN, contests, lead, level, lost, pooled, sentences, won, words_of
-from training.fans import courses
+from training.fans import courses, served
 from training.page import Raw, table, text_of
 from training.plots import STANDS_FOR, calibration_svg, lines_svg
 from training.report import report_html
@@ -65,7 +65,7 @@ def test_a_demand_report_says_where_it_wins_and_where_it_loses(demand_html: str)
     assert "venus, running, WQL: better by 20 % at 1 h, 20 % at 3 h, 20 % at 6 h, 20 % at 12 h (theta)" in text
     assert "venus, running, WQL: worse by 4.0 % at 24 h (theta)" in text
     assert "serving: no folder" in text
-    assert "What the gate served" in text
+    assert "trees 100 %" in text
     assert "What was forecast" in text
 
 
@@ -173,6 +173,18 @@ def test_predictions_of_jobs_and_of_one_horizon_make_no_fans() -> None:
     one = [at for at, horizon in enumerate(block["horizon_s"]) if horizon == 3600]
     single = {name: [column[at] for at in one] for name, column in block.items()}
     assert courses([single, {"dataset": ["ricc"], "job": ["7"]}]) == {}
+
+
+def test_models_are_counted_once_a_forecast() -> None:
+    (block,) = demand_results(origins=12).predictions
+    models = ["theta" if horizon == 3600 else "trees" for horizon in block["horizon_s"]]
+    shares = served([{**block, "model": models}, {"dataset": ["ricc"], "job": ["7"]}])["venus", "running"]
+    assert (shares[3600], shares[86_400]) == ({"theta": 2}, {"trees": 2})
+
+
+def test_without_predictions_the_rows_say_which_models_served() -> None:
+    rows = [a_row(model="trees+theta"), a_row(method="theta", model="theta")]
+    assert "trees, theta" in report_html(Results("demand", rows=rows))
 
 
 def test_the_largest_series_is_drawn() -> None:
