@@ -16,6 +16,8 @@ from fleet.jobs import JobAttempt
 from fleet.topology import Level, Topology
 from models.port_signals import NODE_SILENT_S
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
+from service.kind_tables import quantiles_of
+from service.run_book import ToldRun
 
 NO_ACTION = Action("none", "Nothing to do.")
 UNFLAGGED = frozenset({"none", "watch"})
@@ -169,8 +171,13 @@ def domain_of(topology: Topology, level: Level) -> list[str | None]:
     return [names[index] if index >= 0 else None for index in topology.domain[level].tolist()]
 
 
-def job_row(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool) -> dict[str, Any]:
-    """One row of `/v1/jobs`. Remaining time is what finished jobs of the same size say, given the time it has run."""
+def job_row(
+    attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool, told: ToldRun | None = None
+) -> dict[str, Any]:
+    """One row of `/v1/jobs`. Remaining time is what was told of it, or, before that, what jobs of its size say."""
+    left = None
+    if attempt.state == "running":
+        left = (told and told.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
     submission = attempt.submission
     return {
         "job": attempt.job,
@@ -184,9 +191,15 @@ def job_row(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow
         "submitted_ms": attempt.submitted_ms,
         "started_ms": attempt.started_ms,
         "ended_ms": attempt.ended_ms,
-        "remaining_s": remaining_s(attempt, now_ms, durations) if attempt.state == "running" else None,
+        "remaining_s": left,
         "slow": slow,
     }
+
+
+def run_answer(told: ToldRun | None) -> dict[str, Any]:
+    """What `/v1/jobs/{id}` says of a run time: as told at its submission, and by which model."""
+    known = told is not None and bool(np.isfinite(told.run_s).all())
+    return {"run_s": quantiles_of(told.run_s) if told and known else None, "model": told.model if told else None}
 
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> dict[str, float] | None:

@@ -28,7 +28,7 @@ from service.host_answers import HOST
 from service.publish import Given, encode
 
 SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metrics show
-    EntityKind.GPU: ("silent_s", *READINGS),
+    EntityKind.GPU: ("silent_s", *READINGS, "fb_used_bytes"),
     EntityKind.NODE: ("scrape_up", "age_s", *HOST.values()),
 }
 SIGNAL_COLUMNS = ("node", "value", "usual", "strength", "since_ms", "firm")

@@ -5,6 +5,7 @@ Everything that writes state runs in one event loop with no await in between, so
     pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick)
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     demand (every minute)      forecasts, in a thread on copied series
+    runs (every ten seconds)   run times of new jobs and what is left of running ones, in a thread
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
     archive                    what was taken is in files before a snapshot says so (service.history)
 
@@ -24,6 +25,7 @@ from typing import Any
 
 from features.extract import extract
 from features.serving import served_instances
+from features.similarity import tell_history
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
@@ -33,6 +35,7 @@ from ingest.inbox import InboxSource
 from ingest.shares import WHOLE, OwnRows, Share
 from ingest.source import Batch, Source
 from models.node_risk import load_fit
+from models.registry import Registry
 from models.score import score_fleet, score_local
 from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
@@ -55,6 +58,8 @@ from service.publish import (
     topology_sections,
     usable_gpus,
 )
+from service.run_forecasts import RunForecasts, peak_sections
+from service.run_model import ServedRunModel
 from service.served_models import served_document, served_page
 from service.siblings import Siblings
 from service.snapshot import Snapshot
@@ -112,7 +117,8 @@ class Pipeline:
         self._hard = HardSignals(self.state.entities)
         self.demand = DemandForecasts(self.desk, clock, self.kept.began_ms)
         self.models = ModelWatch.of(config)
-        self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules while it scores
+        self.runs = RunForecasts(self.kept.book, ServedRunModel(Registry(config.models_folder, clock)), clock)
+        self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules and peaks while it scores
         self._saving = asyncio.Lock()
         self._ended = {
             _key(row): row for row in _ended_since(self.state.jobs.attempts.values(), clock.now_ms() - ENDED_KEPT_MS)
@@ -126,7 +132,7 @@ class Pipeline:
         kept, state = self.kept, self.state
         shown = board.json("meta")["generation"] if board is not None and "meta" in board else 0
         state.topology = replace(state.topology, generation=max(shown, kept.generation) + 1)
-        if not kept.saved_ms and not all(getattr(source, "begins", _yes)() for source in self.sources):
+        if not kept.saved_ms and not all(getattr(source, "begins", lambda: True)() for source in self.sources):
             running = None if board is None else running_on(board)
             kept.occupancy_known = running is not None
             then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
@@ -134,6 +140,7 @@ class Pipeline:
             for attempt in running or ():
                 state.jobs.put(attempt)
                 state.demand.update(attempt)
+                tell_history(state.runs, attempt)
 
     async def run(self) -> None:
         """Until cancelled. A bug in any task ends the process, which is restarted and replays."""
@@ -147,6 +154,7 @@ class Pipeline:
             group.create_task(self.history.tidy_forever())
             if self.share.first:
                 group.create_task(self.demand.forecast_forever(self.state))
+                group.create_task(self.runs.forecast_forever(self.state))
             if self.siblings:
                 group.create_task(self._look_forever(self.siblings))
 
@@ -265,6 +273,7 @@ class Pipeline:
             told=state.told(self._ended.values()),
             interval_s=self.config.scrape.interval_s,
             served=served_instances(state.store, now_ms),
+            told_runs=self.runs.told,
         )
 
     def _score(self, given: Given, documents: dict[str, Any]) -> list[Section]:
@@ -280,7 +289,7 @@ class Pipeline:
         given, locals = self.siblings.join(given, local)
         fleet = score_fleet(locals, told.running, told.nodes, topology, now_ms, self.memory, self.fit)
         tick = tick_of(given, fleet)
-        sections = score_sections(tick)
+        sections = [*score_sections(tick), *self.runs.sections, *peak_sections(self.kept.peaks, tick)]
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)
             self._published_generation = topology.generation
@@ -317,7 +326,8 @@ class Pipeline:
     def _metrics(self, tick: Tick) -> bytes:
         inbox_bytes = sum(backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
-        return fleet_page(tick) + self.demand.page + self.models.page + others + self._own_page.encode(inbox_bytes)
+        pages = fleet_page(tick) + self.demand.page + self.runs.page + self.models.page
+        return pages + others + self._own_page.encode(inbox_bytes)
 
     def _meta(self, now_ms: int) -> dict[str, Any]:
         have_s = (now_ms - self.kept.began_ms) / 1000
@@ -345,7 +355,7 @@ class Pipeline:
         What was taken up to that moment is in the archive's files before there is a snapshot that holds the positions.
         """
         async with self._saving, self.history.still:
-            async with self.demand.free, self._memory_free:
+            async with self.demand.free, self.runs.free, self._memory_free:
                 self.time.settle()
                 self._rest()
                 flush = self.history.hand_over()
@@ -375,10 +385,6 @@ class Pipeline:
         for source in self.sources:
             await source.close()
         self.history.close()
-
-
-def _yes() -> bool:
-    return True
 
 
 def _key(attempt: JobAttempt) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from features.extract import Frames
 from features.frame import FeatureFrame
+from features.run_past import LEVELS
 from features.serving import ServedInstance
 from fleet.entities import Entities
 from fleet.jobs import JobAttempt
@@ -21,6 +22,7 @@ from service import documents
 from service.board import Section
 from service.host_answers import host_answers
 from service.occupancy import Occupancy, observe
+from service.run_book import Attempt, ToldRun
 from service.state import Told
 
 IN_SERVICE, DRAINED, LOST = 0, 1, 2
@@ -45,6 +47,7 @@ class Given:
     told: Told
     interval_s: float
     served: Sequence[ServedInstance] = ()
+    told_runs: Mapping[Attempt, ToldRun] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Tick:
     durations: Mapping[str, Any]
     position: int
     interval_s: float
+    told_runs: Mapping[Attempt, ToldRun] = field(default_factory=dict)
 
 
 def tick_of(given: Given, fleet: Fleet) -> Tick:
@@ -88,6 +92,7 @@ def tick_of(given: Given, fleet: Fleet) -> Tick:
         durations=told.durations,
         position=told.position,
         interval_s=given.interval_s,
+        told_runs=given.told_runs,
     )
 
 
@@ -156,6 +161,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(tick.durations),
         "jobs.running": encode([_running_row(attempt) for attempt in tick.running]),
+        "jobs.running.left_s": _left_s(tick),
         **pieces("answers.node", node_answers(tick, states)),
         **pieces("answers.risk", documents.ranking_rows(tick.risk, tick.topology, states)),
         "doc.stragglers": encode(tick.stragglers),
@@ -232,11 +238,27 @@ def _running_row(attempt: JobAttempt) -> dict[str, Any]:
     }
 
 
+def _left_s(tick: Tick) -> NDArray[np.float32]:
+    """(running, LEVELS) seconds from now that each running attempt has still to go; NaN where nothing was told."""
+    left_s = np.full((len(tick.running), len(LEVELS)), np.nan, np.float32)
+    for row, attempt in enumerate(tick.running):
+        told = tick.told_runs.get((attempt.job, attempt.attempt))
+        if told is not None and told.left_s is not None:
+            left_s[row] = told.left_s - (tick.now_ms - told.left_ms) / 1000
+    return np.maximum(left_s, 0.0)
+
+
 def job_rows(tick: Tick) -> list[dict[str, Any]]:
     """Running, queued and lately ended attempts, in that order."""
     slow = {job for job, score in tick.stragglers.items() if score.get("slow")}
     return [
-        documents.job_row(attempt, tick.now_ms, tick.durations, attempt.job in slow)
+        documents.job_row(
+            attempt,
+            tick.now_ms,
+            tick.durations,
+            attempt.job in slow,
+            tick.told_runs.get((attempt.job, attempt.attempt)),
+        )
         for attempt in (*tick.running, *tick.queued, *tick.ended[-100:])
     ]
 
@@ -251,6 +273,7 @@ def job_details(tick: Tick) -> dict[str, Any]:
             "phase_since_ms": attempt.phase_since_ms,
             "queued_reason": attempt.queued_reason or None,
             "failure": attempt.failure,
+            **documents.run_answer(tick.told_runs.get((attempt.job, attempt.attempt))),
             "events": list(attempt.events)[-10:],
         }
         for attempt in known

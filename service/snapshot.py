@@ -1,7 +1,7 @@
 """State to disk and back: rings, jobs, nodes, what models remember, and the positions of the sources.
 
-    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)
-                    demand.arrays   memory.arrays   state.arrays: positions, nodes, and what else is small
+    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   demand.arrays   memory.arrays
+                    runs.arrays   peaks.arrays   told.arrays   state.arrays: positions, nodes, and what else is small
 
 A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
 of one moment, the rings are copied in slices after it: what is replayed twice changes nothing. The last two are kept,
@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from features.arrays_file import TornFileError, read_arrays, write_arrays
+from features.job_peaks import JobPeaks
 from features.store import OtherIntervalError, WindowStore
 from features.store_files import StoreError
 from fleet.entities import Entities
@@ -32,6 +33,7 @@ from models.memory import RiskMemory
 from service.config import Config
 from service.job_files import JobFiles, read_jobs
 from service.plugins import load
+from service.run_book import RunBook
 from service.state import FleetState
 from service.thread_work import in_thread
 
@@ -58,6 +60,8 @@ class Kept:
     saved_ms: int = 0
     generation: int = 0
     occupancy_known: bool = True
+    peaks: JobPeaks = field(default_factory=JobPeaks)
+    book: RunBook = field(default_factory=RunBook)
 
 
 class Snapshot:
@@ -98,6 +102,7 @@ class Snapshot:
         state.demand.load(*read_arrays(folder / "demand.arrays"))
         memory, desk = _memory(config), _desk(config)
         memory.load(*read_arrays(folder / "memory.arrays"))
+        peaks, book = _load_runs(folder, state) if document.get("tells_runs") else (JobPeaks(), RunBook())
         desk.load(document["desk"])
         awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
         logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)
@@ -110,6 +115,8 @@ class Snapshot:
             saved_ms=document["saved_ms"],
             generation=document["generation"],
             occupancy_known=document["occupancy_known"],
+            peaks=peaks,
+            book=book,
         )
 
     def save(self, kept: Kept) -> Coroutine[None, None, Positions | None]:
@@ -151,10 +158,12 @@ class Snapshot:
             "nodes_position": state.nodes.position,
             "newest_sample_ms": state.counts.newest_sample_ms,
             "desk": kept.desk.dump(),
+            "tells_runs": True,
         }
         jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
         nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
         demand, memory = state.demand.dump(), kept.memory.dump()
+        runs, peaks, told = state.runs.dump(), kept.peaks.dump(), kept.book.dump()
 
         def write() -> None:
             shutil.rmtree(beside, ignore_errors=True)  # by a save that was given up
@@ -162,6 +171,10 @@ class Snapshot:
             names = jobs()
             write_arrays(beside / "demand.arrays", *demand)
             write_arrays(beside / "memory.arrays", *memory)
+            packed = np.frombuffer(msgspec.msgpack.encode(runs), np.uint8)
+            write_arrays(beside / "runs.arrays", {}, {"history": packed})
+            write_arrays(beside / "peaks.arrays", *peaks)
+            write_arrays(beside / "told.arrays", *told)
             write_arrays(beside / "state.arrays", {**document, "jobs": names}, {"nodes": nodes})
 
         return write
@@ -191,6 +204,16 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _load_runs(folder: Path, state: FleetState) -> tuple[JobPeaks, RunBook]:
+    """The history of runs into the state; what was seen and told of them."""
+    history = read_arrays(folder / "runs.arrays")[1]["history"]
+    state.runs.load(msgspec.msgpack.decode(history.tobytes()))
+    peaks, book = JobPeaks(), RunBook()
+    peaks.load(*read_arrays(folder / "peaks.arrays"))
+    book.load(*read_arrays(folder / "told.arrays"))
+    return peaks, book
 
 
 def _store(folder: Path, config: Config) -> WindowStore:

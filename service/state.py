@@ -1,6 +1,6 @@
 """FleetState: everything a pipeline knows, and the one function that changes it.
 
-    Batch ── apply ──> rings (WindowStore), jobs (JobTable, DemandSeries), nodes (NodeTable), topology, counters
+    Batch ── apply ──> rings (WindowStore), jobs (JobTable, DemandSeries, RunHistory), nodes (NodeTable), topology
 
 `apply` is idempotent: the store takes only newer samples, the tables only unseen events. So a replay that overlaps a
 snapshot ends in the same state.
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.demand_series import DemandSeries
+from features.run_history import RunHistory
+from features.similarity import tell_history
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
@@ -73,6 +75,7 @@ class FleetState:
         self.jobs = JobTable()
         self.nodes = NodeTable()
         self.demand = DemandSeries()
+        self.runs = RunHistory()
         self.counts = Counts()
         self.archive: Archive | None = None  # gets what is accepted
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
@@ -112,6 +115,7 @@ class FleetState:
             for changed in (attempt, self.jobs.before(attempt)):
                 if changed is not None:
                     self.demand.update(changed)
+                    tell_history(self.runs, changed, event)
                     self._copies.pop((changed.job, changed.attempt), None)
         for error in batch.bad:
             self._note_bad(error)

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from features.job_peaks import GIB, MOST_KINDS, RUNS_KEPT, JobPeaks, kinds_of
-from features.similarity import kinds, stem
+from features.job_peaks import GIB, MOST_KINDS, RUNS_KEPT, JobPeaks
+from features.run_history import JobShape
+from features.similarity import kinds, shape_of
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
 
@@ -27,7 +28,7 @@ def see(peaks: JobPeaks, running: list[JobAttempt], holder: list[list[int]], mem
 
 def likely(peaks: JobPeaks, job: JobAttempt, kind: Any = "user and name") -> list[float] | None:
     keys, values = peaks.table()
-    at = np.flatnonzero(keys == kinds_of(job)[kind])
+    at = np.flatnonzero(keys == kinds(shape_of(job))[kind])
     return values[at[0]].tolist() if len(at) else None
 
 
@@ -113,8 +114,8 @@ def test_a_snapshot_goes_on_where_it_was() -> None:
 
 
 def test_kinds_are_by_words_not_by_numbers() -> None:
-    assert stem("train-7") == stem("train_8.1") == "train"
-    first, second = kinds("ada", "train-7", "q", 8), kinds("ada", "train-8", "q", 8)
+    shape = JobShape(user="ada", name="train-7", queue="q", gpus=8)
+    first, second = kinds(shape), kinds(JobShape(user="ada", name="train_8.1", queue="q", gpus=8.0))
     assert first == second
     assert len(set(first.values())) == 7
-    assert "user and name" not in kinds("ada", "4711", "q", 8)
+    assert "user and name" not in kinds(JobShape(user="ada", name="4711", queue="q", gpus=8))
