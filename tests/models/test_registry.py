@@ -1,9 +1,12 @@
+import contextlib
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -259,3 +262,57 @@ def test_dependencies_that_are_not_installed_are_left_out() -> None:
 def test_a_folder_without_a_card_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"card\.json: No such file"):
         read_card(tmp_path)
+
+
+class Killed(BaseException):
+    """Nobody handles it, as nobody handles a kill."""
+
+
+def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends before the step with this number: an fsync, a rename or a replacement."""
+    left = steps
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return real(*given)
+
+        return step
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(Path, "rename", counted(Path.rename))
+    monkeypatch.setattr(Path, "replace", counted(Path.replace))
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # who is killed tidies nothing up
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_kill_at_any_step_leaves_nothing_or_a_whole_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    registry = filled(tmp_path, WON)
+    registry.promote("demand", "0001")
+    with monkeypatch.context() as patched, contextlib.suppress(Killed):
+        killed_after(steps, patched)
+        registry.add("demand", write, card())
+        registry.promote("demand", "0002")
+    again = Registry(tmp_path)
+    assert again.names("demand") in (["0001"], ["0001", "0002"])
+    assert [again.damage("demand", name) for name in again.names("demand")] == [None] * len(again.names("demand"))
+    assert again.current_version("demand") in ("0001", again.names("demand")[-1])
+    assert again.current("demand") is not None
+    name = again.add("demand", write, card())
+    again.promote("demand", name)
+    assert again.current_version("demand") == name
+    assert not list((tmp_path / "demand").glob(".new-*"))
+
+
+def test_those_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = filled(tmp_path, WON)
+    with monkeypatch.context() as patched:
+        killed_after(12, patched)
+        registry.add("demand", write, card())
+        registry.promote("demand", "0002")
+    assert registry.current_version("demand") == "0002"
