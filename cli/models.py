@@ -211,7 +211,11 @@ def _rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
     current = registry.current_version(kind)
     damages = {name: registry.damage(kind, name) for name in registry.names(kind)}
     cards = {card.version: card for card in registry.versions(kind)}
-    return [_row(kind, name, cards.get(name), damage, name == current) for name, damage in damages.items()]
+    forced = {row.version: row.forced for row in registry.promotions(kind) if row.action == "promote"}
+    return [
+        _row(kind, name, cards.get(name), damage, name == current) | {"forced": forced.get(name, False)}
+        for name, damage in damages.items()
+    ]
 
 
 def _row(kind: str, name: str, card: "Card | None", damage: str | None, serves: bool) -> dict[str, Any]:
@@ -233,7 +237,12 @@ def _card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
 
     document: dict[str, Any] = msgspec.to_builtins(card)
     serves = registry.current_version(card.kind) == card.version
-    return document | {"serves": serves, "damage": registry.damage(card.kind, card.version)}
+    served = [row for row in registry.promotions(card.kind) if card.version in (row.version, row.previous)]
+    return document | {
+        "serves": serves,
+        "damage": registry.damage(card.kind, card.version),
+        "promotions": msgspec.to_builtins(served),
+    }
 
 
 # -- showing --------------------------------------------------------------------------------------------------------
@@ -290,7 +299,8 @@ def _print_versions(rows: list[dict[str, Any]]) -> None:
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f}"
         mark = "serves" if row["serves"] else ""
         times = [_moment(row["created_ms"]), _moment(row["fitted_until_ms"])]
-        lines.append((row["kind"], row["version"], mark, *times, row["gate"] or "", size, said))
+        gate = f"{row['gate'] or ''}{', forced' if row['forced'] else ''}"
+        lines.append((row["kind"], row["version"], mark, *times, gate, size, said))
     _print_table(("kind", "version", "", "made", "fitted until", "gate", "KiB", "verdict"), lines, right=("KiB",))
 
 
@@ -308,6 +318,7 @@ def _print_card(registry: "Registry", card: "Card") -> None:
         "gate": f"{card.state}: {gate}",
         "files": f"damaged: {document['damage']}" if document["damage"] else f"{len(card.files)}, whole",
         "made": f"{_moment(card.created_ms)} UTC by: {card.made_by}",
+        "served": "; ".join(_promotion(row) for row in document["promotions"]),
         "fitted until": f"{_moment(card.fitted_until_ms)} UTC",
         "seed": str(card.seed),
         "settings": ", ".join(f"{name} {value}" for name, value in card.settings.items()),
@@ -322,6 +333,13 @@ def _print_card(registry: "Registry", card: "Card") -> None:
         typer.echo()
     _print_metrics(card)
     _print_calibration(card)
+
+
+def _promotion(row: dict[str, Any]) -> str:
+    """A change of what serves, in words."""
+    words = "promoted" if row["action"] == "promote" else "rolled back to"
+    forced = " by force" if row["forced"] else ""
+    return f"{_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"
 
 
 def _print_metrics(card: "Card") -> None:

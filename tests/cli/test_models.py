@@ -108,6 +108,11 @@ def test_promotion_and_rollback_are_told(state: Path) -> None:
     assert told("promote", "demand", "3", "--force", "--state", state) == {
         **{"kind": "demand", "version": "0003", "previous": "0002", "forced": True}
     }
+    assert "lost, forced" in invoke("list", "--state", state)
+    text = invoke("show", "demand", "--state", state)
+    assert "promoted 0003 by force" in text
+    assert "promoted 0001" not in text
+    assert [row["forced"] for row in told("show", "demand", "--state", state)["promotions"]] == [True]
     assert "demand 0002 serves again, 0003 no longer" in invoke("rollback", "demand", "--state", state)
     assert told("rollback", "demand", "--state", state)["version"] == "0001"
 
