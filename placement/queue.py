@@ -83,7 +83,12 @@ class Reservation:
 
 def in_order(queue: Sequence[Waiting]) -> list[Waiting]:
     """Higher priority first, then the longer wait, then the request's id."""
-    return sorted(queue, key=lambda entry: (-entry.request.priority, entry.queued_ms, entry.request.request_id))
+    return sorted(queue, key=order_key)
+
+
+def order_key(entry: Waiting) -> tuple[int, int, str]:
+    """What the queue is sorted by."""
+    return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
 
 def plan(

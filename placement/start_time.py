@@ -1,61 +1,195 @@
-"""When the first entries of the queue should start, as quantiles.
+"""When a queued or hypothetical job should start, as quantiles over sampled futures, and what it waits for."""
 
-The queue is played in order, without backfill, three times: with all run times at their p10, at their p50 and at
-their p90. That all jobs are fast, or all slow, at once is rarer than one in ten, so the interval is rather too wide.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from collections.abc import Mapping, Sequence
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from placement.engine import decide
-from placement.options import Options
-from placement.queue import Waiting, in_order
-from placement.timeline import Release, Running, RunTimes, Timeline, place, releases
-from placement.view import ClusterView
+from fleet.requests import PlacementRequest, TopologyConstraint, check_request
+from fleet.topology import Level
+from placement.filters import screen
+from placement.paths import PATHS, Array, Place, Timelines, book, planned
+from placement.words import needs, shortage
 
-QUANTILES = (0.1, 0.5, 0.9)
-ENTRIES = 8
+NAMED = 5  # jobs in blocked_by
+WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
+LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+NEVER_SHARE = 0.5
+
+Quantiles = dict[str, int]
 
 
-def start_times(
-    queue: Sequence[Waiting],
-    view: ClusterView,
-    running: Mapping[str, Running],
-    run_times: RunTimes,
-    options: Options,
-) -> dict[str, tuple[int, int, int]]:
-    """request_id → start_ms at p10, p50, p90 for the first entries; what never fits is left out."""
-    entries = in_order(queue)[:ENTRIES]
-    paths = [_play(entries, view, running, run_times, options, q) for q in QUANTILES]
-    found = {}
-    for request_id in paths[0].keys() & paths[1].keys() & paths[2].keys():
-        low, middle, high = sorted(path[request_id] for path in paths)
-        found[request_id] = (low, middle, high)
+class Blocker(msgspec.Struct, frozen=True):
+    """A job that holds, or will hold, a GPU that the request waits for; ends_ms: p10, p50, p90 of when it gives it."""
+
+    job: str
+    node: str
+    ends_ms: Quantiles
+
+
+class StartEstimate(msgspec.Struct, frozen=True):
+    """start_ms: p10, p50, p90; None: it does not fit even when everything has ended.
+
+    constraint: what it waits for longest: gpus, gpu_model, topology, risk, quota, cpus, memory, power.
+    """
+
+    start_ms: Quantiles | None
+    blocked_by: tuple[Blocker, ...]
+    constraint: str
+    sentence: str
+    as_of_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """A constraint, and the same request without it."""
+
+    constraint: str
+    request: PlacementRequest
+
+
+def estimate_start(request: PlacementRequest, timelines: Timelines, now_ms: int | None = None) -> StartEstimate:
+    """The start of a request that comes now, behind all that waits with its priority, or of one that waits already.
+
+    Changes nothing, and costs some array operations however many wait.
+
+    Raises RequestError for a request that cannot be honoured as written.
+    """
+    check_request(request)
+    now_ms = max(timelines.now_ms, now_ms or 0)
+    place = _book(request, timelines)
+    loosest = _tightest(request, timelines, place)
+    constraint = loosest.constraint if loosest else "gpus"
+    if not _starts(place):
+        lack = shortage(request, timelines.rooms.empty, screen(request, timelines.rooms.empty, timelines.options))
+        sentence = f"does not fit even when all jobs have ended: {lack}"
+        return StartEstimate(None, (), constraint, sentence, timelines.now_ms)
+    start_ms = quantiles_ms(timelines.starts_s.get(request.request_id, place.start_s), timelines.now_ms, now_ms)
+    blockers = _blockers(request, place, timelines, now_ms)
+    sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
+    return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms)
+
+
+def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
+    """request_id → start_ms at p10, p50, p90 of all that waits; what never fits is left out."""
+    ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() > NEVER_SHARE]
+    if not ids:
+        return {}
+    starts_s = _sorted_quantiles(np.stack([timelines.starts_s[name] for name in ids]).astype(np.float64))
+    rows = (timelines.now_ms + np.round(1000 * starts_s)).astype(np.int64).tolist()
+    return {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows, strict=True)}
+
+
+def quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
+    """{"p10", "p50", "p90"} in Unix ms of (path,) seconds after `since_ms`; not before `now_ms`."""
+    values = since_ms + np.round(1000 * _sorted_quantiles(after_s[None].astype(np.float64)))[0]
+    return {name: max(now_ms, int(value)) for name, value in zip(LEVELS, values.tolist(), strict=True)}
+
+
+def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(row, level) of (row, path); paths on which it never starts count as the latest that it does."""
+    finite = np.where(np.isfinite(rows), rows, -np.inf)
+    rows = np.where(np.isfinite(rows), rows, finite.max(axis=1, keepdims=True))
+    return np.asarray(np.quantile(rows, list(LEVELS.values()), axis=1).T)
+
+
+def _book(request: PlacementRequest, timelines: Timelines) -> Place:
+    planned_s = planned(request, timelines.run_times)
+    return book(request, timelines.before(request.priority), timelines.rooms, planned_s)
+
+
+def _starts(place: Place) -> bool:
+    return bool(np.isfinite(place.start_s).mean() > NEVER_SHARE)
+
+
+def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxed | None:
+    """The constraint without which the request would start soonest; None where plain GPUs are what is missing."""
+    started, best = _median(place), None
+    soonest = started - WORTH_S
+    for relaxed in _relaxations(request):
+        start_s = _median(_book(relaxed.request, timelines))
+        if start_s < soonest:
+            soonest, best = start_s, relaxed
+    return best
+
+
+def _median(place: Place) -> float:
+    return float(np.sort(place.start_s)[PATHS // 2])
+
+
+def _relaxations(request: PlacementRequest) -> list[Relaxed]:
+    def without(**changed: Any) -> PlacementRequest:
+        return msgspec.structs.replace(request, **changed)
+
+    found = []
+    if request.required is not None or request.spread:
+        found.append(Relaxed("topology", without(topology=TopologyConstraint(), spread=False)))
+    if request.gpu_model:
+        found.append(Relaxed("gpu_model", without(gpu_model="")))
+    if request.gpu_memory_gib is not None or request.host_memory_gib is not None:
+        found.append(Relaxed("memory", without(gpu_memory_gib=None, host_memory_gib=None)))
+    if request.cpus is not None:
+        found.append(Relaxed("cpus", without(cpus=None)))
+    found.append(Relaxed("risk", without(max_risk=1.0)))
     return found
 
 
-def _play(
-    entries: Sequence[Waiting],
-    view: ClusterView,
-    running: Mapping[str, Running],
-    run_times: RunTimes,
-    options: Options,
-    q: float,
-) -> dict[str, int]:
-    """request_id → start_ms when every run time is at its quantile `q`."""
-    timeline = Timeline(view, releases(view, running, run_times, options.now_ms, q))
-    now_ms = options.now_ms
-    starts: dict[str, int] = {}
-    for entry in entries:
-        request = entry.request
-        step = timeline.first_fit(request, options)
-        if step is None:
+def _blockers(request: PlacementRequest, place: Place, timelines: Timelines, now_ms: int) -> tuple[Blocker, ...]:
+    """Who holds the GPUs of the path in the middle until then, the last to give them first."""
+    path = int(np.argsort(place.start_s, kind="stable")[PATHS // 2])
+    calendar, names = timelines.before(request.priority), timelines.view.topology.nodes
+    nodes = np.repeat(place.nodes[path], place.gpus.shape[2])
+    at = (path, nodes, place.gpus[path].ravel())
+    found: dict[str, Blocker] = {}
+    for row in np.argsort(-calendar.free_s[at], kind="stable").tolist():
+        holder, until_s = int(calendar.holder[at][row]), float(calendar.free_s[at][row])
+        if holder < 0 or until_s <= 0 or until_s > place.start_s[path] or len(found) == NAMED:
             continue
-        then = timeline.at(step)
-        now_ms = max(now_ms, timeline.ahead[step - 1].end_ms if step else now_ms)
-        starts[request.request_id] = now_ms
-        after = place(then, request, decide(request, then, options).ranks)
-        own = (after.holders.ravel() == len(after.jobs) - 1).nonzero()[0]
-        run_s = run_times.run_s(len(own), q, limit_s=request.limit_s)
-        ahead = [*timeline.ahead[step:], Release(request.job_name, now_ms + round(run_s * 1000), own)]
-        timeline = Timeline(after, sorted(ahead, key=lambda release: (release.end_ms, release.job)))
-    return starts
+        job = timelines.jobs[holder]
+        if job not in found and job != request.job_name:
+            ends_s = timelines.ends_s[job]
+            found[job] = Blocker(job, names[int(nodes[row])].name, quantiles_ms(ends_s, timelines.now_ms, now_ms))
+    return tuple(found.values())
+
+
+def _sentence(
+    request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, blockers: Sequence[Blocker], now_ms: int
+) -> str:
+    """`needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`."""
+    text = f"needs {_wanted(request)}{_pool(request, timelines)}"
+    if start_ms["p50"] - now_ms < 1000 * WORTH_S:
+        text += "; such a block is free now"
+        return text if start_ms["p90"] - now_ms < 1000 * WORTH_S else f"{text} (p90 {_lead(start_ms['p90'] - now_ms)})"
+    lead = f"in {_lead(start_ms['p50'] - now_ms)} (p90 {_lead(start_ms['p90'] - now_ms)})"
+    text += f"; the earliest such block is {lead}"
+    return f"{text}, when job {blockers[0].job} ends" if blockers else text
+
+
+def _wanted(request: PlacementRequest) -> str:
+    if request.required not in (Level.NODE, Level.NVLINK_DOMAIN):
+        return needs(request)
+    plain = needs(msgspec.structs.replace(request, topology=TopologyConstraint()))
+    links = "with fast intra-node links" if request.required is Level.NODE else "with NVLink between all of them"
+    return f"{plain} {links}"
+
+
+def _pool(request: PlacementRequest, timelines: Timelines) -> str:
+    """The pool, where all nodes that could host it are of one that has a name."""
+    nodes = timelines.view.topology.nodes
+    pools = {nodes[row].pool for row in np.flatnonzero(timelines.rooms.of(request) > 0).tolist()}
+    pool = next(iter(pools)) if len(pools) == 1 else "default"
+    return f" in pool {pool}" if pool != "default" else ""
+
+
+def _lead(ms: int) -> str:
+    """
+    >>> _lead(40 * 60_000), _lead(5 * 3_600_000), _lead(4 * 86_400_000)
+    ('40 min', '5 h', '4 days')
+    """
+    minutes = max(1, round(ms / 60_000))
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{round(minutes / 60)} h" if minutes < 2880 else f"{round(minutes / 1440)} days"

@@ -19,8 +19,13 @@ FEWEST_JOBS = 5
 SPREAD_UNKNOWN = 1.0  # sigma of log seconds while only one number is known
 SPREAD_LEAST = 0.05
 SHORTEST_REST = 0.05  # a job past every estimate is given this share of its age more
+RUN_LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of quantiles that models give
+RARE = 0.9  # a job longer than this share of its like is past what they tell
 NORMAL = NormalDist()
 Z90 = NORMAL.inv_cdf(0.9)
+
+
+Levels = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +56,60 @@ class RunTimes:
         >>> RunTimes({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
         600.0
         """
-        known = self.by_gpus.get(gpus) or self.by_gpus.get(0)
-        p90 = known[1] if known else limit_s or FALLBACK_S
-        sigma = max(SPREAD_LEAST, math.log(p90 / known[0]) / Z90) if known else SPREAD_UNKNOWN
-        mu = math.log(p90) - Z90 * sigma
-        passed = NORMAL.cdf((math.log(age_s) - mu) / sigma) if age_s > 0 else 0.0
+        mu, sigma = self._log_normal(gpus, limit_s)
+        passed = self._passed(gpus, age_s, limit_s)
         share = passed + q * (1 - passed)
         run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
         if limit_s is not None:
             run_s = min(run_s, limit_s)
         return max(run_s, age_s * (1 + SHORTEST_REST))
 
+    def draw(
+        self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, told_s: Sequence[float] | None = None
+    ) -> Levels:
+        """(k,) run times at `levels` (k,) in (0, 1), longer than `age_s`; told_s: quantiles at `RUN_LEVELS`, if known.
+
+        A job that has outlived nearly all of its like is not about to end: what is known of them fades out, and it is
+        expected to double its age half of the time, wherever it stands (Pareto). Its limit still ends it.
+
+        >>> RunTimes({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
+        [100000.0]
+        """
+        if told_s is not None:
+            known = np.maximum.accumulate(np.log(np.maximum(np.asarray(told_s, np.float64), 1.0)))
+            run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
+        else:
+            run_s = np.array([self.run_s(gpus, level, age_s=age_s, limit_s=limit_s) for level in levels.tolist()])
+            passed = self._passed(gpus, age_s, limit_s)
+            if passed > RARE:
+                faded = min(1.0, (passed - RARE) / (1 - RARE) * 2)
+                run_s = np.maximum(run_s, age_s + faded * age_s * levels / (1 - levels))
+        if limit_s is not None:
+            run_s = np.minimum(run_s, limit_s)
+        return np.asarray(np.maximum(run_s, age_s + 1.0))
+
+    def _passed(self, gpus: int, age_s: float, limit_s: float | None) -> float:
+        """The share of jobs like it that were over at this age."""
+        if age_s <= 0:
+            return 0.0
+        mu, sigma = self._log_normal(gpus, limit_s)
+        return NORMAL.cdf((math.log(age_s) - mu) / sigma)
+
+    def _log_normal(self, gpus: int, limit_s: float | None) -> tuple[float, float]:
+        known = self.by_gpus.get(gpus) or self.by_gpus.get(0)
+        p90 = known[1] if known else limit_s or FALLBACK_S
+        sigma = max(SPREAD_LEAST, math.log(p90 / known[0]) / Z90) if known else SPREAD_UNKNOWN
+        return math.log(p90) - Z90 * sigma, sigma
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that holds GPUs."""
+    """A job that holds GPUs. left_s: quantiles at `RUN_LEVELS` of what it still has to go, where a model told them."""
 
     started_ms: int
     gpus: int
     limit_s: float | None = None
+    left_s: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 request → view (board + intents) → decide → commit → reply          in one step of the event loop
 queue   a pass every `queue_period_s`, at every new board, and when something new waits:
         view → think, in a thread → what still holds → commit
+starts  sampled paths of the queue, in a thread, every half a minute; estimates read the latest
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from service.connections import LimitedServer, Limits, protocol_of
 from service.placer_desk import Desk
 from service.placer_http import make_app
 from service.placer_metrics import PlacerMetrics
+from service.start_desk import StartDesk
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class QueueWorker:
             return 0, 0
         with self.desk.metrics.cycle_s.time():
             thought = await asyncio.to_thread(begun.think)
-        return self.desk.end_pass(begun, *thought)
+        return self.desk.end_pass(begun, thought)
 
 
 def open_desk(config: Config) -> Desk:
@@ -96,7 +98,8 @@ async def serve(config: Config) -> None:
     access = load_access(HOST)
     desk = open_desk(config)
     worker = QueueWorker(desk)
-    app = make_app(desk, worker.wake, access)
+    starts = StartDesk(desk)
+    app = make_app(desk, worker.wake, access, starts)
     settings = uvicorn.Config(
         app,
         HOST,
@@ -113,6 +116,7 @@ async def serve(config: Config) -> None:
     def stop() -> None:
         server.should_exit = True
         worker.stop()
+        starts.stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,8 +124,10 @@ async def serve(config: Config) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run())
+            group.create_task(starts.run())
             await server.serve()
             worker.stop()
+            starts.stop()
     finally:
         desk.ledger.close()
     logger.info("placer: stopped, %d requests wait", len(desk.ledger.queued()))

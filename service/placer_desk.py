@@ -23,11 +23,12 @@ from service.config import Config
 from service.placer_metrics import PlacerMetrics
 from service.placer_view import Observed, Observer, settled, with_intents
 from service.plugins import load
-from service.queue_pass import Estimates, QueuePass
+from service.queue_pass import QueuePass
 
 logger = logging.getLogger(__name__)
 
 CLOCK_STEP_MS = 5000
+StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
 NOT_LOOKED_AT = "will be looked at in the next pass"
 
 
@@ -50,7 +51,7 @@ class Desk:
         self._view: _View | None = None
         self._waits: dict[str, Wait] = {}
         self._stalled = ""
-        self._estimates = Estimates()
+        self.starts: StartTimes = {}  # of what waits, as of the last refresh of the start desk
 
     # -- what is known
 
@@ -243,7 +244,7 @@ class Desk:
     def work_queue(self) -> int:
         """One pass over the queue at one go; returns how many were placed. StaleError as `observed`."""
         begun = self.begin_pass()
-        return self.end_pass(begun, *begun.think())[0] if begun else 0
+        return self.end_pass(begun, begun.think())[0] if begun else 0
 
     def begin_pass(self) -> QueuePass | None:
         """What the next pass works on; None when nothing waits. StaleError as `observed`."""
@@ -258,9 +259,9 @@ class Desk:
             self._stalled = f"nothing is decided now: {error}"
             raise
         self._stalled = ""
-        return QueuePass(self._still_wanted(queue, observed), observed, options, self._estimates)
+        return QueuePass(self._still_wanted(queue, observed), observed, options)
 
-    def end_pass(self, begun: QueuePass, planned: Plan, estimates: Estimates) -> tuple[int, int]:
+    def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
         """Write down what was planned: how many were placed, and how many must be thought about again.
 
         What came in while the pass was thinking was decided at once, so a plan may have lost the race for its GPUs.
@@ -284,7 +285,6 @@ class Desk:
                 view = view if unchanged else place(view, request, decision.ranks)
                 placed += 1
         self._waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
-        self._estimates = estimates
         self.metrics.queue_length.set(len(self.ledger.queued()))
         return placed, lost
 
@@ -312,7 +312,7 @@ class Desk:
     def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> dict[str, Any]:
         request = entry.request
         wait = self._waits.get(request.request_id)
-        start = (self._estimates.starts or {}).get(request.request_id)
+        start = self.starts.get(request.request_id)
         return {
             "request_id": request.request_id,
             "position": position,

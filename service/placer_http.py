@@ -18,6 +18,7 @@ from service.access import Access, Scope
 from service.placement_body import BODY_ERRORS, body_problem, decode
 from service.placer_desk import Desk
 from service.problems import Problem
+from service.start_desk import StartDesk
 
 MAX_BODY_BYTES = 4_194_304
 MOST_ROWS = 1000
@@ -36,8 +37,9 @@ class BodyTooLarge(Exception):
 class Doors:
     """The handlers, each a few lines around one method of the desk."""
 
-    def __init__(self, desk: Desk, queue_changed: Callable[[], None], access: Access) -> None:
+    def __init__(self, desk: Desk, queue_changed: Callable[[], None], access: Access, starts: StartDesk) -> None:
         self.desk = desk
+        self.starts = starts
         self.queue_changed = queue_changed
         self.access = access
 
@@ -68,6 +70,10 @@ class Doors:
 
     async def queue(self, request: Request) -> Response:
         return answer(encode({"as_of_ms": self.desk.clock.now_ms(), "rows": self.desk.queue_rows()}), headers=NOW)
+
+    async def estimate(self, request: Request) -> Response:
+        wanted = decode(await read(request))
+        return answer(encode(await self.starts.estimate(wanted)), headers=NOW)
 
     async def withdraw(self, request: Request) -> Response:
         reply = self.desk.withdraw(request.path_params["request_id"], caller_of(request))
@@ -104,9 +110,14 @@ class Doors:
         return guarded
 
 
-def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None, access: Access | None = None) -> Starlette:
+def make_app(
+    desk: Desk,
+    queue_changed: Callable[[], None] = lambda: None,
+    access: Access | None = None,
+    starts: StartDesk | None = None,
+) -> Starlette:
     """`queue_changed` is called when something new waits; without `access` everybody who reaches us may ask."""
-    doors = Doors(desk, queue_changed, access or Access())
+    doors = Doors(desk, queue_changed, access or Access(), starts or StartDesk(desk))
 
     def route(method: str, path: str, handler: Handler, scope: Scope) -> Route:
         return Route(path, doors.guard(handler, scope), methods=[method])
@@ -120,6 +131,7 @@ def make_app(desk: Desk, queue_changed: Callable[[], None] = lambda: None, acces
             route("POST", "/queue", doors.enqueue, Scope.PLACE),
             route("GET", "/queue", doors.queue, Scope.READ),
             route("DELETE", "/queue/{request_id:path}", doors.withdraw, Scope.PLACE),
+            route("POST", "/estimate", doors.estimate, Scope.READ),
             route("GET", "/audit", doors.audit, Scope.ADMIN),
             route("GET", "/metrics", doors.metrics, Scope.READ),
             Route("/healthz", doors.health),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
-from placement.timeline import Hold, Running, RunTimes, occupy
+from placement.timeline import RUN_LEVELS, Hold, Running, RunTimes, occupy
 from placement.view import ClusterView, Inventory
 from service.board import Board
 from service.urgent import AWAY, forbids, struck
@@ -46,10 +46,7 @@ class Observer:
         occupancy = board.json("occupancy")
         return Observed(
             view=self._view(board, meta),
-            running={
-                row["job"]: Running(row["started_ms"] or board.as_of_ms, row["gpus"], row.get("limit_s"))
-                for row in board.json("jobs.running")
-            },
+            running=running_of(board),
             run_times=RunTimes.of(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
@@ -98,6 +95,25 @@ class Observer:
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             inventory=self._inventory,
         )
+
+
+def running_of(board: Board) -> dict[str, Running]:
+    """What runs, with what a model says it still has to go; boards without a model's word have none."""
+    rows = board.json("jobs.running")
+    try:
+        left_s = board.array("jobs.running.left_s")
+    except KeyError:
+        left_s = np.zeros((0, len(RUN_LEVELS)), np.float32)
+    told = np.isfinite(left_s).all(axis=1) & (left_s[:, -1] > 0) if left_s.shape[1] == len(RUN_LEVELS) else np.zeros(0)
+    return {
+        row["job"]: Running(
+            row["started_ms"] or board.as_of_ms,
+            row["gpus"],
+            row.get("limit_s"),
+            tuple(left_s[at].tolist()) if at < len(told) and told[at] else None,
+        )
+        for at, row in enumerate(rows)
+    }
 
 
 def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:

@@ -7,7 +7,6 @@ import pytest
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.options import Options
 from placement.queue import BACKFILL_TRIES, Plan, Waiting, in_order, plan
-from placement.start_time import start_times
 from placement.timeline import Running, RunTimes
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
@@ -120,14 +119,3 @@ def test_a_thousand_waiting_cost_little_and_say_why(busy) -> None:
     assert all(wait.why for wait in result.waiting)
     assert sum("not tried in this pass" in wait.why for wait in result.waiting) > 0
     assert BACKFILL_TRIES < 200
-
-
-def test_start_times_are_quantiles_of_the_queue_in_order(busy) -> None:
-    view, running = busy
-    finished = RunTimes.of({"all": {"p50": 1800, "p90": 7200, "n": 99}})
-    open_ended = {job: Running(row.started_ms, row.gpus) for job, row in running.items()}
-    found = start_times([entry("now"), entry("later", 4, queued=1)], view, open_ended, finished, OPTIONS)
-    assert found["now"] == (NOW_MS, NOW_MS, NOW_MS)
-    low, middle, high = found["later"]
-    assert NOW_MS < low < middle < high
-    assert start_times([entry("never", 9)], view, running, finished, OPTIONS) == {}

@@ -19,6 +19,7 @@ from service.placer import QueueWorker
 from service.placer_desk import Desk
 from service.placer_http import make_app
 from service.placer_metrics import PlacerMetrics
+from service.start_desk import StartDesk
 
 T = TypeVar("T")
 NOW_MS = 1_589_310_000_000
@@ -106,7 +107,8 @@ class World:
     def start(self) -> None:
         self.desk = Desk(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
         self.worker = QueueWorker(self.desk)
-        self.app = make_app(self.desk, self.worker.wake)
+        self.starts = StartDesk(self.desk)
+        self.app = make_app(self.desk, self.worker.wake, starts=self.starts)
 
     def close(self) -> None:
         self.desk.ledger.close()

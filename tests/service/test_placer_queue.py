@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def test_the_queue_says_why_and_when(world: World) -> None:
     queue(world, "next", gang=3, gpus_per_node=8, limit_s=50_000)
     world.clock.advance(10)
     world.step()
+    asyncio.run(world.starts.refresh())
     head, second = rows(world)
     assert set(head) >= {
         *("request_id", "position", "tenant", "queue", "user", "gang", "gpus_per_node", "priority", "waiting_s"),
@@ -106,3 +108,21 @@ def test_a_pass_happens_each_period_and_at_each_board(world: World) -> None:
     world.clock.advance(6)
     world.step()
     assert rows(world)[0]["why"].startswith("waits for")
+
+
+def test_an_estimate_is_answered_and_leaves_no_trace(world: World) -> None:
+    queue(world, **rack_of_64("head"))
+    before = rows(world)
+    answer = world.ask("POST", "/estimate", {"request_id": "x", "gang": 3, "gpus_per_node": 8})
+    assert answer.status_code == 200
+    estimate = answer.json()
+    assert set(estimate) == {"start_ms", "blocked_by", "constraint", "sentence", "as_of_ms"}
+    assert NOW_MS < estimate["start_ms"]["p10"] <= estimate["start_ms"]["p50"] <= estimate["start_ms"]["p90"]
+    assert {row["job"] for row in estimate["blocked_by"]} <= {"a", "b", "head"}
+    assert [row["request_id"] for row in rows(world)] == [row["request_id"] for row in before]
+    assert world.ask("GET", "/placements").json()["rows"] == []
+
+
+def test_an_estimate_of_nonsense_is_refused(world: World) -> None:
+    answer = world.ask("POST", "/estimate", {"request_id": "x", "gang": 0})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "gang")

@@ -48,7 +48,7 @@ def test_what_somebody_took_meanwhile_is_not_handed_out_twice(world: World) -> N
     assert begun is not None
     thought = begun.think()
     assert world.place("quick", **NODE)["outcome"] == "placed"
-    assert world.desk.end_pass(begun, *thought) == (1, 1)
+    assert world.desk.end_pass(begun, thought) == (1, 1)
     assert max(placed_gpus(world).values()) == 1
     assert len(placed_gpus(world)) == 16
     assert len(queued(world)) == 1
@@ -61,7 +61,7 @@ def test_a_plan_that_lost_is_made_again_at_once(world: World, monkeypatch: pytes
     def rudely(self: QueuePass) -> Any:
         thought = think(self)
         if not world.desk.ledger.active_intents():
-            (decision,) = (decision for _, decision in thought[0].placed)
+            (decision,) = (decision for _, decision in thought.placed)
             others = [name for name in ("n15", "n16") if name != decision.ranks[0].node]
             loop.call_soon_threadsafe(
                 world.desk.place, PlacementRequest(request_id="quick", **NODE, avoid_nodes=tuple(others)), "me"
@@ -91,7 +91,7 @@ def test_a_request_that_was_withdrawn_meanwhile_is_not_placed(world: World) -> N
     assert begun is not None
     thought = begun.think()
     world.desk.withdraw("x", "me")
-    assert world.desk.end_pass(begun, *thought) == (1, 0)
+    assert world.desk.end_pass(begun, thought) == (1, 0)
     assert [intent.request_id for intent in world.desk.ledger.active_intents()] == ["y"]
     assert world.ask("GET", "/placements/x").json()["outcome"] == "refused"
 
@@ -103,7 +103,7 @@ def test_a_node_that_became_risky_meanwhile_is_left_alone(world: World) -> None:
     thought = begun.think()
     world.board.risk = {14: (0.9, "too hot")}
     world.board.publish()
-    assert world.desk.end_pass(begun, *thought) == (1, 1)
+    assert world.desk.end_pass(begun, thought) == (1, 1)
     assert {node for node, _ in placed_gpus(world)} == {"n16"}
 
 
@@ -114,7 +114,7 @@ def test_another_topology_makes_the_plan_anew(world: World) -> None:
     thought = begun.think()
     world.board.generation = 2
     world.board.publish()
-    assert world.desk.end_pass(begun, *thought) == (0, 1)
+    assert world.desk.end_pass(begun, thought) == (0, 1)
     assert world.desk.work_queue() == 1
 
 

@@ -1,0 +1,315 @@
+"""Sampled futures of a fleet: along each path, when every GPU is free of all that runs and of all that waits before.
+
+1. Every running job is given what it still has to go, and every waiting one a run time: at random, once a path. Within
+   a path jobs are long or short together, in part, since they are misjudged together.
+2. The queue is played in order. A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang starts
+   when the last of its slots is free, in the domain of its required level where that is soonest.
+3. GPUs that are kept for a gang lie idle until it starts. That first gap is remembered: a later job that is planned to
+   end before the gang starts may use it, as the queue's backfill lets it.
+
+Arrays over the p paths are (path, node, gpu) float32 seconds from `now_ms`, ascending along a node; GPUs of a node are
+alike. What a node is screened for (its model, drains, risk, CPUs) is asked of the filters that decide placements.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from fleet.topology import Level, Topology
+from placement.filters import screen
+from placement.fit import widest_level
+from placement.options import Options
+from placement.queue import Waiting, in_order, shape_of
+from placement.timeline import RUN_LEVELS, Running, RunTimes, Timeline, releases
+from placement.view import ClusterView
+
+PATHS = 20
+SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
+BACKFILLED = 64  # entries of the queue, from the first, that may start in gaps
+ROUNDS = 3
+SHORTEST_GAP_S = 60.0
+
+Array = NDArray[np.float32]
+Levels = NDArray[np.float64]
+NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One gang along every path. start_s: (path,), inf where it never fits; nodes: (path, member), -1 likewise;
+    gpus: (path, member, each) places along the calendar's last axis."""
+
+    start_s: Array
+    nodes: NDArray[np.int32]
+    gpus: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Calendar:
+    """When GPUs are free. gap_s, until_s: (path, node, gpu) an idle time that ends because somebody is kept a place."""
+
+    free_s: Array
+    gap_s: Array
+    until_s: Array
+    holder: NDArray[np.int32]  # index into `jobs` of the last to hold it, -1 nobody
+
+    def copy(self) -> "Calendar":
+        return Calendar(self.free_s.copy(), self.gap_s.copy(), self.until_s.copy(), self.holder.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """The paths, refreshed now and then; estimates only read them.
+
+    calendars: (priority, calendar) from the highest: after all that waits with at least that priority. jobs: names by
+    `Calendar.holder`, the running ones first. starts_s: request_id → (path,). ends_s: job → (path,).
+    """
+
+    view: ClusterView
+    options: Options
+    run_times: RunTimes
+    jobs: tuple[str, ...]
+    calendars: tuple[tuple[float, Calendar], ...]
+    starts_s: Mapping[str, Array]
+    ends_s: Mapping[str, Array]
+    rooms: "Rooms"
+
+    @property
+    def now_ms(self) -> int:
+        return self.options.now_ms
+
+    def before(self, priority: int) -> Calendar:
+        """What a request of this priority finds when it comes now."""
+        return [calendar for least, calendar in self.calendars if least >= priority][-1]
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Slots that nodes offer to shapes, whatever runs; kept, since many requests are alike."""
+
+    empty: ClusterView
+    options: Options
+    known: dict[tuple[object, ...], NDArray[np.int64]] = field(default_factory=dict)
+    blocks: dict[Level, NDArray[np.int64]] = field(default_factory=dict)
+
+    def of(self, request: PlacementRequest) -> NDArray[np.int64]:
+        """(n,) members that a node could host if nothing ran."""
+        shape = shape_of(request)
+        if shape not in self.known:
+            self.known[shape] = screen(request, self.empty, self.options).room
+        return self.known[shape]
+
+    def block(self, level: Level) -> NDArray[np.int64]:
+        """(domain, most) rows of each domain's nodes, -1 where it has fewer."""
+        if level not in self.blocks:
+            self.blocks[level] = _rows_by_domain(self.empty.topology, level)
+        return self.blocks[level]
+
+
+def _rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
+    domain = topology.domain[level].astype(np.int64)
+    known = np.flatnonzero(domain >= 0)
+    order = known[np.argsort(domain[known], kind="stable")]
+    counts = np.bincount(domain[known], minlength=max(1, len(topology.domain_names[level])))
+    rows = np.full((len(counts), max(1, int(counts.max(initial=0)))), -1, np.int64)
+    rows[np.arange(rows.shape[1])[None, :] < counts[:, None]] = order
+    return rows
+
+
+def timelines(
+    queue: Sequence[Waiting],
+    view: ClusterView,
+    running: Mapping[str, Running],
+    run_times: RunTimes,
+    options: Options,
+    told: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
+    seed: int = 0,
+) -> Timelines:
+    """Play the queue along `PATHS` paths. `told`: quantiles at `RUN_LEVELS` of a request's run time, where known."""
+    draw = Draw(np.random.default_rng(seed), run_times)
+    ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
+    empty = ahead.at(len(ahead.ahead))
+    calendar, ends_s = _holding(view, running, draw, options.now_ms)
+    jobs, calendars = list(view.jobs), [(float("inf"), calendar)]
+    starts_s: dict[str, Array] = {}
+    rooms = Rooms(empty, options)
+    priority: float = float("inf")
+    for number, entry in enumerate(in_order(queue)):
+        request = entry.request
+        if request.priority != priority:
+            priority = request.priority
+            calendar = calendar.copy()
+            calendars.append((priority, calendar))
+        planned_s = planned(request, run_times) if number < BACKFILLED else None
+        place = book(request, calendar, rooms, planned_s)
+        starts_s[request.request_id] = place.start_s
+        if np.isfinite(place.start_s).any():
+            run_s = draw.runs(gpus_of(request), request.limit_s, told(request))
+            hold(calendar, place, run_s, len(jobs))
+            ends_s[request.job_name] = place.start_s + run_s
+            jobs.append(request.job_name)
+    return Timelines(view, options, run_times, tuple(jobs), tuple(calendars), starts_s, ends_s, rooms)
+
+
+def gpus_of(request: PlacementRequest) -> int:
+    return request.members.desired * request.gpus_per_node
+
+
+def planned(request: PlacementRequest, run_times: RunTimes) -> float:
+    """For how long the queue plans with this job, in seconds."""
+    return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
+
+
+@dataclass(slots=True)
+class Draw:
+    """Run times at random, one a path, all of a path in part alike."""
+
+    rng: np.random.Generator
+    run_times: RunTimes
+    shared: NDArray[np.float64] = field(default_factory=lambda: _spread(PATHS))
+
+    def levels(self) -> Levels:
+        """(path,) levels in (0, 1)."""
+        own = self.rng.standard_normal(PATHS)
+        mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
+        return np.array([NORMAL.cdf(z) for z in mixed.tolist()])
+
+    def runs(self, gpus: int, limit_s: float | None, told_s: Sequence[float] | None) -> Array:
+        """(path,) seconds of a job that has not started."""
+        run_s = self.run_times.draw(gpus, self.levels(), 0.0, limit_s, told_s)
+        return run_s.astype(np.float32)
+
+    def left(self, row: Running, now_ms: int) -> Array:
+        """(path,) seconds that a running job still has to go."""
+        age_s = max(0.0, (now_ms - row.started_ms) / 1000)
+        levels = self.levels()
+        if row.left_s is not None:
+            return left_of(row.left_s, levels).astype(np.float32)
+        run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)
+        return np.maximum(run_s - age_s, 1.0).astype(np.float32)
+
+
+def left_of(told_s: Sequence[float], levels: Levels) -> Levels:
+    """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one."""
+    known = np.maximum.accumulate(np.maximum(np.asarray(told_s, np.float64), 1.0))
+    return np.asarray(np.exp(np.interp(levels, RUN_LEVELS, np.log(known))))
+
+
+def _spread(paths: int) -> NDArray[np.float64]:
+    return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])
+
+
+def _holding(
+    view: ClusterView, running: Mapping[str, Running], draw: Draw, now_ms: int
+) -> tuple[Calendar, dict[str, Array]]:
+    """The calendar of what runs: GPUs that are free now at 0, those that do not answer never."""
+    n, g = view.free.shape
+    left_s = {}
+    table = np.zeros((len(view.jobs) + 1, PATHS), np.float32)  # the last row stands for nobody
+    for index in np.unique(view.holders[view.holders >= 0]).tolist():
+        name = view.jobs[index]
+        table[index] = left_s[name] = draw.left(running.get(name) or Running(now_ms, 1), now_ms)
+    free_s = np.ascontiguousarray(np.moveaxis(table[view.holders], -1, 0))
+    free_s[:, ~view.usable] = np.inf
+    order = np.argsort(free_s, axis=-1, kind="stable")
+    holder = np.broadcast_to(view.holders, (PATHS, n, g))
+    calendar = Calendar(
+        free_s=np.take_along_axis(free_s, order, -1),
+        gap_s=np.full((PATHS, n, g), np.inf, np.float32),
+        until_s=np.full((PATHS, n, g), -np.inf, np.float32),
+        holder=np.ascontiguousarray(np.take_along_axis(holder, order, -1)),
+    )
+    return calendar, left_s
+
+
+def book(request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None) -> Place:
+    """Where and when the gang starts; with `planned_s` also in gaps that last so long from its start on."""
+    room = rooms.of(request)
+    if planned_s is None or not np.isfinite(calendar.gap_s).any():
+        return _book(request, calendar.free_s, None, room, rooms)
+    fits = calendar.until_s - calendar.gap_s >= planned_s
+    for _ in range(ROUNDS):
+        ready = np.where(fits, calendar.gap_s, calendar.free_s)
+        order = np.argsort(ready, axis=-1, kind="stable")
+        place = _book(request, np.take_along_axis(ready, order, -1), order, room, rooms)
+        start_s = np.where(np.isfinite(place.start_s), place.start_s, 0.0)[:, None, None]
+        late = fits & (calendar.until_s < start_s + planned_s)
+        if not late.any():
+            break
+        fits &= ~late
+    else:
+        return _book(request, calendar.free_s, None, room, rooms)
+    return place
+
+
+def _book(
+    request: PlacementRequest,
+    ready: Array,
+    order: NDArray[np.int64] | None,
+    room: NDArray[np.int64],
+    rooms: Rooms,
+) -> Place:
+    """ready: (path, node, gpu), ascending along a node; order: the calendar's place of each, None: the same."""
+    level, members, each = widest_level(request), request.members.min, request.gpus_per_node
+    if level is Level.NODE:
+        room, members, each = room // members, 1, each * members
+    slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
+    paths, n, s = slots.shape
+    if level is None or level is Level.NODE:
+        among = slots.reshape(paths, 1, n * s)
+        rows = np.arange(n)[None, :]
+    else:
+        rows = rooms.block(level)
+        among = np.where(rows[None, :, :, None] >= 0, slots[:, rows], np.inf).reshape(paths, len(rows), -1)
+    if among.shape[2] < members:
+        return _nowhere(paths, members, each)
+    last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
+    best = last.argmin(axis=1)
+    start_s = last[np.arange(paths), best]
+    mine = among[np.arange(paths), best]
+    key = np.where(mine <= start_s[:, None], -mine, np.inf)  # of what is free by then, what is free last
+    chosen = key.argmin(axis=1)[:, None] if members == 1 else np.argpartition(key, members - 1, axis=1)[:, :members]
+    nodes = rows[best[:, None] if len(rows) > 1 else 0, chosen // s]
+    gpus = (chosen % s)[:, :, None] * each + np.arange(each)
+    if order is not None:
+        gpus = order[np.arange(paths)[:, None, None], nodes[:, :, None], gpus]
+    nodes = np.where(np.isfinite(start_s)[:, None], nodes, -1)
+    return Place(start_s.astype(np.float32), nodes.astype(np.int32), gpus)
+
+
+def _slots(ready: Array, room: NDArray[np.int64], each: int) -> Array:
+    """(path, node, slot) when the GPUs of each slot are free; never those beyond a node's room."""
+    slots = ready[:, :, each - 1 :: each]
+    return np.where(np.arange(slots.shape[2]) < room[:, None], slots, np.float32(np.inf))
+
+
+def _nowhere(paths: int, members: int, each: int) -> Place:
+    never = np.full(paths, np.inf, np.float32)
+    return Place(never, np.full((paths, members), -1, np.int32), np.zeros((paths, members, each), np.int64))
+
+
+def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> None:
+    """Write a gang into the calendar: its GPUs are free again after `run_s` (path,), and the next is told of `job`."""
+    fits = np.flatnonzero(np.isfinite(place.start_s))
+    at = (fits[:, None, None], place.nodes[fits][:, :, None], place.gpus[fits])
+    start_s = np.broadcast_to(place.start_s[fits][:, None, None], at[2].shape)
+    end_s = start_s + run_s[fits][:, None, None]
+    free_s, gap_s, until_s = calendar.free_s[at], calendar.gap_s[at], calendar.until_s[at]
+    in_gap = start_s < free_s
+    opens = ~in_gap & (start_s - free_s >= SHORTEST_GAP_S) & np.isinf(gap_s)
+    calendar.gap_s[at] = np.where(in_gap, end_s, np.where(opens, free_s, gap_s))
+    calendar.until_s[at] = np.where(opens, start_s, until_s)
+    calendar.holder[at] = np.where(in_gap, calendar.holder[at], job)
+    calendar.free_s[at] = np.where(in_gap, np.maximum(free_s, end_s), end_s)
+    _sort(calendar, np.repeat(fits, place.nodes.shape[1]), place.nodes[fits].ravel())
+
+
+def _sort(calendar: Calendar, paths: NDArray[np.int64], nodes: NDArray[np.int32]) -> None:
+    """Bring the GPUs of some nodes back into ascending order."""
+    order = np.argsort(calendar.free_s[paths, nodes], axis=-1, kind="stable")
+    for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder):
+        column[paths, nodes] = np.take_along_axis(column[paths, nodes], order, -1)

@@ -1,0 +1,152 @@
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet.requests import PlacementRequest, TopologyConstraint
+from placement.engine import fits_now
+from placement.options import Options
+from placement.paths import PATHS, Timelines, timelines
+from placement.queue import Waiting
+from placement.start_time import StartEstimate, estimate_start, start_times
+from placement.timeline import Running, RunTimes
+
+NOW_MS = 1_589_310_000_000  # 19:00 UTC
+OPTIONS = Options(now_ms=NOW_MS)
+HOUR_S = 3600.0
+EXACT = (HOUR_S,) * 8  # of quantiles
+
+
+def request(name: str = "x", gang: int = 1, each: int = 8, level: Any = None, **fields: Any) -> PlacementRequest:
+    topology = TopologyConstraint(required=level)
+    return PlacementRequest(request_id=name, gang=gang, gpus_per_node=each, topology=topology, **fields)
+
+
+@pytest.fixture
+def busy(make_view):
+    """r01: n001 ends in 1 h, n002 in 2 h; r02: n003 in 3 h, n004 in 4 h. Every job holds a whole node."""
+    holders = np.repeat(np.arange(4, dtype=np.int32), 8).reshape(4, 8)
+    view = make_view({"r01": [0, 0], "r02": [0, 0]}, holders=holders, jobs=("a", "b", "c", "d"))
+    hours = zip("abcd", (1, 2, 3, 4), strict=True)
+    return view, {job: Running(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours}
+
+
+def paths(state: Any, *queue: PlacementRequest, run_s: Any = EXACT) -> Timelines:
+    view, running = state
+    entries = [Waiting(entry, NOW_MS + number) for number, entry in enumerate(queue)]
+    return timelines(entries, view, running, RunTimes({}), OPTIONS, lambda request: run_s)
+
+
+def hours(estimate: StartEstimate) -> list[float]:
+    assert estimate.start_ms is not None
+    return [round((start - NOW_MS) / 3_600_000, 3) for start in estimate.start_ms.values()]
+
+
+def test_a_job_starts_when_the_first_node_is_free(busy) -> None:
+    estimate = estimate_start(request(), paths(busy))
+    assert hours(estimate) == [1, 1, 1]
+    assert [(row.job, row.node, row.ends_ms["p50"]) for row in estimate.blocked_by] == [
+        ("a", "n001", NOW_MS + 3_600_000)
+    ]
+    assert estimate.constraint == "gpus"
+    assert estimate.sentence == ("needs 8 GPUs; the earliest such block is in 60 min (p90 60 min), when job a ends")
+
+
+def test_a_gang_waits_for_the_last_of_its_nodes(busy) -> None:
+    estimate = estimate_start(request(gang=3), paths(busy))
+    assert hours(estimate) == [3, 3, 3]
+    assert [row.job for row in estimate.blocked_by] == ["c", "b", "a"]
+
+
+def test_a_required_level_waits_for_one_domain_and_is_named(busy) -> None:
+    estimate = estimate_start(request(gang=2, level="rack", avoid_nodes=("n001",)), paths(busy))
+    assert hours(estimate) == [4, 4, 4]
+    assert estimate.constraint == "topology"
+    assert "inside one rack" in estimate.sentence
+
+
+def test_members_of_one_node_need_it_whole(busy) -> None:
+    estimate = estimate_start(request(gang=4, each=2, level="node"), paths(busy))
+    assert hours(estimate) == [1, 1, 1]
+    assert estimate.sentence.startswith("needs 8 GPUs (4 x 2 GPUs) with fast intra-node links; the earliest")
+
+
+def test_who_waits_before_takes_his_place_first(busy) -> None:
+    timeline = paths(busy, request("q1"), request("q2"))
+    assert start_times(timeline)["q2"] == (NOW_MS + 7_200_000,) * 3
+    # q1 runs for an hour on n001 from 1 h on, q2 on n002 from 2 h on or on n001 again
+    assert hours(estimate_start(request(), timeline)) == [2, 2, 2]
+    assert hours(estimate_start(request(priority=5), timeline)) == [1, 1, 1]
+
+
+def test_an_entry_of_the_queue_is_not_counted_twice(busy) -> None:
+    timeline = paths(busy, request("q1"), request("q2"))
+    assert hours(estimate_start(request("q1"), timeline)) == [1, 1, 1]
+
+
+def test_a_short_job_may_use_what_is_kept_for_a_gang(busy) -> None:
+    timeline = paths(busy, request("wide", gang=4))  # from 4 h on; n001 idles from 1 h to 4 h
+    assert hours(estimate_start(request(limit_s=HOUR_S), timeline)) == [1, 1, 1]
+    assert hours(estimate_start(request(limit_s=9 * HOUR_S), timeline)) == [5, 5, 5]
+
+
+def test_what_never_fits_says_why(busy) -> None:
+    estimate = estimate_start(request(gpu_model="B200"), paths(busy))
+    assert (estimate.start_ms, estimate.blocked_by, estimate.constraint) == (None, (), "gpu_model")
+    assert estimate.sentence.startswith("does not fit even when all jobs have ended: needs 8 GPUs of model B200")
+
+
+def test_what_fits_now_starts_now(make_view) -> None:
+    view = make_view({"r01": [8, 0]})
+    timeline = paths((view, {}))
+    assert fits_now(request(), view, OPTIONS)
+    estimate = estimate_start(request(), timeline)
+    assert hours(estimate) == [0, 0, 0]
+    assert estimate.sentence == "needs 8 GPUs; such a block is free now"
+
+
+def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
+    view, _ = busy
+    running = {job: Running(NOW_MS - 3_600_000 * age, 8) for age, job in enumerate("abcd", 1)}
+    timeline = timelines([], view, running, RunTimes({0: (1800.0, 86_400.0)}), OPTIONS)
+    for gang in (1, 2, 4):
+        start = estimate_start(request(gang=gang), timeline, NOW_MS + 60_000).start_ms
+        assert start is not None
+        assert NOW_MS + 60_000 <= start["p10"] <= start["p50"] <= start["p90"]
+
+
+def test_a_job_that_outlived_its_like_is_not_about_to_end(busy) -> None:
+    view, _ = busy
+    running = {job: Running(NOW_MS - 40 * 3_600_000, 8) for job in "abcd"}
+    timeline = timelines([], view, running, RunTimes({0: (600.0, 1200.0)}), OPTIONS)
+    start = estimate_start(request(gang=4), timeline).start_ms
+    assert start is not None
+    assert start["p90"] - NOW_MS > 40 * 3_600_000
+
+
+def test_an_estimate_changes_nothing_and_repeats(busy) -> None:
+    timeline = paths(busy, request("wide", gang=4), request("q"))
+    before = copy.deepcopy(timeline.calendars)
+    first = estimate_start(request(gang=2), timeline)
+    assert estimate_start(request(gang=2), timeline) == first
+    assert estimate_start(request(gang=2), paths(busy, request("wide", gang=4), request("q"))) == first
+    for (_, then), (_, now) in zip(before, timeline.calendars, strict=True):
+        assert all(np.array_equal(getattr(then, name), getattr(now, name)) for name in ("free_s", "gap_s", "holder"))
+
+
+def test_gpus_that_do_not_answer_are_never_free(busy) -> None:
+    view, running = busy
+    usable = np.ones((4, 8), bool)
+    usable[0] = False
+    estimate = estimate_start(request(), paths((replace(view, usable=usable, free=view.free & usable), running)))
+    assert hours(estimate) == [2, 2, 2]
+
+
+def test_every_path_books_as_many_gpus_as_it_needs(busy) -> None:
+    timeline = paths(busy, *(request(f"q{number}", gang=2, each=3) for number in range(5)))
+    last = timeline.calendars[-1][1]
+    counts = [(last.holder == timeline.jobs.index(f"q{number}")).sum() for number in range(4, 5)]
+    assert counts == [6 * PATHS]
+    assert (np.diff(last.free_s, axis=-1) >= 0).all()
