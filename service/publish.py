@@ -273,11 +273,22 @@ def job_details(tick: Tick) -> dict[str, Any]:
             "phase_since_ms": attempt.phase_since_ms,
             "queued_reason": attempt.queued_reason or None,
             "failure": attempt.failure,
+            **({"asks": _asked(attempt)} if attempt.state == "queued" else {}),
             **documents.run_answer(tick.told_runs.get((attempt.job, attempt.attempt))),
             "events": list(attempt.events)[-10:],
         }
         for attempt in known
     }
+
+
+def _asked(attempt: JobAttempt) -> dict[str, Any]:
+    """What a job that waits was submitted with, by the keys of a placement request."""
+    told = attempt.submission
+    if told is None:
+        return {}
+    asked = {"gang": told.gang, "gpus_per_node": told.gpus_per_node, "priority": told.priority}
+    more = {"gpu_model": told.gpu_model, "cpus": told.cpus, "limit_s": told.limit_s}
+    return asked | {name: value for name, value in more.items() if value}
 
 
 def fleet_document(tick: Tick, usable: NDArray[np.bool_], header: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """Jobs: what runs, waits and lately ended; one job; who slows it down."""
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
+from fleet.errors import SourceError, UnknownEntity
 from service.board import Board
 from service.feed import BoardFeed
 from service.routes import shapes
 from service.routes.context import Context
+from service.routes.estimate import ask
 from service.routes.table import Param, Query, Row, answer, encode
 
 STATES = get_args(shapes.JobState)
@@ -71,7 +73,18 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     row = _find(feed, board, name)
     as_of_ms = feed.as_of_ms(board, "doc.job")
     detail = _part(feed, board, "doc.job", name) or {"placement": [], "events": []}
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **row, **detail}))
+    asked = detail.pop("asks", None)
+    start_ms = await _start_of(request, context, row, asked) if asked else None
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **row, **detail, "start_ms": start_ms}))
+
+
+async def _start_of(request: Request, context: Context, row: Mapping[str, Any], asked: Mapping[str, Any]) -> Any:
+    """When a job that waits should start, as the placer says; None where it does not say."""
+    wanted = {"request_id": row["job"], "queue": row["queue"], "user": row["user"], "class": row["class"], **asked}
+    told = await ask(request, context, encode(wanted))
+    if isinstance(told, SourceError) or told.status != 200:
+        return None
+    return msgspec.json.decode(told.body).get("start_ms")
 
 
 NO_SCORE = {
@@ -161,6 +174,9 @@ JOB_ROWS = (
             **JOB,
             "placement": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}],
             "events": [{"type": "step", "job": "train-42", "sequence": 9, "time_ms": 1760000000000, "step": 7}],
+            "run_s": {"p50": 6200.0, "p90": 33000.0, "p99": 61000.0},
+            "model": "duration-0003",
+            "start_ms": None,
         },
     ),
 )

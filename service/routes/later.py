@@ -40,9 +40,6 @@ ROWS = (
         "jobs",
         "failure rates by job are not fitted yet",
     ),
-    _row(
-        "POST", "/v1/jobs/estimate", "Run time, needs and start of a request", "jobs", "durations are not modelled yet"
-    ),
     _row("POST", "/v1/interference", "How much two jobs slow each other", "jobs", "interference is not modelled yet"),
     _row("POST", "/v1/isolation/verify", "Whether an isolation holds", "jobs", "isolation is not observed yet"),
     _row("GET", "/v1/spikes", "Load peaks ahead by domain", "fleet", "peaks by domain are not forecast yet"),

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from service.routes.estimate_shapes import RunQuantiles
+
 RiskKind = Literal["fail", "drain", "slow"]
 NodeState = Literal["ok", "degraded", "drained", "lost", "stale", "unknown"]
 JobState = Literal["queued", "running", "finished", "failed", "preempted"]
@@ -87,6 +89,17 @@ class NodeAnswer(msgspec.Struct):
     urgent: list[HardSignal] = []
 
 
+class Prescale(msgspec.Struct):
+    """When to scale a served model up: `lead_s` before the p90 of its rate passes what its instances now serve."""
+
+    instances: int
+    serves_per_s: float | None
+    passes_ms: int | None
+    lead_s: float | None
+    scale_ms: int | None
+    reason: str | None
+
+
 class DemandSeries(msgspec.Struct):
     """`values`: one list a quantile, one number a horizon."""
 
@@ -101,6 +114,8 @@ class DemandSeries(msgspec.Struct):
     quantiles: list[float]
     values: list[list[float | None]]
     record: dict[str, Any] | None
+    models: list[str] = []  # who served each horizon
+    prescale: Prescale | None = None
 
 
 class Demand(msgspec.Struct):
@@ -117,6 +132,70 @@ class DemandRecord(msgspec.Struct):
     history: list[list[float | None]]
     forecast: list[list[float | None]]
     old: list[list[float | None]]
+    class_: str = msgspec.field(name="class", default="all")
+
+
+class Band(msgspec.Struct):
+    """GPUs that are in use for at least this share of the time."""
+
+    share_of_time: float
+    gpus: float
+
+
+class Burst(msgspec.Struct):
+    """Of the last day: the highest level, the shortest burst that is no noise, and how much of them is noise."""
+
+    ceiling_gpus: float
+    shortest_s: float | None
+    noise_share: float | None
+
+
+class Residency(msgspec.Struct):
+    """Shares of held GPU time: something in the GPU's memory, and computing."""
+
+    loaded_share: float
+    active_share: float
+
+
+class RunDurations(msgspec.Struct):
+    p50: float
+    p90: float
+    p99: float
+    cv: float
+
+
+class ToleratedWait(msgspec.Struct):
+    """In seconds, and in queued jobs that start within them."""
+
+    s: float
+    jobs: float | None
+
+
+class ColdStart(msgspec.Struct):
+    p50: float
+    p90: float
+
+
+class DemandModelRow(msgspec.Struct):
+    """What the data cannot tell is null, with a sentence in `reasons`."""
+
+    pool: str
+    class_: str = msgspec.field(name="class")
+    window_s: int
+    floor_gpus: float | None
+    bands: list[Band] | None
+    burst: Burst | None
+    mix: dict[str, float] | None
+    residency: Residency | None
+    duration_s: RunDurations | None
+    tolerated_wait: ToleratedWait | None
+    cold_start_s: ColdStart | None
+    reasons: dict[str, str]
+
+
+class DemandModel(msgspec.Struct):
+    as_of_ms: int
+    rows: list[DemandModelRow]
 
 
 class RemainingTime(msgspec.Struct):
@@ -149,6 +228,9 @@ class JobAnswer(JobRow, kw_only=True):
     as_of_ms: int
     placement: list[dict[str, Any]]
     events: list[dict[str, Any]]
+    run_s: RunQuantiles | None = None  # as told at its submission
+    model: str | None = None  # that told it
+    start_ms: dict[str, int] | None = None  # of a job that waits, where known
 
 
 class Culprit(msgspec.Struct):

@@ -1,0 +1,44 @@
+"""Bodies of what is told of run times and starts, as types."""
+
+import msgspec
+
+
+class RunQuantiles(msgspec.Struct):
+    """Seconds from the start."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class Similar(msgspec.Struct):
+    """By which kind of job it was told; `runs_seen`: finished jobs of that kind that telemetry saw."""
+
+    run_s: str | None
+    needs: str | None
+    runs_seen: int
+
+
+class Blocker(msgspec.Struct):
+    """A job that holds, or will hold, what the request waits for; quantiles of when it gives it back."""
+
+    job: str
+    node: str
+    ends_ms: dict[str, int]
+
+
+class Estimate(msgspec.Struct):
+    """What is null has its reason, by its name, in `reasons`. `power_w`: of all GPUs of the request."""
+
+    as_of_ms: int
+    request_id: str
+    run_s: RunQuantiles | None
+    peak_gpu_memory_gib: float | None
+    power_w: float | None
+    start_ms: dict[str, int] | None
+    blocked_by: list[Blocker]
+    constraint: str | None
+    sentence: str
+    model: str | None
+    similar: Similar
+    reasons: dict[str, str]
