@@ -10,17 +10,18 @@ LEVEL = 0.01  # a difference below this is none
 MORE_IS_BETTER = frozenset({"within_2x", "within_10min", "bound_90_correct"})
 MAIN = {
     "demand": ("wql", "mae"),
-    "duration": ("pinball_90", "remaining_log_mae"),
+    "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
     "start": ("within_10min",),
 }
+TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start_s": "start time"}
 WORDS = {
     "wql": "WQL",
     "mae": "MAE",
     "mase": "MASE",
     "smape": "sMAPE",
     "interval_score_80": "interval score at 80 %",
-    "log_mae": "MAE of log time",
-    "remaining_log_mae": "MAE of log remaining time",
+    "log_mae": "MAE of log seconds",
+    "remaining_log_mae": "MAE of log seconds",
     "within_2x": "share within a factor of 2",
     "under_share": "share predicted too short",
     "within_10min": "share of starts within 10 min",
@@ -110,7 +111,7 @@ def sentences(found: Iterable[Contest]) -> list[str]:
     lines = []
     for (dataset, target, metric), group in groups.items():
         group.sort(key=lambda contest: contest.ours.horizon_s or 0)
-        named = ", ".join(part for part in (dataset, target.replace("_", " "), words_of(metric)) if part)
+        named = ", ".join(part for part in (dataset, target_words(target), words_of(metric)) if part)
         sides = (("better by", won(group)), ("worse by", lost(group)))
         said = [f"{word} {_parts(some)}" for word, some in sides if some]
         said += [f"as good {_parts(level(group))}"] if level(group) else []
@@ -139,6 +140,11 @@ def _size(contest: Contest) -> str:
         return f"{said}," if contest.ours.horizon_s is not None else said
     size = abs(contest.change)
     return (f"{size:.1%}" if size < 0.0995 else f"{size:.0%}").replace("%", " %")
+
+
+def target_words(target: str) -> str:
+    """How people call a target."""
+    return TARGETS.get(target, target.replace("_", " "))
 
 
 def words_of(metric: str) -> str:

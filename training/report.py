@@ -15,6 +15,7 @@ from training.contests import (
     lost,
     pooled,
     sentences,
+    target_words,
     won,
     words_of,
 )
@@ -91,7 +92,7 @@ def sets_of(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 def _demand(results: Results) -> Iterator[str]:
     drawn, shares = courses(results.predictions), served(results.predictions)
     for (dataset, target), rows in sets_of(results.rows).items():
-        name = f"{dataset}, {target.replace('_', ' ')}"
+        name = f"{dataset}, {target_words(target)}"
         inner = [_lines(rows, metric, name) for metric in DEMAND_LINES]
         inner += [calibration(rows, name), _coverage_table(rows)]
         inner.append(_served(rows, shares.get((dataset, target), {})))
@@ -242,7 +243,7 @@ def _start(results: Results) -> Iterator[str]:
             svg = bars_svg(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 bound"})
             inner.append(panel(svg, "Width of the p90 bound, less is better"))
         inner.append(_methods_table(rows))
-        yield section(f"{dataset}, {target.replace('_', ' ')}" if target else dataset, panels(inner))
+        yield section(f"{dataset}, {target_words(target)}" if target else dataset, panels(inner))
 
 
 # -- everything -----------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def test_a_report_is_the_same_twice() -> None:
 
 def test_a_duration_report_shows_quantiles_remaining_times_and_every_method() -> None:
     text = " ".join(read(report_html(duration_results())).text)
-    assert "ricc, run s, pinball loss at p90: better by 22 % (group quantiles)" in text
+    assert "ricc, run time, pinball loss at p90: better by 22 % (group quantiles)" in text
+    assert "ricc, remaining time, MAE of log seconds: better by 22 % at 10 min, 22 % at 1 h," in text
     assert "Remaining time: log error by time already run" in text
     assert "share within a factor of 2" in text
 
