@@ -23,6 +23,7 @@ from ingest.scrape import Scraper
 from ingest.source import Batch, MemorySource
 from models.forecast import Forecaster, Panel
 from models.naive import FORECASTERS, Persistence
+from models.theta import Theta
 from placement.filters import FILTERS, busy
 from placement.options import Filter, Options
 from placement.view import ClusterView
@@ -127,7 +128,7 @@ def test_scraper() -> None:
     check_source(ScrapedExporter, 2, replays=False)
 
 
-@pytest.mark.parametrize("forecaster", FORECASTERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("forecaster", (*FORECASTERS, Theta()), ids=lambda one: one.name)
 def test_forecaster(forecaster: Forecaster) -> None:
     check_forecaster(type(forecaster))
 
