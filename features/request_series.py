@@ -76,7 +76,7 @@ class RequestSeries:
                 rings.empty(bin_s, np.arange(first, last + 1))
         self._head = max(self._head, minute)
 
-    def keys(self) -> list[Key]:
+    def models(self) -> list[Key]:
         """(pool, model) of all that are known, sorted."""
         return sorted(self._rings)
 

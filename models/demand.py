@@ -1,228 +1,320 @@
-"""Demand: quantiles of arriving, running, queued and wanted GPUs, from ten minutes to a day ahead.
+"""Demand: quantiles of arriving, running, queued and wanted GPUs and of request rates, a minute to three days ahead.
 
-`DemandDesk` is the capability: histories in, rows of `/demand` out. At a new bin the gates grow by what matured.
+`DemandDesk` is the capability: histories in, rows of `/demand` out. For each target there are contests (a gate between
+forecasters, models/demand_contest.py): of all series by the minute for the nearest horizons; by ten minutes of pools
+and classes for the others, with the forecasters that cost most; and by ten minutes of user groups, which are sparse.
+The medians of classes, and of groups, add up to their pool's (models/hierarchy.py).
+
+Between two bins every call forecasts anew from the newest values; the gates move when a bin is over.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.demand_contest import Contest
 from models.forecast import QUANTILES, Forecaster, Panel
-from models.gate import Gate
+from models.hierarchy import MEDIAN, reconciled
 from models.naive import FORECASTERS, forward_filled
 
 Array = NDArray[np.float64]
-Key = tuple[str, str]  # pool, target
 
-BIN_S = 600
-BIN_MS = BIN_S * 1000
-HORIZONS_S = (600, 1800, 3600, 10800, 21600, 43200, 86400)
-STEPS = tuple(horizon_s // BIN_S for horizon_s in HORIZONS_S)
-TARGETS = ("arriving", "running", "queued", "wanted")
+EVERYTHING = "all"
+MINUTE_S, BIN_S = 60, 600
+MINUTE_MS, BIN_MS = MINUTE_S * 1000, BIN_S * 1000
+MINUTE_HORIZONS_S = (60, 300)
+BIN_HORIZONS_S = (600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 259_200)
+HORIZONS_S = (*MINUTE_HORIZONS_S, *BIN_HORIZONS_S)
+TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
+MINUTES, BROAD, GROUPS = "minutes", "broad", "groups"  # the contests of a target
+ORIGIN_BINS = {MINUTES: 5, BROAD: 6, GROUPS: 12}
 OLD_MS = 3_600_000
 ISSUED_KEPT = 10  # forecasts, one a bin: a good hour and a half
 DRAWN_BINS = 144
-WARM_BINS = 144
-ORIGIN_BINS = 12  # the gate tests an origin every two hours
+DRAWN_SERIES = 300
 FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95))
 OLD_FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.5, 0.95))
+Points = list[list[float]]
+
+
+class Whose(NamedTuple):
+    """Whose demand a series is of."""
+
+    pool: str
+    class_: str = EVERYTHING
+    group: str = EVERYTHING
+
+    @property
+    def is_part(self) -> bool:
+        """Of a user group (or, of request rates, of one served model)."""
+        return self.group != EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Series of one target that end now, by the minute and by ten minutes, NaN unknown.
+
+    whose: of each, once; minutes, tens: (series, bin); capacity: (series,) the ceiling, NaN for none; covariates: name
+    -> (series, bin) of ten minutes.
+    """
+
+    target: str
+    whose: tuple[Whose, ...]
+    minutes: Array
+    tens: Array
+    capacity: Array
+    covariates: Mapping[str, Array] = field(default_factory=dict)
+
+    def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
+        """Some of the series as what a forecaster sees; the last bin is the one that holds `now_ms`."""
+        values = self.minutes if bin_s == MINUTE_S else self.tens
+        names = tuple("|".join(self.whose[row]) for row in rows.tolist())
+        first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
+        covariates = {} if bin_s == MINUTE_S else {name: table[rows] for name, table in self.covariates.items()}
+        return Panel(self.target, names, bin_s, first_ms, values[rows], self.capacity[rows], covariates)
 
 
 @dataclass(slots=True)
 class Series:
-    """What is kept of one series: its known history, its last forecast, and what was forecast lately."""
+    """What is kept of one series: its last forecast, what was drawn of it, and what was forecast lately."""
 
+    values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(HORIZONS_S))))
     history: Array = field(default_factory=lambda: np.zeros(0))
-    values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(STEPS))))
-    issued: deque[tuple[int, list[list[float]]]] = field(default_factory=lambda: deque(maxlen=ISSUED_KEPT))
-    old: tuple[int, list[list[float]]] | None = None
-
-
-@dataclass(slots=True)
-class Target:
-    """The gate of all series of a target; `done`: the absolute bin of the last origin that it saw."""
-
-    gate: Gate
-    done: int = -1
+    issued: deque[tuple[int, Points]] = field(default_factory=lambda: deque(maxlen=ISSUED_KEPT))
+    old: tuple[int, Points] | None = None
     bin: int = -1
 
 
 class DemandDesk:
-    """Forecasts of all series of a fleet. One writer. `challengers` are tried beside the built-in forecasters."""
+    """Forecasts of all series of a fleet. One writer.
 
-    def __init__(self, challengers: Sequence[Forecaster] = ()) -> None:
-        self._forecasters = (*FORECASTERS, *challengers)
-        self._series: dict[Key, Series] = {}
-        self._targets: dict[str, Target] = {}
+    challengers are tried beside the built-in forecasters by ten minutes, sparse ones for groups alone; shadows are
+    scored beside them and never serve. Names must not change over the life of a desk.
+    """
+
+    def __init__(
+        self,
+        challengers: Sequence[Forecaster] = (),
+        sparse: Sequence[Forecaster] = (),
+        shadows: Sequence[Forecaster] = (),
+    ) -> None:
+        self._forecasters = {
+            MINUTES: FORECASTERS,
+            BROAD: (*FORECASTERS, *challengers, *shadows),
+            GROUPS: (*FORECASTERS, *sparse),
+        }
+        self._shadows = tuple(shadow.name for shadow in shadows)
+        self._contests: dict[tuple[str, str], Contest] = {}  # target, which
+        self._series: dict[tuple[Whose, str], Series] = {}
         self._now_ms = 0
 
-    def update(
-        self, series: Mapping[Key, Array], now_ms: int, capacity: Mapping[str, int] | None = None
-    ) -> list[dict[str, Any]]:
-        """Rows of `/demand`, in the order of `series`; a series without any known value has no row.
+    @property
+    def forecasters(self) -> tuple[Forecaster, ...]:
+        """All that it asks."""
+        return tuple({id(one): one for which in self._forecasters.values() for one in which}.values())
 
-        series: (pool, target) -> (bin,) of ten minutes, the last one is now. capacity: pool -> GPUs, the ceiling of
-        `running` (unknown or 0: no ceiling).
-        """
+    def update(self, histories: Sequence[Histories], now_ms: int) -> list[dict[str, Any]]:
+        """Rows of `/demand`, in order; a series without any known value has no row."""
         self._now_ms = now_ms
-        rows: dict[Key, dict[str, Any]] = {}
-        for target in dict.fromkeys(target for _, target in series):
-            known = {
-                pool: np.asarray(history, np.float64)
-                for (pool, name), history in series.items()
-                if name == target and np.isfinite(history).any()
-            }
-            if known:
-                rows |= self._rows(target, _panel(target, known, now_ms, capacity or {}))
-        return [rows[key] for key in series if key in rows]
+        known = {(whose, told.target) for told in histories for whose in told.whose}
+        self._series = {key: series for key, series in self._series.items() if key in known}
+        return [row for told in histories for row in self._rows(told)]
 
-    def _target(self, panel: Panel) -> Target:
-        """The gate of a target; with other pools than before it keeps what it knows of those that stayed."""
-        state = self._targets.get(panel.target)
-        if state is None or state.gate.series != panel.names:
-            names = [forecaster.name for forecaster in self._forecasters]
-            gate = Gate(names, STEPS, panel.names, BIN_S)
-            if state is not None and set(state.gate.series) >= set(panel.names):
-                gate.load(*state.gate.dump())
-                state.gate = gate
-            else:  # a pool is new: all are tested again, from their histories
-                state = self._targets[panel.target] = Target(gate)
-        state.gate.ceiling = np.where(np.isfinite(panel.capacity), panel.capacity, np.inf)
-        return state
+    def _contest(self, target: str, which: str) -> Contest:
+        if (target, which) not in self._contests:
+            bin_s, horizons_s = (MINUTE_S, MINUTE_HORIZONS_S) if which == MINUTES else (BIN_S, BIN_HORIZONS_S)
+            steps = [horizon_s // bin_s for horizon_s in horizons_s]
+            origin_bins = ORIGIN_BINS[which]
+            shadows = self._shadows if which == BROAD else ()
+            made = Contest(self._forecasters[which], steps, bin_s, origin_bins, shadows)
+            self._contests[target, which] = made
+        return self._contests[target, which]
 
-    def _extend(self, state: Target, panel: Panel, now_bin: int) -> None:
-        """Test the origins that have matured since the last call."""
-        first_bin = now_bin - panel.bins + 1  # absolute number of bin 0
-        start = max(state.done + 1, first_bin + WARM_BINS)
-        # The newest bin is not over yet.
-        bins = np.arange(start, now_bin)
-        origins = bins[(bins + 1) % ORIGIN_BINS == 0] - first_bin
-        raw = self._raw(panel, origins)
-        waiting = dict(zip((origins + first_bin).tolist(), range(len(origins)), strict=True))
-        for bin in bins.tolist():
-            state.gate.mature(bin, panel.values[:, bin - first_bin])
-            if bin in waiting:
-                state.gate.issue(bin, raw[:, :, :, waiting[bin]])
-        state.done = max(state.done, now_bin - 1)
+    def _rows(self, told: Histories) -> Iterator[dict[str, Any]]:
+        heard = np.asarray(np.isfinite(told.tens).any(axis=1) & np.isfinite(told.minutes).any(axis=1))
+        is_part = np.array([whose.is_part for whose in told.whose], bool)
+        forecast = _Forecast.of(len(told.whose))
+        old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(told.whose)), np.nan)
+        for which, chosen in ((MINUTES, heard), (BROAD, heard & ~is_part), (GROUPS, heard & is_part)):
+            rows = np.flatnonzero(chosen)
+            if not len(rows):
+                continue
+            contest = self._contest(told.target, which)
+            panel = told.panel(rows, self._now_ms, contest.bin_s)
+            contest.refresh(panel)
+            forecast.take(rows, which == MINUTES, contest.serve(panel), contest.record())
+            if which == BROAD and self._lacks_old(told, rows):
+                back = OLD_MS // BIN_MS
+                if panel.bins > back:
+                    old[:, :, rows] = contest.serve(panel, back).values
+        _add_up(forecast.values, told.whose, heard)
+        for row in np.flatnonzero(heard).tolist():
+            yield self._row(told, row, forecast, old[:, :, row])
 
-    def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
-        """(forecaster, quantile, step, origin, series)."""
-        return np.stack([forecaster.forecast(panel, origins, STEPS) for forecaster in self._forecasters])
+    def _lacks_old(self, told: Histories, rows: NDArray[np.intp]) -> bool:
+        """Whether a forecast of an hour ago must be made up, after a start, from what was known then."""
+        whose = (told.whose[row] for row in rows.tolist())
+        return any(not self._of(one, told.target).issued for one in whose)
 
-    def _rows(self, target: str, panel: Panel) -> dict[Key, dict[str, Any]]:
-        now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
-        state = self._target(panel)
-        is_new = now_bin != state.bin
-        if is_new:
-            self._extend(state, panel, now_bin)
-        served = state.gate.serve(self._raw(panel, np.array([panel.bins - 1]))[:, :, :, 0])
-        records = state.gate.record()
-        rows = {}
-        for n, pool in enumerate(panel.names):
-            series = self._series.setdefault((pool, target), Series())
-            series.history = _known(panel.values[n])
-            series.values = served.values[:, :, n]
-            if is_new:
-                series.old = self._old(series, state, panel, n)
-                series.issued.append((now_ms, _points(series.values, now_ms, OLD_FAN)))
-            rows[pool, target] = _row((pool, target), series, served.model[:, n].tolist(), now_ms, records[n])
-        state.bin = now_bin
-        return rows
+    def _of(self, whose: Whose, target: str) -> Series:
+        return self._series.setdefault((whose, target), Series())
 
-    def _old(self, series: Series, state: Target, panel: Panel, n: int) -> tuple[int, list[list[float]]] | None:
-        """The forecast of about an hour ago: as it was issued, or, after a start, from what was known then."""
-        kept = [row for row in series.issued if self._now_ms - row[0] >= OLD_MS]
-        if kept:
-            return kept[-1]
-        origin = panel.bins - 1 - OLD_MS // BIN_MS
-        if origin < 0 or not np.isfinite(panel.values[n, : origin + 1]).any():
-            return None
-        values = state.gate.serve(self._raw(panel, np.array([origin]))[:, :, :, 0]).values[:, :, n]
-        issued_ms = self._now_ms - OLD_MS
-        return issued_ms, _points(values, issued_ms, OLD_FAN)
-
-    def record(self) -> dict[str, Any]:
-        """`pool|target` -> history, the forecast as a fan, and the one of an hour ago to hold against the outcome.
-
-        Points are [time_ms, value] and [time_ms, p05, p25, p50, p75, p95]; of `old` [time_ms, p05, p50, p95].
-        """
-        document = {}
-        for (pool, target), state in self._series.items():
-            drawn = state.history[-DRAWN_BINS:]
-            times = [self._now_ms - BIN_MS * back for back in range(len(drawn) - 1, -1, -1)]
-            document[f"{pool}|{target}"] = {
-                "history": [[time_ms, round(value, 1)] for time_ms, value in zip(times, drawn.tolist(), strict=True)],
-                "forecast": _points(state.values, self._now_ms, FAN),
-                "old": state.old[1] if state.old else [],
-                "old_issued_ms": state.old[0] if state.old else None,
-            }
-        return document
-
-    def dump(self) -> dict[str, Any]:
-        """JSON-able: what was forecast lately. Back-tests are worked out again from the histories."""
+    def _row(self, told: Histories, row: int, forecast: "_Forecast", old: Array) -> dict[str, Any]:
+        whose, now_ms = told.whose[row], self._now_ms
+        series = self._of(whose, told.target)
+        series.values = forecast.values[:, :, row]
+        if not whose.is_part:
+            self._keep(series, told.tens[row], old)
+        models = forecast.models[:, row].tolist()
+        minutes = told.minutes[row]
+        now = float(minutes[np.flatnonzero(np.isfinite(minutes))[-1]])
+        digits = 3 if told.target == "request_rate" else 1
         return {
-            "issued": [
-                {"pool": pool, "target": target, "rows": [[issued_ms, points] for issued_ms, points in state.issued]}
-                for (pool, target), state in self._series.items()
-            ]
+            "pool": whose.pool,
+            "class": whose.class_,
+            "group": whose.group,
+            "target": told.target,
+            "now": round(now, max(digits, 2)),
+            "model": "+".join(dict.fromkeys(models)),
+            "models": models,
+            "issued_ms": now_ms,
+            "horizons_s": list(HORIZONS_S),
+            "quantiles": list(QUANTILES),
+            "values": np.round(series.values, digits).tolist(),
+            "record": forecast.record(row),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `dump`, into this desk."""
-        for row in state.get("issued", ()):
-            series = self._series.setdefault((row["pool"], row["target"]), Series())
-            series.issued.extend((int(issued_ms), points) for issued_ms, points in row["rows"])
+    def _keep(self, series: Series, tens: Array, old: Array) -> None:
+        """What the fan is drawn from. old: (quantile, horizon) of an hour ago, NaN where it was not made up."""
+        now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
+        series.history = _drawn(tens)
+        if now_bin == series.bin:
+            return
+        series.bin = now_bin
+        kept = [issued for issued in series.issued if now_ms - issued[0] >= OLD_MS]
+        if kept:
+            series.old = kept[-1]
+        elif np.isfinite(old).all() and np.isfinite(tens[: len(tens) - OLD_MS // BIN_MS]).any():
+            series.old = now_ms - OLD_MS, _points(old, now_ms - OLD_MS, BIN_HORIZONS_S, OLD_FAN)
+        series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
+
+    def forget(self, name: str) -> None:
+        """A forecaster is another one from now on: as if the one before had said what persistence said."""
+        for (_, which), contest in self._contests.items():
+            if any(forecaster.name == name for forecaster in self._forecasters[which]):
+                contest.forget(name)
+
+    def losses(self) -> dict[str, dict[str, tuple[float, int]]]:
+        """target -> forecaster of pools and classes -> mean loss in units of persistence's, and of how many."""
+        return {target: contest.losses() for (target, which), contest in self._contests.items() if which == BROAD}
+
+    def record(self) -> dict[str, Any]:
+        """`pool|target`, of a class `pool|target|class`, -> history, the forecast as a fan, and the one of an hour ago.
+
+        Points are [time_ms, value] and [time_ms, p05, p25, p50, p75, p95]; of `old` [time_ms, p05, p50, p95]. Of the
+        DRAWN_SERIES largest.
+        """
+        drawn = {key: series for key, series in self._series.items() if len(series.history)}
+        largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
+        whole = [key for key in largest if key[0].pool == EVERYTHING]
+        shown = dict.fromkeys([*whole, *largest][: DRAWN_SERIES + len(whole)])
+        return {_name(*key): self._fan(drawn[key]) for key in shown}
+
+    def _fan(self, series: Series) -> dict[str, Any]:
+        history = series.history.tolist()
+        times = [self._now_ms - BIN_MS * back for back in range(len(history) - 1, -1, -1)]
+        return {
+            "history": [[time_ms, round(value, 2)] for time_ms, value in zip(times, history, strict=True)],
+            "forecast": _points(series.values, self._now_ms, HORIZONS_S, FAN),
+            "old": series.old[1] if series.old else [],
+            "old_issued_ms": series.old[0] if series.old else None,
+        }
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
+        contests: list[dict[str, Any]] = []
+        arrays: dict[str, NDArray[Any]] = {}
+        for number, ((target, which), contest) in enumerate(self._contests.items()):
+            about, parts = contest.dump()
+            contests.append({"target": target, "which": which, **about})
+            arrays |= {f"{number} {name}": array for name, array in parts.items()}
+        issued = [
+            {**whose._asdict(), "target": target, "rows": [[issued_ms, points] for issued_ms, points in series.issued]}
+            for (whose, target), series in self._series.items()
+            if series.issued
+        ]
+        return {"contests": contests, "issued": issued}, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """The inverse of `dump`, into this desk. What gates lack there is tested again, from the histories."""
+        for row in about.get("issued", ()):
+            whose = Whose(row["pool"], row.get("class_", EVERYTHING), row.get("group", EVERYTHING))
+            issued = [(int(issued_ms), points) for issued_ms, points in row["rows"]]
+            self._of(whose, row["target"]).issued.extend(issued)
+        for number, row in enumerate(about.get("contests", ())):
+            begins = f"{number} "
+            parts = {
+                name.removeprefix(begins): rows for name, rows in (arrays or {}).items() if name.startswith(begins)
+            }
+            self._contest(row["target"], row["which"]).load(row, parts)
 
 
-def forecast_demand(
-    series: Mapping[Key, Array], now_ms: int, capacity: Mapping[str, int] | None = None
-) -> list[dict[str, Any]]:
-    """The rows of `/demand` for (pool, target) -> history, from nothing; `DemandDesk` keeps what can be kept."""
-    return DemandDesk().update(series, now_ms, capacity)
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """values: (quantile, horizon, series); models: (horizon, series); records: of minutes, of tens, by series."""
+
+    values: Array
+    models: NDArray[np.object_]
+    records: dict[int, list[dict[str, float | int | None]]]
+
+    @classmethod
+    def of(cls, series: int) -> "_Forecast":
+        shape = (len(HORIZONS_S), series)
+        return cls(np.full((len(QUANTILES), *shape), np.nan), np.full(shape, "", object), {})
+
+    def take(self, rows: NDArray[np.intp], nearest: bool, served: Any, records: list[dict[str, Any]]) -> None:
+        at = slice(0, len(MINUTE_HORIZONS_S)) if nearest else slice(len(MINUTE_HORIZONS_S), None)
+        self.values[:, at, rows] = served.values
+        self.models[at, rows] = served.model
+        for row, record in zip(rows.tolist(), records, strict=True):
+            self.records.setdefault(row, []).append(record)
+
+    def record(self, row: int) -> dict[str, float | int | None]:
+        """Of ten minutes and more, once any of that has matured."""
+        nearest, *others = self.records[row]
+        return next((record for record in others if record["origins"]), nearest)
 
 
-def _panel(target: str, known: Mapping[str, Array], now_ms: int, capacity: Mapping[str, int]) -> Panel:
-    """Histories that end now, as one panel; shorter ones begin later."""
-    bins = max(len(history) for history in known.values())
-    values = np.full((len(known), bins), np.nan)
-    for row, history in zip(values, known.values(), strict=True):
-        row[bins - len(history) :] = history
-    ceilings = [capacity.get(pool, 0) if target == "running" else 0 for pool in known]
-    first_ms = (now_ms // BIN_MS - bins + 1) * BIN_MS
-    return Panel(
-        target, tuple(known), BIN_S, first_ms, values, np.array([ceiling or np.nan for ceiling in ceilings], np.float64)
-    )
+def _add_up(values: Array, whose: Sequence[Whose], heard: NDArray[np.bool_]) -> None:
+    """Classes and groups made to sum to their pool, in place. values: (quantile, horizon, series)."""
+    at = {one: row for row, one in enumerate(whose) if heard[row]}
+    parts: dict[tuple[Whose, str], list[int]] = {}
+    for one, row in at.items():
+        if one.is_part:
+            parts.setdefault((one._replace(group=EVERYTHING), "group"), []).append(row)
+        elif one.class_ != EVERYTHING:
+            parts.setdefault((one._replace(class_=EVERYTHING), "class"), []).append(row)
+    for (whole, _), rows in parts.items():
+        if whole in at:
+            values[:, :, rows] = reconciled(values[:, :, rows], values[MEDIAN, :, at[whole]])
 
 
-def _known(values: Array) -> Array:
-    """From the first known value on, without gaps."""
-    return forward_filled(values[None])[0, int(np.isfinite(values).argmax()) :]
+def _drawn(tens: Array) -> Array:
+    """The newest DRAWN_BINS from the first known one on, without gaps."""
+    newest = tens[-DRAWN_BINS:]
+    known = np.flatnonzero(np.isfinite(newest))
+    return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
 
 
-def _row(
-    key: Key, series: Series, models: list[str], now_ms: int, record: dict[str, float | int | None]
-) -> dict[str, Any]:
-    return {
-        "pool": key[0],
-        "class": "all",
-        "group": "all",
-        "target": key[1],
-        "now": round(float(series.history[-1]), 2),
-        "model": "+".join(dict.fromkeys(models)),
-        "models": models,
-        "issued_ms": now_ms,
-        "horizons_s": list(HORIZONS_S),
-        "quantiles": list(QUANTILES),
-        "values": np.round(series.values, 1).tolist(),
-        "record": record,
-    }
+def _name(whose: Whose, target: str) -> str:
+    return f"{whose.pool}|{target}" if whose.class_ == EVERYTHING else f"{whose.pool}|{target}|{whose.class_}"
 
 
-def _points(values: Array, issued_ms: int, levels: tuple[int, ...]) -> list[list[float]]:
+def _points(values: Array, issued_ms: int, horizons_s: Sequence[int], levels: tuple[int, ...]) -> Points:
     """[[time_ms, quantile...]...], a point a horizon."""
-    rows = np.round(values[list(levels)].T, 1).tolist()
-    return [[issued_ms + horizon_s * 1000, *row] for horizon_s, row in zip(HORIZONS_S, rows, strict=True)]
+    rows = np.round(values[list(levels)].T, 2).tolist()
+    return [[issued_ms + horizon_s * 1000, *row] for horizon_s, row in zip(horizons_s, rows, strict=True)]

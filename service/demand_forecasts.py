@@ -1,39 +1,62 @@
-"""Forecasts of demand beside a running pipeline: made anew about once a minute, in a thread on copied series."""
+"""Forecasts of demand beside a running pipeline: made anew about once a minute, in a thread on copied series.
+
+    ticks ── watch ──> what is heard of served models and seen of GPUs ─┐ noted in the loop
+    events ── fold ──> DemandSeries ── read in slices ──────────────────┴─> histories ── thread ──> rows, fans, sections
+
+The demand model is worked out at a new bin of ten minutes: it changes no faster.
+"""
 
 import asyncio
 import time
-from collections import Counter
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from features.demand_series import Target
+from features.gpu_residency import Look
+from features.job_records import JobRecord
+from features.request_series import Served, request_rates
+from features.serving import ServedInstance
 from fleet.clock import Clock
-from models.demand import DemandDesk
+from models.demand import BIN_MS, DemandDesk, Histories
+from models.demand_model import Key, Running, cold_starts, demand_model, nearest
+from models.prescale import prescale
+from service.board import Section
+from service.demand_histories import read_histories
+from service.demand_metrics import parts_page, trees_page
+from service.demand_sections import demand_sections
 from service.fleet_metrics import demand_page
+from service.gpu_looks import gpu_looks
+from service.publish import Tick
+from service.served_trees import ServedTrees
 from service.state import FleetState
+from service.thread_work import in_thread
 
 PERIOD_S = 60.0
 SHORTEST_PAUSE_WALL_S = 0.2
-BINS = 28 * 144
-TARGETS: tuple[Target, ...] = ("arriving", "running", "queued", "wanted")
-BIN_S = 600
+HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 
 class DemandForecasts:
-    """The latest ones: `document` and `record` for the board, `page` for Prometheus.
+    """The latest ones: `sections` for the board, `page` for Prometheus.
 
     Who holds `free` has the desk to himself: a thread writes it while it forecasts.
     """
 
     def __init__(self, desk: DemandDesk, clock: Clock, began_ms: int) -> None:
         self.free = asyncio.Lock()
-        self.document: dict[str, Any] = {"as_of_ms": began_ms, "series": []}
-        self.record: dict[str, Any] = {}
+        self.sections: list[Section] = demand_sections([], {}, [], began_ms)
+        self.rows: list[dict[str, Any]] = []  # of `/v1/demand`
         self.page = b""
         self._desk = desk
         self._clock = clock
+        self._trees = next((one for one in desk.forecasters if isinstance(one, ServedTrees)), None)
+        self._heard: deque[tuple[int, Sequence[ServedInstance], Mapping[Key, Look]]] = deque(maxlen=HEARD_KEPT)
+        self._model: list[dict[str, Any]] = []
+        self._model_bin = -1
+
+    def watch(self, tick: Tick, served: Sequence[ServedInstance]) -> None:
+        """What a tick knows of served models and GPUs; from the thread that scores."""
+        self._heard.append((tick.now_ms, served, gpu_looks(tick)))
 
     async def forecast_forever(self, state: FleetState) -> None:
         while True:
@@ -43,20 +66,49 @@ class DemandForecasts:
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, period_s - (time.monotonic() - began)))
 
     async def forecast(self, state: FleetState) -> None:
-        """Forecast the demand of every pool anew."""
+        """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
-        series: dict[tuple[str, str], NDArray[np.float64]] = {
-            (pool, target): demand.series(pool, target, now_ms, BIN_S, BINS)
-            for pool in demand.pools()
-            for target in TARGETS
-        }
-        total = int(state.topology.gpus.sum())
-        pools: Counter[str] = Counter()
-        for node in state.topology.nodes:
-            pools[node.pool] += node.gpus
-        capacity = {pool: pools.get(pool, total) for pool in demand.pools()}
+        while self._heard:
+            heard_ms, served, looks = self._heard.popleft()
+            demand.requests.note(heard_ms, request_rates(served))
+            demand.residency.note(heard_ms, looks)
+        demand.rank_groups(now_ms)
+        histories = await read_histories(demand, state.topology, now_ms)
+        rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
+        records, residency = demand.records.rows(), demand.residency.shares()
         async with self.free:
-            rows = await asyncio.to_thread(self._desk.update, series, now_ms, capacity)
-            self.record = self._desk.record()
-            self.page = await asyncio.to_thread(demand_page, rows)
-        self.document = {"as_of_ms": now_ms, "series": rows}
+            await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates))
+
+    def _forecast(
+        self,
+        histories: list[Histories],
+        now_ms: int,
+        records: list[JobRecord],
+        residency: Mapping[Key, tuple[float, float]],
+        rates: Mapping[Key, Served],
+    ) -> None:
+        if self._trees is not None and self._trees.refresh():
+            self._desk.forget(self._trees.name)
+        rows = self._desk.update(histories, now_ms)
+        cold = cold_starts(records)
+        for row in rows:
+            if row["target"] == "request_rate" and (row["pool"], row["group"]) in rates:
+                seen = rates[row["pool"], row["group"]]
+                starts = nearest(cold, (row["pool"], row["class"]))
+                row["prescale"] = prescale(row, seen.instances, seen.peak_per_instance, starts)
+        if now_ms // BIN_MS != self._model_bin:
+            self._model = demand_model(running_by_class(histories), records, residency)
+            self._model_bin = now_ms // BIN_MS
+        self.rows = rows
+        self.sections = demand_sections(rows, self._desk.record(), self._model, now_ms)
+        self.page = demand_page(rows) + parts_page(rows) + trees_page(self._trees)
+
+
+def running_by_class(histories: Sequence[Histories]) -> dict[Key, Running]:
+    """(pool, class) -> GPUs in use; of pools first, then of their classes."""
+    (told,) = (one for one in histories if one.target == "running")
+    return {
+        (whose.pool, whose.class_): Running(minutes, tens)
+        for whose, minutes, tens in zip(told.whose, told.minutes, told.tens, strict=True)
+        if not whose.is_part
+    }

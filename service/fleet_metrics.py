@@ -323,8 +323,9 @@ def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def demand_page(demand: Sequence[Mapping[str, Any]]) -> bytes:
-    """The forecasts. demand: rows of `/v1/demand`."""
+    """The forecasts of whole pools (see also service.demand_metrics). demand: rows of `/v1/demand`."""
     page = Page()
+    demand = [row for row in demand if row["class"] == row["group"] == "all"]
     size: dict[str, float] = defaultdict(float)
     for row in demand:
         size[row["pool"]] += math.inf if row["pool"] == "all" else row["now"]

@@ -289,13 +289,15 @@ class Pipeline:
         given, locals = self.siblings.join(given, local)
         fleet = score_fleet(locals, told.running, told.nodes, topology, now_ms, self.memory, self.fit)
         tick = tick_of(given, fleet)
-        sections = [*score_sections(tick), *self.runs.sections, *peak_sections(self.kept.peaks, tick)]
+        self.demand.watch(tick, given.served)
+        sections = [*score_sections(tick), *self.demand.sections]
+        sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick)]
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)
             self._published_generation = topology.generation
         documents["meta"]["models"]["risk"] = fleet.risk.model
         documents["doc.fleet"] = fleet_document(tick, usable_gpus(tick), documents["doc.fleet"])
-        documents["doc.models"] = self.models.look(documents["doc.demand"]["series"], now_ms)
+        documents["doc.models"] = self.models.look(self.demand.rows, now_ms)
         served = documents["doc.served_models"] = served_document(given.served, now_ms)
         sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
         return [*sections, Section("metrics.fleet", self._metrics(tick) + served_page(served), now_ms)]
@@ -319,8 +321,6 @@ class Pipeline:
             "meta": meta,
             "doc.ingestion": ingestion,
             "doc.fleet": header,
-            "doc.demand": self.demand.document,
-            "doc.demand_record": self.demand.record,
         }
 
     def _metrics(self, tick: Tick) -> bytes:

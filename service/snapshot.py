@@ -1,7 +1,8 @@
 """State to disk and back: rings, jobs, nodes, what models remember, and the positions of the sources.
 
-    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   demand.arrays   memory.arrays
-                    runs.arrays   peaks.arrays   told.arrays   state.arrays: positions, nodes, and what else is small
+    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   demand.arrays   desk.arrays
+                    memory.arrays   runs.arrays   peaks.arrays   told.arrays
+                    state.arrays: positions, nodes, and what else is small
 
 A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
 of one moment, the rings are copied in slices after it: what is replayed twice changes nothing. The last two are kept,
@@ -30,10 +31,12 @@ from fleet.sequences import SeenSequences
 from fleet.topology import Topology
 from models.demand import DemandDesk
 from models.memory import RiskMemory
+from models.registry import Registry
 from service.config import Config
 from service.job_files import JobFiles, read_jobs
 from service.plugins import load
 from service.run_book import RunBook
+from service.served_trees import ServedTrees
 from service.state import FleetState
 from service.thread_work import in_thread
 
@@ -103,7 +106,7 @@ class Snapshot:
         memory, desk = _memory(config), _desk(config)
         memory.load(*read_arrays(folder / "memory.arrays"))
         peaks, book = _load_runs(folder, state) if document.get("tells_runs") else (JobPeaks(), RunBook())
-        desk.load(document["desk"])
+        desk.load(*(read_arrays(folder / "desk.arrays") if document["desk"] is None else (document["desk"], {})))
         awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
         logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)
         return Kept(
@@ -157,12 +160,12 @@ class Snapshot:
             "jobs_position": state.jobs.position,
             "nodes_position": state.nodes.position,
             "newest_sample_ms": state.counts.newest_sample_ms,
-            "desk": kept.desk.dump(),
+            "desk": None,  # in a file of its own
             "tells_runs": True,
         }
         jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
         nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
-        demand, memory = state.demand.dump(), kept.memory.dump()
+        demand, desk, memory = state.demand.dump(), kept.desk.dump(), kept.memory.dump()
         runs, peaks, told = state.runs.dump(), kept.peaks.dump(), kept.book.dump()
 
         def write() -> None:
@@ -170,6 +173,7 @@ class Snapshot:
             beside.mkdir()
             names = jobs()
             write_arrays(beside / "demand.arrays", *demand)
+            write_arrays(beside / "desk.arrays", *desk)
             write_arrays(beside / "memory.arrays", *memory)
             packed = np.frombuffer(msgspec.msgpack.encode(runs), np.uint8)
             write_arrays(beside / "runs.arrays", {}, {"history": packed})
@@ -236,4 +240,5 @@ def _memory(config: Config) -> RiskMemory:
 
 
 def _desk(config: Config) -> DemandDesk:
-    return DemandDesk([load("pipeline.forecasters", path)() for path in config.pipeline.forecasters])
+    trees = ServedTrees(Registry(config.models_folder))
+    return DemandDesk([trees, *(load("pipeline.forecasters", path)() for path in config.pipeline.forecasters)])

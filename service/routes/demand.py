@@ -1,76 +1,113 @@
-"""Demand: forecasts by pool and target, and what became of the earlier ones."""
+"""Demand: forecasts by pool, class, group and target, what became of the earlier ones, and what demand is made of."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
+from fleet.events import JobClass
+from models.demand import TARGETS
+from service.board import Board
+from service.demand_sections import KEYS, Key, demand_fan, demand_keys, demand_rows
+from service.feed import BoardFeed
 from service.problems import unprocessable
-from service.routes import shapes
+from service.routes import demand_examples, shapes
 from service.routes.context import Context
 from service.routes.table import Param, Query, Row, answer, encode
 
-TARGETS = ("arriving", "running", "queued", "wanted", "request_rate", "arriving_jobs", "active_nodes")
+CLASSES = ("all", *get_args(JobClass))
+NAMED = 20  # in an error
 
 FILTERS = (
     Param("pool", str, "only this pool; `all` is the whole fleet"),
-    Param("class", str, "only this job class; `all` is every class"),
-    Param("group", str, "only this group"),
+    Param("class", str, "only this job class; `all` is every class", choices=CLASSES),
+    Param("group", str, "only this user group, or served model; `all` is everybody, `other` who is not listed"),
     Param("target", str, "only this target", choices=TARGETS),
     Param("horizon_s", int, "only this horizon", least=1),
 )
 RECORD_PARAMS = (
     Param("pool", str, "whose record", "all"),
     Param("target", str, "of what", "running", choices=TARGETS),
+    Param("class", str, "of which job class", "all", choices=CLASSES),
+)
+MODEL_PARAMS = (
+    Param("pool", str, "only this pool; `all` is the whole fleet"),
+    Param("class", str, "only this job class; `all` is every class", choices=CLASSES),
 )
 
 
 async def demand(request: Request, context: Context, query: Query) -> Response:
     """Forecast quantiles of the series that match."""
     feed, board = context.feed, context.feed.board()
+    feed.section(board, "demand.keys")  # a 503 where there is none
     as_of_ms = feed.as_of_ms(board, "doc.demand")
     key = ("demand", *(query[param.name] for param in FILTERS))
-
-    def make() -> bytes:
-        document = feed.document(board, "doc.demand")
-        return encode({**document, "as_of_ms": as_of_ms, "series": _select(document["series"], query)})
-
-    return answer(context, board, as_of_ms, feed.kept(board, key, make))
+    return answer(context, board, as_of_ms, feed.kept(board, key, lambda: _body(feed, board, query, as_of_ms)))
 
 
-def _select(series: list[dict[str, Any]], query: Query) -> list[dict[str, Any]]:
-    pools = sorted({row["pool"] for row in series})
-    if query["pool"] is not None and series and query["pool"] not in pools:
-        raise UnknownEntity(f"no pool {query['pool'][:200]!r}; pools are {', '.join(pools[:20])}")
-    wanted = [(name, query[name]) for name in ("pool", "class", "group", "target") if query[name] is not None]
-    rows = [row for row in series if all(row.get(name) == value for name, value in wanted)]
-    if query["horizon_s"] is None:
-        return rows
+def _body(feed: BoardFeed, board: Board, query: Query, as_of_ms: int) -> bytes:
+    keys = feed.kept(board, "demand.keys", lambda: demand_keys(board))
+    for name in ("pool", "group"):
+        _known(name, query[name], keys)
+    wanted = {at: query[name] for at, name in enumerate(KEYS) if query[name] is not None}
+    chosen = [row for row, key in enumerate(keys) if all(key[at] == value for at, value in wanted.items())]
+    rows: list[Any] = demand_rows(board, chosen)
+    if query["horizon_s"] is not None:
+        rows = _cut([msgspec.json.decode(row) for row in rows], query["horizon_s"])
+    return encode({"as_of_ms": as_of_ms, "series": rows})
+
+
+def _known(name: str, value: str | None, keys: list[Key]) -> None:
+    """A 404 problem for a pool or group that no series is of."""
+    names = sorted({key[KEYS.index(name)] for key in keys})
+    if value is not None and keys and value not in names:
+        raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(names[:NAMED])}")
+
+
+def _cut(rows: list[dict[str, Any]], horizon_s: int) -> list[dict[str, Any]]:
+    """The rows cut to one horizon; a 422 problem where none of them has it."""
     horizons = sorted({horizon for row in rows for horizon in row["horizons_s"]})
-    if rows and query["horizon_s"] not in horizons:
-        raise unprocessable("horizon_s", query["horizon_s"], "one of " + ", ".join(map(str, horizons)))
-    return [_at(row, query["horizon_s"]) for row in rows if query["horizon_s"] in row["horizons_s"]]
+    if rows and horizon_s not in horizons:
+        raise unprocessable("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
+    return [_at(row, horizon_s) for row in rows if horizon_s in row["horizons_s"]]
 
 
 def _at(row: Mapping[str, Any], horizon_s: int) -> dict[str, Any]:
     """A series cut to one horizon."""
     at = row["horizons_s"].index(horizon_s)
-    return {**row, "horizons_s": [horizon_s], "values": [[values[at]] for values in row["values"]]}
+    cut = {**row, "horizons_s": [horizon_s], "values": [[values[at]] for values in row["values"]]}
+    return cut | {"models": [row["models"][at]], "model": row["models"][at]} if "models" in row else cut
 
 
 async def record(request: Request, context: Context, query: Query) -> Response:
     """History, the forecast now and the one issued about an hour ago."""
     feed, board = context.feed, context.feed.board()
+    feed.section(board, "demand_record.keys")
     as_of_ms = feed.as_of_ms(board, "doc.demand_record")
-    records = feed.document(board, "doc.demand_record")
-    name = f"{query['pool']}|{query['target']}"
-    if name not in records:
-        known = ", ".join(sorted(records)[:20]) or "none yet"
-        raise UnknownEntity(f"no record of pool|target {name[:200]!r}; there are: {known}")
-    body = {"as_of_ms": as_of_ms, "pool": query["pool"], "target": query["target"], **records[name]}
+    names = ("pool", "target") if query["class"] == "all" else ("pool", "target", "class")
+    name = "|".join(query[part] for part in names)
+    fan = demand_fan(board, name)
+    if fan is None:
+        known = ", ".join(sorted(msgspec.json.decode(feed.section(board, "demand_record.keys")))[:NAMED]) or "none yet"
+        raise UnknownEntity(f"no record of {'|'.join(names)} {name[:200]!r}; there are: {known}")
+    body = {"as_of_ms": as_of_ms, "pool": query["pool"], "target": query["target"], "class": query["class"], **fan}
     return answer(context, board, as_of_ms, encode(body))
+
+
+async def model(request: Request, context: Context, query: Query) -> Response:
+    """The demand model: what is always wanted, what comes in bursts, how long anybody waits."""
+    feed, board = context.feed, context.feed.board()
+    as_of_ms = feed.as_of_ms(board, "doc.demand_model")
+    rows = feed.document(board, "doc.demand_model")["rows"]
+    pools = sorted({row["pool"] for row in rows})
+    if query["pool"] is not None and rows and query["pool"] not in pools:
+        raise UnknownEntity(f"no pool {query['pool'][:200]!r}; pools are {', '.join(pools[:NAMED])}")
+    wanted = [(param.name, query[param.name]) for param in MODEL_PARAMS if query[param.name] is not None]
+    rows = [row for row in rows if all(row[name] == value for name, value in wanted)]
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows}))
 
 
 ROWS = (
@@ -78,29 +115,12 @@ ROWS = (
         "GET",
         "/v1/demand",
         demand,
-        "How many GPUs will be wanted, as quantiles by horizon",
+        "How many GPUs, and requests to served models, will be wanted, as quantiles by horizon",
         "demand",
         params=FILTERS,
         answer=shapes.Demand,
         problems=(404, 422, 503),
-        example={
-            "as_of_ms": 1760000000000,
-            "series": [
-                {
-                    "pool": "all",
-                    "class": "all",
-                    "group": "all",
-                    "target": "running",
-                    "now": 812.0,
-                    "model": "persistence",
-                    "issued_ms": 1760000000000,
-                    "horizons_s": [600, 3600],
-                    "quantiles": [0.1, 0.5, 0.9],
-                    "values": [[796.0, 760.0], [812.0, 808.0], [824.0, 872.0]],
-                    "record": {"wql_vs_best_naive": 0.97, "coverage_80": 0.81, "origins": 3400},
-                }
-            ],
-        },
+        example=demand_examples.DEMAND,
     ),
     Row(
         "GET",
@@ -111,13 +131,17 @@ ROWS = (
         params=RECORD_PARAMS,
         answer=shapes.DemandRecord,
         problems=(404, 422, 503),
-        example={
-            "as_of_ms": 1760000000000,
-            "pool": "all",
-            "target": "running",
-            "history": [[1759999400000, 808.0], [1760000000000, 812.0]],
-            "forecast": [[1760000600000, 780.0, 804.0, 812.0, 816.0, 832.0]],
-            "old": [[1760000000000, 760.0, 800.0, 848.0]],
-        },
+        example=demand_examples.RECORD,
+    ),
+    Row(
+        "GET",
+        "/v1/demand/model",
+        model,
+        "What a pool's demand is made of: floor, bands, bursts, mix, durations, waits, cold starts",
+        "demand",
+        params=MODEL_PARAMS,
+        answer=shapes.DemandModel,
+        problems=(404, 422, 503),
+        example=demand_examples.MODEL,
     ),
 )

@@ -25,7 +25,6 @@ ROWS = (
     _row(
         "POST", "/v1/risk/gang", "Risk of a set of nodes together", "risk", "gang risk needs correlated failure domains"
     ),
-    _row("GET", "/v1/demand/model", "What a pool's demand is made of", "demand", "no demand model is fitted yet"),
     _row(
         "GET",
         "/v1/jobs/{job:path}/fingerprint",

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from service.board import BoardWriter, Section
 from service.config import ApiConfig, Config, PlacerConfig
+from service.demand_sections import demand_sections
 from service.publish import pieces
+from service.routes import demand_examples
 
 NOW_MS = 1_760_000_000_000
 NODES = ("n001", "n002", "n003")
@@ -83,11 +85,6 @@ def demand_row(pool: str, target: str) -> dict[str, Any]:
 def documents() -> dict[str, Any]:
     return {
         "meta": {"fleet": "test", "generation": 1, "now_ms": NOW_MS, "warming": {"have_s": 60, "need_s": 1800}},
-        "doc.demand": {
-            "as_of_ms": NOW_MS,
-            "series": [demand_row("all", "running"), demand_row("all", "queued"), demand_row("train", "running")],
-        },
-        "doc.demand_record": {"all|running": {"history": [[NOW_MS, 8.0]], "forecast": [], "old": []}},
         "doc.jobs": [job_row("team/a", "running"), job_row("b", "queued"), job_row("c", "failed", 1)],
         "doc.job": {"team/a": {"placement": [{"rank": 0, "node": "n001", "gpus": [0]}], "events": []}},
         "doc.stragglers": {"team/a": {"slow": True, "ratio": 1.8, "sentence": "n002 is slow"}},
@@ -122,7 +119,12 @@ def sections(as_of_ms: int = NOW_MS) -> list[Section]:
         "metrics.fleet": b'# TYPE fleetcast_gpus gauge\nfleetcast_gpus{state="free"} 8\n',
     }
     parts |= {name: json.dumps(value).encode() for name, value in documents().items()}
-    return [Section(name, data, as_of_ms, "rules" if name == "answers.risk" else "") for name, data in parts.items()]
+    rows = [demand_row("all", "running"), demand_row("all", "queued"), demand_row("train", "running")]
+    record = {"all|running": {"history": [[NOW_MS, 8.0]], "forecast": [], "old": []}}
+    demand = demand_sections(rows, record, demand_examples.MODEL["rows"], as_of_ms)
+    return demand + [
+        Section(name, data, as_of_ms, "rules" if name == "answers.risk" else "") for name, data in parts.items()
+    ]
 
 
 def publish(folder: Path, as_of_ms: int = NOW_MS) -> BoardWriter:

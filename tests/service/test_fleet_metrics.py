@@ -113,6 +113,8 @@ def demand(crowd: Crowd = Crowd()) -> list[dict[str, Any]]:
     return [
         {
             "pool": pool,
+            "class": "all",
+            "group": "all",
             "target": target,
             "now": 10.0,
             "model": "persistence",

@@ -222,7 +222,10 @@ def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pipeline.desk, "dump", lambda: order.append("dump") or dump())
 
     async def both() -> None:
-        await asyncio.gather(pipeline.demand.forecast(pipeline.state), pipeline.save())
+        forecast = asyncio.create_task(pipeline.demand.forecast(pipeline.state))
+        while not order:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(forecast, pipeline.save())
 
     asyncio.run(both())
     assert order == ["update", "updated", "dump"]

@@ -1,0 +1,112 @@
+"""A contest: the forecasters of one panel of series, the gate between them, and the origins that are yet to be tested.
+
+    refresh(panel)   the bins that are over since the last call mature; origins among them are issued
+    serve(panel)     what the gate serves as of the last bin, which may not be over yet
+
+A first call finds a whole history: its origins are tested as if they had been issued then, some at a time, so that a
+call's work is bounded. What a fitted forecaster learnt from says nothing about it: there it forecasts nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.forecast import Forecaster, Panel
+from models.gate import Gate, Served
+
+Array = NDArray[np.float64]
+
+WARM_S = 86_400
+TESTS_A_CALL = 1_500  # origins times series: about two seconds
+
+
+class Contest:
+    """One writer. shadows: names of forecasters that are scored like the others and never serve.
+
+    origin_bins: how far apart the origins that the gate tests are; a bin is numbered by its end time in bins.
+    """
+
+    def __init__(
+        self,
+        forecasters: Sequence[Forecaster],
+        steps: Sequence[int],
+        bin_s: int,
+        origin_bins: int,
+        shadows: Sequence[str] = (),
+    ) -> None:
+        self.steps = tuple(steps)
+        self.bin_s = bin_s
+        self._forecasters = tuple(forecasters)
+        self._origin_bins = origin_bins
+        self._shadows = tuple(shadows)
+        self._gate = self._new_gate(())
+        self._done = -1  # the last bin that matured
+
+    def _new_gate(self, series: Sequence[str]) -> Gate:
+        names = [forecaster.name for forecaster in self._forecasters]
+        return Gate(names, self.steps, series, self.bin_s, shadows=self._shadows)
+
+    def refresh(self, panel: Panel) -> None:
+        """Take in what is over since the last call, and as many origins as one call may test."""
+        self._fit(panel)
+        first_bin = panel.end_ms(-1) // (self.bin_s * 1000)  # the number of column 0
+        warm_bins = WARM_S // self.bin_s
+        start = max(self._done + 1, first_bin + warm_bins)
+        bins = np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
+        most = max(1, TESTS_A_CALL // max(1, len(panel.names))) * self._origin_bins
+        bins = bins[:most]
+        origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
+        raw = self._raw(panel, origins) if len(origins) else np.zeros(0)
+        waiting = dict(zip((origins + first_bin).tolist(), range(len(origins)), strict=True))
+        for bin in bins.tolist():
+            self._gate.mature(bin, panel.values[:, bin - first_bin])
+            if bin in waiting:
+                self._gate.issue(bin, raw[:, :, :, waiting[bin]])
+            self._done = bin
+
+    def serve(self, panel: Panel, back: int = 0) -> Served:
+        """As of `back` bins before the last one. `refresh` has seen the same series."""
+        return self._gate.serve(self._raw(panel, np.array([panel.bins - 1 - back]))[:, :, :, 0])
+
+    def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
+        """(forecaster, quantile, step, origin, series)."""
+        return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
+
+    def _fit(self, panel: Panel) -> None:
+        """With other series than before the gate keeps what it knows of those that stayed; new ones begin anew."""
+        if self._gate.series != panel.names:
+            known, self._gate = self._gate, self._new_gate(panel.names)
+            if known.series:
+                self._gate.load(*known.dump())
+        self._gate.ceiling = np.where(np.isfinite(panel.capacity), panel.capacity, np.inf)
+
+    def forget(self, name: str) -> None:
+        """A forecaster is another one from now on: what the gate knows of the one before counts no more."""
+        self._gate.forget(name)
+
+    def record(self) -> list[dict[str, float | int | None]]:
+        """The gate's, a row a series of the last panel."""
+        return self._gate.record()
+
+    def losses(self) -> dict[str, tuple[float, int]]:
+        """Forecaster -> its mean loss in units of persistence's, over series and leads; and how many were scored."""
+        return self._gate.losses()
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """JSON-able, and arrays by name, all of it copied."""
+        about, arrays = self._gate.dump()
+        exact = ("offset", "size")
+        return {"done": self._done, "gate": about}, {
+            name: array if name in exact else array.astype(np.float32) for name, array in arrays.items()
+        }
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into a new one; with other forecasters or steps all begins anew."""
+        names = [*(forecaster.name for forecaster in self._forecasters), "mean"]
+        if about["gate"]["names"] != names or about["gate"]["steps"] != list(self.steps):
+            return
+        self._gate = self._new_gate(about["gate"]["series"])
+        self._gate.load(about["gate"], arrays)
+        self._done = int(about["done"])

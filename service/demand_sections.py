@@ -1,0 +1,74 @@
+"""Demand on the board: rows, fans and the demand model, encoded once a forecast.
+
+A large fleet has thousands of rows. `doc.demand` holds them all; `demand.keys` and `demand.offsets` say where each one
+lies in it, so that a reader takes what it asks for and decodes nothing else. Of `doc.demand_record` likewise.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from service.board import Board, Section
+
+KEYS = ("pool", "class", "group", "target")
+
+encode = msgspec.json.Encoder().encode
+Key = tuple[str, ...]
+
+
+def demand_sections(
+    rows: Sequence[Mapping[str, Any]],
+    record: Mapping[str, Any],
+    model: Sequence[Mapping[str, Any]],
+    as_of_ms: int,
+) -> list[Section]:
+    """rows: of `/v1/demand`; record: `pool|target` -> its fan; model: rows of `/v1/demand/model`."""
+    head = b'{"as_of_ms":%d,"series":[' % as_of_ms
+    body, offsets = _joined(head, [encode(row) for row in rows], b"]}")
+    names = [[row[key] for key in KEYS] for row in rows]
+    fans, places = _joined(b"{", [encode(name) + b":" + encode(fan) for name, fan in record.items()], b"}")
+    data: dict[str, NDArray[Any] | bytes] = {
+        "doc.demand": body,
+        "demand.keys": encode(names),
+        "demand.offsets": offsets,
+        "doc.demand_record": fans,
+        "demand_record.keys": encode(list(record)),
+        "demand_record.offsets": places,
+        "doc.demand_model": encode({"as_of_ms": as_of_ms, "rows": model}),
+    }
+    return [Section(name, part, as_of_ms) for name, part in data.items()]
+
+
+def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
+    """Parts with commas between them, and (part, [begin, end]) of each."""
+    sizes = np.array([len(part) for part in parts], np.int64)
+    begins = len(head) + np.concatenate([[0], np.cumsum(sizes + 1)[:-1]]) if len(parts) else sizes
+    return head + b",".join(parts) + tail, np.stack([begins, begins + sizes], axis=1).astype(np.int64)
+
+
+def demand_keys(board: Board) -> list[Key]:
+    """(pool, class, group, target) of every row. Raises KeyError while there is no forecast."""
+    return msgspec.json.decode(board.raw("demand.keys"), type=list[Key])
+
+
+def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
+    """Some rows, not decoded."""
+    return _parts(board, "doc.demand", "demand.offsets", at)
+
+
+def demand_fan(board: Board, name: str) -> dict[str, Any] | None:
+    """What `/v1/demand/record` says of `pool|target`; None where nothing is drawn of it."""
+    names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
+    if name not in names:
+        return None
+    (part,) = _parts(board, "doc.demand_record", "demand_record.offsets", [names.index(name)])
+    fan: dict[str, Any] = msgspec.json.decode(b"{%b}" % bytes(part))[name]
+    return fan
+
+
+def _parts(board: Board, section: str, offsets: str, at: Iterable[int]) -> list[msgspec.Raw]:
+    body, places = board.raw(section), board.array(offsets)
+    return [msgspec.Raw(body[begin:end]) for begin, end in (places[row].tolist() for row in at)]

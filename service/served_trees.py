@@ -1,0 +1,106 @@
+"""The demand trees that serve: the registry's current version, reloaded when it is another one.
+
+A version that is missing, damaged or sick is said once and counted (`trouble`); the other forecasters serve meanwhile.
+Trees forecast the largest series; what they learnt from says nothing about them, so there they forecast nothing.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ModelError
+from models.forecast import QUANTILES, Forecaster, Panel
+from models.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[np.float64]
+
+KIND = "demand"
+MOST_SERIES = 64
+SIZE_BINS = 1008  # of which the mean is a series' size: a week of ten minutes
+
+
+class ServedTrees:
+    """The forecaster `trees` of a pipeline. One reader: `refresh` and forecasts may run in a thread, one at a time."""
+
+    name = "trees"
+
+    def __init__(self, registry: Registry) -> None:
+        self.version = ""  # of the model that forecasts; empty when none does
+        self.trouble = ""  # why the version that should forecast does not; empty when all is well
+        self._registry = registry
+        self._pointer: str | None = None
+        self._model: Forecaster | None = None
+        self._fitted_until_ms = 0
+
+    def refresh(self) -> bool:
+        """Load the version that serves, where it is another one than before; True then. Blocks."""
+        try:
+            pointer = self._registry.current_version(KIND)
+        except ModelError as error:
+            self._fail(str(error))
+            return False
+        if pointer == self._pointer:
+            return False
+        self._pointer, self._model, self.version, self.trouble = pointer, None, "", ""
+        if pointer is not None:
+            self._load(pointer)
+        return True
+
+    def _load(self, version: str) -> None:
+        try:
+            folder = self._registry.current(KIND)
+            if folder is not None:
+                self._model, self._fitted_until_ms = load_trees(folder)
+                self.version = f"{KIND}-{folder.name}"
+                logger.info("demand: the trees of %s forecast", self.version)
+        except (ModelError, OSError) as error:
+            self._fail(f"version {version}: {error}")
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        """(quantile, step, origin, series); NaN for small series, where it learnt, and while there is no model."""
+        found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
+        ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
+        later, largest = np.flatnonzero(ends >= self._fitted_until_ms), _largest(panel)
+        if self._model is None or not len(later):
+            return found
+        try:
+            answer = self._model.forecast(panel_of(panel, largest), origins[later], steps)
+        except (ModelError, ValueError) as error:
+            self._fail(f"{self.version}: {error}")
+            return found
+        if answer.shape != (len(QUANTILES), len(steps), len(later), len(largest)) or np.isinf(answer).any():
+            self._fail(f"{self.version} gives forecasts that are none")
+            return found
+        found[:, :, later[:, None], largest] = np.sort(answer, axis=0)
+        return found
+
+    def _fail(self, why: str) -> None:
+        if why != self.trouble:
+            logger.warning("demand: %s; the other forecasters serve", why)
+        self._model, self.version, self.trouble = None, "", why
+
+
+def panel_of(panel: Panel, rows: NDArray[np.intp]) -> Panel:
+    """Some series of a panel."""
+    names = tuple(panel.names[row] for row in rows.tolist())
+    covariates = {name: table[rows] for name, table in panel.covariates.items()}
+    return Panel(panel.target, names, panel.bin_s, panel.first_ms, panel.values[rows], panel.capacity[rows], covariates)
+
+
+def _largest(panel: Panel) -> NDArray[np.intp]:
+    """Rows of the MOST_SERIES largest series, in order."""
+    size = np.nan_to_num(panel.values[:, -SIZE_BINS:]).mean(axis=1) if panel.bins else np.zeros(len(panel.names))
+    return np.sort(np.argsort(-size, kind="stable")[:MOST_SERIES])
+
+
+def load_trees(folder: Path) -> tuple[Forecaster, int]:
+    """The model of a version's folder, and until when it learnt; LightGBM is loaded with it. ModelError when sick."""
+    from models.demand_trees import DemandTrees
+
+    trees = DemandTrees.load(folder)
+    return trees, trees.fitted_until_ms
