@@ -16,7 +16,6 @@ from fleet.jobs import JobAttempt
 from fleet.topology import Level, Topology
 from models.port_signals import NODE_SILENT_S
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
-from service.kind_tables import quantiles_of
 from service.run_book import ToldRun
 
 NO_ACTION = Action("none", "Nothing to do.")
@@ -198,8 +197,7 @@ def job_row(
 
 def run_answer(told: ToldRun | None) -> dict[str, Any]:
     """What `/v1/jobs/{id}` says of a run time: as told at its submission, and by which model."""
-    known = told is not None and bool(np.isfinite(told.run_s).all())
-    return {"run_s": quantiles_of(told.run_s) if told and known else None, "model": told.model if told else None}
+    return {"run_s": told.said if told else None, "model": told.model if told and told.said else None}
 
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> dict[str, float] | None:

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from features.run_history import FEATURES, JobShape
 from features.run_past import LEVELS
 from features.similarity import Kind, kinds
-from service.kind_tables import P50, P90, P99
+from service.kind_tables import P50, P90, P99, quantiles_of
 
 MOST_KINDS = 4096
 HITS_KEPT = 1000
 SCORED = {"p50": P50, "p90": P90, "p99": P99}
+
+_columns = attrgetter(*(row.name for row in fields(JobShape)))
 
 Attempt = tuple[str, int]
 Array = NDArray[np.float32]
@@ -26,7 +29,7 @@ class ToldRun:
     """Of one attempt: what was known at its submission, and what was said. Replaced, never changed.
 
     features: (feature,); run_s: (LEVELS,) as told then, NaN: nothing was known; left_s: (LEVELS,) from `left_ms` on,
-    None while it does not run.
+    None while it does not run. said, left: of these, what the API tells: worked out once, asked for at each tick.
     """
 
     features: Array
@@ -35,14 +38,23 @@ class ToldRun:
     left_s: Array | None = None
     left_ms: int = 0
     is_over: bool = False
+    said: dict[str, float] | None = field(init=False)
+    left: tuple[float, float] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "said", quantiles_of(self.run_s) if np.isfinite(self.run_s).all() else None)
+        known = self.left_s is not None and bool(np.isfinite(self.left_s).all())
+        left = (float(self.left_s[P50]), float(self.left_s[P90])) if known and self.left_s is not None else None
+        object.__setattr__(self, "left", left)
 
     def remaining(self, now_ms: int) -> dict[str, float] | None:
         """p50 and p90 of what is left now, in seconds."""
-        if self.left_s is None or not np.isfinite(self.left_s).all():
+        if self.left is None:
             return None
         since_s = (now_ms - self.left_ms) / 1000
         return {
-            name: float(round(max(0.0, float(self.left_s[at]) - since_s))) for name, at in (("p50", P50), ("p90", P90))
+            "p50": float(round(max(0.0, self.left[0] - since_s))),
+            "p90": float(round(max(0.0, self.left[1] - since_s))),
         }
 
 
@@ -63,7 +75,7 @@ class RunBook:
 
     def score(self, told: ToldRun, run_s: float) -> None:
         """A run is over: was it within its bounds?"""
-        if np.isfinite(told.run_s).all():
+        if told.said is not None:
             self.hits.append(tuple(bool(run_s <= told.run_s[at]) for at in SCORED.values()))
 
     # -- kinds
@@ -109,7 +121,7 @@ class RunBook:
             "features": list(FEATURES),
             "told": [[*key, row.model, row.left_ms, row.left_s is not None, row.is_over] for key, row in told],
             "hits": list(self.hits),
-            "kinds": [[key, astuple(shape)] for key, shape in self._shapes.items()],
+            "kinds": [[key, _columns(shape)] for key, shape in self._shapes.items()],
             "due": list(self._due),
         }
         none = np.full(len(LEVELS), np.nan, np.float32)
