@@ -1,0 +1,199 @@
+"""The trees of one target: rows of the past, a quantile model of every band of leads, and how many trees help.
+
+LightGBM is imported where it is used, so that whoever needs no trees does not load it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand_features import DAY_S, FEATURES, HOUR_S, Past, Rows, features
+from models.forecast import QUANTILES, Panel
+
+Array = NDArray[np.float64]
+
+LONG_S = 56 * DAY_S
+"""With so much history all trees are fitted; below, the last LATE_SHARE of it says how many help."""
+LATE_SHARE = 0.25
+CHANGE = FEATURES.index("change")
+# The usual change of a series that hardly moves, as a share of its scale.
+SMALLEST_CHANGE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Leads up to `end_s` and the leads that its model is fitted at."""
+
+    name: str
+    end_s: float
+    leads_s: tuple[int, ...]
+    leaves: int
+
+
+BANDS = (
+    Band("near", HOUR_S, (60, 300, 600, 1200, 1800, 3600), 15),
+    Band("far", float("inf"), tuple(hours * HOUR_S for hours in (2, 3, 4, 6, 9, 12, 18, 24, 36, 48, 72)), 7),
+)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model is fitted. rows: at most so many a band; threads: of LightGBM, for fits and forecasts."""
+
+    trees: int = 100
+    learning_rate: float = 0.08
+    leaf_rows: int = 80
+    columns: float = 0.9
+    row_share: float = 0.6
+    rows: int = 40_000
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BandModel:
+    """boosters: a LightGBM booster of each of QUANTILES. by_change: z is in units of the usual change."""
+
+    boosters: Sequence[Any]
+    by_change: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """x: (row, feature). z: (row,) scaled changes. early: outcomes before the split of the history, late: origins
+    after it."""
+
+    x: Rows
+    z: Array
+    early: NDArray[np.bool_]
+    late: NDArray[np.bool_]
+
+
+Bands = dict[str, BandModel]
+
+
+def fit_target(pasts: Sequence[Past], settings: Settings, seed: int) -> Bands:
+    """A model of every band of one target; bands without an outcome are left out."""
+    found: Bands = {}
+    long = max(past.panel.bins * past.panel.bin_s for past in pasts) >= LONG_S
+    for number, band in enumerate(BANDS):
+        rows = training_rows(pasts, band, settings.rows, np.random.default_rng((seed, number)))
+        if len(rows.z) < 2 * settings.leaf_rows:
+            continue
+        parameters = _parameters(settings, band, seed)
+        enough = min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows
+        by_change, trees = (False, settings.trees) if long or not enough else _choose(rows, settings.trees, parameters)
+        found[band.name] = BandModel(_fit_levels(rows.x, rows.z, by_change, trees, parameters), by_change)
+    return found
+
+
+def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any]) -> list[Any]:
+    """A booster of each quantile; they share the binned columns."""
+    import lightgbm
+
+    data = _data(x, z, by_change, parameters)
+    return [lightgbm.train({**parameters, "alpha": level}, data, trees) for level in QUANTILES]
+
+
+def _choose(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> tuple[bool, int]:
+    """The unit of z and the number of trees with the least loss on the late rows, fitted on the early ones.
+
+    One tree stands for none: its leaves add but a `learning_rate` of what they found to the quantiles of z.
+    """
+    losses = {by_change: _late_losses(rows, by_change, most, parameters) for by_change in (False, True)}
+    by_change = min(losses, key=lambda unit: float(losses[unit].min()))
+    return by_change, int(losses[by_change].argmin()) + 1
+
+
+def _late_losses(rows: TrainingRows, by_change: bool, most: int, parameters: dict[str, Any]) -> Array:
+    """(tree,) pinball loss of the late rows, summed over the quantiles, in the unit of the scale."""
+    import lightgbm
+
+    early = _data(rows.x[rows.early], rows.z[rows.early], by_change, parameters)
+    late = _data(rows.x[rows.late], rows.z[rows.late], by_change, parameters, early)
+    losses = np.zeros(most)
+    for level in QUANTILES:
+        found: dict[str, Any] = {}
+        tell = [lightgbm.record_evaluation(found)]
+        lightgbm.train({**parameters, "alpha": level}, early, most, [late], ["late"], callbacks=tell)
+        curve = np.array(found["late"]["quantile"])
+        losses += np.pad(curve, (0, most - len(curve)), mode="edge")
+    return losses * float(usual_change(rows.x[rows.late]).mean()) if by_change else losses
+
+
+def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: Any = None) -> Any:
+    import lightgbm
+
+    unit = usual_change(x) if by_change else None
+    label = z if unit is None else z / unit  # the weight makes the loss that of z again
+    return lightgbm.Dataset(x, label, weight=unit, reference=like, params={**parameters, "feature_pre_filter": False})
+
+
+def usual_change(x: Rows) -> Array:
+    """(...) the change that was usual over the lead, as a share of the scale and never 0: the other unit of z."""
+    return np.nan_to_num(x[..., CHANGE].astype(np.float64)) + SMALLEST_CHANGE
+
+
+def _parameters(settings: Settings, band: Band, seed: int) -> dict[str, Any]:
+    return {
+        "objective": "quantile",
+        "learning_rate": settings.learning_rate,
+        "num_leaves": band.leaves,
+        "min_data_in_leaf": settings.leaf_rows,
+        "feature_fraction": settings.columns,
+        "bagging_fraction": settings.row_share,
+        "bagging_freq": 1,
+        "max_bin": 63,
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": settings.threads,
+        "verbosity": -1,
+    }
+
+
+def training_rows(pasts: Sequence[Past], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
+    """Rows of a band: at most `most`, evenly over the panels' origins, of known outcomes.
+
+    Origins that are neighbours tell nearly the same, so there is one an hour at most in the far band, six in the near.
+    """
+    parts = [_panel_rows(past, band, most, rng) for past in pasts]
+    x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    kept = np.sort(rng.choice(len(z), most, replace=False)) if len(z) > most else np.arange(len(z))
+    return TrainingRows(x[kept], z[kept], early[kept], late[kept])
+
+
+def _panel_rows(past: Past, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
+    """The columns of TrainingRows of one panel."""
+    panel = past.panel
+    steps = sorted({round(lead / panel.bin_s) for lead in band.leads_s} - {0})
+    first, last = DAY_S // panel.bin_s, panel.bins - 1 - (steps[0] if steps else 0)
+    if not steps or last < first or not len(panel.names):
+        nothing = np.empty(0, np.bool_)
+        return np.empty((0, len(FEATURES)), np.float32), np.empty(0), nothing, nothing
+    dense = max(1, round((HOUR_S if band.end_s > HOUR_S else HOUR_S / 6) / panel.bin_s))
+    sparse = -(-(last - first) * len(steps) * len(panel.names) // (2 * most))
+    stride = max(dense, sparse)
+    origins = np.arange(last - int(rng.integers(min(stride, last - first + 1))), first - 1, -stride)[::-1]
+    x = features(past, origins, steps)
+    z = (_outcomes(panel, origins, steps) - past.anchor(origins)) / past.scale(origins)
+    split = first + round((1 - LATE_SHARE) * (last - first))
+    targets = np.broadcast_to((origins + np.array(steps)[:, None])[..., None], z.shape)
+    late = np.broadcast_to((origins >= split)[:, None], z.shape)
+    known = np.isfinite(z) & serves(past, origins)
+    return x[known], z[known], (targets < split)[known], late[known]
+
+
+def _outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+    """(step, origin, series), NaN after the end."""
+    bins = origins + np.array(steps)[:, None]
+    found = panel.values.T[np.minimum(bins, panel.bins - 1)]
+    found[bins >= panel.bins] = np.nan
+    return np.asarray(found)
+
+
+def serves(past: Past, origins: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """(origin, series) whether there is a day of history."""
+    return np.asarray(np.isfinite(past.at(origins, past.bins(DAY_S) - 1)))

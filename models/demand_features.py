@@ -1,0 +1,320 @@
+"""What is known of regular series at an origin, as numbers that mean the same for a small pool and a large one.
+
+Everything is divided by a scale of the series that is known at the origin (its capacity, or its own level of the past
+week), and told as a difference from the last value, so that one model of all series also serves those it never saw.
+Lags and windows are times, not bins, so panels of one minute and of one hour have the same features.
+Bins after an origin are never read; a missing bin carries the last known value on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.forecast import Panel
+from models.job_survival import JobSurvival
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.float32]
+
+HOUR_S, DAY_S = 3600, 86_400
+WEEK_S = 7 * DAY_S
+LAG_BINS = (1, 2, 3, 6)
+LAGS_S = (HOUR_S, 2 * HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, WEEK_S)
+WINDOWS_S = (1800, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
+FLOW_WINDOWS_S = (HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S)
+FLOW_TARGETS = ("arriving", "arriving_jobs", "started", "ended")
+"""Targets that are counts within a bin: told as differences from the level of the past week, not from the last bin."""
+LEVELS = ("running", "queued", "free")
+FLOWS = FLOW_TARGETS
+AGE_GROUPS = (0, 3, 6, 9)
+"""First age class of models/job_survival.py in each: below half an hour, up to 4 h, up to 2 days, longer."""
+DAYS, WEEKS = 7, 4
+CHANGE_WINDOW_S = 14 * DAY_S
+THURSDAY = 3  # 1 January 1970
+
+ORIGIN_FEATURES = (
+    "level",
+    "log_scale",
+    *(f"lag_{bins}_bins" for bins in LAG_BINS),
+    *(f"lag_{lag // HOUR_S}h" for lag in LAGS_S),
+    *(f"mean_{window}s" for window in WINDOWS_S),
+    *(f"std_{window}s" for window in WINDOWS_S),
+    *LEVELS,
+    *(f"{flow}_{window // HOUR_S}h" for flow in FLOWS for window in FLOW_WINDOWS_S),
+    *(f"{flow}_usual" for flow in FLOWS),
+    *(f"age_{start}" for start in AGE_GROUPS),
+)
+STEP_FEATURES = (
+    "ahead_h",
+    "target_hour",
+    "target_weekday",
+    "change",
+    "moved_yesterday",
+    "moved_last_week",
+    "moved_days",
+    "moved_weeks",
+    "was_yesterday",
+    "was_last_week",
+    "was_days",
+    "was_weeks",
+    "leaving",
+    "starts_days",
+    "starts_last_week",
+)
+FEATURES = (*ORIGIN_FEATURES, *STEP_FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What one panel needs once, whatever the origins: filled rows and running sums of them.
+
+    filled: (series, bin), NaN before the first known value. sums, squares, counts: (series, bin + 1) of the filled
+    values less `centre` (series,), the first known one, which keeps the sums small. highest: (series, bin) `running`
+    so far: the capacity where none is told. ages: (series, bin, age) of models/job_survival.py.
+    """
+
+    panel: Panel
+    filled: Array
+    sums: Array
+    squares: Array
+    counts: Array
+    centre: Array
+    highest: Array | None
+    survival: JobSurvival | None
+    ages: Array | None
+
+    @classmethod
+    def of(cls, panel: Panel, survival: JobSurvival | None = None) -> "Past":
+        """survival: known jobs' lengths; without it, or without what started and ended, their features are unknown."""
+        filled = fill(panel.values)
+        known = np.isfinite(filled)
+        first = np.argmax(known, axis=1) if panel.bins else np.zeros(len(panel.names), np.intp)
+        centre = np.nan_to_num(filled[np.arange(len(filled)), first]) if panel.bins else np.zeros(len(filled))
+        around = np.where(known, filled - centre[:, None], 0.0)
+        sums = _sums(around), _sums(around**2), _sums(known.astype(np.float64))
+        return cls(panel, filled, *sums, centre, _highest(panel), survival, _ages(panel, survival))
+
+    def bins(self, seconds: float) -> int:
+        return max(1, round(seconds / self.panel.bin_s))
+
+    def at(self, origins: NDArray[np.intp], back: int) -> Array:
+        """(origin, series) the value `back` bins before each origin (never after it), NaN before the first one."""
+        return at(self.filled, origins - back)
+
+    def moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
+        """Mean and standard deviation, (origin, series) each, of the last `bins` bins, or of what there is."""
+        total, square = window(self.sums, origins, bins), window(self.squares, origins, bins)
+        count = window(self.counts, origins, bins)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = total / count
+            spread = np.sqrt(np.maximum(square / count - mean**2, 0.0))
+        return mean + self.centre, spread
+
+    def scale(self, origins: NDArray[np.intp]) -> Array:
+        """(origin, series) the capacity; else the most that ever ran; else the size of the last week. At least 1e-9."""
+        if self.highest is not None:
+            own = np.maximum(at(self.highest, origins), 1.0)
+        else:
+            mean, spread = self.moments(origins, self.bins(WEEK_S))
+            own = np.maximum(np.abs(mean) + spread, 1e-9)
+        return np.where(np.isfinite(self.panel.capacity) & (self.panel.capacity > 0), self.panel.capacity, own)
+
+    def anchor(self, origins: NDArray[np.intp]) -> Array:
+        """(origin, series) what a forecast is a change from: the last value; of counts, the mean of the last week."""
+        if self.panel.target in FLOW_TARGETS:
+            return self.moments(origins, self.bins(WEEK_S))[0]
+        return self.at(origins, 0)
+
+    def change(self, origins: NDArray[np.intp], step: int) -> Array:
+        """(origin, series) mean absolute change over `step` bins within the last two weeks, as known at the origin."""
+        moved = np.abs(self.filled[:, step:] - self.filled[:, :-step]) if step < self.panel.bins else self.filled[:, :0]
+        known = np.isfinite(moved)
+        sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
+        bins = self.bins(CHANGE_WINDOW_S)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = window(sums, origins - step, bins) / window(counts, origins - step, bins)
+        return np.asarray(mean)
+
+
+def features(past: Past, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
+    """(step, origin, series, feature) in the order of FEATURES; NaN is unknown.
+
+    >>> panel = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.array([1000.0]))
+    >>> rows = features(Past.of(panel), np.array([299]), (6,))
+    >>> rows.shape == (1, 1, 1, len(FEATURES)), float(rows[0, 0, 0, FEATURES.index("lag_1h")])
+    (True, -0.006000000052154064)
+    """
+    scale = past.scale(origins)
+    now = past.anchor(origins)
+    shape = (len(steps), len(origins), len(past.filled), len(FEATURES))
+    rows = np.empty(shape, np.float32)
+    known = len(ORIGIN_FEATURES)
+    rows[..., :known] = _origin_features(past, origins, now, scale)
+    for row, step in enumerate(steps):
+        rows[row, ..., known:] = _step_features(past, origins, step, now, scale)
+    return rows
+
+
+def _origin_features(past: Past, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
+    """(origin, series, feature) that are the same for every step."""
+    columns = [past.at(origins, 0) / scale, np.log10(scale)]
+    lags = [*LAG_BINS, *(past.bins(lag) for lag in LAGS_S)]
+    columns += [(past.at(origins, lag) - now) / scale for lag in lags]
+    moments = [past.moments(origins, past.bins(seconds)) for seconds in WINDOWS_S]
+    columns += [(mean - now) / scale for mean, _ in moments]
+    columns += [spread / scale for _, spread in moments]
+    columns += _level_columns(past, origins, now, scale)
+    columns += _flow_columns(past, origins, scale)
+    columns += _age_columns(past, origins, scale)
+    return np.stack(columns, axis=-1)
+
+
+def _level_columns(past: Past, origins: NDArray[np.intp], now: Array, scale: Array) -> list[Array]:
+    unknown = np.full(now.shape, np.nan)
+    found = {name: at(fill(rows), origins) for name, rows in past.panel.covariates.items() if name in LEVELS}
+    running = found.get("running", past.at(origins, 0) if past.panel.target == "running" else unknown)
+    found.setdefault("running", running)
+    found.setdefault("free", scale - running)
+    return [found.get(name, unknown) / scale for name in LEVELS]
+
+
+def _flow_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+    """Sums of the last hours, less what is usual for as long; then what is usual an hour."""
+    unknown = np.full(scale.shape, np.nan)
+    recent, usual = [], []
+    for name in FLOWS:
+        rows = past.panel.covariates.get(name)
+        if rows is None:
+            recent += [unknown] * len(FLOW_WINDOWS_S)
+            usual.append(unknown)
+            continue
+        sums, counts = _sums(np.nan_to_num(rows)), _sums(np.isfinite(rows).astype(np.float64))
+        week = past.bins(WEEK_S)
+        rate = window(sums, origins, week) / np.maximum(window(counts, origins, week), 1.0)
+        for seconds in FLOW_WINDOWS_S:
+            bins = past.bins(seconds)
+            recent.append((window(sums, origins, bins) - rate * bins) / scale)
+        usual.append(rate * past.bins(HOUR_S) / scale)
+    return [*recent, *usual]
+
+
+def _age_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+    """GPUs that run by how long they have, in a few groups of ages."""
+    if past.ages is None:
+        return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
+    now = past.ages[:, origins].transpose(1, 0, 2)
+    return [group.sum(axis=-1) / scale for group in np.split(now, AGE_GROUPS[1:], axis=-1)]
+
+
+def _survival_columns(past: Past, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
+    """GPUs expected to end by the target, and how many began in that span of the last days, and a week ago."""
+    unknown = np.full(scale.shape, np.nan)
+    started = past.panel.covariates.get("started")
+    if past.ages is None or past.survival is None or started is None:
+        return [unknown] * 3
+    leaving = np.einsum("sok,k->os", past.ages[:, origins], past.survival.leaving(step))
+    sums = _sums(np.nan_to_num(started))
+    day, week = past.bins(DAY_S), past.bins(WEEK_S)
+    first = -(-step // day)
+    days = [_span(sums, origins - day * (first + more), step) for more in range(DAYS)]
+    weeks = _span(sums, origins - week * -(-step // week), step)
+    return [leaving / scale, mean_known(days) / scale, weeks / scale]
+
+
+def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
+    """(bin, series) sums over the `step` bins after each bin; NaN before the first bin."""
+    found = window(sums, np.maximum(bins, 0) + step, step)
+    found[bins < 0] = np.nan
+    return found
+
+
+def _step_features(past: Past, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
+    """(origin, series, feature) of one step: the clock at the target, and what the series did there before.
+
+    `moved`: the movement over the same span of the day or week; `was`: the value at the target's time of day, less now.
+    """
+    seconds = step * past.panel.bin_s
+    day, week = past.bins(DAY_S), past.bins(WEEK_S)
+    days, weeks = -(-step // day), -(-step // week)
+    daily = [_back(past, origins, step, day * (days + more)) for more in range(DAYS)]
+    weekly = [_back(past, origins, step, week * (weeks + more)) for more in range(WEEKS)]
+    target_s = (past.panel.first_ms // 1000 + (origins + 1) * past.panel.bin_s + seconds)[:, None]
+    everywhere = np.ones(now.shape)
+    columns = [
+        everywhere * (seconds / HOUR_S),
+        everywhere * (target_s % DAY_S / HOUR_S),
+        everywhere * ((target_s // DAY_S + THURSDAY) % 7),
+        past.change(origins, step) / scale,
+        (daily[0][1] - daily[0][0]) / scale,
+        (weekly[0][1] - weekly[0][0]) / scale,
+        mean_known([after - before for before, after in daily]) / scale,
+        mean_known([after - before for before, after in weekly]) / scale,
+        (daily[0][1] - now) / scale,
+        (weekly[0][1] - now) / scale,
+        (mean_known([after for _, after in daily]) - now) / scale,
+        (mean_known([after for _, after in weekly]) - now) / scale,
+        *_survival_columns(past, origins, step, scale),
+    ]
+    return np.stack(columns, axis=-1)
+
+
+def _back(past: Past, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
+    """The values `back` bins before the origin and before the target; `back` >= step, so both are known."""
+    return past.at(origins, back), past.at(origins, back - step)
+
+
+def _highest(panel: Panel) -> Array | None:
+    """(series, bin) the most that ran so far; None where the panel does not tell what runs."""
+    running = panel.values if panel.target in ("running", "active_nodes") else panel.covariates.get("running")
+    return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)
+
+
+def _ages(panel: Panel, survival: JobSurvival | None) -> Array | None:
+    started, ended = panel.covariates.get("started"), panel.covariates.get("ended")
+    running = panel.values if panel.target == "running" else panel.covariates.get("running")
+    if survival is None or survival.bin_s != panel.bin_s or started is None or ended is None or running is None:
+        return None
+    return survival.ages(started, ended, running)
+
+
+def fill(values: Array) -> Array:
+    """(series, bin) with every unknown bin as the last known one before it; NaN before the first."""
+    known = np.isfinite(values)
+    if known.all():
+        return values
+    last = np.maximum.accumulate(np.where(known, np.arange(values.shape[1]), 0), axis=1)
+    return np.take_along_axis(np.where(known, values, np.nan), last, axis=1)
+
+
+def at(values: Array, bins: NDArray[np.intp]) -> Array:
+    """(bin, series) values at these bins, NaN before the first."""
+    if not values.shape[1]:
+        return np.full((len(bins), len(values)), np.nan)
+    found = values.T[np.maximum(bins, 0)]
+    found[bins < 0] = np.nan
+    return found
+
+
+def window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
+    """(origin, series) sums over the `bins` bins that end with each origin, from running sums (series, bin + 1)."""
+    end = np.clip(origins + 1, 0, sums.shape[1] - 1)
+    start = np.clip(origins + 1 - bins, 0, sums.shape[1] - 1)
+    return np.asarray((sums[:, end] - sums[:, start]).T)
+
+
+def mean_known(parts: Sequence[Array]) -> Array:
+    """The mean over the parts that are known, element by element; NaN where none is.
+
+    >>> mean_known([np.array([1.0, np.nan]), np.array([3.0, np.nan])])
+    array([ 2., nan])
+    """
+    stack = np.stack(parts)
+    known = np.isfinite(stack)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(known, stack, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+def _sums(values: Array) -> Array:
+    return np.concatenate((np.zeros((len(values), 1)), np.cumsum(values, axis=1)), axis=1)

@@ -1,0 +1,227 @@
+"""Demand by gradient-boosted quantile trees: one model of all series of a target, which also serves unseen ones.
+
+    x      = features at the origin (models/demand_features.py), with the lead as one of them
+    z      = (value at the target - anchor) / scale          the scaled change from the last value
+    bands  = leads up to an hour, and the longer ones: a model of each quantile for each
+
+Persistence is hard to beat because most of what runs now will run in an hour, so the change is what is learnt. Counts
+of arrivals are new in every bin: there the anchor is the level of the past week (`demand_features.FLOW_TARGETS`).
+
+Of a history below eight weeks, the last quarter is held out first: it says how many trees help, none at all included,
+and whether z is better told in units of the change that was usual over the same lead (then no tree is persistence).
+
+A saved model is LightGBM's own text, a file a band and quantile, beside `model.json` with their checksums.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ModelError
+from models.demand_boosting import BANDS, Band, BandModel, Bands, Settings, fit_target, serves, usual_change
+from models.demand_features import DAY_S, FEATURES, FLOW_TARGETS, Past, features
+from models.forecast import QUANTILES, Panel
+from models.job_survival import JobSurvival
+
+Array = NDArray[np.float64]
+
+MODEL_FILE = "model.json"
+LAYOUT = 1
+CHUNK_ROWS = 60_000
+STAND_INS = ("running", "active_nodes", "wanted", "queued", "request_rate")
+"""Levels by how much they are alike: a target without a model of its own is forecast by the first of these."""
+SURVIVAL_S = 60 * DAY_S
+
+
+class _SavedSurvival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bin_s: int
+    hazard: tuple[float, ...]
+    mix: tuple[float, ...]
+
+
+class _SavedBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """files: (name, SHA-256) of each quantile."""
+
+    by_change: bool
+    files: list[tuple[str, str]]
+
+
+class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """model.json. bands: target -> band."""
+
+    layout: int
+    seed: int
+    fitted_until_ms: int
+    features: tuple[str, ...]
+    quantiles: tuple[float, ...]
+    settings: Settings
+    survival: _SavedSurvival | None
+    bands: dict[str, dict[str, _SavedBand]]
+
+
+@dataclass(slots=True)
+class DemandTrees:
+    """The forecaster `trees`: `fit` it, `save` it, `load` it. Without a fit it answers NaN."""
+
+    seed: int = 0
+    settings: Settings = field(default_factory=Settings)
+    fitted_until_ms: int = 0
+    models: dict[str, Bands] = field(default_factory=dict)
+    survival: JobSurvival | None = None
+    name: str = "trees"
+
+    def fit(self, panels: Sequence[Panel], until: Sequence[int]) -> Self:
+        """Fit a model of each target on the panels that have it; of panel k, bins before until[k] alone are read.
+
+        A target without a single known outcome gets no model. Raises ModelError where that is so of all of them.
+        """
+        known = [panel.until(max(bins, 0)) for panel, bins in zip(panels, until, strict=True)]
+        self.models = {}
+        self.survival = _fit_survival(known)
+        for target in dict.fromkeys(panel.target for panel in known):
+            pasts = [Past.of(panel, self.survival) for panel in known if panel.target == target]
+            bands = fit_target(pasts, self.settings, self.seed)
+            if bands:
+                self.models[target] = bands
+        if not self.models:
+            raise ModelError(f"nothing to fit on: {len(panels)} series panels hold no day of history with an outcome")
+        self.fitted_until_ms = max(panel.end_ms(panel.bins - 1) for panel in known if panel.bins)
+        return self
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        """(quantile, step, origin, series), NaN with less than a day of history or without a model of such a target."""
+        found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
+        bands = self._bands(panel.target)
+        if bands is None or not len(panel.names):
+            return found
+        past = Past.of(panel, self.survival)
+        for band, rows in _by_band(steps, panel.bin_s):
+            if band.name not in bands:
+                continue
+            for part in _chunks(origins, len(rows) * len(panel.names)):
+                z = _predict(bands[band.name], past, origins[part], [steps[row] for row in rows], self.settings)
+                found[:, rows, part] = z
+        found.sort(axis=0)
+        return found
+
+    def _bands(self, target: str) -> Bands | None:
+        if target in self.models or target in FLOW_TARGETS:
+            return self.models.get(target)
+        return next((self.models[other] for other in STAND_INS if other in self.models), None)
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder, which may exist; model.json last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        saved_bands: dict[str, dict[str, _SavedBand]] = {}
+        for number, (target, bands) in enumerate(self.models.items()):
+            saved_bands[target] = {
+                name: _SavedBand(band.by_change, _write_boosters(band.boosters, folder, f"{number}-{name}"))
+                for name, band in bands.items()
+            }
+        jobs = self.survival
+        survival = None
+        if jobs is not None:
+            survival = _SavedSurvival(jobs.bin_s, tuple(jobs.hazard.tolist()), tuple(jobs.mix.tolist()))
+        saved = _Saved(
+            LAYOUT, self.seed, self.fitted_until_ms, FEATURES, QUANTILES, self.settings, survival, saved_bands
+        )
+        (folder / MODEL_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
+
+    @classmethod
+    def load(cls, folder: Path) -> "DemandTrees":
+        """Read what `save` wrote. Raises ModelError that names the file that is missing or damaged."""
+        saved = _read_saved(folder / MODEL_FILE)
+        models = {
+            target: {
+                name: BandModel([_read_booster(folder / file, digest) for file, digest in band.files], band.by_change)
+                for name, band in bands.items()
+            }
+            for target, bands in saved.bands.items()
+        }
+        jobs = saved.survival
+        survival = None if jobs is None else JobSurvival(jobs.bin_s, np.array(jobs.hazard), np.array(jobs.mix))
+        return cls(saved.seed, saved.settings, saved.fitted_until_ms, models, survival)
+
+
+def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
+    """How long GPUs stay, from the last months of the panel that tells most of it; None where none does."""
+    able = [panel for panel in panels if {"started", "ended", "running"} <= {*panel.covariates, panel.target}]
+    if not able:
+        return None
+    panel = max(able, key=lambda panel: panel.values.size)
+    recent = slice(-SURVIVAL_S // panel.bin_s, None)
+    known = {**panel.covariates, panel.target: panel.values}
+    started, ended, running = (known[name][:, recent] for name in ("started", "ended", "running"))
+    return JobSurvival.fit(started, ended, running, panel.bin_s)
+
+
+def _predict(
+    model: BandModel, past: Past, origins: NDArray[np.intp], steps: Sequence[int], settings: Settings
+) -> Array:
+    """(quantile, step, origin, series) in the unit of the series."""
+    x = features(past, origins, steps)
+    flat = x.reshape(-1, x.shape[-1])
+    z = np.stack([booster.predict(flat, num_threads=settings.threads) for booster in model.boosters])
+    z = z.reshape(len(model.boosters), *x.shape[:-1])
+    unit = past.scale(origins) * usual_change(x) if model.by_change else past.scale(origins)
+    return np.asarray(np.where(serves(past, origins), past.anchor(origins), np.nan) + unit * z)
+
+
+def _by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, list[int]]]:
+    """The bands that these steps need, with the rows of the steps."""
+    start_s = 0.0
+    for band in BANDS:
+        rows = [row for row, step in enumerate(steps) if start_s < step * bin_s <= band.end_s]
+        if rows:
+            yield band, rows
+        start_s = band.end_s
+
+
+def _chunks(origins: NDArray[np.intp], rows_each: int) -> Iterator[slice]:
+    size = max(1, CHUNK_ROWS // max(rows_each, 1))
+    for start in range(0, len(origins), size):
+        yield slice(start, min(start + size, len(origins)))
+
+
+def _write_boosters(boosters: Sequence[Any], folder: Path, stem: str) -> list[tuple[str, str]]:
+    """Names and digests of the files written, one of each quantile."""
+    written = []
+    for level, booster in zip(QUANTILES, boosters, strict=True):
+        name, text = f"{stem}-{round(100 * level):02d}.txt", booster.model_to_string().encode()
+        (folder / name).write_bytes(text)
+        written.append((name, _digest(text)))
+    return written
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _read_saved(path: Path) -> _Saved:
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{path}: damaged ({error}): train demand anew") from error
+    if saved.layout != LAYOUT or saved.features != FEATURES or saved.quantiles != QUANTILES:
+        raise ModelError(f"{path}: made by another version of Fleetcast: train demand anew")
+    return saved
+
+
+def _read_booster(path: Path, digest: str) -> Any:
+    import lightgbm
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
+    if _digest(text) != digest:
+        raise ModelError(f"{path}: damaged (its checksum is not the one in {MODEL_FILE}): train demand anew")
+    return lightgbm.Booster(model_str=text.decode())
