@@ -52,12 +52,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """placed: in the order in which they were decided; view, running: after them."""
+    """placed: in the order in which they were decided; view, running: after them; reservation: the head's."""
 
     placed: tuple[tuple[Waiting, Decision], ...]
     waiting: tuple[Wait, ...]
     view: ClusterView
     running: Mapping[str, Running]
+    reservation: "Reservation | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def plan(
     cycle = Cycle(view, dict(running), run_times, options)
     for entry in in_order(queue):
         cycle.consider(entry)
-    return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running)
+    return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
 
 
 @dataclass(slots=True)

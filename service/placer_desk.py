@@ -51,6 +51,7 @@ class Desk:
         self._view: _View | None = None
         self._waits: dict[str, Wait] = {}
         self._stalled = ""
+        self.planned: Plan | None = None  # the last pass, while something waits
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the start desk
 
     # -- what is known
@@ -251,7 +252,7 @@ class Desk:
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.ledger.queued()]
         self.metrics.queue_length.set(len(queue))
         if not queue:
-            self._waits = {}
+            self._waits, self.planned = {}, None
             return None
         try:
             observed, options = self.observed(), self.options()
@@ -285,6 +286,7 @@ class Desk:
                 view = view if unchanged else place(view, request, decision.ranks)
                 placed += 1
         self._waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
+        self.planned = planned
         self.metrics.queue_length.set(len(self.ledger.queued()))
         return placed, lost
 

@@ -69,7 +69,9 @@ class Doors:
         return answer(encode(self.desk.cancel(request.path_params["request_id"], caller_of(request))))
 
     async def queue(self, request: Request) -> Response:
-        return answer(encode({"as_of_ms": self.desk.clock.now_ms(), "rows": self.desk.queue_rows()}), headers=NOW)
+        rows = self.desk.queue_rows()
+        body = {"as_of_ms": self.desk.clock.now_ms(), "rows": rows, **self.starts.outlook()}
+        return answer(encode(body), headers=NOW)
 
     async def estimate(self, request: Request) -> Response:
         wanted = decode(await read(request))

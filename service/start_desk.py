@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from fleet.requests import PlacementRequest
 from placement.ledger import LedgerError
 from placement.paths import Timelines, gpus_of, timelines
 from placement.queue import Waiting, order_key
+from placement.reservation import Release, held, releases, windows
 from placement.start_time import StartEstimate, estimate_start, start_times
 from service.board import Board
 from service.kind_tables import run_time
@@ -42,6 +44,7 @@ class StartDesk:
         self._took_s = 0.0
         self._at_s = -1e9
         self._head: str | None = None
+        self._releases: tuple[Release, ...] = ()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -63,11 +66,11 @@ class StartDesk:
             self._head = _head_of(queue)
             told = RunTimesTold(self.desk.board)
 
-            def sample() -> tuple[Timelines, StartTimes]:
+            def sample() -> tuple[Timelines, StartTimes, tuple[Release, ...]]:
                 paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told)
-                return paths, start_times(paths)
+                return paths, start_times(paths), releases(paths)
 
-            paths, self.desk.starts = await asyncio.to_thread(sample)
+            paths, self.desk.starts, self._releases = await asyncio.to_thread(sample)
             self.paths = paths
             self._at_s = time.monotonic()
             self._took_s = self._at_s - began
@@ -81,6 +84,17 @@ class StartDesk:
             paths = await self.refresh()
         now_ms = self.desk.clock.now_ms()
         return await asyncio.to_thread(estimate_start, request, paths, now_ms)
+
+    def outlook(self) -> dict[str, Any]:
+        """What `GET /queue` says beside its rows: the head's reservation, room for others, what comes free."""
+        planned, paths = self.desk.planned, self.paths
+        view = planned.view if planned else paths.view if paths else None
+        claim = planned.reservation if planned else None
+        return {
+            "reservation": held(claim, planned.view, paths) if claim and planned else None,
+            "backfill": windows(view, claim) if view else (),
+            "releases": self._releases,
+        }
 
     def _age_s(self) -> float:
         return time.monotonic() - self._at_s

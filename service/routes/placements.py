@@ -74,6 +74,28 @@ DECISION = {
     "models": {"risk": "rules"},
     "expires_ms": 1760000300000,
 }
+OUTLOOK = {
+    "reservation": {
+        "request_id": "train-43-1",
+        "shadow_ms": 1760003600000,
+        "waits_for": "train-40",
+        "gpus": 64,
+        "idle_gpus": 16,
+        "holds_p": 0.85,
+    },
+    "backfill": [
+        {"gpus": 24, "nodes": 5, "until_ms": None},
+        {"gpus": 16, "nodes": 2, "until_ms": 1760003600000},
+    ],
+    "releases": [
+        {
+            "job": "train-40",
+            "gpus": 48,
+            "nodes": 6,
+            "ends_ms": {"p10": 1760001000000, "p50": 1760002400000, "p90": 1760003900000},
+        }
+    ],
+}
 QUEUED = {
     "request_id": "train-43-1",
     "position": 1,
@@ -138,7 +160,7 @@ ROWS = (
         "/v1/queue",
         "Who waits, why, and when each will start",
         answer=shapes.Queue,
-        example={**AS_OF, "rows": [QUEUED]},
+        example={**AS_OF, "rows": [QUEUED], **OUTLOOK},
     ),
     _row(
         "POST",

@@ -279,8 +279,14 @@ class QueueRow(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
+    """reservation: the head's, null while nobody waits for one. backfill: free GPUs by until when others may use them.
+    releases: running jobs, the soonest to end first, by their p10, p50 and p90."""
+
     as_of_ms: int
     rows: list[QueueRow]
+    reservation: dict[str, Any] | None = None
+    backfill: list[dict[str, Any]] = []
+    releases: list[dict[str, Any]] = []
 
 
 class Placements(msgspec.Struct):

@@ -126,3 +126,15 @@ def test_an_estimate_is_answered_and_leaves_no_trace(world: World) -> None:
 def test_an_estimate_of_nonsense_is_refused(world: World) -> None:
     answer = world.ask("POST", "/estimate", {"request_id": "x", "gang": 0})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "gang")
+
+
+def test_the_queue_tells_of_the_reservation_and_what_comes_free(world: World) -> None:
+    assert world.ask("GET", "/queue").json()["reservation"] is None
+    queue(world, **rack_of_64("head"))
+    world.step()
+    asyncio.run(world.starts.refresh())
+    body = world.ask("GET", "/queue").json()
+    assert body["reservation"]["request_id"] == "head"
+    assert 0 <= body["reservation"]["holds_p"] <= 1
+    assert sum(row["gpus"] for row in body["backfill"]) == 16
+    assert {row["job"] for row in body["releases"]} == {"a", "b"}
