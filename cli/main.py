@@ -7,10 +7,12 @@ import typer
 
 from cli import (
     backfill,
+    backtest,
     bench,
     check,
     data,
     demo,
+    drift,
     evaluate,
     history,
     logs,
@@ -47,6 +49,8 @@ app.add_typer(topology.app, name="topology")
 app.add_typer(train.app, name="train")
 app.add_typer(models.app, name="models")
 app.command("evaluate")(evaluate.evaluate)
+app.command("backtest")(backtest.backtest)
+app.command("drift")(drift.drift)
 
 
 def main() -> NoReturn:

@@ -1,28 +1,164 @@
-"""`fleetcast train`: fit the coefficients that ship, or your own. The only place where training meets the simulator."""
+"""`fleetcast train`: fit models on a site's own history or on data sets, and the coefficients that ship.
+
+The only place where training meets the simulator.
+"""
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.drift import recent_drift
+from cli.given import (
+    ArchiveOption,
+    ConfigOption,
+    DaskOption,
+    DataOption,
+    ProcessesOption,
+    SeedOption,
+    SetOption,
+    StateOption,
+    UntilOption,
+    configured,
+    given,
+    telling,
+)
+
 if TYPE_CHECKING:
     from training.dataset import Rows
+    from training.retrain import Plan, Trained
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Fit models.\n\nExample:  fleetcast train risk --seed 7 --out node_risk.json",
+    help="Fit models: judged out of sample, kept as a version with a card, serving where the gate lets them.\n\n"
+    "Examples:  fleetcast train demand\n\n"
+    "           fleetcast train duration --data ~/data --set jobs/ricc",
 )
 
 EPOCH_MS = 1_750_000_000_000
 SCRAPE_MS = 15_000
 KEEP_EVERY = 4  # scrapes: a row a node and minute
 
+ModelsOption = Annotated[Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")]
+PromoteOption = Annotated[
+    bool, typer.Option("--promote/--no-promote", help="Let it serve, if it beats the best baseline out of sample.")
+]
+WindowsOption = Annotated[int, typer.Option(min=1, max=50, help="Windows of the back-test that judges it.")]
+MlflowOption = Annotated[str | None, typer.Option("--mlflow", help="Tracking URI that gets card and files, too.")]
+DriftOption = Annotated[
+    bool, typer.Option("--if-drift", help="Only where none serves, or the one that does asks for it. For cron.")
+]
 
-@app.callback()
-def _group() -> None:
-    """Keeps `risk` a command of its own while it is the only one."""
+
+@app.command("demand")
+def demand(
+    data: DataOption = None,
+    archive: ArchiveOption = None,
+    sets: SetOption = None,
+    until: UntilOption = None,
+    seed: SeedOption = 0,
+    windows: WindowsOption = 1,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    if_drift: DriftOption = False,
+    mlflow: MlflowOption = None,
+    dask: DaskOption = None,
+    processes: ProcessesOption = 1,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Fit the demand forecaster on this site's archive, or on data sets.
+
+    Examples:
+
+      fleetcast train demand
+
+      fleetcast train demand --data ~/data --set demand/venus --until 2020-08-10 --no-promote
+
+      fleetcast train demand --if-drift          (in a cron job, beside a running service)
+    """
+    from training.retrain import Plan
+
+    plan = Plan("demand", "fleetcast train demand", seed, windows, dask, processes)
+    _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
+
+
+@app.command("duration")
+def duration(
+    data: DataOption = None,
+    archive: ArchiveOption = None,
+    sets: SetOption = None,
+    until: UntilOption = None,
+    seed: SeedOption = 0,
+    windows: WindowsOption = 1,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    if_drift: DriftOption = False,
+    mlflow: MlflowOption = None,
+    dask: DaskOption = None,
+    processes: ProcessesOption = 1,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Fit the run times of jobs on this site's archive, or on data sets.
+
+    Examples:
+
+      fleetcast train duration
+
+      fleetcast train duration --data ~/data --set jobs/ricc --windows 3
+    """
+    from training.retrain import Plan
+
+    plan = Plan("duration", "fleetcast train duration", seed, windows, dask, processes)
+    _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
+
+
+def _train(
+    plan: "Plan",
+    source: tuple[Path | None, str | None, list[str] | None, str | None],
+    places: tuple[Path | None, str | None, Path | None],
+    promote: bool,
+    if_drift: bool,
+    mlflow: str | None,
+) -> None:
+    from models.registry import Registry
+    from training.retrain import train
+
+    config = configured(*places[:2])
+    registry = Registry(places[2] or config.models_folder)
+    if if_drift:
+        serving = recent_drift(plan.kind, registry, config)
+        if serving is not None and not serving.reasons:
+            typer.echo(f"{plan.kind} {serving.version} serves, and nothing asks for another")
+            return
+        typer.echo("; ".join(serving.reasons.values()) if serving else f"no {plan.kind} model serves yet", err=True)
+    with telling(f"train {plan.kind}") as say:
+        now_ms = time.time_ns() // 1_000_000
+        trained = train(given(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
+    _tell(plan.kind, trained)
+    if mlflow is not None:
+        from training.tracking import track_run
+
+        track_run(mlflow, trained.card, registry.path(plan.kind, trained.version))
+        typer.echo(f"told {mlflow}", err=True)
+
+
+def _tell(kind: str, trained: "Trained") -> None:
+    """Ours beside the baselines, and whether it serves now."""
+    from training.contests import MAIN, contests, sentences
+
+    for line in sentences(contests(trained.results.rows, MAIN[kind])):
+        typer.echo(line)
+    gate = trained.card.gate
+    typer.echo(f"gate: {gate.sentence if gate else 'nothing was judged'}")
+    if trained.objection:
+        typer.echo(f"{kind} {trained.version} is kept, and does not serve: {trained.objection}")
+    else:
+        typer.echo(f"{kind} {trained.version} serves")
 
 
 @app.command("risk")

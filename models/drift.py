@@ -45,6 +45,7 @@ class Drift(msgspec.Struct, frozen=True):
 
     kind: str
     version: str
+    fitted_until_ms: int
     age_days: float
     card_coverage_80: float
     recent: Recent
@@ -83,7 +84,7 @@ def judge(card: Card, recent: Recent, now_ms: int, limits: Limits | None = None)
             )
     if limits.after_days and age_days > limits.after_days:
         reasons["age"] = f"it was fitted on data up to {age_days:.0f} days ago, {limits.after_days:g} are allowed"
-    return Drift(card.kind, card.version, age_days, expected, recent, reasons)
+    return Drift(card.kind, card.version, card.fitted_until_ms, age_days, expected, recent, reasons)
 
 
 def card_coverage(card: Card) -> float:

@@ -32,9 +32,7 @@ class ModelWatch:
 
     @classmethod
     def of(cls, config: Config) -> "ModelWatch":
-        own = config.models
-        limits = Limits(own.retrain_coverage_off, own.retrain_loss_ratio, own.retrain_after_days)
-        return cls(Registry(config.models_folder), limits)
+        return cls(Registry(config.models_folder), limits_of(config))
 
     def look(self, demand: Sequence[Mapping[str, Any]], now_ms: int) -> dict[str, Any]:
         """`GET /v1/models`: a row a kind that has a version serving. demand: rows of `/v1/demand`."""
@@ -57,6 +55,11 @@ class ModelWatch:
                 logger.warning("the card of %s cannot be read: %s", kind, error)
             return None
         return self._cards[kind]
+
+
+def limits_of(config: Config) -> Limits:
+    own = config.models
+    return Limits(own.retrain_coverage_off, own.retrain_loss_ratio, own.retrain_after_days)
 
 
 def _row(card: Card, drift: Drift) -> dict[str, Any]:

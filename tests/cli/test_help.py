@@ -7,7 +7,18 @@ from cli.main import app
 
 COMMANDS = (
     *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster"),
-    *("data", "data list", "data split", "data import", "train", "train risk"),
+    *(
+        "data",
+        "data list",
+        "data split",
+        "data import",
+        "train",
+        "train risk",
+        "train demand",
+        "train duration",
+        "backtest",
+        "drift",
+    ),
     *("topology", "topology show"),
     *("models", "models list", "models show", "models promote", "models rollback", "models prune"),
     *("history", "history show", "history compact", "history prune"),

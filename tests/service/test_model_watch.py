@@ -10,7 +10,7 @@ from models.card import Card, Coverage, Verdict
 from models.drift import Limits
 from models.registry import Registry
 from service.config import Config
-from service.model_watch import ModelWatch
+from service.model_watch import ModelWatch, limits_of
 
 DAY_MS = 86_400_000
 NOW_MS = 1_760_000_000_000
@@ -90,10 +90,4 @@ def test_a_card_that_cannot_be_read_is_told_once_and_the_rest_goes_on(
 
 
 def test_limits_are_the_configuration_s() -> None:
-    config = Config().models
-    limits = Limits()
-    assert (config.retrain_coverage_off, config.retrain_loss_ratio, config.retrain_after_days) == (
-        limits.coverage_off,
-        limits.loss_ratio,
-        limits.after_days,
-    )
+    assert limits_of(Config()) == Limits()

@@ -1,0 +1,143 @@
+"""`fleetcast drift`: is what a model sees still what it was fitted on, and does anything ask for a new fit?"""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.given import (
+    ArchiveOption,
+    ConfigOption,
+    DataOption,
+    SetOption,
+    StateOption,
+    UntilOption,
+    configured,
+    given,
+    telling,
+)
+
+if TYPE_CHECKING:
+    from models.drift import Drift
+    from models.registry import Registry
+    from service.config import Config
+    from training.drift_report import FeatureDrift
+
+KINDS = ("demand", "duration")
+
+
+def drift(
+    kind: Annotated[str, typer.Argument(help="Which model.", metavar="|".join(KINDS))],
+    data: DataOption = None,
+    archive: ArchiveOption = None,
+    sets: SetOption = None,
+    since: Annotated[
+        str | None, typer.Option(help="Compare what came after with what was before [the end of the model's data].")
+    ] = None,
+    until: UntilOption = None,
+    models: Annotated[
+        Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Where to write it; - is stdout.")] = None,
+    html: Annotated[Path | None, typer.Option(help="A report with plots.")] = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Features that moved since the model was fitted (PSI, KS), its recent errors, and whether to fit it anew.
+
+    Recent errors are those of the service that runs on the same state folder. `fleetcast train KIND --if-drift` acts
+    on the same conditions; features that moved are told, and ask for nothing by themselves.
+
+    Examples:
+
+      fleetcast drift demand
+
+      fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
+    """
+    from fleet.errors import ConfigError
+    from models.registry import Registry
+    from training.drift_report import demand_drift, drift_html, duration_drift
+
+    if kind not in KINDS:
+        raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+    loaded = configured(config, state)
+    serving = recent_drift(kind, Registry(models or loaded.models_folder), loaded)
+    since_ms = _since_ms(since, serving, kind)
+    with telling(f"drift {kind}") as say:
+        source = given(loaded, data, archive, sets, until, say)
+        if kind == "demand":
+            found = demand_drift(source.read_panels(), since_ms)
+        else:
+            found = duration_drift(source.read_jobs(), since_ms)
+    reasons = serving.reasons if serving else {}
+    _tell(found, serving)
+    if json is not None:
+        _write(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
+    if html is not None:
+        html.write_text(drift_html(f"Drift: {kind}", found, reasons), encoding="utf-8")
+        typer.echo(f"wrote {html}", err=True)
+
+
+def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
+    """The version that serves against its card: errors from the service's board where one is there, else age alone.
+
+    None where no version serves.
+    """
+    from models.drift import Recent, judge
+    from service.board import BoardReader
+    from service.model_watch import limits_of
+
+    version = registry.current_version(kind)
+    if version is None:
+        return None
+    card, recent, now_ms = registry.card(kind, version), Recent(), time.time_ns() // 1_000_000
+    board = BoardReader(config.board).latest()
+    if board is not None and "doc.models" in board:
+        document = board.json("doc.models")
+        for row in document["rows"]:
+            if (row["kind"], row["version"]) == (kind, version):
+                recent = Recent(row["coverage_80"]["recent"], row["loss_vs_best_naive"], row["forecasts"])
+                now_ms = document["as_of_ms"]
+    return judge(card, recent, now_ms, limits_of(config))
+
+
+def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
+    from fleet.errors import ConfigError
+    from training.histories import moment_ms
+
+    if since is not None:
+        return moment_ms("--since", since)
+    if serving is None:
+        raise ConfigError(f"no version of {kind} serves, so say --since when to compare what came after with before")
+    return serving.fitted_until_ms
+
+
+def _tell(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
+    for one in found:
+        far = ", ".join(f"{row.feature} (PSI {row.psi:.2f})" for row in one.far[:5])
+        typer.echo(f"{one.name}: {len(one.far)} of {len(one.rows)} features moved far{': ' + far if far else ''}")
+    if serving is None:
+        typer.echo("no version serves")
+    elif serving.reasons:
+        typer.echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
+    else:
+        typer.echo(f"{serving.kind} {serving.version} is fine")
+
+
+def _rows(found: "list[FeatureDrift]") -> list[dict[str, Any]]:
+    import msgspec
+
+    return [{"series": one.name, **msgspec.to_builtins(row)} for one in found for row in one.rows]
+
+
+def _write(path: Path, body: dict[str, Any]) -> None:
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n"
+    if str(path) == "-":
+        sys.stdout.buffer.write(text)
+    else:
+        path.write_bytes(text)
+        typer.echo(f"wrote {path}", err=True)

@@ -1,0 +1,151 @@
+"""Training as a whole: judge out of sample, fit on everything, keep a version with its card, let the gate decide.
+
+    Given ─ windows ─ back-test ─ Verdict ┐
+      └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, where it won
+
+A version is there whole or not at all, so training may be killed at any moment and run again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fleet.errors import ConfigError, FleetcastError
+from models.card import Card, Span, calibration_of, metrics_of, versions_of
+from models.registry import Registry
+from training.backtest import backtest, demand_windows, duration_windows, verdict
+from training.card_page import card_html
+from training.contests import pooled
+from training.demand_sets import DemandSet
+from training.histories import Given
+from training.job_sets import JobTable
+from training.results import Results
+
+Say = Callable[[str], None]
+
+DEPENDENCIES = ("fleetcast", "lightgbm", "numpy", "scikit-learn")
+
+
+class Model(Protocol):
+    """What is kept of a fit."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to train. windows: of the back-test that judges; address: of a Dask scheduler."""
+
+    kind: str
+    made_by: str
+    seed: int = 0
+    windows: int = 1
+    address: str | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of it. objection: why the version does not serve; empty where it does."""
+
+    version: str
+    card: Card
+    results: Results
+    objection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model and what its card says of its making."""
+
+    model: Model
+    fitted_until_ms: int
+    data: tuple[Span, ...]
+    features: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+def train(
+    given: Given, plan: Plan, registry: Registry, now_ms: int, *, promote: bool = True, say: Say = print
+) -> Trained:
+    """One version more. A kill at any moment leaves the registry as it was. Raises FleetcastError."""
+    if plan.kind == "demand":
+        sets = given.read_panels()
+        windows = demand_windows(sets, plan.windows, plan.seed)
+    else:
+        tables = given.read_jobs()
+        if len(tables) > 1:
+            names = ", ".join(name for name, _ in tables)
+            raise ConfigError(
+                f"{len(tables)} job histories, each with users and a clock of its own ({names}): name one by --set"
+            )
+        windows = duration_windows(tables, plan.windows, plan.seed)
+    say(f"judging on {len(windows)} windows that are not fitted on")
+    results = backtest(plan.kind, windows, address=plan.address, processes=plan.processes, say=say)
+    say("fitting on all of it")
+    fit = fit_demand(sets, plan.seed) if plan.kind == "demand" else fit_duration(tables, plan.seed)
+    card = _card(fit, plan, results, now_ms)
+    version = registry.add(plan.kind, fit.model.save, card, card_html)
+    objection = "it was not asked for (--no-promote)"
+    if promote:
+        try:
+            registry.promote(plan.kind, version)
+            objection = ""
+        except FleetcastError as error:
+            objection = str(error)
+    return Trained(version, registry.card(plan.kind, version), results, objection)
+
+
+def _card(fit: Fit, plan: Plan, results: Results, now_ms: int) -> Card:
+    metrics = metrics_of(pooled(results.rows))
+    return Card(
+        kind=plan.kind,
+        created_ms=now_ms,
+        made_by=plan.made_by,
+        seed=plan.seed,
+        fitted_until_ms=fit.fitted_until_ms,
+        data=fit.data,
+        features=fit.features,
+        settings=fit.settings,
+        metrics=metrics,
+        calibration=calibration_of(metrics),
+        gate=verdict(plan.kind, results),
+        dependencies=versions_of(*DEPENDENCIES),
+    )
+
+
+def fit_demand(sets: Sequence[DemandSet], seed: int) -> Fit:
+    """The trees of every target, on all bins."""
+    import msgspec
+
+    from models.demand_features import FEATURES
+    from models.demand_trees import DemandTrees
+
+    panels = [row.panel for row in sets]
+    model = DemandTrees(seed).fit(panels, [panel.bins for panel in panels])
+    data = tuple(
+        Span(f"{row.dataset} {panel.target}", panel.first_ms, panel.end_ms(panel.bins - 1), panel.values.size)
+        for row, panel in zip(sets, panels, strict=True)
+    )
+    return Fit(model, model.fitted_until_ms, data, FEATURES, msgspec.to_builtins(model.settings))
+
+
+def fit_duration(tables: Sequence[tuple[str, JobTable]], seed: int) -> Fit:
+    """Run and remaining times, on all that was known at the last submission or end."""
+    from features.run_history import FEATURES
+    from models.duration import DurationModel
+    from training.duration_rows import LANDMARKS_S, replay
+    from training.evaluate_duration import _some
+
+    ((name, table),) = tables
+    until_s = float(np.nanmax(np.concatenate((table.submit_s, table.end_s))))
+    watched = _some(np.ones(len(table), np.bool_), seed)
+    rows = replay(table, watched=watched, landmarks_s=LANDMARKS_S)
+    model = DurationModel(seed).fit(rows.of(table), until_s)
+    if model.fitted_until_ms is None:
+        raise FleetcastError(f"{name}: {len(table):,} jobs, too few of them ended to fit on")
+    span = Span(name, round(float(table.submit_s.min()) * 1000), round(until_s * 1000), len(table))
+    return Fit(model, model.fitted_until_ms, (span,), FEATURES, {})
