@@ -1,0 +1,156 @@
+"""RemainingModel: how much longer a job runs that has run for `elapsed_s`.
+
+    log remaining at a level = base + weight(elapsed) * boosted correction
+
+base is what the survival curve of all jobs says of those that ran longer than elapsed_s (Kaplan-Meier), so the model
+learns only how this job differs from them. Few jobs run for days, and the correction is worth less there: its weight
+at each elapsed time is the one that served best in a back-test inside the training data.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.run_history import COLUMN, EMPIRICAL
+from features.run_past import LEVELS
+from models.boosted_quantiles import BoostedQuantiles
+from models.run_rows import RunRows, Survival, told
+
+Array = NDArray[np.float64]
+Features = NDArray[np.float32]
+
+REMAINING_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+KNOTS_S = (300.0, 1800.0, 3600.0, 10_800.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0)
+FEWEST_ROWS = 50
+HELD_OUT = 0.25  # the last part of the rows that the weights are chosen on
+SHORTEST_S = 1.0
+_EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
+
+
+class RemainingModel:
+    """Fitted on landmark rows: moments at which jobs were running."""
+
+    def __init__(self, *, seed: int = 0, threads: int = 1) -> None:
+        self._options = {"seed": seed, "threads": threads}
+        self._survival = Survival(np.empty(0), np.empty(0))
+        self._boosted: BoostedQuantiles | None = None
+        self._weights = np.zeros(len(KNOTS_S))
+
+    def fit(self, rows: RunRows, until_s: float, survival: Survival) -> "RemainingModel":
+        """rows: moments while jobs ran. survival: of all jobs from their start. Nothing after until_s is looked at."""
+        self._survival = survival
+        known = rows.until(until_s)
+        if len(known) < FEWEST_ROWS:
+            return self
+        boundary_s = float(np.quantile(known.at_s, 1 - HELD_OUT))
+        tried = self._boost(known.until(boundary_s), boundary_s, (0.5,))
+        if tried is not None:
+            self._weights = self._best_weights(tried, known.take(known.at_s > boundary_s), until_s)
+        self._boosted = self._boost(known, until_s)
+        return self
+
+    def _boost(
+        self, rows: RunRows, until_s: float, levels: tuple[float, ...] = REMAINING_LEVELS
+    ) -> BoostedQuantiles | None:
+        outcomes, _ = told(rows, until_s)
+        if len(outcomes.row) < FEWEST_ROWS:
+            return None
+        elapsed_s = rows.elapsed_s[outcomes.row]
+        target = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))[:, None] - self._base(elapsed_s, levels)
+        model = BoostedQuantiles(levels, **self._options)
+        return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
+
+    def _best_weights(self, tried: BoostedQuantiles, rows: RunRows, until_s: float) -> Array:
+        """(knot,) how far to follow the correction, by the error of the median near each elapsed time."""
+        outcomes, _ = told(rows, until_s)
+        elapsed_s = rows.elapsed_s[outcomes.row]
+        actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
+        base = self._base(elapsed_s, (0.5,))[:, 0]
+        correction = tried.predict(self._inputs(rows.features[outcomes.row], elapsed_s))[0]
+        near = np.abs(np.log(np.array(KNOTS_S)[:, None] / np.maximum(elapsed_s, 1.0))) < np.log(2.5)
+        found, last = [], 0.5
+        for mask in near:
+            if mask.sum() >= FEWEST_ROWS:
+                errors = [
+                    np.average(np.abs(actual - base - weight * correction)[mask], weights=outcomes.weight[mask])
+                    for weight in WEIGHTS
+                ]
+                last = (last + 2 * WEIGHTS[int(np.argmin(errors))]) / 3  # neighbours agree, mostly
+            found.append(last)
+        return np.array(found)
+
+    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+        """(row, level) seconds from now."""
+        if not len(self._survival.time_s):
+            return self._of_similar(features, elapsed_s, levels)
+        known = self._base(elapsed_s)
+        if self._boosted is not None:
+            weight = np.interp(np.log(np.maximum(elapsed_s, 1.0)), np.log(KNOTS_S), self._weights)
+            known = known + weight[:, None] * self._boosted.predict(self._inputs(features, elapsed_s)).T
+        known = np.sort(known, axis=1)
+        return np.exp(np.stack([_between(known, REMAINING_LEVELS, level) for level in levels], axis=1))
+
+    def _of_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+        quantiles = features[:, _EMPIRICAL].astype(np.float64)
+        return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
+
+    def _base(self, elapsed_s: Array, levels: tuple[float, ...] = REMAINING_LEVELS) -> Array:
+        """(row, level) logarithms."""
+        columns = [self._survival.beyond(elapsed_s, level) - elapsed_s for level in levels]
+        return np.log(np.maximum(SHORTEST_S, np.stack(columns, axis=1)))
+
+    def _inputs(self, features: Features, elapsed_s: Array) -> Features:
+        """The features, the elapsed time, and what similar jobs that ran longer had left."""
+        quantiles = features[:, _EMPIRICAL].astype(np.float64)
+        left = [np.log(np.maximum(SHORTEST_S, beyond(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
+        limit_s = np.exp(features[:, COLUMN["log_limit"]].astype(np.float64)) - elapsed_s
+        columns = (np.log(np.maximum(elapsed_s, 1.0)), *left, np.log(np.maximum(SHORTEST_S, limit_s)))
+        return np.column_stack([features, *columns]).astype(np.float32)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the trees; the rest for the JSON beside them."""
+        trees = None if self._boosted is None else self._boosted.save(folder, "remaining")
+        curve = [self._survival.time_s.tolist(), self._survival.alive.tolist()]
+        return {"trees": trees, "survival": curve, "weights": self._weights.tolist()}
+
+    @classmethod
+    def load(cls, folder: Path, about: dict[str, Any], threads: int = 1) -> "RemainingModel":
+        """The inverse of `save`."""
+        made = cls(threads=threads)
+        times, alive = about["survival"]
+        made._survival = Survival(np.array(times, np.float64), np.array(alive, np.float64))
+        made._weights = np.array(about["weights"], np.float64)
+        if about["trees"] is not None:
+            made._boosted = BoostedQuantiles.load(folder, "remaining", about["trees"], threads)
+        return made
+
+
+def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
+    """(row,) seconds left at this level, from each row's run-time quantiles at LEVELS; NaN where these are unknown.
+
+    Straight lines in log time between the levels; past the last of them as long again as it has run, at the median.
+    """
+    log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
+    levels = np.array(LEVELS)
+    below = log_quantiles <= log_elapsed[:, None]
+    row = below.sum(axis=1)
+    left, right = np.clip(row - 1, 0, len(LEVELS) - 1), np.clip(row, 0, len(LEVELS) - 1)
+    every = np.arange(len(elapsed_s))
+    low, high = log_quantiles[every, left], log_quantiles[every, right]
+    share = np.where(high > low, (log_elapsed - low) / np.where(high > low, high - low, 1.0), 0.0)
+    passed = np.where(row == 0, 0.0, levels[left] + share * (levels[right] - levels[left]))
+    wanted = passed + level * (1 - passed)
+    run_s = np.exp([np.interp(one, levels, known) for one, known in zip(wanted, log_quantiles, strict=True)])
+    tail = np.maximum(elapsed_s, 1.0) * (1 / (1 - level) - 1)
+    found = np.where(row == len(LEVELS), tail, np.maximum(np.reshape(run_s, len(wanted)) - elapsed_s, SHORTEST_S))
+    return np.where(np.isnan(log_quantiles[:, 0]), np.nan, found)
+
+
+def _between(known: Array, levels: tuple[float, ...], level: float) -> Array:
+    """(row,) at a level between the known ones, straight lines; outside them the outermost."""
+    right = int(np.clip(np.searchsorted(levels, level), 1, len(levels) - 1))
+    share = np.clip((level - levels[right - 1]) / (levels[right] - levels[right - 1]), 0.0, 1.0)
+    return np.asarray(known[:, right - 1] + share * (known[:, right] - known[:, right - 1]))
