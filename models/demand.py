@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from models.demand_contest import Contest
 from models.forecast import QUANTILES, Forecaster, Panel
 from models.hierarchy import MEDIAN, reconciled
+from models.largest import Largest
 from models.naive import FORECASTERS, forward_filled
+from models.theta import Theta
 
 Array = NDArray[np.float64]
 
@@ -36,6 +38,7 @@ OLD_MS = 3_600_000
 ISSUED_KEPT = 10  # forecasts, one a bin: a good hour and a half
 DRAWN_BINS = 144
 DRAWN_SERIES = 300
+MOST_SMOOTHED = 32  # series of a target that Theta forecasts
 FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95))
 OLD_FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.5, 0.95))
 Points = list[list[float]]
@@ -104,7 +107,7 @@ class DemandDesk:
     ) -> None:
         self._forecasters = {
             MINUTES: FORECASTERS,
-            BROAD: (*FORECASTERS, *challengers, *shadows),
+            BROAD: (*FORECASTERS, Largest(Theta(), MOST_SMOOTHED), *challengers, *shadows),
             GROUPS: (*FORECASTERS, *sparse),
         }
         self._shadows = tuple(shadow.name for shadow in shadows)

@@ -52,8 +52,9 @@ class Contest:
         """Take in what is over since the last call, and as many origins as one call may test."""
         self._fit(panel)
         first_bin = panel.end_ms(-1) // (self.bin_s * 1000)  # the number of column 0
-        warm_bins = WARM_S // self.bin_s
-        start = max(self._done + 1, first_bin + warm_bins)
+        known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
+        begins = first_bin + (int(known[0]) if len(known) else panel.bins)
+        start = max(self._done + 1, begins + WARM_S // self.bin_s)
         bins = np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
         most = max(1, TESTS_A_CALL // max(1, len(panel.names))) * self._origin_bins
         bins = bins[:most]

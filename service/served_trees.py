@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import ModelError
 from models.forecast import QUANTILES, Forecaster, Panel
+from models.largest import largest, panel_of
 from models.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,6 @@ Array = NDArray[np.float64]
 
 KIND = "demand"
 MOST_SERIES = 64
-SIZE_BINS = 1008  # of which the mean is a series' size: a week of ten minutes
 
 
 class ServedTrees:
@@ -65,37 +65,24 @@ class ServedTrees:
         """(quantile, step, origin, series); NaN for small series, where it learnt, and while there is no model."""
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
-        later, largest = np.flatnonzero(ends >= self._fitted_until_ms), _largest(panel)
+        later, rows = np.flatnonzero(ends >= self._fitted_until_ms), largest(panel, MOST_SERIES)
         if self._model is None or not len(later):
             return found
         try:
-            answer = self._model.forecast(panel_of(panel, largest), origins[later], steps)
+            answer = self._model.forecast(panel_of(panel, rows), origins[later], steps)
         except (ModelError, ValueError) as error:
             self._fail(f"{self.version}: {error}")
             return found
-        if answer.shape != (len(QUANTILES), len(steps), len(later), len(largest)) or np.isinf(answer).any():
+        if answer.shape != (len(QUANTILES), len(steps), len(later), len(rows)) or np.isinf(answer).any():
             self._fail(f"{self.version} gives forecasts that are none")
             return found
-        found[:, :, later[:, None], largest] = np.sort(answer, axis=0)
+        found[:, :, later[:, None], rows] = np.sort(answer, axis=0)
         return found
 
     def _fail(self, why: str) -> None:
         if why != self.trouble:
             logger.warning("demand: %s; the other forecasters serve", why)
         self._model, self.version, self.trouble = None, "", why
-
-
-def panel_of(panel: Panel, rows: NDArray[np.intp]) -> Panel:
-    """Some series of a panel."""
-    names = tuple(panel.names[row] for row in rows.tolist())
-    covariates = {name: table[rows] for name, table in panel.covariates.items()}
-    return Panel(panel.target, names, panel.bin_s, panel.first_ms, panel.values[rows], panel.capacity[rows], covariates)
-
-
-def _largest(panel: Panel) -> NDArray[np.intp]:
-    """Rows of the MOST_SERIES largest series, in order."""
-    size = np.nan_to_num(panel.values[:, -SIZE_BINS:]).mean(axis=1) if panel.bins else np.zeros(len(panel.names))
-    return np.sort(np.argsort(-size, kind="stable")[:MOST_SERIES])
 
 
 def load_trees(folder: Path) -> tuple[Forecaster, int]:
