@@ -1,5 +1,6 @@
 """What was told of run times: of each attempt as it was submitted, of each kind of job, and how often it was right."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from features.run_history import FEATURES, JobShape
 from features.run_past import LEVELS
 from features.similarity import Kind, kinds
+from models.run_tracker import RunTracker
 from service.kind_tables import P50, P90, P99, quantiles_of
 
 MOST_KINDS = 4096
@@ -64,6 +66,7 @@ class RunBook:
     def __init__(self) -> None:
         self.told: Mapping[Attempt, ToldRun] = {}
         self.hits: deque[tuple[bool, ...]] = deque(maxlen=HITS_KEPT)  # of SCORED, newest last
+        self.tracker = RunTracker()
         self._shapes: dict[int, JobShape] = {}  # by kind, the one that was used longest ago first
         self._run_s: dict[int, Array] = {}
         self._due: dict[int, None] = {}
@@ -73,10 +76,19 @@ class RunBook:
         shares = np.mean(self.hits, axis=0).tolist() if self.hits else []
         return dict(zip(SCORED, shares, strict=False))
 
-    def score(self, told: ToldRun, run_s: float) -> None:
-        """A run is over: was it within its bounds?"""
+    def score(self, told: ToldRun, shape: JobShape, run_s: float) -> None:
+        """A run is over: was it within its bounds? What is told of the next ones moves a little towards it."""
         if told.said is not None:
             self.hits.append(tuple(bool(run_s <= told.run_s[at]) for at in SCORED.values()))
+            issued = np.log(np.maximum(told.run_s.astype(np.float64), 1.0))
+            self.tracker.learn(issued, math.log(max(run_s, 1.0)), shape.kin)
+
+    def tracked(self, shapes: Sequence[JobShape], run_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(shape, LEVELS) run times moved by what was learnt of earlier ones; NaN stays."""
+        moved = run_s.copy()
+        for row in np.flatnonzero(np.isfinite(run_s).all(axis=1)).tolist():
+            moved[row] = np.exp(self.tracker.served(np.log(np.maximum(run_s[row], 1.0)), shapes[row].kin))
+        return moved
 
     # -- kinds
 
@@ -121,6 +133,7 @@ class RunBook:
             "features": list(FEATURES),
             "told": [[*key, row.model, row.left_ms, row.left_s is not None, row.is_over] for key, row in told],
             "hits": list(self.hits),
+            "tracker": self.tracker.dump(),
             "kinds": [[key, _columns(shape)] for key, shape in self._shapes.items()],
             "due": list(self._due),
         }
@@ -147,6 +160,7 @@ class RunBook:
                 )
             }
             self.hits.extend(tuple(row) for row in about["hits"])
+            self.tracker.load(about["tracker"])
         self._shapes = {key: JobShape(*shape) for key, shape in about["kinds"]}
         self._run_s = dict(zip(self._shapes, arrays["kinds.run_s"].copy(), strict=True))
         self._due = dict.fromkeys(key for key in about["due"] if key in self._shapes)

@@ -19,6 +19,7 @@ from features.run_past import LEVELS
 from features.similarity import shape_of
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
+from models.remaining import beyond
 from service.board import Section
 from service.exposition import Page
 from service.kind_tables import PEAK, RUN, table_sections
@@ -31,6 +32,7 @@ from service.thread_work import in_thread
 PERIOD_S = 60.0
 NEW_S = 10.0
 SHORTEST_PAUSE_WALL_S = 0.2
+YOUNG_S = 300.0
 SLICE = 50  # features are made in the loop, some milliseconds at a time
 MOST_DUE = 500  # kinds, a pass
 
@@ -42,6 +44,7 @@ Rows = Mapping[Attempt, JobAttempt]
 class Asked:
     """A pass's question. features: (row, feature) of new attempts, then of kinds; old: of running attempts."""
 
+    shapes: Sequence[JobShape]
     features: Array
     limits_s: NDArray[np.float64]
     old: Array
@@ -94,7 +97,8 @@ class RunForecasts:
             model = self.model.name
             kept |= {key: ToldRun(features[at], run_s[at], model) for at, key in enumerate(fresh)}
             book.say([key for key, _ in due], run_s[len(fresh) :])
-            book.told = with_left(kept, aging, left_s, now_ms)
+            told_s = np.array([kept[key].run_s for key in aging], np.float64).reshape(left_s.shape)
+            book.told = with_left(kept, aging, young(left_s, told_s, asked.elapsed_s), now_ms)
             if changed:
                 book.touch_all()
             self.sections = table_sections(RUN, *book.table(), now_ms, model)
@@ -115,7 +119,7 @@ class RunForecasts:
         shape = shape_of(row)
         self.book.touch(shape)
         if row.run_s is not None and row.outcome in ("finished", "failed"):
-            self.book.score(told, min(row.run_s, shape.limit_s or row.run_s))
+            self.book.score(told, shape, min(row.run_s, shape.limit_s or row.run_s))
         return ToldRun(told.features, told.run_s, told.model, is_over=True)
 
     def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> dict[Attempt, JobAttempt]:
@@ -132,7 +136,8 @@ class RunForecasts:
     def _ask(self, asked: Asked) -> tuple[bool, Array, Array]:
         """Whether another model serves now; (row, LEVELS) run times; (old, LEVELS) what is left. In a thread."""
         changed = self.model.refresh()
-        run_s = np.minimum(self.model.run_s(asked.features, LEVELS), asked.limits_s[:, None])
+        run_s = self.book.tracked(asked.shapes, self.model.run_s(asked.features, LEVELS))
+        run_s = np.minimum(run_s, asked.limits_s[:, None])
         left_s = self.model.remaining_s(asked.old, asked.elapsed_s, LEVELS)
         ahead_s = asked.old_limits_s - asked.elapsed_s
         left_s = np.where(ahead_s[:, None] > 0, np.minimum(left_s, ahead_s[:, None]), left_s)
@@ -149,7 +154,23 @@ def _question(
     old = np.array([known[key] for key in aging], np.float32).reshape(len(aging), len(FEATURES))
     elapsed_ms = [max(0, now_ms - (row.started_ms or now_ms)) for row in aging.values()]
     limits_s = _limits(shapes), _limits([shape_of(row) for row in aging.values()])
-    return Asked(features, limits_s[0], old, np.array(elapsed_ms, np.float64) / 1000, limits_s[1])
+    return Asked(shapes, features, limits_s[0], old, np.array(elapsed_ms, np.float64) / 1000, limits_s[1])
+
+
+def young(left_s: Array, told_s: NDArray[np.float64], elapsed_s: NDArray[np.float64]) -> Array:
+    """(attempt, LEVELS) what is left; of those that began just now it is what was told of the whole run.
+
+    Models of what is left are fitted on jobs that have run for YOUNG_S and longer.
+    """
+    rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(told_s).all(axis=1))
+    if not len(rows):
+        return left_s
+    known = np.log(np.maximum(told_s[rows], 1.0))
+    told_left_s = np.stack([beyond(known, elapsed_s[rows], level) for level in LEVELS], axis=1)
+    share = (elapsed_s[rows] / YOUNG_S)[:, None]
+    left_s = left_s.copy()
+    left_s[rows] = share * left_s[rows] + (1 - share) * told_left_s
+    return left_s
 
 
 def _limits(shapes: Sequence[JobShape]) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Run times in a pipeline: what is told of jobs, what is left of them, how often it held, what a restart keeps."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.run_history import FEATURES, JobShape
+from features.run_history import COLUMN, FEATURES, JobShape
 from features.run_past import LEVELS
 from fleet.errors import ModelError
 from fleet.samples import EntityKind
 from ingest.source import Batch
+from models.card import Card
+from models.duration import DurationModel
 from models.registry import Registry
+from models.run_rows import RunRows
 from service.kind_tables import needs, run_time
 from service.pipeline import Pipeline
+from service.run_book import RunBook, ToldRun
 from service.run_model import BASELINE, ServedRunModel
 from tests.service.runs_world import (
     NOW_MS,
@@ -280,3 +285,53 @@ def test_gpu_memory_travels_between_pipelines() -> None:
     from service.locals import SHOWN
 
     assert {"fb_used_bytes", "power_w"} <= set(SHOWN[EntityKind.GPU])
+
+
+def fitted() -> DurationModel:
+    """Small jobs run for about five minutes, large ones for about two hours."""
+    rng = np.random.default_rng(3)
+    gpus, at_s = rng.choice([1.0, 8.0], 300), np.sort(rng.uniform(0, 1e6, 300))
+    run_s = np.where(gpus == 1, 300.0, 7200.0) * np.exp(rng.normal(0, 0.5, 300))
+    features = np.full((300, len(FEATURES)), np.nan, np.float32)
+    features[:, COLUMN["log_gpus"]] = np.log(gpus)
+    return DurationModel(seed=1, threads=1).fit(RunRows(features, at_s, at_s, at_s + run_s), 2e6)
+
+
+def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    registry = Registry(pipeline.config.models_folder, pipeline.clock)
+    card = Card(kind="duration", created_ms=NOW_MS, made_by="a test", seed=1, fitted_until_ms=NOW_MS - 3_600_000)
+    version = registry.add("duration", fitted().save, card)
+    registry.promote("duration", version, force=True)
+    pipeline.take(batch(came("small", NOW_MS, gpus=1), came("large", NOW_MS, gpus=8), began("large", NOW_MS, 8)))
+    tick(pipeline)
+    small, large = row_of(tmp_path, "small"), row_of(tmp_path, "large")
+    assert small["model"] == large["model"] == f"duration-{version}"
+    assert small["run_s"]["p50"] == pytest.approx(300, rel=0.4)
+    assert large["run_s"]["p50"] == pytest.approx(7200, rel=0.4)
+    assert large["remaining_s"]["p50"] > 1000
+
+    again = registry.add("duration", fitted().save, card)
+    registry.promote("duration", again, force=True)
+    for folder in (version, again):
+        (registry.path("duration", folder) / "duration.json").write_text("{}")
+    pipeline.take(batch(*past(), came("train-99", NOW_MS)))
+    tick(pipeline)
+    assert row_of(tmp_path, "train-99")["model"] == BASELINE
+    assert "duration 0002 is damaged" in pipeline.runs.model.trouble
+
+
+def test_what_is_told_moves_towards_what_came() -> None:
+    book, shape = RunBook(), JobShape(queue="train", gpus=2)
+    run_s = np.full((1, len(LEVELS)), 600.0)
+    told = ToldRun(np.zeros(len(FEATURES), np.float32), run_s[0].astype(np.float32), "m")
+    for _ in range(50):
+        book.score(told, shape, 6000.0)
+    moved = book.tracked([shape], run_s)[0]
+    assert moved[LEVELS.index(0.9)] > moved[LEVELS.index(0.5)] > 600
+    again = RunBook()
+    about, arrays = book.dump()
+    again.load(json.loads(json.dumps(about)), arrays)
+    np.testing.assert_array_equal(again.tracked([shape], run_s)[0], moved)
+    assert again.coverage() == book.coverage() == {"p50": 0.0, "p90": 0.0, "p99": 0.0}
+    assert np.isnan(book.tracked([shape], run_s * np.nan)).all()
