@@ -28,6 +28,7 @@ from service.fleet_metrics import demand_page
 from service.gpu_looks import gpu_looks
 from service.publish import Tick
 from service.served_trees import ServedTrees
+from service.shadow_trees import Shadow, ShadowTrees, shadow_of
 from service.state import FleetState
 from service.thread_work import in_thread
 
@@ -49,7 +50,10 @@ class DemandForecasts:
         self.page = b""
         self._desk = desk
         self._clock = clock
-        self._trees = next((one for one in desk.forecasters if isinstance(one, ServedTrees)), None)
+        fitted = [one for one in desk.forecasters if isinstance(one, ServedTrees)]
+        self._trees = next((one for one in fitted if not isinstance(one, ShadowTrees)), None)
+        self._shadow = next((one for one in fitted if isinstance(one, ShadowTrees)), None)
+        self.shadow: Shadow | None = None  # how the challenger did
         self._heard: deque[tuple[int, Sequence[ServedInstance], Mapping[Key, Look]]] = deque(maxlen=HEARD_KEPT)
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
@@ -87,8 +91,9 @@ class DemandForecasts:
         residency: Mapping[Key, tuple[float, float]],
         rates: Mapping[Key, Served],
     ) -> None:
-        if self._trees is not None and self._trees.refresh():
-            self._desk.forget(self._trees.name)
+        for trees in (self._trees, self._shadow):
+            if trees is not None and trees.refresh():
+                self._desk.forget(trees.name)
         rows = self._desk.update(histories, now_ms)
         cold = cold_starts(records)
         for row in rows:
@@ -100,6 +105,8 @@ class DemandForecasts:
             self._model = demand_model(running_by_class(histories), records, residency)
             self._model_bin = now_ms // BIN_MS
         self.rows = rows
+        if self._trees is not None and self._shadow is not None:
+            self.shadow = shadow_of(self._desk.losses(), self._shadow, self._trees)
         self.sections = demand_sections(rows, self._desk.record(), self._model, now_ms)
         self.page = demand_page(rows) + parts_page(rows) + trees_page(self._trees)
 

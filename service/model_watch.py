@@ -14,6 +14,7 @@ from models.drift import DAY_MS, Drift, Limits, Recent, judge, recent_of
 from models.registry import KINDS, Registry
 from service.config import Config
 from service.exposition import Page
+from service.shadow_trees import Shadow, shadow_row
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,14 @@ class ModelWatch:
     def of(cls, config: Config) -> "ModelWatch":
         return cls(Registry(config.models_folder), limits_of(config))
 
-    def look(self, demand: Sequence[Mapping[str, Any]], now_ms: int) -> dict[str, Any]:
+    def look(self, demand: Sequence[Mapping[str, Any]], now_ms: int, shadow: Shadow | None = None) -> dict[str, Any]:
         """`GET /v1/models`: a row a kind that has a version serving. demand: rows of `/v1/demand`."""
         recent = {"demand": recent_of(row.get("record") for row in demand)}
         cards = [card for kind in KINDS if (card := self._card(kind)) is not None]
         drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
-        self.page = drift_page(drifts)
-        return {"as_of_ms": now_ms, "rows": [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]}
+        self.page = drift_page(drifts, shadow)
+        rows = [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
+        return {"as_of_ms": now_ms, "rows": rows, "shadows": [shadow_row(shadow)] if shadow else []}
 
     def _card(self, kind: str) -> Card | None:
         try:
@@ -80,7 +82,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def drift_page(drifts: Sequence[Drift]) -> bytes:
+def drift_page(drifts: Sequence[Drift], shadow: Shadow | None) -> bytes:
     """The same as metrics."""
     page = Page()
     rows = [({"kind": drift.kind}, drift) for drift in drifts]
@@ -113,5 +115,13 @@ def drift_page(drifts: Sequence[Drift]) -> bytes:
         "model_version_info",
         "Which version of a model serves.",
         [({**labels, "version": drift.version}, 1) for labels, drift in rows],
+    )
+    told = (
+        [] if shadow is None else [("shadow", shadow.loss_vs_persistence), ("serving", shadow.serving_vs_persistence)]
+    )
+    page.gauge(
+        "model_shadow_loss_ratio",
+        "Loss of a challenger in the shadow, and of the version that serves, over persistence's; below 1 is better.",
+        [({"kind": shadow.kind, "of": whose}, loss) for whose, loss in told] if shadow else [],
     )
     return page.encode()

@@ -55,11 +55,14 @@ class ServedTrees:
         try:
             folder = self._registry.current(KIND)
             if folder is not None:
-                self._model, self._fitted_until_ms = load_trees(folder)
-                self.version = f"{KIND}-{folder.name}"
-                logger.info("demand: the trees of %s forecast", self.version)
+                self._use(folder)
         except (ModelError, OSError) as error:
             self._fail(f"version {version}: {error}")
+
+    def _use(self, folder: Path) -> None:
+        self._model, self._fitted_until_ms = load_trees(folder)
+        self.version = f"{KIND}-{folder.name}"
+        logger.info("demand: the trees of %s forecast", self.version)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """(quantile, step, origin, series); NaN for small series, where it learnt, and while there is no model."""

@@ -37,6 +37,7 @@ from service.job_files import JobFiles, read_jobs
 from service.plugins import load
 from service.run_book import RunBook
 from service.served_trees import ServedTrees
+from service.shadow_trees import ShadowTrees
 from service.state import FleetState
 from service.thread_work import in_thread
 
@@ -240,5 +241,6 @@ def _memory(config: Config) -> RiskMemory:
 
 
 def _desk(config: Config) -> DemandDesk:
-    trees = ServedTrees(Registry(config.models_folder))
-    return DemandDesk([trees, *(load("pipeline.forecasters", path)() for path in config.pipeline.forecasters)])
+    registry = Registry(config.models_folder)
+    plugins = [load("pipeline.forecasters", path)() for path in config.pipeline.forecasters]
+    return DemandDesk([ServedTrees(registry), *plugins], shadows=[ShadowTrees(registry)])

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from service.routes import shapes
 from service.routes.context import Context
+from service.routes.model_shapes import FittedModels
 from service.routes.table import Param, Query, Row, age_headers, answer
 
 
@@ -165,7 +166,7 @@ ROWS = (
         models,
         "Fitted models that serve: version, age, record beside the card, and what asks for a new fit",
         "fleet",
-        answer=shapes.FittedModels,
+        answer=FittedModels,
         problems=(422, 503),
         example={
             "as_of_ms": 1760000000000,
@@ -180,6 +181,15 @@ ROWS = (
                     "loss_vs_best_naive": 0.88,
                     "forecasts": 9031,
                     "retrain": {"age": "it was fitted on data up to 35 days ago, 30 are allowed"},
+                }
+            ],
+            "shadows": [
+                {
+                    "kind": "demand",
+                    "version": "0004",
+                    "loss_vs_persistence": 0.81,
+                    "serving_vs_persistence": 0.84,
+                    "forecasts": 12096,
                 }
             ],
         },

@@ -380,29 +380,3 @@ class ServedModel(msgspec.Struct):
 class ServedModels(msgspec.Struct):
     as_of_ms: int
     rows: list[ServedModel]
-
-
-class BandShare(msgspec.Struct):
-    """Share of outcomes inside the 10 to 90 % band: when the model was judged, and lately."""
-
-    card: float
-    recent: float | None
-
-
-class FittedModel(msgspec.Struct):
-    """A version that serves. retrain: condition (coverage, loss, age) -> why; empty while it is fine."""
-
-    kind: str
-    version: str
-    fitted_until_ms: int
-    age_days: float
-    gate: str | None
-    coverage_80: BandShare
-    loss_vs_best_naive: float | None
-    forecasts: int
-    retrain: dict[str, str]
-
-
-class FittedModels(msgspec.Struct):
-    as_of_ms: int
-    rows: list[FittedModel]

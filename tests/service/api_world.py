@@ -102,7 +102,7 @@ def documents() -> dict[str, Any]:
         },
         "doc.fleet": {"as_of_ms": NOW_MS, "name": "test", "nodes": []},
         "doc.served_models": {"as_of_ms": NOW_MS, "rows": []},
-        "doc.models": {"as_of_ms": NOW_MS, "rows": []},
+        "doc.models": {"as_of_ms": NOW_MS, "rows": [], "shadows": []},
     }
 
 

@@ -47,7 +47,7 @@ def wanted(page: bytes) -> set[str]:
 
 def test_without_a_version_there_is_nothing_to_say(tmp_path: Path) -> None:
     watch = ModelWatch(Registry(tmp_path / "none"), Limits())
-    assert watch.look(demand(0.1, 9.0), NOW_MS) == {"as_of_ms": NOW_MS, "rows": []}
+    assert watch.look(demand(0.1, 9.0), NOW_MS) == {"as_of_ms": NOW_MS, "rows": [], "shadows": []}
     assert "retrain_wanted{" not in watch.page.decode()
     assert not (tmp_path / "none").exists()
 
