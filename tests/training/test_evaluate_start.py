@@ -1,0 +1,122 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from training import evaluate_start
+from training.evaluate_start import DAY_S, Player, evaluate, watch
+from training.run_pools import RunPools, spread
+from training.wait_ratios import WaitRatios
+
+SPLIT_S = 40 * DAY_S
+
+
+def history(seed: int = 0) -> pd.DataFrame:
+    """Sixteen cores, users whose jobs run for a tenth of their limit, and bursts that queue."""
+    rng = np.random.default_rng(seed)
+    bursts = np.sort(rng.integers(0, 45 * DAY_S, 90))
+    submit_s = np.repeat(bursts, 10) + np.tile(np.arange(10) * 40, len(bursts))
+    user = np.repeat(rng.integers(1, 6, len(bursts)), 10)
+    run_s = np.array([600, 1200, 2400, 4800, 9600])[user - 1] * 1.3 * rng.uniform(0.8, 1.2, len(user))
+    return pd.DataFrame(
+        {
+            "job_id": np.arange(len(user)),
+            "submit_s": submit_s,
+            "wait_s": -1,
+            "run_s": run_s.round(),
+            "procs_alloc": rng.choice([4, 8], len(user)),
+            "time_req_s": 86_400,
+            "user": user,
+            "group": 1,
+            "status": 1,
+        }
+    )
+
+
+@pytest.fixture
+def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[pd.DataFrame], tuple[Path, Path]]:
+    monkeypatch.setattr(evaluate_start, "JUDGED", 20)
+    monkeypatch.setattr(evaluate_start, "TRIED", 12)
+    monkeypatch.setattr(evaluate_start, "FEWEST", 5)
+    monkeypatch.setattr(evaluate_start, "capacity_of", lambda train: 16)
+
+    def write(table: pd.DataFrame) -> tuple[Path, Path]:
+        folders = tmp_path / "train", tmp_path / "test"
+        for folder, late in zip(folders, (False, True), strict=True):
+            (folder / "jobs/own").mkdir(parents=True, exist_ok=True)
+            part = table[(table["submit_s"] >= SPLIT_S) == late]
+            part.to_csv(folder / "jobs/own/jobs.csv", index=False)
+        return folders
+
+    return write
+
+
+def test_ours_is_nearer_than_the_limits_and_its_bound_holds(split) -> None:
+    results = evaluate(*split(history()), 0, lambda line: None)
+    value = {(row.method, row.metric): row.value for row in results.rows}
+    assert value["ours", "within_10min"] > value["limit", "within_10min"]
+    assert value["ours", "bound_90_correct"] > 0.7
+    assert value["ours", "bound_90_width"] < value["limit", "bound_90_width"]
+    (columns,) = results.predictions
+    assert len({len(column) for column in columns.values()}) == 1
+
+
+def test_the_same_seed_gives_the_same_numbers(split) -> None:
+    folders = split(history())
+    assert evaluate(*folders, 3, lambda line: None).rows == evaluate(*folders, 3, lambda line: None).rows
+
+
+def test_run_times_of_jobs_that_still_run_change_nothing_before_their_end(split) -> None:
+    one = evaluate_start.read_job_sets(*split(history()))[0]
+    scene = evaluate_start.scene_of(one, 0)
+    assert not isinstance(scene, str)
+    moments, start_s = watch(scene)
+    moments = [moment for moment in moments if start_s[moment.job] > scene.jobs.submit_s[moment.job] + 60]
+    until_s = int(scene.jobs.submit_s[moments[len(moments) // 2].job])
+    later = replace(scene, run_s=np.where(start_s + scene.run_s >= until_s, scene.run_s * 3, scene.run_s))
+    others, later_start_s = watch(later)
+    told = []
+    for world, found, starts_s in ((scene, moments, start_s), (later, others, later_start_s)):
+        player = Player(world, starts_s, np.random.default_rng(0))
+        known = {moment.job for moment in moments}
+        asked = [row for row in found if row.job in known and world.jobs.submit_s[row.job] < until_s]
+        told.append([(row.job, row.planned_s, row.ours_s) for row in map(player.tell, asked)])
+    assert told[0] == told[1]
+    assert len(told[0]) > 5
+
+
+def test_a_set_without_limits_and_waits_is_skipped_with_the_reason(split) -> None:
+    results = evaluate(*split(history().drop(columns="time_req_s")), 0, lambda line: None)
+    assert results.rows == []
+    assert results.skipped == ["jobs/own: neither limits nor waits are known: there is no queue to replay"]
+
+
+def test_a_set_in_which_nobody_waits_is_skipped(split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_start, "capacity_of", lambda train: 10_000)
+    results = evaluate(*split(history()), 0, lambda line: None)
+    assert results.skipped == ["jobs/own: hardly any job waits on 10,000 cores or GPUs"]
+
+
+def test_ratios_of_jobs_that_still_wait_count_as_long() -> None:
+    ratios = WaitRatios()
+    for number in range(20):  # half of them start at their forecast, the others wait ten times as long
+        ratios.issue(number, 100, number + (100 if number % 2 else 1000))
+    (now,) = ratios.at((0.9,), 300)
+    assert now > 2.5  # known: they wait for more than twice the forecast already
+    assert ratios.at((0.5, 0.9), 5000) == (1.0, 10.0)
+
+
+def test_runs_are_drawn_from_what_outlived_the_age() -> None:
+    pools = RunPools()
+    for run_s in (10.0, 20.0, 4000.0, 5000.0, 6000.0):
+        pools.ended([(0,)], run_s)
+    own = np.zeros((5, 2))
+    drawn = pools.draw([(0,)], 1e9, np.array([0.0, 100.0]), own, spread(5))
+    assert (np.diff(drawn, axis=0) >= 0).all()
+    assert drawn[:, 1].min() > 1000
+    past = pools.draw([(0,)], 20_000.0, np.array([9000.0]), own[:, :1], spread(5))
+    assert np.median(past) == pytest.approx(18_000)
+    assert past.max() <= 20_000

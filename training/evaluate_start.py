@@ -1,0 +1,293 @@
+"""`fleetcast evaluate start`: when a job will start, asked at its submission, beside what the scheduler itself prints.
+
+The cluster is the set's own jobs replayed through `placement.replay` (conservative backfill, planned with the users'
+limits, jobs really end after their run time): its starts are the truth. Its capacity is said; a set whose jobs hardly
+wait at that capacity is skipped. A set without limits is planned with medians of the train folder ("group").
+
+Ours plays the same policy forward from the whole state of the queue, on `PATHS` paths with run times drawn from jobs
+that had ended by then, and turns the middle path into quantiles by how such forecasts turned out so far. Forecasts are
+first made over the end of the train folder, for that alone. Jobs that come later are not played.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from placement.replay import NEVER_S, JobTable, Replay
+from training.job_sets import JobSet, read_job_sets
+from training.job_sets import JobTable as History
+from training.results import Results, Row, interval
+from training.run_pools import Key, RunPools, spread
+from training.wait_ratios import WaitRatios
+
+DAY_S = 86_400
+SETTLE_S, TRIED_S = (
+    7 * DAY_S,
+    21 * DAY_S,
+)  # fill the queue, then forecast for calibration, before the train folder's end
+LONGEST_S = 60 * DAY_S  # of a test span
+JUDGED, TRIED = 150, 80  # jobs
+CANDIDATES = 4  # times as many are looked at: those that must wait count
+WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
+FEWEST = 20
+PATHS = 3
+BUSY = 0.85  # share of the capacity that the train folder's jobs use, where the largest job does not need more
+LEVELS = (0.1, 0.5, 0.9)
+ASKED = 0.92  # of the outcomes so far lie below the p90 bound
+BLOCK = 10
+
+Say = Callable[[str], None]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A replay of one set. kinds: (job, 4) user, group, size and limit as numbers. tried, judged: candidates."""
+
+    dataset: str
+    jobs: JobTable
+    run_s: Ints
+    kinds: NDArray[np.int64]
+    tried: Ints
+    judged: Ints
+    capacity: int
+    planned_by: str
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The cluster at a job's submission. planned_s: the start that the scheduler prints."""
+
+    job: int
+    state: Replay
+    planned_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Forecast waits in seconds of one job: the scheduler's, and ours at LEVELS."""
+
+    job: int
+    planned_s: float
+    ours_s: tuple[float, float, float]
+    actual_s: float
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge every job history that is in both folders and queues."""
+    results = Results("start")
+    for one in read_job_sets(train, test, results.skipped):
+        scene = scene_of(one, seed)
+        if isinstance(scene, str):
+            results.skipped.append(f"{one.dataset}: {scene}")
+            continue
+        say(f"{one.dataset}: replaying {len(scene.jobs):,} jobs on {scene.capacity:,} cores or GPUs")
+        rows = forecast(scene, seed, say)
+        if len(rows) < FEWEST:
+            results.skipped.append(f"{one.dataset}: hardly any job waits on {scene.capacity:,} cores or GPUs")
+            continue
+        _judge(results, scene, rows, seed)
+    return results
+
+
+def scene_of(one: JobSet, seed: int, capacity: int | None = None) -> Scene | str:
+    """The replay of a set, or why there is none."""
+    table = one.table
+    limited = float(np.isfinite(table.limit_s).mean()) > 0.5
+    if not limited and float(np.isfinite(table.start_s).mean()) < 0.5:
+        return "neither limits nor waits are known: there is no queue to replay"
+    since_s = one.train_end_s - SETTLE_S - TRIED_S
+    rows = np.flatnonzero((table.submit_s >= since_s) & (table.submit_s <= one.train_end_s + LONGEST_S))
+    part = table.take(rows)
+    limit_s = _limits(one.train, part, limited)
+    run_s = np.minimum(part.run_s, limit_s) if limited else part.run_s
+    jobs = JobTable(*(np.ceil(column).astype(np.int64) for column in (part.submit_s, part.gpus, limit_s)))
+    capacity = capacity or capacity_of(one.train)
+    rng = np.random.default_rng(seed)
+    before = np.flatnonzero((part.submit_s > one.train_end_s - TRIED_S) & ~one.judged[rows])
+    after = np.flatnonzero(one.judged[rows])
+    return Scene(
+        dataset=one.dataset,
+        jobs=jobs,
+        run_s=np.maximum(1, np.ceil(run_s)).astype(np.int64),
+        kinds=_kinds(part, jobs),
+        tried=_some(before, CANDIDATES * TRIED, rng),
+        judged=_some(after, CANDIDATES * JUDGED, rng),
+        capacity=capacity,
+        planned_by="limit" if limited else "group",
+        history=part,
+    )
+
+
+def capacity_of(train: History) -> int:
+    """Cores (or GPUs) at which jobs really wait: what the train folder's jobs fill to BUSY, or the largest job's."""
+    known = np.isfinite(train.run_s)
+    limit_s = np.where(np.isfinite(train.limit_s), train.limit_s, np.inf)
+    used = float((train.gpus * np.minimum(train.run_s, limit_s))[known].sum())
+    span_s = max(DAY_S, float(np.ptp(train.submit_s)))
+    return int(max(np.ceil(used / span_s / BUSY), np.ceil(train.gpus.max())))
+
+
+def _limits(train: History, part: History, limited: bool) -> NDArray[np.float64]:
+    """(job,) what the scheduler plans with: the limit, else the median of the job's group and size in `train`."""
+    frame = pd.DataFrame({"kin": np.where(train.group != "", train.group, train.queue), "gpus": train.gpus})
+    frame["run_s"] = train.run_s
+    ended = frame[np.isfinite(train.run_s)]
+    medians = ended.groupby(["kin", "gpus"])["run_s"].median().to_dict()
+    usual_s = float(ended["run_s"].median()) if len(ended) else 3600.0
+    kin = np.where(part.group != "", part.group, part.queue)
+    own = np.array([medians.get(key, usual_s) for key in zip(kin.tolist(), part.gpus.tolist(), strict=True)])
+    return np.maximum(1.0, np.where(np.isfinite(part.limit_s), part.limit_s, own) if limited else own)
+
+
+def _kinds(part: History, jobs: JobTable) -> NDArray[np.int64]:
+    kin = np.where(part.group != "", part.group, part.queue)
+    user, group = (
+        pd.factorize(names)[0].astype(np.int64) for names in (np.where(part.user != "", part.user, kin), kin)
+    )
+    return np.stack([user, group, jobs.cores, jobs.limit_s], axis=1)
+
+
+def keys_of(kinds: NDArray[np.int64]) -> tuple[Key, ...]:
+    """Of one row of `Scene.kinds`, the most telling first."""
+    user, group, cores, limit_s = kinds.tolist()
+    return ((0, user, cores, limit_s), (1, user, cores), (2, user), (3, group, cores), (4, cores, limit_s), (5,))
+
+
+def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
+    return np.asarray(np.sort(rng.choice(rows, count, replace=False)) if len(rows) > count else rows)
+
+
+def forecast(scene: Scene, seed: int, say: Say) -> list[Told]:
+    """Forecasts of the judged jobs that had to wait, in order of submission."""
+    moments, start_s = watch(scene)
+    rng = np.random.default_rng(seed)
+    wait_s = start_s - scene.jobs.submit_s
+    waited = np.array([moment.job for moment in moments if WAITS_S < wait_s[moment.job] < NEVER_S // 2], np.int64)
+    wanted = [_some(np.intersect1d(waited, rows), count, rng) for rows, count in _spans(scene)]
+    say(f"{scene.dataset}: forecasting {len(wanted[1]):,} jobs that wait, and {len(wanted[0]):,} before, to calibrate")
+    chosen, judged = set(np.concatenate(wanted).tolist()), set(wanted[1].tolist())
+    player = Player(scene, start_s, rng)
+    told = [player.tell(moment) for moment in moments if moment.job in chosen]
+    return [row for row in told if row.job in judged]
+
+
+def _spans(scene: Scene) -> tuple[tuple[Ints, int], tuple[Ints, int]]:
+    return (scene.tried, TRIED), (scene.judged, JUDGED)
+
+
+def watch(scene: Scene) -> tuple[list[Moment], Ints]:
+    """The replay's own starts (job,), and the moment of every candidate that cannot start at its submission."""
+    state = Replay(scene.jobs, scene.run_s.tolist(), scene.capacity)
+    candidates = {*scene.tried.tolist(), *scene.judged.tolist()}
+    moments = []
+    for job, submit_s in enumerate(scene.jobs.submit_s.tolist()):
+        state.advance(submit_s)
+        state.submit(job)
+        if job in candidates:
+            planned_s = state.plan().get(job, submit_s)
+            if planned_s > submit_s:
+                moments.append(Moment(job, state.fork(state.run_s), planned_s))
+    state.advance(NEVER_S)
+    start_s = np.full(len(scene.jobs), NEVER_S, np.int64)
+    start_s[list(state.start_s)] = list(state.start_s.values())
+    return moments, start_s
+
+
+class Player:
+    """Plays moments forward, in their order; knows of run times and waits what had ended by then."""
+
+    def __init__(self, scene: Scene, start_s: Ints, rng: np.random.Generator) -> None:
+        self._scene, self._start_s, self._rng = scene, start_s, rng
+        self._pools, self._ratios = RunPools(), WaitRatios()
+        end_s = start_s + scene.run_s
+        self._ends: Iterator[tuple[int, int]] = iter(sorted(zip(end_s.tolist(), range(len(end_s)), strict=True)))
+        self._next = next(self._ends, None)
+
+    def tell(self, moment: Moment) -> Told:
+        """The forecast of one job."""
+        scene, job = self._scene, moment.job
+        now_s = int(scene.jobs.submit_s[job])
+        self._learn(now_s)
+        planned_s = moment.planned_s - now_s
+        middle_s = max(WAITS_S, float(np.median([path - now_s for path in self._paths(moment)])))
+        low, middle, high = (middle_s * ratio for ratio in self._ratios.at((LEVELS[0], LEVELS[1], ASKED), now_s))
+        high = max(min(high, planned_s), middle)
+        self._ratios.issue(now_s, middle_s, int(self._start_s[job]))
+        return Told(job, planned_s, (low, min(middle, high), high), float(self._start_s[job] - now_s))
+
+    def _learn(self, now_s: int) -> None:
+        while self._next is not None and self._next[0] < now_s:
+            job = self._next[1]
+            self._pools.ended(keys_of(self._scene.kinds[job]), float(self._scene.run_s[job]))
+            self._next = next(self._ends, None)
+
+    def _paths(self, moment: Moment) -> list[int]:
+        """The job's start on each path."""
+        state = moment.state
+        until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
+        return [state.fork(run_s).play(moment.job, until_s) for run_s in self._draw(state)]
+
+    def _draw(self, state: Replay) -> list[dict[int, int]]:
+        """job → run time, once a path, of all that run or wait."""
+        running = state.running()
+        jobs = [*running, *state.waiting()]
+        ages_s = np.array([state.now_s - state.start_s[job] for job in running] + [0] * (len(jobs) - len(running)))
+        kinds = self._scene.kinds[jobs]
+        drawn = np.ones((PATHS, len(jobs)), np.int64)
+        _, inverse = np.unique(kinds, axis=0, return_inverse=True)
+        inverse = inverse.ravel()
+        order = np.argsort(inverse, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1):
+            key, limit_s = keys_of(kinds[rows[0]]), self._limit_s(kinds[rows[0]])
+            own = self._rng.standard_normal((PATHS, len(rows)))
+            drawn[:, rows] = np.round(self._pools.draw(key, limit_s, ages_s[rows].astype(float), own, spread(PATHS)))
+        return [dict(zip(jobs, row, strict=True)) for row in np.maximum(drawn, 1).tolist()]
+
+    def _limit_s(self, kinds: NDArray[np.int64]) -> float:
+        return float(kinds[3]) if self._scene.planned_by == "limit" else float("inf")
+
+
+def _judge(results: Results, scene: Scene, rows: Sequence[Told], seed: int) -> None:
+    actual = np.array([row.actual_s for row in rows])
+    ours = np.array([row.ours_s for row in rows])
+    planned = np.array([row.planned_s for row in rows])
+    longer = actual > LONG_S
+    for method, point, bound in (("ours", ours[:, 1], ours[:, 2]), (scene.planned_by, planned, planned)):
+        model = f"paths, {scene.capacity} at most" if method == "ours" else f"plan, {scene.capacity} at most"
+        near = (np.abs(point - actual) <= WITHIN_S)[longer].astype(float)
+        metrics = {
+            "within_10min": (near, None),
+            "bound_90_correct": ((actual <= bound).astype(float), None),
+            "bound_90_width": (bound, actual),
+        }
+        for metric, (top, below) in metrics.items():
+            value, low, high = interval(top.tolist(), None if below is None else below.tolist(), block=BLOCK, seed=seed)
+            fields: dict[str, Any] = {"value": value, "low": low, "high": high, "n": len(top)}
+            results.rows.append(Row(scene.dataset, "start", "all", None, method, model, metric, **fields))
+    results.predictions += [_predicted(scene, rows)]
+
+
+def _predicted(scene: Scene, rows: Sequence[Told]) -> dict[str, Sequence[Any]]:
+    """Long form: a line a job, method and level; waits in seconds."""
+    lines = [
+        (str(scene.history.job[row.job]), method, level, value, row.actual_s)
+        for row in rows
+        for method, pairs in (
+            ("ours", list(zip(LEVELS, row.ours_s, strict=True))),
+            (scene.planned_by, [(0.5, row.planned_s)]),
+        )
+        for level, value in pairs
+    ]
+    jobs, methods, levels, values, actual = (list(column) for column in zip(*lines, strict=True))
+    same = {"dataset": scene.dataset, "target": "start", "series": "all"}
+    return {
+        **{name: [word] * len(lines) for name, word in same.items()},
+        **{"job": jobs, "model": methods, "quantile": levels, "value": values, "actual": actual},
+    }

@@ -1,0 +1,51 @@
+"""How long jobs waited against what was forecast: quantiles that know of jobs that still wait.
+
+A ratio is known when the job starts. Of one that still waits only a lower bound is: leaving it out would make waits
+look short, since short ones are known first. So the quantiles are Kaplan and Meier's (JASA, 1958), over the newest
+forecasts.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+KEPT = 120
+FEWEST = 15
+UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.92: 4.0}  # log-normal, until enough is known
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    at_s: int
+    forecast_s: float
+    start_s: int
+
+
+class WaitRatios:
+    """Told of forecasts when they are made; a start counts from when it happened."""
+
+    def __init__(self) -> None:
+        self._issued: deque[_Issued] = deque(maxlen=KEPT)
+
+    def issue(self, now_s: int, forecast_s: float, start_s: int) -> None:
+        """A wait of `forecast_s` was forecast. start_s: when the job really starts; not looked at before."""
+        self._issued.append(_Issued(now_s, forecast_s, start_s))
+
+    def at(self, levels: Sequence[float], now_s: int) -> tuple[float, ...]:
+        """Quantiles of real over forecast waits, as known now; the largest known where the data does not reach."""
+        over = np.array([row.start_s < now_s for row in self._issued], bool)
+        if over.sum() < FEWEST:
+            return tuple(float(np.interp(level, list(UNKNOWN), list(UNKNOWN.values()))) for level in levels)
+        waited = np.array([min(row.start_s, now_s) - row.at_s for row in self._issued], float)
+        ratio = np.maximum(waited, 1.0) / np.array([row.forecast_s for row in self._issued])
+        order = np.lexsort((~over, ratio))
+        ratio, over = ratio[order], over[order]
+        at_risk = np.arange(len(ratio), 0, -1)
+        survived = np.cumprod(np.where(over, 1 - 1 / at_risk, 1.0))
+        found = []
+        for level in levels:
+            below = np.flatnonzero(over & (survived <= 1 - level))
+            found.append(float(ratio[below[0]] if len(below) else ratio.max()))
+        return tuple(found)
