@@ -66,6 +66,7 @@ class RunBook:
     def __init__(self) -> None:
         self.told: Mapping[Attempt, ToldRun] = {}
         self.hits: deque[tuple[bool, ...]] = deque(maxlen=HITS_KEPT)  # of SCORED, newest last
+        self.model = ""  # that spoke last
         self.tracker = RunTracker()
         self._shapes: dict[int, JobShape] = {}  # by kind, the one that was used longest ago first
         self._run_s: dict[int, Array] = {}
@@ -131,6 +132,7 @@ class RunBook:
         told = list(self.told.items())
         about = {
             "features": list(FEATURES),
+            "model": self.model,
             "told": [[*key, row.model, row.left_ms, row.left_s is not None, row.is_over] for key, row in told],
             "hits": list(self.hits),
             "tracker": self.tracker.dump(),
@@ -148,6 +150,7 @@ class RunBook:
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`, into an empty one. What was told with other features than today's is told anew."""
+        self.model = about["model"]
         if about["features"] == list(FEATURES) and arrays["run_s"].shape[1] == len(LEVELS):
             self.told = {
                 (job, attempt): ToldRun(features, run_s, model, left_s if is_left else None, left_ms, is_over)

@@ -62,7 +62,7 @@ class RunForecasts:
         self.free = asyncio.Lock()
         self.book = book
         self.model = model
-        self.sections: list[Section] = []
+        self.sections = self._table(clock.now_ms())
         self.page = b""
         self._clock = clock
         self._all_ms = -(10**18)  # when all running ones were last looked at
@@ -94,15 +94,21 @@ class RunForecasts:
             aging = self._aging(live, kept, now_ms)
             asked = _question(shapes, features, aging, known, now_ms)
             changed, run_s, left_s = await in_thread(lambda: self._ask(asked))
-            model = self.model.name
-            kept |= {key: ToldRun(features[at], run_s[at], model) for at, key in enumerate(fresh)}
+            book.model = self.model.name
+            kept |= {key: ToldRun(features[at], run_s[at], book.model) for at, key in enumerate(fresh)}
             book.say([key for key, _ in due], run_s[len(fresh) :])
             told_s = np.array([kept[key].run_s for key in aging], np.float64).reshape(left_s.shape)
             book.told = with_left(kept, aging, young(left_s, told_s, asked.elapsed_s), now_ms)
             if changed:
                 book.touch_all()
-            self.sections = table_sections(RUN, *book.table(), now_ms, model)
+            if due:
+                self.sections = self._table(now_ms)
             self.page = run_page(book, self.model, now_ms)
+
+    def _table(self, now_ms: int) -> list[Section]:
+        """What is known by kind; none before anything is."""
+        keys, run_s = self.book.table()
+        return table_sections(RUN, keys, run_s, now_ms, self.book.model) if len(keys) else []
 
     def _settled(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, ToldRun]:
         """What was told, without what is long over; runs that ended since the last pass are scored."""

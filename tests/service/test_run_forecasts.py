@@ -164,11 +164,13 @@ def test_a_restart_goes_on_where_the_last_snapshot_was(tmp_path: Path) -> None:
     tick(pipeline)
     asyncio.run(pipeline.save())
     before = row_of(tmp_path, "train-99")
+    known = run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
 
     again = pipeline_in(tmp_path, NOW_MS)
     again.take(batch(*past(), came("train-99", NOW_MS - 60_000)))  # a replay that overlaps
     asyncio.run(again.tick())  # before any new forecast
     assert row_of(tmp_path, "train-99") == before
+    assert run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2)) == known
     assert again.kept.peaks.of(next(again.state.jobs.running().__iter__())) == (40.0, 500.0)
     tick(again)
     assert row_of(tmp_path, "train-99")["run_s"] == before["run_s"]
