@@ -171,11 +171,12 @@ feed.add({ name: "record", everyMs: 4900, path: () => demand.recordPath(), apply
 feed.add({
   name: "pools",
   everyMs: 30_000,
-  path: () => "/demand",
+  path: () => "/demand?group=all",
   apply: (body) => {
     demand.pools(body);
     const series = rows(object(body).series);
-    state.room = series.find((row) => row.target === "wanted" && (text(row.pool) || "all") === "all") ?? null;
+    const isFleet = (row) => (text(row.pool) || "all") === "all" && (text(row.class) || "all") === "all";
+    state.room = series.find((row) => row.target === "wanted" && isFleet(row)) ?? null;
   },
 });
 

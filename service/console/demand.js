@@ -2,7 +2,7 @@
 
 import { byId, h, keyed, radios, say } from "./dom.js";
 import { Fan, valueAt } from "./fan.js";
-import { clockTime, duration, list, num, object, percent, rows, text, whole, words } from "./format.js";
+import { clockTime, duration, figure, list, num, object, percent, rows, text, whole, words } from "./format.js";
 
 const TARGETS = [
   ["wanted", "wanted"],
@@ -15,10 +15,14 @@ const MEANING = {
   running: "GPUs running",
   queued: "GPUs queued",
   arriving: "GPUs asked for by jobs that arrive, per 10 min",
+  request_rate: "requests per second to served models",
 };
-const SPANS_H = [6, 24];
+const REQUESTS = ["request_rate", "requests"]; // a choice where models are served
+const SERVING = "inference"; // the class that requests are of
+const SPANS_H = [6, 24, 72];
+const DRAWN_BACK_H = 24;
 const HOUR_MS = 3_600_000;
-const READ_AT_S = [1800, 3600, 10_800, 21_600, 43_200, 86_400];
+const READ_AT_S = [1800, 3600, 10_800, 21_600, 43_200, 86_400, 259_200];
 
 /** Points [[ms, value], …] of a quantile of a series, [] when it has none near. */
 export function quantileOf(series, wanted) {
@@ -50,29 +54,59 @@ const recorded = (points, column) =>
     .map((point) => [num(list(point)[0]), num(list(point)[column])])
     .filter(([time, value]) => time !== null && value !== null);
 
+/** Who serves which horizons, nearest first: "persistence to 60 min, theta to 3 d". */
+export function whoServes(series) {
+  const ends = [];
+  list(series.models).forEach((model, at) => {
+    if (ends.at(-1)?.[0] !== model) ends.push([model, 0]);
+    ends.at(-1)[1] = num(list(series.horizons_s)[at]);
+  });
+  if (ends.length < 2) return words(series.model).replaceAll("+", " + ") || "unknown";
+  return ends.map(([model, end]) => `${words(model)} to ${duration(end)}`).join(", ");
+}
+
 export class Demand {
   constructor({ changed }) {
     this.changed = changed;
     this.pool = "all";
+    this.class = "all";
     this.target = "wanted";
     this.spanH = SPANS_H[0];
     this.fan = new Fan(byId("fan"));
     this.select = byId("pool");
-    this.select.addEventListener("change", () => this.choose({ pool: this.select.value }));
+    this.select.addEventListener("change", () => this.choose({ pool: this.select.value, class: "all" }));
+    this.classes = byId("class");
+    this.classes.addEventListener("change", () => this.choose({ class: this.classes.value }));
+    this.targets(TARGETS);
     this.switches();
   }
 
+  /** Requests are of one class: there is none to choose. */
+  get wantedClass() {
+    return this.target === REQUESTS[0] ? SERVING : this.class;
+  }
+
+  query() {
+    return `pool=${encodeURIComponent(this.pool)}&target=${this.target}&class=${encodeURIComponent(this.wantedClass)}`;
+  }
+
   path() {
-    return `/demand?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
+    return `/demand?${this.query()}&group=all`;
   }
 
   /** Null until there is a forecast to hold against a record. */
   recordPath() {
-    return !this.series ? null : `/demand/record?pool=${encodeURIComponent(this.pool)}&target=${this.target}`;
+    return !this.series ? null : `/demand/record?${this.query()}`;
+  }
+
+  targets(options) {
+    radios(byId("targets"), "target", options, this.target, (target) => {
+      this.choose({ target });
+      this.pick(this.classes, this.named, this.class);
+    });
   }
 
   switches() {
-    radios(byId("targets"), "target", TARGETS, this.target, (target) => this.choose({ target }));
     radios(byId("spans"), "span", SPANS_H.map((hours) => [hours, `${hours} h`]), this.spanH, (spanH) => {
       this.spanH = spanH;
       this.draw();
@@ -84,15 +118,31 @@ export class Demand {
     this.changed();
   }
 
-  /** The pools to choose from: those of any series. */
+  /** The pools and classes to choose from: those of any series; and whether requests are forecast. */
   pools(body) {
-    const names = [...new Set(["all", ...rows(object(body).series).map((row) => text(row.pool)).filter(Boolean)])];
-    keyed(this.select, names, (name) => name, (name) => h("option", { value: name }, name), () => {});
-    this.select.value = this.pool;
+    const series = rows(object(body).series);
+    const named = (key, among) => [...new Set(["all", ...among.map((row) => text(row[key])).filter(Boolean)])];
+    this.pick(this.select, named("pool", series), this.pool);
+    const own = series.filter((row) => text(row.target) !== REQUESTS[0] && (text(row.pool) || "all") === this.pool);
+    this.named = named("class", own);
+    this.pick(this.classes, this.named, this.class);
+    this.targets(series.some((row) => text(row.target) === REQUESTS[0]) ? [...TARGETS, REQUESTS] : TARGETS);
+  }
+
+  pick(select, names, chosen) {
+    keyed(select, names ?? ["all"], (name) => name, (name) => h("option", { value: name }, words(name)), () => {});
+    select.value = chosen;
+    this.classes.disabled = this.target === REQUESTS[0];
   }
 
   update(body) {
-    const found = rows(object(body).series).filter((row) => text(row.target) === this.target && (text(row.pool) || "all") === this.pool);
+    const found = rows(object(body).series).filter(
+      (row) =>
+        text(row.target) === this.target &&
+        (text(row.pool) || "all") === this.pool &&
+        (text(row.class) || "all") === this.wantedClass &&
+        (text(row.group) || "all") === "all",
+    );
     this.series = found[0] ?? null;
     this.draw();
   }
@@ -127,7 +177,7 @@ export class Demand {
 
   data(series) {
     const issued = num(series.issued_ms) ?? this.nowMs;
-    const fromMs = this.nowMs - this.spanH * 0.75 * HOUR_MS;
+    const fromMs = this.nowMs - Math.min(this.spanH * 0.75, DRAWN_BACK_H) * HOUR_MS;
     const now = num(series.now);
     const ahead = (quantile) => {
       const path = quantileOf(series, quantile);
@@ -146,13 +196,18 @@ export class Demand {
       median,
       bands: { 50: [ahead(0.25), ahead(0.75)], 90: [ahead(0.05), ahead(0.95)] },
       old: { median: middle, band: [low, high] },
-      capacity: this.pool === "all" && (this.target === "wanted" || this.target === "running") ? this.capacity : null,
+      capacity: this.pool === "all" && this.class === "all" && (this.target === "wanted" || this.target === "running") ? this.capacity : null,
       nowMs: this.nowMs,
       fromMs,
       toMs: median.at(-1)?.[0] ?? this.nowMs + HOUR_MS,
-      noun: "GPUs",
-      words: `${MEANING[this.target]}, pool ${this.pool}: now ${whole(now)}, then the median forecast with its 50 % and 90 % bands`,
+      noun: this.target === REQUESTS[0] ? "requests/s" : "GPUs",
+      round: this.round,
+      words: `${MEANING[this.target]}, pool ${this.pool}${this.class === "all" ? "" : `, class ${words(this.class)}`}: now ${this.round(now)}, then the median forecast with its 50 % and 90 % bands`,
     };
+  }
+
+  get round() {
+    return this.target === REQUESTS[0] ? figure : whole;
   }
 
   /** The forecast in figures, for a few horizons: also what a screen reader gets instead of the picture. */
@@ -164,7 +219,7 @@ export class Demand {
         return { ahead, median: valueAt(data.median, time), low: valueAt(low, time), high: valueAt(high, time) };
       })
       .filter(({ median }) => median !== null)
-      .slice(0, 5);
+      .slice(-5);
     keyed(
       byId("ahead"),
       found,
@@ -172,8 +227,8 @@ export class Demand {
       () => h("div", {}, h("dt"), h("dd", {}, h("b"), h("span"))),
       (item, { ahead, median, low: least, high: most }) => {
         say(item.firstChild, `in ${duration(ahead)}`);
-        say(item.lastChild.firstChild, whole(median));
-        say(item.lastChild.lastChild, least === null ? "" : ` ${whole(least)}–${whole(most)}`);
+        say(item.lastChild.firstChild, this.round(median));
+        say(item.lastChild.lastChild, least === null ? "" : ` ${this.round(least)}–${this.round(most)}`);
       },
     );
   }
@@ -184,7 +239,7 @@ export class Demand {
     const parts = [
       MEANING[this.target],
       `ranges are 90 %`,
-      `model ${words(series.model).replaceAll("+", " + ") || "unknown"}, issued ${clockTime(num(series.issued_ms))}`,
+      `model ${whoServes(series)}, issued ${clockTime(num(series.issued_ms))}`,
       wql !== null && num(record.origins) !== null && `record over ${whole(record.origins)} forecasts: error ${wql.toFixed(2)} of the best naive`,
       num(record.coverage_80) !== null && `80 % band held ${percent(record.coverage_80)}`,
     ];

@@ -63,7 +63,7 @@ export class Fan {
 
   /**
    * `data`: {history, median, bands: {50: [low, high], 90: [low, high]}, old: {median, band: [low, high]}, capacity,
-   * nowMs, fromMs, toMs, noun, words}; each path is [[time, value], …] in order.
+   * nowMs, fromMs, toMs, noun, round (a value as text), words}; each path is [[time, value], …] in order.
    */
   draw(data) {
     this.data = data;
@@ -153,7 +153,7 @@ export class Fan {
     mark(cursor.lastChild, "cx", this.x(time).toFixed(1));
     mark(cursor.lastChild, "cy", this.y(value).toFixed(1));
     const [low, high] = data.bands[90].map((path) => valueAt(path, time));
-    const range = past || low === null ? "" : `, 90 % between ${whole(low)} and ${whole(high)}`;
-    say(this.readout, `${clockTime(time, data.nowMs)}: ${past ? "was" : "median"} ${whole(value)} ${data.noun}${range}`);
+    const range = past || low === null ? "" : `, 90 % between ${data.round(low)} and ${data.round(high)}`;
+    say(this.readout, `${clockTime(time, data.nowMs)}: ${past ? "was" : "median"} ${data.round(value)} ${data.noun}${range}`);
   }
 }

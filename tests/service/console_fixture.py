@@ -88,9 +88,8 @@ class Answers:
         return self.reply(request, self.scene.node(request.path_params["node"]))
 
     async def demand(self, request: Request) -> Response:
-        return self.reply(
-            request, self.scene.demand(request.query_params.get("pool"), request.query_params.get("target"))
-        )
+        asked = request.query_params
+        return self.reply(request, self.scene.demand(asked.get("pool"), asked.get("target"), asked.get("class")))
 
     async def record(self, request: Request) -> Response:
         return self.reply(request, self.scene.record(request.query_params["pool"], request.query_params["target"]))

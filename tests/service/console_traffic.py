@@ -53,16 +53,17 @@ class Traffic:
         width = max(4.0, 0.02 * level) + 1.6 * math.sqrt(ahead_s / 60) * max(0.1, level / 1100)
         return [max(0.0, round(middle + width * z, 1)) for z in (-2.0, -1.5, -0.75, 0, 0.85, 1.8, 2.5)]
 
-    def demand(self, pool: str | None, target: str | None) -> dict[str, Any]:
+    def demand(self, pool: str | None, target: str | None, class_: str | None = None) -> dict[str, Any]:
         issued = self.as_of_ms() // 600_000 * 600_000
         series = [
             {
                 "pool": each_pool,
-                "class": None,
-                "group": None,
+                "class": each_class,
+                "group": "all",
                 "target": each,
                 "now": self._level(each_pool, each, self.as_of_ms()),
                 "model": "persistence" if each != "arriving" else "seasonal naive (day)",
+                "models": ["persistence"] * 4 + ["theta"] * 7 if each_class == "training" else [],
                 "issued_ms": issued,
                 "horizons_s": list(DEMAND_HORIZONS_S),
                 "quantiles": list(QUANTILES),
@@ -76,7 +77,8 @@ class Traffic:
             }
             for each_pool in POOLS
             for each in ("arriving", "running", "queued", "wanted")
-            if pool in (None, each_pool) and target in (None, each)
+            for each_class in ("all", "training")
+            if pool in (None, each_pool) and target in (None, each) and class_ in (None, each_class)
         ]
         return {"as_of_ms": self.as_of_ms(), "series": [] if self.state == "empty" else series}
 

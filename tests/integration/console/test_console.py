@@ -156,6 +156,9 @@ def test_demand_names_its_model_and_record_and_switches_target(open_console: Ope
     expect(page.locator("#demand-foot")).to_contain_text("seasonal naive")
     page.locator("#pool").select_option("train")
     expect(page.locator("#fan title")).to_contain_text("pool train")
+    page.locator("#class").select_option("training")
+    expect(page.locator("#fan title")).to_contain_text("class training")
+    expect(page.locator("#demand-foot")).to_contain_text("model persistence to 60 min, theta to 24 h")
 
 
 def test_queue_says_who_what_why_and_when(open_console: Opener) -> None:
