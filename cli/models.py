@@ -20,11 +20,11 @@ WIDTH = 200  # of a table that goes into a file or a pipe
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Versions of fitted models (kinds: demand, duration, risk). `fleetcast train` adds one; it serves once it is\n"
+    help="Versions of fitted models (kinds: demand, duration). `fleetcast train` adds one; it serves once it is\n"
     "promoted, and a version that lost to its baseline is not.\n\nExample:  fleetcast models list",
 )
 
-KindArgument = Annotated[str, typer.Argument(help="demand, duration or risk.", metavar="KIND")]
+KindArgument = Annotated[str, typer.Argument(help="demand or duration.", metavar="KIND")]
 VersionArgument = Annotated[str, typer.Argument(help="A version as `list` shows it; 3 is 0003.", metavar="VERSION")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file; its [models] folder.")]
 StateOption = Annotated[str | None, typer.Option("--state", help="State folder that the models lie in [var].")]
@@ -34,7 +34,7 @@ JsonOption = Annotated[str | None, typer.Option("--json", help="Write it as JSON
 
 @app.command("list")
 def list_versions(
-    kind: Annotated[str, typer.Argument(help="Only this kind: demand, duration or risk.", metavar="[KIND]")] = "",
+    kind: Annotated[str, typer.Argument(help="Only this kind: demand or duration.", metavar="[KIND]")] = "",
     config: ConfigOption = None,
     state: StateOption = None,
     folder: FolderOption = None,
@@ -143,7 +143,7 @@ def rollback(
 
 @app.command("prune")
 def prune(
-    kind: Annotated[str, typer.Argument(help="Only this kind: demand, duration or risk.", metavar="[KIND]")] = "",
+    kind: Annotated[str, typer.Argument(help="Only this kind: demand or duration.", metavar="[KIND]")] = "",
     keep: Annotated[int | None, typer.Option(help="How many of the newest stay [keep_versions].", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
     config: ConfigOption = None,

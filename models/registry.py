@@ -29,7 +29,7 @@ from models.card import CARD_FILE, PAGE_FILE, Card, FileSum, read_card, write_ca
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("demand", "duration", "risk")
+KINDS = ("demand", "duration")
 CURRENT, LOG, LOCK, NEW = "current", "promotions.jsonl", "lock", ".new-"
 REMEMBERED = 50  # versions that `current` keeps for rollbacks
 KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")

@@ -133,7 +133,7 @@ def test_the_folder_comes_from_the_configuration(state: Path) -> None:
 
 
 def test_wrong_names_are_errors_that_name_the_fix(state: Path) -> None:
-    with pytest.raises(ConfigError, match="kind 'deman': expected one of demand, duration, risk"):
+    with pytest.raises(ConfigError, match="kind 'deman': expected one of demand, duration"):
         invoke("show", "deman", "--state", state)
     with pytest.raises(ConfigError, match="no such folder"):
         invoke("list", "--folder", state / "nowhere")
@@ -143,7 +143,7 @@ def test_wrong_names_are_errors_that_name_the_fix(state: Path) -> None:
         invoke("show", "duration", "--state", state)
 
 
-@pytest.mark.parametrize(("words", "code"), [(("list",), 0), (("rollback", "risk"), 1), (("show", "deman"), 2)])
+@pytest.mark.parametrize(("words", "code"), [(("list",), 0), (("rollback", "duration"), 1), (("show", "deman"), 2)])
 def test_exit_codes(state: Path, words: tuple[str, ...], code: int) -> None:
     command = [sys.executable, "-m", "cli.main", "models", *words, "--state", str(state)]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == code

@@ -222,7 +222,7 @@ def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
 
 def test_unknown_kinds_and_versions_are_refused(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON)
-    with pytest.raises(UnknownEntity, match=r"kind '\.\./x': expected one of demand, duration, risk"):
+    with pytest.raises(UnknownEntity, match=r"kind '\.\./x': expected one of demand, duration"):
         registry.add("../x", write, card())
     with pytest.raises(UnknownEntity, match=r"no version \.\./\.\. of demand.*newest are: 0001"):
         registry.promote("demand", "../..")
