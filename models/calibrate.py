@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-ETA_FLOOR = 0.01
+ETA_FLOOR = 0.015
 SIZE_RATE = 0.01
+HALF_TRUST = 100.0  # outcomes
 ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outcomes that do not overlap
 
 
@@ -50,11 +51,15 @@ class QuantileTracker:
 
     def apply(self, quantiles: Array) -> Array:
         """(candidate, quantile, step, series) shifted, and sorted so that they do not cross."""
-        return np.sort(quantiles + self.offset, axis=1)
+        return np.sort(quantiles + self.offset * self.trust(), axis=1)
 
     def apply_step(self, quantiles: Array, step: int) -> Array:
         """The same for (candidate, quantile, series) of one step."""
-        return np.sort(quantiles + self.offset[:, :, step], axis=1)
+        return np.sort(quantiles + self.offset[:, :, step] * self.trust()[step], axis=1)
+
+    def trust(self) -> Array:
+        """(step, series) how much of an offset is believed: the outcomes of a few days say little of the next."""
+        return np.asarray(self.seen / (self.seen + HALF_TRUST))
 
     def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
         """One matured forecast: `quantiles` as they were before `apply`, and what happened.

@@ -3,10 +3,10 @@
 Every forecast that is issued waits for its outcome. When the bin is over, every candidate is scored at it as it would
 have been served, and its calibration learns:
 
-    issue(origin) ──► pending ──► mature(bin): loss and 80 % hit of each candidate, per day of origin
+    issue(origin) ──► pending ──► mature(bin): loss of each candidate, by blocks of origins
                                                offsets of its quantiles (models/calibrate.py)
 
-    candidates = the forecasters, and the equal-weight mean of the quantiles of the best three
+    candidates = the forecasters, and the equal-weight mean of the quantiles of the best three that are near the best
     served     = per series and band the one with the lowest loss over four weeks, if it beats persistence by 3 %, by
                  more than chance, over at least 20 origins that do not overlap; else persistence (the first name)
 
@@ -30,13 +30,15 @@ Array = NDArray[np.float64]
 MEAN = "mean"
 DAY_S = 86_400
 DAYS_KEPT = 28
-REFRESHES_A_DAY = 4
+BLOCK_S = 21_600  # losses are summed by the block of the origin; so often a choice is made anew
 BAND_ENDS_S = (3600, 21_600)  # up to an hour, up to six, longer
 BEST = 3
+NEAR = 1.1  # how much worse than the best one may be to enter the mean
 WIN = 0.97
 SURE_T = 2.0
 FEWEST_ORIGINS = 20.0
-FEWEST_DAYS = 5
+FEWEST_BLOCKS = 12
+FEWEST_DAYS = 7
 POOL_ORIGINS = 60.0  # a series is judged as if it had this many origins of the mean series
 BASELINES = ("persistence", "seasonal_naive")
 LEVELS = np.array(QUANTILES)
@@ -93,7 +95,8 @@ class Gate:
         self.steps = tuple(steps)
         self.series = tuple(series)
         self.bin_s = bin_s
-        self._day = max(1, DAY_S // bin_s)
+        self._block = max(1, BLOCK_S // bin_s)
+        kept = DAYS_KEPT * DAY_S // BLOCK_S
         self.ceiling = _ceiling(ceiling, len(self.series))
         ends = [step * bin_s for step in self.steps]
         bands = np.searchsorted(BAND_ENDS_S, ends)
@@ -101,10 +104,10 @@ class Gate:
         shape = (len(self.steps), len(self.series))
         candidates = len(self.names)
         self.tracker = QuantileTracker.of(QUANTILES, candidates, self.steps, len(self.series), bin_s)
-        self._losses = np.zeros((DAYS_KEPT, candidates + 1, *shape), np.float32)  # the last candidate is "as served"
-        self._hits = np.zeros((DAYS_KEPT, *shape), np.float32)
-        self._counts = np.zeros((DAYS_KEPT, *shape), np.float32)
-        self._days = np.full(DAYS_KEPT, -1, np.int64)  # which day each row holds
+        self._losses = np.zeros((kept, candidates + 1, *shape), np.float32)  # the last candidate is "as served"
+        self._hits = np.zeros((kept, *shape), np.float32)
+        self._counts = np.zeros((kept, *shape), np.float32)
+        self._blocks = np.full(kept, -1, np.int64)  # which block each row holds
         self._chosen = np.zeros(shape, np.intp)
         self._best = np.zeros((BEST, *shape), np.intp)
         self._stamp = -1
@@ -129,7 +132,7 @@ class Gate:
             self._score(row, outcomes)
         for late in [due for due in self._pending if due < bin]:
             del self._pending[late]
-        stamp = bin * REFRESHES_A_DAY // self._day
+        stamp = bin // self._block
         if stamp != self._stamp:
             self._stamp = stamp
             self._choose()
@@ -185,7 +188,7 @@ class Gate:
         return np.clip(values, 0.0, self.ceiling)
 
     def _score(self, row: Pending, outcomes: Array) -> None:
-        """Add losses and hits to the day of the origin; then the trackers learn from the raw forecast."""
+        """Add losses and hits to the block of the origin; then the trackers learn from the raw forecast."""
         at = row.step
         raw = row.raw.astype(np.float64)
         known = np.isfinite(outcomes) & np.isfinite(raw[0]).all(axis=0)
@@ -193,10 +196,10 @@ class Gate:
         raw[:, :, ~known] = 0.0
         served = np.where(known, row.served, 0.0)
         given = self._bounded(self.tracker.apply_step(raw, at))
-        day = row.origin // self._day
-        slot = day % DAYS_KEPT
-        if self._days[slot] != day:
-            self._days[slot] = day
+        block = row.origin // self._block
+        slot = block % len(self._blocks)
+        if self._blocks[slot] != block:
+            self._blocks[slot] = block
             for table in (self._losses, self._hits, self._counts):
                 table[slot] = 0.0
         losses = np.concatenate([pinball(given.transpose(1, 0, 2), outcome), pinball(served, outcome)[None]])
@@ -209,19 +212,16 @@ class Gate:
         """Choose anew for every band, from what has matured."""
         for band in self._bands:
             loss, gain, evidence = self._band_losses(band)
-            ratio, sure = _judged(loss, gain, evidence)
+            lead = max(self.steps[at] for at in band) / self._block
+            ratio, sure = _judged(loss, *_units(gain, lead), evidence)
             ratio[self._shadow] = np.inf
             earned = np.where(sure & (ratio <= WIN), ratio, np.inf)
             earned[0] = 1.0
             self._chosen[band] = earned.argmin(axis=0)
-            order = ratio[:-1].argsort(axis=0, kind="stable")[:BEST]
-            best = np.zeros((BEST, len(self.series)), np.intp)
-            best[: len(order)] = np.where(self._shadow[order], 0, order)
-            best[:, evidence < FEWEST_ORIGINS] = 0
-            self._best[:, band] = best[:, None]
+            self._best[:, band] = _best(ratio[:-1], evidence)[:, None]
 
     def _band_losses(self, band: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        """loss (candidate, series), gain over persistence by day (day, candidate, series), origins (series,).
+        """loss (candidate, series), gain over persistence (block, candidate, series), origins (series,).
 
         Losses of a lead are in units of persistence's mean loss at that lead, so that leads weigh the same.
         """
@@ -231,9 +231,9 @@ class Gate:
         scaled = np.divide(sums, unit, out=np.zeros_like(sums), where=unit > 0).sum(axis=2) / len(band)
         gain = scaled[:, :1] - scaled
         lead = max(1, min(self.steps[at] for at in band))
-        days = (counts.sum(axis=1) > 0).sum(axis=0)
-        evidence = np.minimum(counts.sum(axis=0).max(axis=0), days * self._day / lead)
-        return scaled.sum(axis=0), gain, np.where(days >= FEWEST_DAYS, evidence, 0.0)
+        blocks = (counts.sum(axis=1) > 0).sum(axis=0)
+        evidence = np.minimum(counts.sum(axis=0).max(axis=0), blocks * self._block / lead)
+        return scaled.sum(axis=0), gain, np.where(blocks >= FEWEST_BLOCKS, evidence, 0.0)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """JSON-able, and arrays by name; `load` takes them into a gate of the same names, steps and series."""
@@ -245,7 +245,7 @@ class Gate:
             "stamp": self._stamp,
             "pending": [[due, row.origin, row.step] for due, row in rows],
         }
-        arrays = {"days": self._days, **self._arrays()}
+        arrays = {"blocks": self._blocks, **self._arrays()}
         if rows:
             arrays["raw"] = np.stack([row.raw for _, row in rows])
             arrays["served"] = np.stack([row.served for _, row in rows])
@@ -273,7 +273,7 @@ class Gate:
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
         to, source = (np.array([pair[side] for pair in pairs], np.intp) for side in (0, 1))
         self._stamp = int(about["stamp"])
-        self._days[:] = arrays["days"]
+        self._blocks[:] = arrays["blocks"]
         for name, array in self._arrays().items():
             array[..., to] = arrays[name][..., source]
         for number, (due, origin, step) in enumerate(about["pending"]):
@@ -288,25 +288,49 @@ def _ceiling(ceiling: Array | None, series: int) -> Array:
     return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)
 
 
-def _judged(loss: Array, gain: Array, evidence: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _best(ratio: Array, evidence: Array) -> NDArray[np.intp]:
+    """(BEST, series) the members of the mean: the best three, as far as they are near the best."""
+    order = ratio.argsort(axis=0, kind="stable")[:BEST]
+    near = np.take_along_axis(ratio, order, axis=0) <= NEAR * ratio.min(axis=0)
+    best = np.zeros((BEST, ratio.shape[1]), np.intp)
+    best[:] = order[0]
+    best[: len(order)] = np.where(near, order, order[0])
+    best[:, evidence < FEWEST_ORIGINS] = 0
+    return best
+
+
+def _units(gain: Array, lead: float) -> tuple[Array, float]:
+    """(unit, candidate, series) gains of days, or of blocks while there are few days; how many units overlap.
+
+    lead: in blocks. Days are better units: what one hour of the day gains and another loses evens out.
+    """
+    blocks = int((np.abs(gain).max(axis=(1, 2)) > 0).sum())
+    a_day = DAY_S // BLOCK_S
+    if blocks >= FEWEST_DAYS * a_day:
+        gain, lead = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1), lead / a_day
+    return gain, max(1.0, lead)
+
+
+def _judged(loss: Array, gain: Array, overlap: float, evidence: Array) -> tuple[Array, NDArray[np.bool_]]:
     """(candidate, series) loss relative to persistence, drawn to that of all series; and where a gain is sure.
 
-    A gain by day is tested by a one-sided t: days overlap little. In one series a gain that all series show is sure
-    enough when it shows there at all.
+    The gain of a unit of time is tested by a one-sided t; `overlap` units count as one. In one series a gain that all
+    series show is sure enough when it shows there at all.
     """
     alone = np.divide(loss, loss[:1], out=np.ones_like(loss), where=loss[:1] > 0)
     total = loss.sum(axis=1, keepdims=True)
     pooled = np.divide(total, total[:1], out=np.ones_like(total), where=total[:1] > 0)
     ratio = (evidence * alone + POOL_ORIGINS * pooled) / (evidence + POOL_ORIGINS) if loss.shape[1] > 1 else alone
     seen = (loss[0] > 0) & (evidence >= FEWEST_ORIGINS)
-    t_alone = _t(gain)
-    t_pooled = _t(gain.sum(axis=2, keepdims=True))
+    t_alone = _t(gain, overlap)
+    t_pooled = _t(gain.sum(axis=2, keepdims=True), overlap)
     return ratio, ((t_alone > SURE_T) | ((t_pooled > SURE_T) & (t_alone > 0))) & seen
 
 
-def _t(gain: Array) -> Array:
-    """(day, candidate, series) -> (candidate, series): mean by its standard error; days without outcomes are 0."""
-    days = np.maximum((np.abs(gain).max(axis=1, keepdims=True) > 0).sum(axis=0), 2)
-    mean = gain.sum(axis=0) / days
-    variance = np.maximum((gain**2).sum(axis=0) / days - mean**2, 0.0) * days / (days - 1)
-    return np.asarray(np.divide(mean, np.sqrt(variance / days), out=np.zeros_like(mean), where=variance > 0))
+def _t(gain: Array, overlap: float) -> Array:
+    """(unit, candidate, series) -> (candidate, series): mean by its standard error; units without outcomes are 0."""
+    units = np.maximum((np.abs(gain).max(axis=1, keepdims=True) > 0).sum(axis=0), 2)
+    mean = gain.sum(axis=0) / units
+    variance = np.maximum((gain**2).sum(axis=0) / units - mean**2, 0.0) * units / (units - 1)
+    error = np.sqrt(variance * overlap / units)
+    return np.asarray(np.divide(mean, error, out=np.zeros_like(mean), where=error > 0))

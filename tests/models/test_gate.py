@@ -83,7 +83,7 @@ def test_horizons_of_one_band_share_a_model():
 
 
 def test_without_twenty_origins_persistence_serves():
-    served, _ = run(squares(144 * 5))
+    served, _ = run(squares(144 * 3))
     assert set(served[max(served)].model[:, 0]) == {"persistence"}
 
 
