@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 LONG_S = 56 * DAY_S
 """With so much history all trees are fitted; below, the last LATE_SHARE of it says how many help."""
 LATE_SHARE = 0.25
+PARSIMONY = 0.005
 CHANGE = FEATURES.index("change")
 # The usual change of a series that hardly moves, as a share of its scale.
 SMALLEST_CHANGE = 0.005
@@ -26,7 +27,7 @@ SMALLEST_CHANGE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Leads up to `end_s` and the leads that its model is fitted at."""
+    """Leads up to `end_s`, and the leads that its model is fitted at: some of its neighbours', too."""
 
     name: str
     end_s: float
@@ -36,7 +37,8 @@ class Band:
 
 BANDS = (
     Band("near", HOUR_S, (60, 300, 600, 1200, 1800, 3600), 15),
-    Band("far", float("inf"), tuple(hours * HOUR_S for hours in (2, 3, 4, 6, 9, 12, 18, 24, 36, 48, 72)), 7),
+    Band("mid", 6 * HOUR_S, tuple(hours * HOUR_S for hours in (1, 2, 3, 4, 6, 9)), 7),
+    Band("far", float("inf"), tuple(hours * HOUR_S for hours in (6, 9, 12, 18, 24, 36, 48, 72)), 7),
 )
 
 
@@ -83,8 +85,9 @@ def fit_target(pasts: Sequence[Past], settings: Settings, seed: int) -> Bands:
         if len(rows.z) < 2 * settings.leaf_rows:
             continue
         parameters = _parameters(settings, band, seed)
-        enough = min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows
-        by_change, trees = (False, settings.trees) if long or not enough else _choose(rows, settings.trees, parameters)
+        by_change, trees = not long, settings.trees
+        if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
+            trees = _trees_that_help(rows, settings.trees, parameters)
         found[band.name] = BandModel(_fit_levels(rows.x, rows.z, by_change, trees, parameters), by_change)
     return found
 
@@ -97,22 +100,15 @@ def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict
     return [lightgbm.train({**parameters, "alpha": level}, data, trees) for level in QUANTILES]
 
 
-def _choose(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> tuple[bool, int]:
-    """The unit of z and the number of trees with the least loss on the late rows, fitted on the early ones.
+def _trees_that_help(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
+    """The fewest trees whose loss on the late rows is within PARSIMONY of the least, fitted on the early ones.
 
     One tree stands for none: its leaves add but a `learning_rate` of what they found to the quantiles of z.
     """
-    losses = {by_change: _late_losses(rows, by_change, most, parameters) for by_change in (False, True)}
-    by_change = min(losses, key=lambda unit: float(losses[unit].min()))
-    return by_change, int(losses[by_change].argmin()) + 1
-
-
-def _late_losses(rows: TrainingRows, by_change: bool, most: int, parameters: dict[str, Any]) -> Array:
-    """(tree,) pinball loss of the late rows, summed over the quantiles, in the unit of the scale."""
     import lightgbm
 
-    early = _data(rows.x[rows.early], rows.z[rows.early], by_change, parameters)
-    late = _data(rows.x[rows.late], rows.z[rows.late], by_change, parameters, early)
+    early = _data(rows.x[rows.early], rows.z[rows.early], True, parameters)
+    late = _data(rows.x[rows.late], rows.z[rows.late], True, parameters, early)
     losses = np.zeros(most)
     for level in QUANTILES:
         found: dict[str, Any] = {}
@@ -120,7 +116,7 @@ def _late_losses(rows: TrainingRows, by_change: bool, most: int, parameters: dic
         lightgbm.train({**parameters, "alpha": level}, early, most, [late], ["late"], callbacks=tell)
         curve = np.array(found["late"]["quantile"])
         losses += np.pad(curve, (0, most - len(curve)), mode="edge")
-    return losses * float(usual_change(rows.x[rows.late]).mean()) if by_change else losses
+    return int(np.flatnonzero(losses <= (1 + PARSIMONY) * losses.min())[0]) + 1
 
 
 def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: Any = None) -> Any:

@@ -2,13 +2,13 @@
 
     x      = features at the origin (models/demand_features.py), with the lead as one of them
     z      = (value at the target - anchor) / scale          the scaled change from the last value
-    bands  = leads up to an hour, and the longer ones: a model of each quantile for each
+    bands  = leads up to an hour, up to six, and longer ones: a model of each quantile for each
 
 Persistence is hard to beat because most of what runs now will run in an hour, so the change is what is learnt. Counts
 of arrivals are new in every bin: there the anchor is the level of the past week (`demand_features.FLOW_TARGETS`).
 
-Of a history below eight weeks, the last quarter is held out first: it says how many trees help, none at all included,
-and whether z is better told in units of the change that was usual over the same lead (then no tree is persistence).
+A history below eight weeks has z in units of the change that was usual over the same lead, so that no tree at all is
+persistence, and its last quarter, held out first, says how many trees help.
 
 A saved model is LightGBM's own text, a file a band and quantile, beside `model.json` with their checksums.
 """
@@ -30,6 +30,8 @@ from models.forecast import QUANTILES, Panel
 from models.job_survival import JobSurvival
 
 Array = NDArray[np.float64]
+
+__all__ = ["DemandTrees", "Settings"]
 
 MODEL_FILE = "model.json"
 LAYOUT = 1
