@@ -229,9 +229,11 @@ def _holding(
 def book(request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None) -> Place:
     """Where and when the gang starts; with `planned_s` also in gaps that last so long from its start on."""
     room = rooms.of(request)
-    if planned_s is None or not np.isfinite(calendar.gap_s).any():
+    if planned_s is None:
         return _book(request, calendar.free_s, None, room, rooms)
-    fits = calendar.until_s - calendar.gap_s >= planned_s
+    fits = (calendar.until_s - calendar.gap_s >= planned_s) & (room > 0)[:, None]
+    if not fits.any():
+        return _book(request, calendar.free_s, None, room, rooms)
     for _ in range(ROUNDS):
         ready = np.where(fits, calendar.gap_s, calendar.free_s)
         order = np.argsort(ready, axis=-1, kind="stable")

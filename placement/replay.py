@@ -21,7 +21,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-PASS_S = 30  # the least time between two passes
+PASS_S = 60  # the least time between two passes
 COARSER = 0.05
 NEVER_S = 2**62
 

@@ -109,7 +109,10 @@ def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> 
     """The constraint without which the request would start soonest; None where plain GPUs are what is missing."""
     started, best = _median(place), None
     soonest = started - WORTH_S
+    room = timelines.rooms.of(request)
     for relaxed in _relaxations(request):
+        if relaxed.constraint != "topology" and np.array_equal(timelines.rooms.of(relaxed.request), room):
+            continue  # no node is lost to it
         start_s = _median(_book(relaxed.request, timelines))
         if start_s < soonest:
             soonest, best = start_s, relaxed

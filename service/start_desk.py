@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from features.run_history import JobShape
 from fleet.errors import StaleError
 from fleet.requests import PlacementRequest
 from placement.ledger import LedgerError
-from placement.paths import Timelines, gpus_of, timelines
+from placement.paths import Timelines, timelines
 from placement.queue import Waiting, order_key
 from placement.reservation import Release, held, releases, windows
 from placement.start_time import StartEstimate, estimate_start, start_times
 from service.board import Board
+from service.estimates import shape_of_request
 from service.kind_tables import run_time
 from service.placer_desk import Desk, StartTimes
 
@@ -116,17 +116,7 @@ class RunTimesTold:
         self._board = board
 
     def __call__(self, request: PlacementRequest) -> tuple[float, ...] | None:
-        shape = JobShape(
-            user=request.user,
-            group=request.tenant,
-            name=request.job,
-            queue=request.queue,
-            class_=request.class_,
-            gpus=gpus_of(request),
-            cpus=request.cpus,
-            limit_s=request.limit_s,
-        )
-        found = run_time(self._board, shape) if self._board is not None else None
+        found = run_time(self._board, shape_of_request(request)) if self._board is not None else None
         return found.run_s if found is not None and np.isfinite(found.run_s).all() else None
 
 

@@ -31,7 +31,7 @@ SETTLE_S, TRIED_S = (
     21 * DAY_S,
 )  # fill the queue, then forecast for calibration, before the train folder's end
 LONGEST_S = 60 * DAY_S  # of a test span
-JUDGED, TRIED = 150, 80  # jobs
+JUDGED, TRIED = 120, 60  # jobs
 CANDIDATES = 4  # times as many are looked at: those that must wait count
 WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
 FEWEST = 20

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from placement.replay import NEVER_S, PASS_S, JobTable, Replay, replay
+from placement.replay import NEVER_S, JobTable, Replay, replay
 
 Rows = Sequence[tuple[int, int, int, int]]  # submit_s, cores, limit_s, run_s
 
@@ -27,31 +27,31 @@ def busy(seed: int, count: int = 60, scale: int = 1) -> tuple[JobTable, np.ndarr
 
 
 def test_jobs_start_at_once_while_there_is_room() -> None:
-    assert starts([(0, 5, 100, 50), (40, 5, 100, 50)]) == [0, 40]
+    assert starts([(0, 5, 100, 50), (70, 5, 100, 50)]) == [0, 70]
 
 
 def test_an_early_end_lets_the_next_start_early() -> None:
-    assert starts([(0, 10, 1000, 100), (40, 10, 1000, 100)]) == [0, 100]
+    assert starts([(0, 10, 1000, 200), (70, 10, 1000, 100)]) == [0, 200]
 
 
 def test_a_job_is_killed_at_its_limit() -> None:
-    assert starts([(0, 10, 100, 9999), (40, 10, 100, 1)]) == [0, 100]
+    assert starts([(0, 10, 200, 9999), (70, 10, 100, 1)]) == [0, 200]
 
 
 def test_a_short_job_passes_where_it_delays_nobody() -> None:
     # the wide one is planned at 1000; of the two behind it only the short one ends by then
-    assert starts([(0, 6, 1000, 1000), (40, 10, 100, 100), (80, 4, 2000, 60), (120, 4, 800, 60)]) == [
+    assert starts([(0, 6, 1000, 1000), (70, 10, 100, 100), (140, 4, 2000, 60), (210, 4, 700, 60)]) == [
         *(0, 1000),
-        *(1100, 120),
+        *(1100, 210),
     ]
 
 
 def test_easy_plans_for_the_first_only() -> None:
     # two gangs wait; conservatively the last keeps clear of both, with EASY of the first alone
-    rows = [(0, 6, 1000, 1000), (40, 8, 500, 500), (80, 6, 500, 500), (120, 2, 5000, 10)]
-    assert starts(rows, reserved=1)[3] == 120
-    assert starts([*rows[:2], (80, 10, 500, 500), rows[3]], reserved=1)[3] == 120
-    assert starts([*rows[:2], (80, 10, 500, 500), rows[3]])[3] == 2000
+    rows = [(0, 6, 1000, 1000), (70, 8, 500, 500), (140, 6, 500, 500), (210, 2, 5000, 10)]
+    assert starts(rows, reserved=1)[3] == 210
+    assert starts([*rows[:2], (140, 10, 500, 500), rows[3]], reserved=1)[3] == 210
+    assert starts([*rows[:2], (140, 10, 500, 500), rows[3]])[3] == 2000
 
 
 def test_what_is_larger_than_the_cluster_never_starts_and_holds_nobody_up() -> None:
