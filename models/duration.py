@@ -1,10 +1,12 @@
 """DurationModel: quantiles of how long a job runs, at its submission and while it runs.
 
-    log run = (1 - mix) * boosted quantile + mix * quantile of similar jobs + offset,  capped by the limit
+    log run = boosted + offset, capped by the limit
 
-mix and offset of each level come from a back-test inside the training data: fitted on the first part, they are chosen
-on the last. Without a fit, the quantiles of similar jobs answer (user and size, else group and size, else all: see
-`features.run_history`). scikit-learn style: `fit`, `predict`; files are LightGBM text and JSON.
+The offset of each level comes from a back-test inside the training data: from its last part, with trees fitted on what
+came before (split conformal, halved, since the tracker of outcomes does the rest). The quantiles of similar jobs are
+features: drawing the answer to them on top of that made it worse on every history tried. Without a fit they are the
+answer (user and size, else group and size, else all: see `features.run_history`). scikit-learn style: `fit`, `predict`;
+files are LightGBM text and JSON.
 """
 
 import math
@@ -29,8 +31,7 @@ VERSION = 1
 HELD_OUT = 0.2
 FEWEST_ROWS = 50
 ROWS_FITTED = 40_000
-ROWS_TRIED = 15_000  # of the fit that mix and offset are chosen with
-MIXES = (0.0, 0.15, 0.3, 0.5)
+ROWS_TRIED = 15_000  # of the fit that the offsets are measured with
 LARGEST_OFFSET = 0.7
 LIMIT_GRACE = 1.01  # a job that is killed at its limit runs seconds longer
 NOTHING_KNOWN = np.log([10.0, 20.0, 120.0, 900.0, 7200.0, 43_200.0, 86_400.0, 259_200.0])  # at LEVELS
@@ -39,13 +40,12 @@ _LIMIT = COLUMN["log_limit"]
 
 
 class DurationModel:
-    """Fitted state: trees, mix (level,), offset (level,), the remaining model. threads: of LightGBM."""
+    """Fitted state: trees, offset (level,), the remaining model. threads: of LightGBM."""
 
     def __init__(self, seed: int = 0, threads: int = 1) -> None:
         self.seed, self.threads = seed, threads
         self.fitted_until_ms: int | None = None
         self._boosted: BoostedQuantiles | None = None
-        self._mix = np.ones(len(LEVELS))
         self._offset = np.zeros(len(LEVELS))
         self._remaining = RemainingModel(seed=seed, threads=threads)
 
@@ -80,27 +80,21 @@ class DurationModel:
         return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
 
     def _settle(self, rows: RunRows, until_s: float) -> None:
-        """Choose mix and offset on rows that the trees have not seen."""
+        """Measure the offset on rows that the trees have not seen."""
         outcomes, _ = told(rows, until_s)
         if self._boosted is None or len(outcomes.row) < FEWEST_ROWS:
-            self._mix = np.zeros(len(LEVELS))
             return
         actual, features = np.log(outcomes.run_s), rows.features[outcomes.row]
-        boosted, similar = self._boosted.predict(features), self._similar(features).T
+        boosted = self._boosted.predict(features)
         for at, level in enumerate(LEVELS):
-            losses = []
-            for mix in MIXES:
-                left = actual - (1 - mix) * boosted[at] - mix * similar[at]
-                losses.append(float(np.average(np.maximum(level * left, (level - 1) * left), weights=outcomes.weight)))
-            self._mix[at] = mix = MIXES[int(np.argmin(losses))]
-            left = actual - (1 - mix) * boosted[at] - mix * similar[at]
-            self._offset[at] = np.clip(_quantile(left, outcomes.weight, level), -LARGEST_OFFSET, LARGEST_OFFSET) / 2
+            offset = _quantile(actual - boosted[at], outcomes.weight, level) / 2
+            self._offset[at] = np.clip(offset, -LARGEST_OFFSET, LARGEST_OFFSET)
 
     def log_run(self, features: Features) -> Array:
         """(row, level) logarithms of seconds at LEVELS, before any cap: what a tracker of outcomes corrects."""
-        known = self._similar(features)
-        if self._boosted is not None and len(features):
-            known = (1 - self._mix) * self._boosted.predict(features).T + self._mix * known + self._offset
+        if self._boosted is None or not len(features):
+            return self._similar(features)
+        known = self._boosted.predict(features).T + self._offset
         return np.sort(known, axis=1)
 
     def run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
@@ -136,7 +130,6 @@ class DurationModel:
             "version": VERSION,
             "features": FEATURES,
             "fitted_until_ms": self.fitted_until_ms,
-            "mix": self._mix.tolist(),
             "offset": self._offset.tolist(),
             "run": None if self._boosted is None else self._boosted.save(folder, "run"),
             "remaining": self._remaining.save(folder),
@@ -153,9 +146,9 @@ class DurationModel:
                 raise ModelError(f"{path} was fitted on other features: fit it again with `fleetcast train duration`")
             made = cls(threads=threads)
             made.fitted_until_ms = about["fitted_until_ms"]
-            made._mix, made._offset = (np.array(about[name], np.float64) for name in ("mix", "offset"))
-            if made._mix.shape != (len(LEVELS),) or made._offset.shape != (len(LEVELS),):
-                raise ModelError(f"{path} has {len(made._mix)} levels, expected {len(LEVELS)}")
+            made._offset = np.array(about["offset"], np.float64)
+            if made._offset.shape != (len(LEVELS),):
+                raise ModelError(f"{path} has {made._offset.size} levels, expected {len(LEVELS)}")
             if about["run"] is not None:
                 made._boosted = BoostedQuantiles.load(folder, "run", about["run"], threads)
             made._remaining = RemainingModel.load(folder, about["remaining"], threads)

@@ -1,10 +1,11 @@
 """RemainingModel: how much longer a job runs that has run for `elapsed_s`.
 
-    log remaining at a level = base + weight(elapsed) * boosted correction
+    log remaining at a level = (1 - near) * (base + trust * boosted correction) + near * similar
 
 base is what the survival curve of all jobs says of those that ran longer than elapsed_s (Kaplan-Meier), so the model
-learns only how this job differs from them. Few jobs run for days, and the correction is worth less there: its weight
-at each elapsed time is the one that served best in a back-test inside the training data.
+learns only how this job differs from them. similar is what the last 200 similar jobs say of it. Few jobs run for days,
+so the correction is worth less there; trust and near at each elapsed time are those that served best in a back-test
+inside the training data.
 """
 
 from pathlib import Path
@@ -22,7 +23,8 @@ Array = NDArray[np.float64]
 Features = NDArray[np.float32]
 
 REMAINING_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+BLENDS = tuple((trust, near) for trust in (0.0, 0.5, 1.0) for near in (0.0, 0.25, 0.5, 0.75))
+USUAL_BLEND = (0.5, 0.5)
 KNOTS_S = (300.0, 1800.0, 3600.0, 10_800.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0)
 FEWEST_ROWS = 50
 HELD_OUT = 0.25  # the last part of the rows that the weights are chosen on
@@ -37,7 +39,7 @@ class RemainingModel:
         self._options = {"seed": seed, "threads": threads}
         self._survival = Survival(np.empty(0), np.empty(0))
         self._boosted: BoostedQuantiles | None = None
-        self._weights = np.zeros(len(KNOTS_S))
+        self._blend = np.tile(USUAL_BLEND, (len(KNOTS_S), 1))
 
     def fit(self, rows: RunRows, until_s: float, survival: Survival) -> "RemainingModel":
         """rows: moments while jobs ran. survival: of all jobs from their start. Nothing after until_s is looked at."""
@@ -48,7 +50,7 @@ class RemainingModel:
         boundary_s = float(np.quantile(known.at_s, 1 - HELD_OUT))
         tried = self._boost(known.until(boundary_s), boundary_s, (0.5,))
         if tried is not None:
-            self._weights = self._best_weights(tried, known.take(known.at_s > boundary_s), until_s)
+            self._blend = self._best_blend(tried, known.take(known.at_s > boundary_s), until_s)
         self._boosted = self._boost(known, until_s)
         return self
 
@@ -63,22 +65,25 @@ class RemainingModel:
         model = BoostedQuantiles(levels, **self._options)
         return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
 
-    def _best_weights(self, tried: BoostedQuantiles, rows: RunRows, until_s: float) -> Array:
-        """(knot,) how far to follow the correction, by the error of the median near each elapsed time."""
+    def _best_blend(self, tried: BoostedQuantiles, rows: RunRows, until_s: float) -> Array:
+        """(knot, 2) trust and near, by the error of the median near each elapsed time."""
         outcomes, _ = told(rows, until_s)
         elapsed_s = rows.elapsed_s[outcomes.row]
         actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
         base = self._base(elapsed_s, (0.5,))[:, 0]
         correction = tried.predict(self._inputs(rows.features[outcomes.row], elapsed_s))[0]
-        near = np.abs(np.log(np.array(KNOTS_S)[:, None] / np.maximum(elapsed_s, 1.0))) < np.log(2.5)
-        found, last = [], 0.5
-        for mask in near:
+        similar = _log_left(beyond(rows.features[outcomes.row][:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
+        close = np.abs(np.log(np.array(KNOTS_S)[:, None] / np.maximum(elapsed_s, 1.0))) < np.log(2.5)
+        found, last = [], np.array(USUAL_BLEND)
+        for mask in close:
             if mask.sum() >= FEWEST_ROWS:
-                errors = [
-                    np.average(np.abs(actual - base - weight * correction)[mask], weights=outcomes.weight[mask])
-                    for weight in WEIGHTS
-                ]
-                last = (last + 2 * WEIGHTS[int(np.argmin(errors))]) / 3  # neighbours agree, mostly
+                errors = []
+                for trust, near in BLENDS:
+                    left = actual - (1 - near) * (base + trust * correction) - near * similar
+                    errors.append(np.average(np.abs(left)[mask], weights=outcomes.weight[mask]))
+                last = (
+                    np.array(USUAL_BLEND) + BLENDS[int(np.argmin(errors))]
+                ) / 2  # the back-test is one stretch of time
             found.append(last)
         return np.array(found)
 
@@ -87,9 +92,13 @@ class RemainingModel:
         if not len(self._survival.time_s):
             return self._of_similar(features, elapsed_s, levels)
         known = self._base(elapsed_s)
+        at = np.log(np.maximum(elapsed_s, 1.0))
+        trust, near = (np.interp(at, np.log(KNOTS_S), row)[:, None] for row in self._blend.T)
         if self._boosted is not None:
-            weight = np.interp(np.log(np.maximum(elapsed_s, 1.0)), np.log(KNOTS_S), self._weights)
-            known = known + weight[:, None] * self._boosted.predict(self._inputs(features, elapsed_s)).T
+            known = known + trust * self._boosted.predict(self._inputs(features, elapsed_s)).T
+        quantiles = features[:, _EMPIRICAL].astype(np.float64)
+        similar = np.stack([beyond(quantiles, elapsed_s, level) for level in REMAINING_LEVELS], axis=1)
+        known = (1 - near) * known + near * _log_left(similar, known)
         known = np.sort(known, axis=1)
         return np.exp(np.stack([_between(known, REMAINING_LEVELS, level) for level in levels], axis=1))
 
@@ -114,7 +123,7 @@ class RemainingModel:
         """Write the trees; the rest for the JSON beside them."""
         trees = None if self._boosted is None else self._boosted.save(folder, "remaining")
         curve = [self._survival.time_s.tolist(), self._survival.alive.tolist()]
-        return {"trees": trees, "survival": curve, "weights": self._weights.tolist()}
+        return {"trees": trees, "survival": curve, "blend": self._blend.tolist()}
 
     @classmethod
     def load(cls, folder: Path, about: dict[str, Any], threads: int = 1) -> "RemainingModel":
@@ -122,10 +131,15 @@ class RemainingModel:
         made = cls(threads=threads)
         times, alive = about["survival"]
         made._survival = Survival(np.array(times, np.float64), np.array(alive, np.float64))
-        made._weights = np.array(about["weights"], np.float64)
+        made._blend = np.array(about["blend"], np.float64).reshape(len(KNOTS_S), 2)
         if about["trees"] is not None:
             made._boosted = BoostedQuantiles.load(folder, "remaining", about["trees"], threads)
         return made
+
+
+def _log_left(left_s: Array, otherwise: Array) -> Array:
+    """Logarithms; where nothing is known those given."""
+    return np.where(np.isnan(left_s), otherwise, np.log(np.maximum(SHORTEST_S, left_s)))
 
 
 def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:

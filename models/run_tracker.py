@@ -1,8 +1,13 @@
 """RunTracker: keeps quantiles of run times honest by what has ended since (conformal quantile tracking).
 
-Each level has an offset for all jobs and one for each group. When a job ends, both move by their step:
-offset += step * (level - 1[run <= what was issued]), so that in the long run the share below a level is the level
-whatever the jobs do (Gibbs and Candès 2021; Angelopoulos et al. 2023). Feedback comes late, with the end of the job.
+Each level has an offset. Once an hour in which jobs ended it moves by
+
+    step * mean over those jobs of (level - 1[run <= what was issued])
+
+so that in the long run the share below a level is the level, whatever the jobs do (Gibbs and Candès 2021; Angelopoulos
+et al. 2023). Feedback comes late, with the end of the job, and a sweep of a thousand jobs ends within minutes: a step
+for each of them would run away before the first corrected forecast is checked. So an hour is one step, and a busy one
+counts for a few. An offset for each group as well made it worse on every history tried.
 """
 
 from typing import Any
@@ -14,39 +19,47 @@ from features.run_past import LEVELS
 
 Array = NDArray[np.float64]
 
-STEP_ALL, STEP_GROUP = 0.01, 0.02  # of a logarithm, an outcome
+STEP = 0.12  # of a logarithm
+PERIOD_S = 3600.0
+USUAL, POWER, MOST = 20, 0.7, 8.0  # an hour of n jobs counts (n / USUAL) ** POWER, at most MOST
 FARTHEST = 3.0
-GROUPS_KEPT = 5_000
 _LEVELS = np.array(LEVELS)
 
 
 class RunTracker:
     """Offsets to the logarithms of the quantiles at LEVELS."""
 
-    def __init__(self, step_all: float = STEP_ALL, step_group: float = STEP_GROUP) -> None:
-        self._steps = step_all, step_group
-        self._all = np.zeros(len(LEVELS))
-        self._groups: dict[str, Array] = {}
+    def __init__(self) -> None:
+        self.offset = np.zeros(len(LEVELS))
+        self._push = np.zeros(len(LEVELS))
+        self._jobs = 0
+        self._since_s: float | None = None
 
-    def served(self, log_run: Array, group: str) -> Array:
-        """(level,) quantiles moved by what was learnt, in order."""
-        own = self._groups.get(group)
-        return np.sort(log_run + (self._all if own is None else self._all + own))
+    def served(self, log_run: Array) -> Array:
+        """(…, level) quantiles moved by what was learnt, in order."""
+        return np.sort(log_run + self.offset, axis=-1)
 
-    def learn(self, issued: Array, log_run: float, group: str) -> None:
-        """The outcome of a job whose quantiles were issued; each is to be told once."""
-        push = _LEVELS - (log_run <= issued)
-        own = self._groups.pop(group, None)
-        self._groups[group] = ((0.0 if own is None else own) + self._steps[1] * push).clip(-FARTHEST, FARTHEST)
-        self._all = (self._all + self._steps[0] * push).clip(-FARTHEST, FARTHEST)
-        if len(self._groups) > GROUPS_KEPT:
-            del self._groups[next(iter(self._groups))]
+    def learn(self, issued: Array, log_run: float, now_s: float) -> None:
+        """The outcome, at now_s, of a job whose quantiles (level,) were issued; each is to be told once."""
+        if self._since_s is None:
+            self._since_s = now_s
+        self._push += _LEVELS - (log_run <= issued)
+        self._jobs += 1
+        if now_s - self._since_s >= PERIOD_S:
+            weight = min(MOST, (self._jobs / USUAL) ** POWER)
+            self.offset = (self.offset + STEP * weight * self._push / self._jobs).clip(-FARTHEST, FARTHEST)
+            self._push, self._jobs, self._since_s = np.zeros(len(LEVELS)), 0, now_s
 
     def dump(self) -> dict[str, Any]:
         """JSON-able and copied."""
-        return {"all": self._all.tolist(), "groups": [[name, row.tolist()] for name, row in self._groups.items()]}
+        return {
+            "offset": self.offset.tolist(),
+            "push": self._push.tolist(),
+            "jobs": self._jobs,
+            "since_s": self._since_s,
+        }
 
     def load(self, kept: dict[str, Any]) -> None:
         """The inverse of `dump`."""
-        self._all = np.array(kept["all"], np.float64)
-        self._groups = {name: np.array(row, np.float64) for name, row in kept["groups"]}
+        self.offset, self._push = (np.array(kept[name], np.float64) for name in ("offset", "push"))
+        self._jobs, self._since_s = kept["jobs"], kept["since_s"]

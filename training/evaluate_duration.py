@@ -101,17 +101,16 @@ def tracked(model: DurationModel, table: JobTable, rows: DurationRows) -> Array:
     """(row, level) the model's quantiles, moved by the outcomes known at each submission, capped by the limit."""
     issued = model.log_run(rows.features)
     actual, ends = np.log(table.run_s[rows.job]), table.end_s[rows.job]
-    groups = kin(table)[rows.job].tolist()
     tracker = RunTracker()
     events = sorted(
         [(at, 1, row) for row, at in enumerate(table.submit_s[rows.job].tolist())]
         + [(at, 0, row) for row, at in enumerate(ends.tolist()) if math.isfinite(at)]
     )
-    for _, kind, row in events:
+    for at, kind, row in events:
         if kind == 1:
-            issued[row] = tracker.served(issued[row], groups[row])
+            issued[row] = tracker.served(issued[row])
         else:
-            tracker.learn(issued[row], float(actual[row]), groups[row])
+            tracker.learn(issued[row], float(actual[row]), at)
     return capped(issued, rows.features)
 
 
