@@ -14,16 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.demand_series import BINS, EVERYTHING, TARGETS, DemandSeries, Target
+from fleet.entities import Entities
 from fleet.errors import FleetcastError
 from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
 from fleet.jobs import JobAttempt, JobTable
+from fleet.samples import EntityKind
 from ingest.archive_files import DAY_MS, ArchiveFiles, day_ms
-from ingest.archive_read import Span, newest_ms, read_events
+from ingest.archive_read import Span, newest_ms, read_events, read_samples
+from ingest.archive_rows import Words, adding
 from models.forecast import Panel
 
 Array = NDArray[np.float64]
 
 BIN_S = 600
+COVARIATES: tuple[Target, ...] = ("running", "queued", "arriving")  # what the service has, and no more
+LOOK_MS = 900_000
 REST_MS = 2 * DAY_MS
 KEPT_MS = 35 * DAY_MS  # what a pipeline remembers of jobs that are over
 ALL_TIME = Span(0, 2**53)
@@ -87,8 +92,9 @@ def read_history(
 ) -> ArchiveHistory:
     """Everything that the archive knows of jobs in a span. Raises FleetcastError where it holds no job event.
 
-    capacity: pool -> GPUs ("all" for the fleet), unknown where it is not there. Levels are as of the end of a bin,
-    arrivals its sum; the last bin is the last full one before the newest sample or event.
+    capacity: pool -> GPUs, "all" for the fleet and for pools that are not there; without it, the GPUs that told of
+    themselves at the end. Levels are as of the end of a bin, arrivals its sum; the last bin is the last full one before
+    the newest sample or event.
     """
     bin_ms, bad = bin_s * 1000, dict[str, int]()
     replay, parts = JobReplay(), list[_Window]()
@@ -111,8 +117,17 @@ def read_history(
         parts.append(_read(replay.demand, end_bin, min(left, BINS[bin_s]), bin_s))
         end_bin += min(left, BINS[bin_s])
     attempts = sorted(replay.attempts.values(), key=_arrived_ms)
-    panels = _panels(parts, first_bin * bin_ms, bin_s, capacity or {}) if parts else ()
+    gpus = capacity or {EVERYTHING: gpus_at(files, newest)}
+    panels = _panels(parts, first_bin * bin_ms, bin_s, gpus) if parts else ()
     return ArchiveHistory(panels, tuple(attempts), newest, bad)
+
+
+def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
+    """How many GPUs told of themselves just before a moment."""
+    entities = Entities()
+    span = Span(time_ms - LOOK_MS, time_ms + 1)
+    read_samples(files, span, Words(adding(entities)), [("kind", "==", EntityKind.GPU.value)])
+    return len(entities[EntityKind.GPU])
 
 
 def _days(files: ArchiveFiles, span: Span, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
@@ -158,7 +173,9 @@ def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mappi
         target: np.stack([np.concatenate([_of(window, name, target) for window in windows]) for name in names])
         for target in TARGETS
     }
-    ceilings = np.array([float(capacity.get(name, 0)) or np.nan for name in names])
+    total = capacity.get(EVERYTHING, 0)
+    ceilings = np.array([float(capacity.get(name, total)) or np.nan for name in names])
+    known = {target: values[target] for target in COVARIATES}
     return tuple(
         Panel(
             target,
@@ -167,7 +184,7 @@ def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mappi
             first_ms,
             values[target],
             ceilings if target == "running" else np.full(len(names), np.nan),
-            {other: rows for other, rows in values.items() if other != target},
+            known,
         )
         for target in TARGETS
     )

@@ -8,6 +8,9 @@ import pytest
 from features.demand_series import TARGETS
 from fleet.errors import FleetcastError
 from fleet.events import Started, Submitted
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from ingest.archive import Archive, Limits
 from ingest.archive_files import DAY_MS, ArchiveFiles
 from ingest.archive_read import Span
 from tests.training.made_archive import T0, events_of, live
@@ -26,11 +29,11 @@ def test_the_panel_of_an_archive_is_the_one_that_the_live_series_had(tmp_path: P
             expected = full_bins(state.demand, name, panel.target, first, panel.bins, 600)  # type: ignore[arg-type]
             np.testing.assert_array_equal(panel.values[row], expected)
     running = next(panel for panel in history.panels if panel.target == "running")
-    np.testing.assert_array_equal(running.capacity, [np.nan, np.nan, 40.0, 64.0])
+    np.testing.assert_array_equal(running.capacity, [64.0, 64.0, 40.0, 64.0])
     assert np.nanmax(running.values) > 0
-    np.testing.assert_array_equal(
-        running.covariates["wanted"], running.values + running.covariates["queued"], "levels of the same moments"
-    )
+    assert set(running.covariates) == {"running", "queued", "arriving"}
+    wanted = next(panel for panel in history.panels if panel.target == "wanted")
+    np.testing.assert_array_equal(wanted.values, running.values + running.covariates["queued"])
 
 
 def test_levels_and_arrivals_of_one_bin_belong_together(tmp_path: Path) -> None:
@@ -71,3 +74,19 @@ def test_a_span_ends_where_it_is_told_and_an_empty_archive_is_an_error(tmp_path:
     assert all((attempt.ended_ms or 0) < until for attempt in history.attempts)
     with pytest.raises(FleetcastError, match="no job events"):
         read_history(ArchiveFiles(str(tmp_path / "nothing")))
+
+
+def test_without_a_topology_the_gpus_that_told_of_themselves_are_the_capacity(tmp_path: Path) -> None:
+    told = [Started(job=job, sequence=0, time_ms=T0 + at, nodes=("n1",)) for job, at in (("a", 5), ("b", 700_000))]
+    state = live(tmp_path, told)
+    assert np.isnan(read_history(ArchiveFiles(str(tmp_path))).panels[0].capacity).all()
+    rows = [state.entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in range(4)]
+    power = metric_row(EntityKind.GPU, "power_w")
+    batch = SampleBatch.of(EntityKind.GPU, [(power, gpu, T0 + 700_000, 100.0) for gpu in rows])
+    archive = Archive(ArchiveFiles(str(tmp_path)), state.entities, writer="1", limits=Limits(keep_days=0))
+    archive.add(batch, np.ones(len(batch), np.bool_))
+    archive.hand_over(state.topology, T0)()
+    archive.close()
+    panels = {panel.target: panel for panel in read_history(ArchiveFiles(str(tmp_path))).panels}
+    assert panels["running"].capacity.tolist() == [4.0, 4.0]
+    assert np.isnan(panels["queued"].capacity).all()
