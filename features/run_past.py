@@ -41,12 +41,26 @@ class Run:
 class Past:
     """Runs under one key: logarithms of seconds, in order of their end."""
 
-    __slots__ = ("_short", "_sorted", "began_ms", "count", "failed", "newest", "running", "runs", "submitted_ms")
+    __slots__ = (
+        "_levels",
+        "_short",
+        "_sorted",
+        "_told",
+        "began_ms",
+        "count",
+        "failed",
+        "newest",
+        "running",
+        "runs",
+        "submitted_ms",
+    )
 
     def __init__(self) -> None:
         self.runs: deque[float] = deque()
         self._short: list[float] = []
         self._sorted: list[float] = []
+        self._told: tuple[float, ...] | None = _NO_RUNS  # None: to be made again
+        self._levels: tuple[float, ...] | None = None
         self.count = 0
         self.failed = 0.0  # share, fading over SHORT runs
         self.submitted_ms = -1
@@ -70,6 +84,7 @@ class Past:
 
     def add(self, log_run: float, failed: bool) -> None:
         """One ended."""
+        self._told = self._levels = None
         self.count += 1
         self.failed += (failed - self.failed) / min(self.count, SHORT)
         runs = self.runs
@@ -83,7 +98,9 @@ class Past:
 
     def levels(self) -> tuple[float, ...]:
         """Quantiles of the last LONG runs at LEVELS, linear between runs; needs a run."""
-        return tuple(quantile(self._sorted, level) for level in LEVELS)
+        if self._levels is None:
+            self._levels = tuple([quantile(self._sorted, level) for level in LEVELS])
+        return self._levels
 
     def short_median(self) -> float:
         """Median of the last SHORT runs; needs a run."""
@@ -91,18 +108,10 @@ class Past:
 
     def features(self, now_ms: int) -> tuple[float, ...]:
         """In order of PAST_NAMES."""
-        runs, running = self.runs, self.running
-        if runs:
-            short, long = self._short, self._sorted
-            s, n = len(short) - 1, len(long) - 1
-            last = runs[-1]
-            two = math.log((math.exp(last) + math.exp(runs[-2])) / 2) if n else last
-            told = (
-                *(last, two, short[(s + 5) // 10], short[(s + 1) // 2], short[(9 * s + 5) // 10]),
-                *(long[(n + 1) // 2], long[(9 * n + 5) // 10]),
-            )
-        else:
-            told = _NO_RUNS
+        running = self.running
+        told = self._told
+        if told is None:
+            told = self._told = self._of_ended()
         alive = len(running)
         if alive:
             mean_age = math.log1p(max(0.0, now_ms - self.began_ms / alive) / 1000)
@@ -113,6 +122,15 @@ class Past:
         previous, previous_age = self._previous(now_ms)
         among = (math.log1p(alive), mean_age, oldest, previous, previous_age)
         return (*told, math.log1p(self.count), self.failed, since, *among)
+
+    def _of_ended(self) -> tuple[float, ...]:
+        """The first of PAST_NAMES, which only an end changes; needs a run."""
+        runs, short, long = self.runs, self._short, self._sorted
+        s, n = len(short) - 1, len(long) - 1
+        last = runs[-1]
+        two = math.log((math.exp(last) + math.exp(runs[-2])) / 2) if n else last
+        shorts = (short[(s + 5) // 10], short[(s + 1) // 2], short[(9 * s + 5) // 10])
+        return (last, two, *shorts, long[(n + 1) // 2], long[(9 * n + 5) // 10])
 
     def _previous(self, now_ms: int) -> tuple[float, float]:
         """How long the job submitted last ran, or for how long it has been running."""
@@ -140,6 +158,7 @@ class Past:
         runs, past.count, past.failed, past.submitted_ms, newest = row
         past.runs = deque(runs)
         past._sorted, past._short = sorted(runs), sorted(runs[-SHORT:])
+        past._told = None if runs else _NO_RUNS
         if newest is not None:
             past.newest = Run()
             past.newest.begin_ms, past.newest.log_run = newest
