@@ -261,6 +261,8 @@ def _book(
         room, members, each = room // members, 1, each * members
     slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
     paths, n, s = slots.shape
+    if not n * s:
+        return _nowhere(paths, members, each)
     if level is None or level is Level.NODE:
         among = slots.reshape(paths, 1, n * s)
         rows = np.arange(n)[None, :]

@@ -11,7 +11,7 @@ from placement.options import Options
 from placement.paths import PATHS, Timelines, timelines
 from placement.queue import Waiting
 from placement.start_time import StartEstimate, estimate_start, start_times
-from placement.timeline import Running, RunTimes
+from placement.timeline import Release, Running, RunTimes, Timeline
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
 OPTIONS = Options(now_ms=NOW_MS)
@@ -150,3 +150,34 @@ def test_every_path_books_as_many_gpus_as_it_needs(busy) -> None:
     counts = [(last.holder == timeline.jobs.index(f"q{number}")).sum() for number in range(4, 5)]
     assert counts == [6 * PATHS]
     assert (np.diff(last.free_s, axis=-1) >= 0).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(make_view, seed: int) -> None:
+    """The paths against the fit that decides placements, release by release."""
+    rng = np.random.default_rng(seed)
+    holders = rng.integers(-1, 6, (9, 8)).astype(np.int32)
+    jobs = tuple("abcdef")
+    view = make_view({"r01": [0] * 4, "r02": [0] * 2, "r03": [0] * 3}, holders=holders, jobs=jobs)
+    view = replace(view, free=holders < 0, state=(rng.random(9) < 0.1).astype(np.int8))
+    left_s = rng.integers(100, 90_000, 6).tolist()
+    running = {job: Running(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
+    ahead = [
+        Release(job, NOW_MS + left * 1000, np.flatnonzero(holders.ravel() == jobs.index(job)))
+        for left, job in sorted(zip(left_s, jobs, strict=True))
+    ]
+    timeline = Timeline(view, ahead)
+    for gang in (1, 2, 5, 7):
+        for each, level in ((1, None), (3, "node"), (4, "rack"), (8, "rack"), (5, None), (2, "rail_group")):
+            for spread in (False, True):
+                wanted = request(gang=gang, each=each, level=level, spread=spread and level != "node")
+                step = timeline.first_fit(wanted, OPTIONS)
+                start = estimate_start(wanted, paths((view, running))).start_ms
+                expected = None if step is None else ahead[step - 1].end_ms if step else NOW_MS
+                assert (start and start["p50"]) == expected, wanted
+
+
+def test_a_fleet_without_nodes_fits_nothing(make_view) -> None:
+    estimate = estimate_start(request(level="rack"), paths((make_view({}), {})))
+    assert estimate.start_ms is None
+    assert "no node is known yet" in estimate.sentence
