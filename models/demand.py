@@ -5,7 +5,8 @@ forecasters, models/demand_contest.py): of all series by the minute for the near
 and classes for the others, with the forecasters that cost most; and by ten minutes of user groups, which are sparse.
 The medians of classes, and of groups, add up to their pool's (models/hierarchy.py).
 
-Between two bins every call forecasts anew from the newest values; the gates move when a bin is over.
+Between two bins every call forecasts anew from the newest values; the gates move when a bin is over. Where a contest
+has a long history to test, one contest a call does.
 """
 
 from collections import deque
@@ -114,6 +115,7 @@ class DemandDesk:
         self._contests: dict[tuple[str, str], Contest] = {}  # target, which
         self._series: dict[tuple[Whose, str], Series] = {}
         self._now_ms = 0
+        self._has_caught_up = False  # a contest that was behind, in this call
 
     @property
     def forecasters(self) -> tuple[Forecaster, ...]:
@@ -122,7 +124,7 @@ class DemandDesk:
 
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[dict[str, Any]]:
         """Rows of `/demand`, in order; a series without any known value has no row."""
-        self._now_ms = now_ms
+        self._now_ms, self._has_caught_up = now_ms, False
         known = {(whose, told.target) for told in histories for whose in told.whose}
         self._series = {key: series for key, series in self._series.items() if key in known}
         return [row for told in histories for row in self._rows(told)]
@@ -148,7 +150,7 @@ class DemandDesk:
                 continue
             contest = self._contest(told.target, which)
             panel = told.panel(rows, self._now_ms, contest.bin_s)
-            contest.refresh(panel)
+            self._refresh(contest, panel)
             forecast.take(rows, which == MINUTES, contest.serve(panel), contest.record())
             if which == BROAD and self._lacks_old(told, rows):
                 back = OLD_MS // BIN_MS
@@ -157,6 +159,13 @@ class DemandDesk:
         _add_up(forecast.values, told.whose, heard)
         for row in np.flatnonzero(heard).tolist():
             yield self._row(told, row, forecast, old[:, :, row])
+
+    def _refresh(self, contest: Contest, panel: Panel) -> None:
+        if contest.is_behind(panel):
+            if self._has_caught_up:
+                return
+            self._has_caught_up = True
+        contest.refresh(panel)
 
     def _lacks_old(self, told: Histories, rows: NDArray[np.intp]) -> bool:
         """Whether a forecast of an hour ago must be made up, after a start, from what was known then."""

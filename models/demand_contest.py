@@ -3,8 +3,9 @@
     refresh(panel)   the bins that are over since the last call mature; origins among them are issued
     serve(panel)     what the gate serves as of the last bin, which may not be over yet
 
-A first call finds a whole history: its origins are tested as if they had been issued then, some at a time, so that a
-call's work is bounded. What a fitted forecaster learnt from says nothing about it: there it forecasts nothing.
+A first call finds a whole history, and is behind: its origins are tested as if they had been issued then, some at a
+time, so that a call's work is bounded; what is served meanwhile is what the gate knows so far. What a fitted forecaster
+learnt from says nothing about it: there it forecasts nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from models.gate import Gate, Served
 Array = NDArray[np.float64]
 
 WARM_S = 86_400
-TESTS_A_CALL = 1_500  # origins times series: about two seconds
+TESTS_A_CALL = 3_000  # origins times series: about two seconds
 
 
 class Contest:
@@ -48,14 +49,26 @@ class Contest:
         names = [forecaster.name for forecaster in self._forecasters]
         return Gate(names, self.steps, series, self.bin_s, shadows=self._shadows)
 
-    def refresh(self, panel: Panel) -> None:
-        """Take in what is over since the last call, and as many origins as one call may test."""
-        self._fit(panel)
-        first_bin = panel.end_ms(-1) // (self.bin_s * 1000)  # the number of column 0
+    def _first_bin(self, panel: Panel) -> int:
+        """The number of column 0."""
+        return panel.end_ms(-1) // (self.bin_s * 1000)
+
+    def _over(self, panel: Panel) -> NDArray[np.intp]:
+        """Numbers of the bins that are over and have not matured."""
+        first_bin = self._first_bin(panel)
         known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
         begins = first_bin + (int(known[0]) if len(known) else panel.bins)
         start = max(self._done + 1, begins + WARM_S // self.bin_s)
-        bins = np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
+        return np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
+
+    def is_behind(self, panel: Panel) -> bool:
+        """Whether a refresh has more to do than time has brought since the last one."""
+        return len(self._over(panel)) > 2 * self._origin_bins
+
+    def refresh(self, panel: Panel) -> None:
+        """Take in what is over since the last call, and as many origins as one call may test."""
+        self._fit(panel)
+        first_bin, bins = self._first_bin(panel), self._over(panel)
         most = max(1, TESTS_A_CALL // max(1, len(panel.names))) * self._origin_bins
         bins = bins[:most]
         origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
@@ -68,7 +81,8 @@ class Contest:
             self._done = bin
 
     def serve(self, panel: Panel, back: int = 0) -> Served:
-        """As of `back` bins before the last one. `refresh` has seen the same series."""
+        """As of `back` bins before the last one."""
+        self._fit(panel)
         return self._gate.serve(self._raw(panel, np.array([panel.bins - 1 - back]))[:, :, :, 0])
 
     def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:

@@ -1,0 +1,120 @@
+"""Demand of a whole fleet: one refresh of its forecasts, and the tail of `GET /v1/demand` of a real api process.
+
+A size is pools; a quarter have two classes each, half have two user groups each, and all have arriving, running, queued
+and wanted GPUs over 28 days by ten minutes. A refresh is what a pipeline does every minute in a thread: every series
+forecast by every forecaster, gated, made to add up, drawn and encoded; here while the gates still learn the history,
+which is when it has most to do. It is told in CPU seconds of that thread, as `cpu_s` is. Answers are of pools drawn at random, in an open loop, while the board is replaced twice a second,
+so that most answers are made anew from a board that nobody has read yet.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.case import record
+from benchmarks.load import Ask, get, open_loop
+from benchmarks.service import ServerProcess, beside_the_server
+from models.demand import BIN_MS, DemandDesk, Histories, Whose
+from service.board import BoardWriter, Section, encode_board
+from service.demand_sections import demand_sections
+
+SIZES = (20, 200)
+BINS, MINUTES = 28 * 144, 1440
+TARGETS = ("arriving", "running", "queued", "wanted")
+NOW_MS = 2_916_000 * BIN_MS
+REFRESHES, REPEATS = 3, 3
+RATE, OPEN_S, SWAP_S, CONNECTIONS = 200.0, 4.0, 0.5, 8
+CHECK_EVERY = 20
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Two records a size in pools."""
+    for pools in sizes:
+        histories = fleet(pools)
+        desk, cpu_s = DemandDesk(), []
+        sections: list[Section] = []
+        for minute in range(REFRESHES + 1):
+            began = time.thread_time()
+            rows = desk.update(histories, NOW_MS + minute * 60_000)
+            sections = demand_sections(rows, desk.record(), [], NOW_MS)
+            cpu_s.append(time.thread_time() - began)
+        assert len(rows) == sum(len(told.whose) for told in histories), f"{len(rows)} rows"
+        size = {"pools": pools, "series": len(rows)}
+        yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
+        yield _answers(sections, pools, size)
+
+
+def fleet(pools: int) -> list[Histories]:
+    """Walks around a day, of pools with classes and groups."""
+    rng = np.random.default_rng(0)
+    names = [f"pool{n}" for n in range(pools)]
+    whose = (
+        *map(Whose, names),
+        *(Whose(name, class_) for name in names[: pools // 4] for class_ in ("training", "inference")),
+        *(Whose(name, group=group) for name in names[: pools // 2] for group in ("g", "other")),
+    )
+    day = 20 * np.sin(np.arange(BINS) * 2 * np.pi / 144)
+    made = []
+    for target in TARGETS:
+        tens = np.maximum(200 + day + np.cumsum(rng.normal(0, 3, (len(whose), BINS)), axis=1), 0.0)
+        minutes = np.repeat(tens[:, -MINUTES // 10 :], 10, axis=1)
+        made.append(Histories(target, whose, minutes, tens, np.full(len(whose), np.nan)))
+    return made
+
+
+def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
+    tails, cpu_s = [], []
+    with TemporaryDirectory() as name, beside_the_server():
+        folder = Path(name)
+        BoardWriter(folder / "board").publish(sections, NOW_MS)
+        with ServerProcess.role("api", folder) as server:
+            server.wait("/v1/demand?pool=pool0&target=running")
+            for _ in range(REPEATS):
+                draw, before = Draw(folder / "board", sections, pools), server.cpu_s()
+                load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
+                assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
+                assert draw.boards > OPEN_S, f"only {draw.boards} boards were put there"
+                tails.append(load.quantile_ms(0.99))
+                cpu_s.append(server.cpu_s() - before)
+    at = tails.index(min(tails))
+    return record("served_demand", "answer, p99", size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s[at])
+
+
+class Draw:
+    """Requests for pools drawn uniformly; puts a new board there every SWAP_S, written beforehand."""
+
+    def __init__(self, folder: Path, sections: Sequence[Section], pools: int) -> None:
+        self.boards = 0
+        self._folder = folder
+        self._rng = np.random.default_rng(1)
+        self._pools = pools
+        self._due = time.perf_counter()
+        first = time.time_ns() // 1_000_000
+        self._ready = [folder / f"ready{n}" for n in range(round(2 * OPEN_S / SWAP_S))]
+        for n, path in enumerate(self._ready):
+            path.write_bytes(encode_board(sections, first + n, NOW_MS))
+
+    def __call__(self) -> Ask:
+        if time.perf_counter() >= self._due and self._ready:
+            os.replace(self._ready.pop(0), self._folder / "board")
+            self.boards += 1
+            self._due += SWAP_S
+        pool = f"pool{int(self._rng.integers(self._pools))}"
+        checked = self._rng.random() < 2 / CHECK_EVERY
+        path = f"/v1/demand?pool={pool}&target=running&class=all&group=all"
+        return get(path, _check(pool) if checked else None)
+
+
+def _check(pool: str) -> Any:
+    def check(head: bytes, body: bytes) -> None:
+        (row,) = msgspec.json.decode(body)["series"]
+        assert row["pool"] == pool, f"{row['pool']} was served for {pool}"
+        assert len(row["values"]) == len(row["quantiles"])
+
+    return check
