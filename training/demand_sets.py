@@ -89,11 +89,13 @@ TARGETS = {
 }
 
 
-def read_panels(train: Path, test: Path | None, say: Say = lambda line: None) -> list[DemandSet]:
-    """All sets of both folders, by name and target; `say` is told what is skipped."""
+def read_panels(
+    train: Path, test: Path | None, say: Say = lambda line: None, wanted: Callable[[str], bool] = lambda name: True
+) -> list[DemandSet]:
+    """The wanted sets of both folders, by name and target; `say` is told what is skipped."""
     folders = [folder for folder in (train, test) if folder is not None]
     names = sorted({name for folder in folders for name in _set_names(folder)})
-    return [one for name in names for one in _read_set(name, train, test, say)]
+    return [one for name in names if wanted(name) for one in _read_set(name, train, test, say)]
 
 
 def _set_names(folder: Path) -> list[str]:

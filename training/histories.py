@@ -63,7 +63,7 @@ class Given:
         if self.data is None:
             found = [DemandSet(ARCHIVE, panel, panel.bins) for panel in self.history.panels]
         else:
-            found = [row for row in read_public_panels(self.data, None, self.say) if self._wanted(row.dataset)]
+            found = read_public_panels(self.data, None, self.say, self._wanted)
         cut = [DemandSet(row.dataset, panel, panel.bins) for row in found if (panel := self._before(row.panel)).bins]
         long = [row for row in cut if row.panel.bins >= LEAST_BINS]
         for row in cut:
