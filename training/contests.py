@@ -13,7 +13,7 @@ MAIN = {
     "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
     "start": ("within_10min",),
 }
-TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start_s": "start time"}
+TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time"}
 WORDS = {
     "wql": "WQL",
     "mae": "MAE",
@@ -26,7 +26,7 @@ WORDS = {
     "under_share": "share predicted too short",
     "within_10min": "share of starts within 10 min",
     "bound_90_correct": "share that started by the p90",
-    "bound_90_width": "width of the p90 bound",
+    "bound_90_width": "p90 bound over the actual wait",
 }
 
 
@@ -139,6 +139,8 @@ def _size(contest: Contest) -> str:
         said = f"{abs(ours - rival) * 100:.2g} points, {ours:.1%} against {rival:.1%}".replace("%", " %")
         return f"{said}," if contest.ours.horizon_s is not None else said
     size = abs(contest.change)
+    if size > 1:
+        return f"a factor of {1 + size:.3g}"
     return (f"{size:.1%}" if size < 0.0995 else f"{size:.0%}").replace("%", " %")
 
 

@@ -133,7 +133,7 @@ def _spoken(method: str) -> str:
 def _legend(canvas: Canvas) -> None:
     """Above the plot, in as many columns as its names leave room for."""
     handles, names = canvas.axes.get_legend_handles_labels()
-    columns = 4 if sum(map(len, names)) < 42 else 2
+    columns = 4 if sum(map(len, names)) < 42 and len(names) <= 4 else 3
     canvas.figure.legend(
         handles, names, loc="outside upper left", ncols=columns, fontsize=8,
         handlelength=2.2, columnspacing=1.0, borderpad=0.1,

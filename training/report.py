@@ -1,5 +1,6 @@
 """An evaluation as one HTML page that needs nothing beside it: where we win, where we lose, and every number."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -194,6 +195,8 @@ def _duration_panels(dataset: str, rows: list[Row]) -> Iterator[str]:
         for row in rows
         if row.metric.startswith("pinball_") and row.horizon_s is None
     ]
+    levels = Counter(row.method for row in pinball)
+    pinball = [row for row in pinball if levels[row.method] > 1]  # point forecasts are in the table
     if pinball:
         ticks = {row.horizon_s or 0: f"p{row.horizon_s or 0:02d}" for row in pinball}
         svg = lines_svg(pinball, f"{dataset}: pinball loss by level", ticks)
@@ -215,8 +218,8 @@ def _duration_panels(dataset: str, rows: list[Row]) -> Iterator[str]:
 
 def _methods_table(rows: Iterable[Row]) -> str:
     """A line a metric, a column a method; intervals in brackets."""
-    rows = [row for row in rows if row.value is not None]
-    methods = list(dict.fromkeys(row.method for row in rows))
+    rows = sorted((row for row in rows if row.value is not None), key=lambda row: row.metric)
+    methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         among = "" if row.low is None or row.high is None else f" [{text_of(row.low)}, {text_of(row.high)}]"
@@ -240,8 +243,8 @@ def _start(results: Results) -> Iterator[str]:
             inner.append(panel(bars_svg(shares, f"{dataset}: shares of starts", groups), title))
         widths = [row for row in rows if row.metric == "bound_90_width"]
         if widths:
-            svg = bars_svg(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 bound"})
-            inner.append(panel(svg, "Width of the p90 bound, less is better"))
+            svg = bars_svg(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 / actual"})
+            inner.append(panel(svg, "The p90 bound over the actual wait, less is better"))
         inner.append(_methods_table(rows))
         yield section(f"{dataset}, {target_words(target)}" if target else dataset, panels(inner))
 

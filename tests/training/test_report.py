@@ -141,6 +141,11 @@ def test_more_is_better_for_shares_of_successes() -> None:
     assert contest.change == 0.4
 
 
+def test_what_is_much_worse_is_told_as_a_factor() -> None:
+    found = contests([a_row(value=9.0), a_row(method="theta", value=0.9)], MAIN["demand"])
+    assert sentences(found) == ["venus, running, WQL: worse by a factor of 10 at 1 h (theta)"]
+
+
 def test_intervals_are_apart_when_they_share_nothing() -> None:
     near, far = (a_row(method="theta", value=1.0, low=low, high=1.1) for low in (0.94, 0.96))
     assert [contests([a_row(), rival], ["wql"])[0].apart for rival in (near, far)] == [False, True]
