@@ -77,18 +77,16 @@ class RunBook:
         shares = np.mean(self.hits, axis=0).tolist() if self.hits else []
         return dict(zip(SCORED, shares, strict=False))
 
-    def score(self, told: ToldRun, shape: JobShape, run_s: float) -> None:
-        """A run is over: was it within its bounds? What is told of the next ones moves a little towards it."""
+    def score(self, told: ToldRun, run_s: float, ended_ms: int) -> None:
+        """A run is over: was it within its bounds? What is told of later ones moves a little towards it."""
         if told.said is not None:
             self.hits.append(tuple(bool(run_s <= told.run_s[at]) for at in SCORED.values()))
             issued = np.log(np.maximum(told.run_s.astype(np.float64), 1.0))
-            self.tracker.learn(issued, math.log(max(run_s, 1.0)), shape.kin)
+            self.tracker.learn(issued, math.log(max(run_s, 1.0)), ended_ms / 1000)
 
-    def tracked(self, shapes: Sequence[JobShape], run_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(shape, LEVELS) run times moved by what was learnt of earlier ones; NaN stays."""
-        moved = run_s.copy()
-        for row in np.flatnonzero(np.isfinite(run_s).all(axis=1)).tolist():
-            moved[row] = np.exp(self.tracker.served(np.log(np.maximum(run_s[row], 1.0)), shapes[row].kin))
+    def tracked(self, run_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(job, LEVELS) run times moved by what was learnt of earlier ones; NaN stays."""
+        moved: NDArray[np.float64] = np.exp(self.tracker.served(np.log(np.maximum(run_s, 1.0))))
         return moved
 
     # -- kinds

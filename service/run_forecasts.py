@@ -44,7 +44,6 @@ Rows = Mapping[Attempt, JobAttempt]
 class Asked:
     """A pass's question. features: (row, feature) of new attempts, then of kinds; old: of running attempts."""
 
-    shapes: Sequence[JobShape]
     features: Array
     limits_s: NDArray[np.float64]
     old: Array
@@ -125,7 +124,7 @@ class RunForecasts:
         shape = shape_of(row)
         self.book.touch(shape)
         if row.run_s is not None and row.outcome in ("finished", "failed"):
-            self.book.score(told, shape, min(row.run_s, shape.limit_s or row.run_s))
+            self.book.score(told, min(row.run_s, shape.limit_s or row.run_s), row.ended_ms or 0)
         return ToldRun(told.features, told.run_s, told.model, is_over=True)
 
     def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> dict[Attempt, JobAttempt]:
@@ -142,7 +141,7 @@ class RunForecasts:
     def _ask(self, asked: Asked) -> tuple[bool, Array, Array]:
         """Whether another model serves now; (row, LEVELS) run times; (old, LEVELS) what is left. In a thread."""
         changed = self.model.refresh()
-        run_s = self.book.tracked(asked.shapes, self.model.run_s(asked.features, LEVELS))
+        run_s = self.book.tracked(self.model.run_s(asked.features, LEVELS))
         run_s = np.minimum(run_s, asked.limits_s[:, None])
         left_s = self.model.remaining_s(asked.old, asked.elapsed_s, LEVELS)
         ahead_s = asked.old_limits_s - asked.elapsed_s
@@ -160,7 +159,7 @@ def _question(
     old = np.array([known[key] for key in aging], np.float32).reshape(len(aging), len(FEATURES))
     elapsed_ms = [max(0, now_ms - (row.started_ms or now_ms)) for row in aging.values()]
     limits_s = _limits(shapes), _limits([shape_of(row) for row in aging.values()])
-    return Asked(shapes, features, limits_s[0], old, np.array(elapsed_ms, np.float64) / 1000, limits_s[1])
+    return Asked(features, limits_s[0], old, np.array(elapsed_ms, np.float64) / 1000, limits_s[1])
 
 
 def young(left_s: Array, told_s: NDArray[np.float64], elapsed_s: NDArray[np.float64]) -> Array:

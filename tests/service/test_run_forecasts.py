@@ -324,16 +324,16 @@ def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_pa
 
 
 def test_what_is_told_moves_towards_what_came() -> None:
-    book, shape = RunBook(), JobShape(queue="train", gpus=2)
+    book = RunBook()
     run_s = np.full((1, len(LEVELS)), 600.0)
     told = ToldRun(np.zeros(len(FEATURES), np.float32), run_s[0].astype(np.float32), "m")
-    for _ in range(50):
-        book.score(told, shape, 6000.0)
-    moved = book.tracked([shape], run_s)[0]
+    for number in range(50):
+        book.score(told, 6000.0, NOW_MS + number * 600_000)
+    moved = book.tracked(run_s)[0]
     assert moved[LEVELS.index(0.9)] > moved[LEVELS.index(0.5)] > 600
     again = RunBook()
     about, arrays = book.dump()
     again.load(json.loads(json.dumps(about)), arrays)
-    np.testing.assert_array_equal(again.tracked([shape], run_s)[0], moved)
+    np.testing.assert_array_equal(again.tracked(run_s)[0], moved)
     assert again.coverage() == book.coverage() == {"p50": 0.0, "p90": 0.0, "p99": 0.0}
-    assert np.isnan(book.tracked([shape], run_s * np.nan)).all()
+    assert np.isnan(book.tracked(run_s * np.nan)).all()
