@@ -10,7 +10,7 @@ Array = NDArray[np.float64]
 
 ETA_FLOOR = 0.015
 SIZE_RATE = 0.01
-HALF_TRUST = 100.0  # outcomes
+HALF_TRUST = 30.0  # outcomes that do not overlap
 ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outcomes that do not overlap
 
 
@@ -59,7 +59,7 @@ class QuantileTracker:
 
     def trust(self) -> Array:
         """(step, series) how much of an offset is believed: the outcomes of a few days say little of the next."""
-        return np.asarray(self.seen / (self.seen + HALF_TRUST))
+        return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
     def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
         """One matured forecast: `quantiles` as they were before `apply`, and what happened.

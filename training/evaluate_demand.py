@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand_trees import DemandTrees, Settings
+from models.demand_boosting import Settings
+from models.demand_trees import DemandTrees
 from models.forecast import QUANTILES, Forecaster, Panel
 from models.gate import Gate, Served
 from models.naive import FORECASTERS, day_bins, forward_filled, shifted
