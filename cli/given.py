@@ -63,7 +63,7 @@ def capacities(config: "Config") -> dict[str, int]:
 
 @contextmanager
 def telling(label: str) -> Iterator[Say]:
-    """Lines on stderr; on a terminal what was said last, beside a clock."""
+    """Lines on stderr; on a terminal what was said last, beside a clock, and all that was skipped."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -76,4 +76,11 @@ def telling(label: str) -> Iterator[Say]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label)
-        yield lambda line: progress.update(task, description=f"{label}: {escape(line)}")
+
+        def say(line: str) -> None:
+            if line.startswith("skipped "):  # stays to be read
+                progress.console.print(escape(line), highlight=False)
+            else:
+                progress.update(task, description=f"{label}: {escape(line)}")
+
+        yield say

@@ -175,7 +175,7 @@ def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mappi
     }
     total = capacity.get(EVERYTHING, 0)
     ceilings = np.array([float(capacity.get(name, total)) or np.nan for name in names])
-    known = {target: values[target] for target in COVARIATES}
+    known: dict[str, Array] = {target: values[target] for target in COVARIATES}
     return tuple(
         Panel(
             target,
