@@ -1,0 +1,135 @@
+"""Run times beside a pipeline, with a model that was fitted on jobs made here.
+
+`look`: one pass that tells anew what is left of every running job (once a minute, mostly in a thread). `rows`: what it
+adds to a tick to say so in the rows of `/v1/jobs` and in the placer's section. `estimate`: run time and needs of a
+request from the board, as `POST /v1/jobs/estimate` looks them up (the placer's part is `start`).
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.case import measure
+from features.run_history import COLUMN, FEATURES
+from fleet.clock import ManualClock
+from fleet.events import JobEvent, Started, Submitted
+from fleet.requests import PlacementRequest, RankPlacement
+from fleet.topology import NodeSpec, Topology
+from ingest.source import Batch, MemorySource
+from models.duration import DurationModel
+from models.registry import Registry
+from models.run_rows import RunRows
+from service.board import BoardReader
+from service.config import Config
+from service.estimates import Start, estimate
+from service.pipeline import Pipeline
+from service.run_model import ServedRunModel
+
+SIZES = (1_000, 10_000)  # running jobs
+NOW_MS = 1_760_000_000_000
+USERS, NAMES = 97, 40
+FITTED_ON = 5_000
+ESTIMATES = 100
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Three records a size."""
+    model = _fitted()
+    for jobs in sizes:
+        size = {"jobs": jobs}
+        with tempfile.TemporaryDirectory() as folder:
+            pipeline = _pipeline(Path(folder), jobs, model)
+            asyncio.run(pipeline.runs.forecast(pipeline.state))
+            yield measure("runs", "look", size, _look(pipeline, jobs), "ms", repeats=3)
+            yield measure("runs", "rows", size, _rows(pipeline, jobs), "ms")
+            asyncio.run(pipeline.tick())
+            yield measure("runs", "estimate", size, _estimate(Path(folder)), "us/request")
+
+
+def _fitted() -> DurationModel:
+    rng = np.random.default_rng(3)
+    gpus, at_s = rng.choice([1.0, 4.0, 8.0], FITTED_ON), np.sort(rng.uniform(0, 3e6, FITTED_ON))
+    run_s = 600 * gpus * np.exp(rng.normal(0, 1.0, FITTED_ON))
+    features = np.full((FITTED_ON, len(FEATURES)), np.nan, np.float32)
+    features[:, COLUMN["log_gpus"]] = np.log(gpus)
+    late = run_s > 600
+    rows = RunRows(
+        np.concatenate((features, features[late])),
+        np.concatenate((at_s, at_s[late] + 600)),
+        np.concatenate((at_s, at_s[late])),
+        np.concatenate((at_s + run_s, (at_s + run_s)[late])),
+    )
+    return DurationModel(seed=1).fit(rows.take(np.argsort(rows.at_s, kind="stable")), 4e6)
+
+
+class _Served(ServedRunModel):
+    """Serves one model, and reads no registry."""
+
+    def __init__(self, pipeline: Pipeline, model: DurationModel) -> None:
+        super().__init__(Registry(pipeline.config.models_folder))
+        self._become(model, "duration-0001", NOW_MS)
+
+    def refresh(self) -> bool:
+        return False
+
+
+def _pipeline(folder: Path, jobs: int, model: DurationModel) -> Pipeline:
+    nodes = [NodeSpec(f"n{number}", 8) for number in range(-(-jobs // 8))]
+    pipeline = Pipeline(
+        Config(state=str(folder)), ManualClock(NOW_MS), Topology.build(nodes), lambda _: [MemorySource()]
+    )
+    pipeline.runs.model = _Served(pipeline, model)
+    pipeline.take(Batch(events=tuple(event for number in range(jobs) for event in _life(number))))
+    return pipeline
+
+
+def _life(number: int) -> list[JobEvent]:
+    job, start_ms = f"job{number % NAMES}-{number}", NOW_MS - 400_000 - 1000 * number
+    rank = RankPlacement(0, f"n{number // 8}", (number % 8,))
+    return [
+        Submitted(job=job, sequence=0, time_ms=start_ms - 1000, user=f"u{number % USERS}", queue="train"),
+        Started(job=job, sequence=1, time_ms=start_ms, ranks=(rank,)),
+    ]
+
+
+def _look(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
+    def one() -> int:
+        pipeline.clock.advance(60)  # type: ignore[attr-defined]
+        asyncio.run(pipeline.runs.forecast(pipeline.state))
+        told = pipeline.runs.told.values()
+        assert sum(row.left is not None and row.left_ms == pipeline.clock.now_ms() for row in told) == jobs
+        return 1
+
+    return one
+
+
+def _rows(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
+    told, now_ms = pipeline.runs.told, pipeline.clock.now_ms()
+
+    def one() -> int:
+        left = [row.remaining(now_ms) for row in told.values()]
+        left_s = np.array([row.left_s for row in told.values()])
+        assert len(left) == len(left_s) == jobs
+        assert None not in left
+        return 1
+
+    return one
+
+
+def _estimate(folder: Path) -> Callable[[], int]:
+    board = BoardReader(Config(state=str(folder)).board).latest()
+    assert board is not None
+    start = Start({"sentence": "such a block is free now"})
+
+    def one() -> int:
+        for number in range(ESTIMATES):
+            request = PlacementRequest(request_id=f"job7-{number}", user=f"u{number % USERS}", queue="train")
+            answer = estimate(board, request, start, NOW_MS)
+            assert answer["run_s"]["p50"] > 0
+        return ESTIMATES
+
+    return one
