@@ -3,7 +3,8 @@
 LightGBM is imported where it is used, so that whoever needs no trees does not load it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ BANDS = (
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model is fitted. rows: at most so many a band; threads: of LightGBM, for fits and forecasts."""
+    """How a model is fitted. rows: at most so many a band; threads: for the quantiles."""
 
     trees: int = 100
     learning_rate: float = 0.08
@@ -88,16 +89,29 @@ def fit_target(pasts: Sequence[Past], settings: Settings, seed: int) -> Bands:
         by_change, trees = not long, settings.trees
         if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
             trees = _trees_that_help(rows, settings.trees, parameters)
-        found[band.name] = BandModel(_fit_levels(rows.x, rows.z, by_change, trees, parameters), by_change)
+        boosters = _fit_levels(rows.x, rows.z, by_change, trees, parameters, settings.threads)
+        found[band.name] = BandModel(boosters, by_change)
     return found
 
 
-def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any]) -> list[Any]:
+def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int) -> list[Any]:
     """A booster of each quantile; they share the binned columns."""
     import lightgbm
 
-    data = _data(x, z, by_change, parameters)
-    return [lightgbm.train({**parameters, "alpha": level}, data, trees) for level in QUANTILES]
+    data = _data(x, z, by_change, parameters).construct()
+
+    def fit(level: float) -> Any:
+        return lightgbm.train({**parameters, "alpha": level}, data, trees)
+
+    return each_level(fit, QUANTILES, threads)
+
+
+def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) -> list[Any]:
+    """work(level) of every level, on threads of one core each: LightGBM's own wait for one another after every leaf."""
+    if threads == 1:
+        return [work(level) for level in levels]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, levels))
 
 
 def _trees_that_help(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
@@ -145,7 +159,7 @@ def _parameters(settings: Settings, band: Band, seed: int) -> dict[str, Any]:
         "seed": seed,
         "deterministic": True,
         "force_row_wise": True,
-        "num_threads": settings.threads,
+        "num_threads": 1,
         "verbosity": -1,
     }
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ModelError
-from models.demand_boosting import BANDS, Band, BandModel, Bands, Settings, fit_target, serves, usual_change
+from models.demand_boosting import BANDS, Band, BandModel, Bands, Settings, each_level, fit_target, serves, usual_change
 from models.demand_features import DAY_S, FEATURES, FLOW_TARGETS, Past, features
 from models.forecast import QUANTILES, Panel
 from models.job_survival import JobSurvival
@@ -36,6 +36,7 @@ __all__ = ["DemandTrees", "Settings"]
 MODEL_FILE = "model.json"
 LAYOUT = 1
 CHUNK_ROWS = 60_000
+FEW_ROWS = 500  # a thread is not worth its start
 STAND_INS = ("running", "active_nodes", "wanted", "queued", "request_rate")
 """Levels by how much they are alike: a target without a model of its own is forecast by the first of these."""
 SURVIVAL_S = 60 * DAY_S
@@ -169,8 +170,9 @@ def _predict(
     """(quantile, step, origin, series) in the unit of the series."""
     x = features(past, origins, steps)
     flat = x.reshape(-1, x.shape[-1])
-    z = np.stack([booster.predict(flat, num_threads=settings.threads) for booster in model.boosters])
-    z = z.reshape(len(model.boosters), *x.shape[:-1])
+    threads = settings.threads if len(flat) >= FEW_ROWS else 1
+    levels = each_level(lambda booster: booster.predict(flat, num_threads=1), model.boosters, threads)
+    z = np.stack(levels).reshape(len(levels), *x.shape[:-1])
     unit = past.scale(origins) * usual_change(x) if model.by_change else past.scale(origins)
     return np.asarray(np.where(serves(past, origins), past.anchor(origins), np.nan) + unit * z)
 

@@ -1,5 +1,6 @@
 """Trees: what they learn, whom they serve, and that a saved model is the same or says what is wrong with it."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -77,9 +78,11 @@ def test_bins_after_the_end_of_the_fit_are_not_read():
     np.testing.assert_array_equal(*told)
 
 
-def test_the_same_seed_gives_the_same_model():
+def test_the_same_seed_gives_the_same_model_on_any_number_of_threads():
     panel = waves(5)
-    told = [DemandTrees(3, FEW).fit([panel], [panel.bins]).forecast(panel, np.array([500]), (1, 30)) for _ in range(2)]
+    two = msgspec.structs.replace(FEW, threads=2)
+    fits = [DemandTrees(3, how).fit([panel], [panel.bins]) for how in (FEW, two)]
+    told = [fit.forecast(panel, np.arange(200, 700), (1, 30)) for fit in fits]
     np.testing.assert_array_equal(*told)
 
 
