@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PASS_S = 60  # the least time between two passes
+STEPS = 20  # in which jobs of one row are planned, as many as Slurm plans of an array (bf_max_job_array_resv)
 COARSER = 0.05
 NEVER_S = 2**62
 
@@ -286,7 +287,9 @@ class Replay:
         step = reserved = 0
         waiting = len(row.jobs)
         started = 0
-        while waiting and profile.free_now >= fewest:
+        for _ in range(STEPS):
+            if not waiting or profile.free_now < fewest:
+                break
             step, count = profile.place(row.cores, row.limit_s, waiting, step)
             waiting -= count
             if step == 0:

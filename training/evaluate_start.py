@@ -31,14 +31,14 @@ SETTLE_S, TRIED_S = (
     21 * DAY_S,
 )  # fill the queue, then forecast for calibration, before the train folder's end
 LONGEST_S = 60 * DAY_S  # of a test span
-JUDGED, TRIED = 120, 60  # jobs
+JUDGED, TRIED = 100, 50  # jobs
 CANDIDATES = 4  # times as many are looked at: those that must wait count
 WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
 FEWEST = 20
 PATHS = 3
 BUSY = 0.85  # share of the capacity that the train folder's jobs use, where the largest job does not need more
 LEVELS = (0.1, 0.5, 0.9)
-ASKED = 0.92  # of the outcomes so far lie below the p90 bound
+ASKED = 0.94  # of the outcomes so far lie below the p90 bound
 BLOCK = 10
 
 Say = Callable[[str], None]

@@ -13,7 +13,7 @@ import numpy as np
 
 KEPT = 120
 FEWEST = 15
-UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.92: 4.0}  # log-normal, until enough is known
+UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.94: 5.0}  # log-normal, until enough is known
 
 
 @dataclass(frozen=True, slots=True)
