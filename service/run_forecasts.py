@@ -92,12 +92,9 @@ class RunForecasts:
             known = {key: kept[key].features for key in kept} | dict(zip(fresh, features, strict=False))
             aging = self._aging(live, kept, now_ms)
             asked = _question(shapes, features, aging, known, now_ms)
-            changed, run_s, left_s = await in_thread(lambda: self._ask(asked))
-            book.model = self.model.name
-            kept |= {key: ToldRun(features[at], run_s[at], book.model) for at, key in enumerate(fresh)}
+            changed, run_s, told = await in_thread(lambda: self._tell(asked, kept, [*fresh], [*aging], now_ms))
+            book.told, book.model = told, self.model.name
             book.say([key for key, _ in due], run_s[len(fresh) :])
-            told_s = np.array([kept[key].run_s for key in aging], np.float64).reshape(left_s.shape)
-            book.told = with_left(kept, aging, young(left_s, told_s, asked.elapsed_s), now_ms)
             if changed:
                 book.touch_all()
             if due:
@@ -138,8 +135,23 @@ class RunForecasts:
             if row.started_ms is not None and (is_all or key not in kept or kept[key].left_s is None)
         }
 
+    def _tell(
+        self,
+        asked: Asked,
+        kept: dict[Attempt, ToldRun],
+        fresh: Sequence[Attempt],
+        aging: Sequence[Attempt],
+        now_ms: int,
+    ) -> tuple[bool, Array, dict[Attempt, ToldRun]]:
+        """Whether another model serves now; (row, LEVELS) run times; what is told from now on. In a thread."""
+        changed, run_s, left_s = self._ask(asked)
+        model = self.model.name
+        told = kept | {key: ToldRun(asked.features[at], run_s[at], model) for at, key in enumerate(fresh)}
+        told_s = np.array([told[key].run_s for key in aging], np.float64).reshape(left_s.shape)
+        return changed, run_s, with_left(told, aging, young(left_s, told_s, asked.elapsed_s), now_ms)
+
     def _ask(self, asked: Asked) -> tuple[bool, Array, Array]:
-        """Whether another model serves now; (row, LEVELS) run times; (old, LEVELS) what is left. In a thread."""
+        """Whether another model serves now; (row, LEVELS) run times; (old, LEVELS) what is left."""
         changed = self.model.refresh()
         run_s = self.book.tracked(self.model.run_s(asked.features, LEVELS))
         run_s = np.minimum(run_s, asked.limits_s[:, None])
