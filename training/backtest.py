@@ -17,7 +17,7 @@ import numpy as np
 
 from fleet.errors import FleetcastError
 from models.card import Verdict
-from training.contests import MAIN, contests
+from training.contests import MAIN, contests, words_of
 from training.demand_sets import DemandSet
 from training.fan_out import map_jobs
 from training.job_sets import JobSet, JobTable
@@ -161,7 +161,7 @@ def verdict(task: str, results: Results) -> Verdict | None:
     most = max(dict.fromkeys(names), key=names.count)
     word = "below" if ratio < 1 else "above"
     sentence = (
-        f"{metric} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), geometric mean "
+        f"{words_of(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), geometric mean "
         f"over {len(found)} numbers out of sample; {1 - WIN:.0%} below is asked for"
     )
     return Verdict(ratio <= WIN, sentence, metric, most, ours, rival, sum(one.ours.n for one in found))

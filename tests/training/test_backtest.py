@@ -128,6 +128,6 @@ def test_the_verdict_is_against_the_best_baseline_of_each_number() -> None:
     assert won is not None
     assert lost is not None
     assert (won.won, won.baseline, won.origins) == (True, "persistence", 50)
-    assert "10.0% below the best baseline (persistence" in won.sentence
+    assert won.sentence.startswith("WQL 10.0% below the best baseline (persistence")
     assert not lost.won  # as good as a baseline is not worth a change
     assert verdict("demand", Results("demand")) is None
