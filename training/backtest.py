@@ -161,8 +161,8 @@ def verdict(task: str, results: Results) -> Verdict | None:
     most = max(dict.fromkeys(names), key=names.count)
     word = "below" if ratio < 1 else "above"
     sentence = (
-        f"{words_of(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), geometric mean "
-        f"over {len(found)} numbers out of sample; {1 - WIN:.0%} below is asked for"
+        f"{words_of(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), "
+        f"geometric mean over {len(found)} numbers out of sample; {1 - WIN:.0%} below is asked for"
     )
     return Verdict(ratio <= WIN, sentence, metric, most, ours, rival, sum(one.ours.n for one in found))
 
