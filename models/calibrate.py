@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-ETA_FLOOR = 0.015
+ETA_FLOOR = 0.01
 SIZE_RATE = 0.01
 HALF_TRUST = 30.0  # outcomes that do not overlap
 ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outcomes that do not overlap

@@ -127,7 +127,11 @@ class Gate:
         return self._serve(self._candidates(raw))
 
     def mature(self, bin: int, outcomes: Array) -> None:
-        """A bin is over. outcomes: (series,), NaN is unknown. Forecasts for it and for earlier bins are done with."""
+        """A bin is over. outcomes: (series,), NaN is unknown. Forecasts for it and for earlier bins are done with.
+
+        What lies above the ceiling shows that the ceiling was wrong: it rises.
+        """
+        self.ceiling = np.fmax(self.ceiling, outcomes)
         for row in self._pending.pop(bin, ()):
             self._score(row, outcomes)
         for late in [due for due in self._pending if due < bin]:

@@ -109,6 +109,13 @@ def test_bounds_hold_and_a_forecaster_that_cannot_is_stood_in_for():
     assert served.model[0, 0] == "persistence"
 
 
+def test_an_outcome_above_the_ceiling_raises_it():
+    gate = Gate(["persistence"], (1,), ("a", "b"), ceiling=np.array([10.0, 10.0]))
+    gate.mature(0, np.array([12.0, np.nan]))
+    served = gate.issue(0, np.full((1, len(QUANTILES), 1, 2), 20.0))
+    assert served.values[3, 0].tolist() == [12.0, 10.0]
+
+
 def test_unknown_outcomes_teach_nothing():
     gate = Gate(NAMES, (1,), ("a", "b"))
     raw = np.ones((3, len(QUANTILES), 1, 2))
