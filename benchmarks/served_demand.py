@@ -3,8 +3,10 @@
 A size is pools; a quarter have two classes each, half have two user groups each, and all have arriving, running, queued
 and wanted GPUs over 28 days by ten minutes. A refresh is what a pipeline does every minute in a thread: every series
 forecast by every forecaster, gated, made to add up, drawn and encoded; here while the gates still learn the history,
-which is when it has most to do. It is told in CPU seconds of that thread, as `cpu_s` is. Answers are of pools drawn at random, in an open loop, while the board is replaced twice a second,
-so that most answers are made anew from a board that nobody has read yet.
+which is when it has most to do. It is told in CPU seconds of that thread, as `cpu_s` is. Answers are of pools drawn at
+random, in an open loop, while the board is replaced twice a second, so that most answers are made anew from a board
+that nobody has read yet. `body` is the part of an answer that is made from the board, in CPU time of this process,
+each on a board that was not read before.
 """
 
 import os
@@ -23,18 +25,20 @@ from benchmarks.service import ServerProcess, beside_the_server
 from models.demand import BIN_MS, DemandDesk, Histories, Whose
 from service.board import BoardWriter, Section, encode_board
 from service.demand_sections import demand_sections
+from service.feed import BoardFeed
+from service.routes.demand import demand_body
 
 SIZES = (20, 200)
 BINS, MINUTES = 28 * 144, 1440
 TARGETS = ("arriving", "running", "queued", "wanted")
 NOW_MS = 2_916_000 * BIN_MS
-REFRESHES, REPEATS = 3, 3
+REFRESHES, REPEATS, BODIES = 3, 3, 200
 RATE, OPEN_S, SWAP_S, CONNECTIONS = 200.0, 4.0, 0.5, 8
 CHECK_EVERY = 20
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a size in pools."""
+    """Three records a size in pools."""
     for pools in sizes:
         histories = fleet(pools)
         desk, cpu_s = DemandDesk(), []
@@ -47,6 +51,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         assert len(rows) == sum(len(told.whose) for told in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
         yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
+        yield _bodies(sections, pools, size)
         yield _answers(sections, pools, size)
 
 
@@ -66,6 +71,23 @@ def fleet(pools: int) -> list[Histories]:
         minutes = np.repeat(tens[:, -MINUTES // 10 :], 10, axis=1)
         made.append(Histories(target, whose, minutes, tens, np.full(len(whose), np.nan)))
     return made
+
+
+def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
+    """The 99th percentile over bodies, one a board."""
+    query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
+    with TemporaryDirectory() as name:
+        writer, feed = BoardWriter(Path(name)), BoardFeed(Path(name), hold_s=0.0)
+        took_ms = []
+        for n in range(BODIES):
+            writer.publish(sections, NOW_MS)
+            began = time.thread_time()
+            body = demand_body(feed, feed.board(), query | {"pool": f"pool{n % pools}"}, NOW_MS)
+            took_ms.append((time.thread_time() - began) * 1000)
+            assert body.count(b'"running"') == 1, "not one row was found"
+    return record(
+        "served_demand", "body, p99", size, [float(np.quantile(took_ms, 0.99))], "ms", cpu_s=sum(took_ms) / 1000
+    )
 
 
 def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:

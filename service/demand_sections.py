@@ -5,6 +5,8 @@ lies in it, so that a reader takes what it asks for and decodes nothing else. Of
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ from service.board import Board, Section
 KEYS = ("pool", "class", "group", "target")
 
 encode = msgspec.json.Encoder().encode
-Key = tuple[str, ...]
+Key = tuple[str, str, str, str]
 
 
 def demand_sections(
@@ -49,9 +51,33 @@ def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, ND
     return head + b",".join(parts) + tail, np.stack([begins, begins + sizes], axis=1).astype(np.int64)
 
 
-def demand_keys(board: Board) -> list[Key]:
-    """(pool, class, group, target) of every row. Raises KeyError while there is no forecast."""
-    return msgspec.json.decode(board.raw("demand.keys"), type=list[Key])
+@dataclass(frozen=True, slots=True)
+class DemandKeys:
+    """(pool, class, group, target) of every row, the rows of each pool, and all names of groups."""
+
+    rows: list[Key]
+    by_pool: dict[str, list[int]]
+    groups: frozenset[str]
+
+    def matching(self, wanted: Mapping[str, str]) -> list[int]:
+        """Rows that have these values; `wanted` has names of KEYS."""
+        values = [(KEYS.index(name), value) for name, value in wanted.items()]
+        among: Iterable[int] = self.by_pool.get(wanted["pool"], ()) if "pool" in wanted else range(len(self.rows))
+        return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
+
+
+def demand_keys(board: Board) -> DemandKeys:
+    """Raises KeyError while there is no forecast. They change seldom: boards with the same ones share what it took."""
+    return _keys(bytes(board.raw("demand.keys")))
+
+
+@lru_cache(2)
+def _keys(told: bytes) -> DemandKeys:
+    rows = msgspec.json.decode(told, type=list[Key])
+    by_pool: dict[str, list[int]] = {}
+    for row, key in enumerate(rows):
+        by_pool.setdefault(key[0], []).append(row)
+    return DemandKeys(rows, by_pool, frozenset(group for _, _, group, _ in rows))
 
 
 def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:

@@ -1,6 +1,6 @@
 """Demand: forecasts by pool, class, group and target, what became of the earlier ones, and what demand is made of."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 import msgspec
@@ -11,7 +11,7 @@ from fleet.errors import UnknownEntity
 from fleet.events import JobClass
 from models.demand import TARGETS
 from service.board import Board
-from service.demand_sections import KEYS, Key, demand_fan, demand_keys, demand_rows
+from service.demand_sections import KEYS, demand_fan, demand_keys, demand_rows
 from service.feed import BoardFeed
 from service.problems import unprocessable
 from service.routes import demand_examples, shapes
@@ -45,26 +45,24 @@ async def demand(request: Request, context: Context, query: Query) -> Response:
     feed.section(board, "demand.keys")  # a 503 where there is none
     as_of_ms = feed.as_of_ms(board, "doc.demand")
     key = ("demand", *(query[param.name] for param in FILTERS))
-    return answer(context, board, as_of_ms, feed.kept(board, key, lambda: _body(feed, board, query, as_of_ms)))
+    return answer(context, board, as_of_ms, feed.kept(board, key, lambda: demand_body(feed, board, query, as_of_ms)))
 
 
-def _body(feed: BoardFeed, board: Board, query: Query, as_of_ms: int) -> bytes:
-    keys = feed.kept(board, "demand.keys", lambda: demand_keys(board))
-    for name in ("pool", "group"):
-        _known(name, query[name], keys)
-    wanted = {at: query[name] for at, name in enumerate(KEYS) if query[name] is not None}
-    chosen = [row for row, key in enumerate(keys) if all(key[at] == value for at, value in wanted.items())]
-    rows: list[Any] = demand_rows(board, chosen)
+def demand_body(feed: BoardFeed, board: Board, query: Query, as_of_ms: int) -> bytes:
+    """The series that match, found by their keys; only what is cut to a horizon is decoded."""
+    keys = demand_keys(board)
+    _known("pool", query["pool"], keys.by_pool)
+    _known("group", query["group"], keys.groups)
+    rows: list[Any] = demand_rows(board, keys.matching({name: query[name] for name in KEYS if query[name] is not None}))
     if query["horizon_s"] is not None:
         rows = _cut([msgspec.json.decode(row) for row in rows], query["horizon_s"])
     return encode({"as_of_ms": as_of_ms, "series": rows})
 
 
-def _known(name: str, value: str | None, keys: list[Key]) -> None:
+def _known(name: str, value: str | None, names: Collection[str]) -> None:
     """A 404 problem for a pool or group that no series is of."""
-    names = sorted({key[KEYS.index(name)] for key in keys})
-    if value is not None and keys and value not in names:
-        raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(names[:NAMED])}")
+    if value is not None and names and value not in names:
+        raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(sorted(names)[:NAMED])}")
 
 
 def _cut(rows: list[dict[str, Any]], horizon_s: int) -> list[dict[str, Any]]:
@@ -102,9 +100,7 @@ async def model(request: Request, context: Context, query: Query) -> Response:
     feed, board = context.feed, context.feed.board()
     as_of_ms = feed.as_of_ms(board, "doc.demand_model")
     rows = feed.document(board, "doc.demand_model")["rows"]
-    pools = sorted({row["pool"] for row in rows})
-    if query["pool"] is not None and rows and query["pool"] not in pools:
-        raise UnknownEntity(f"no pool {query['pool'][:200]!r}; pools are {', '.join(pools[:NAMED])}")
+    _known("pool", query["pool"], {row["pool"] for row in rows})
     wanted = [(param.name, query[param.name]) for param in MODEL_PARAMS if query[param.name] is not None]
     rows = [row for row in rows if all(row[name] == value for name, value in wanted)]
     return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows}))

@@ -94,7 +94,7 @@ def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     made = forecast(it)
     published = board(made.sections)
     document = published.json("doc.demand")
-    keys = demand_keys(published)
+    keys = demand_keys(published).rows
     assert [[row[name] for name in ("pool", "class", "group", "target")] for row in document["series"]] == [
         list(key) for key in keys
     ]
@@ -106,7 +106,7 @@ def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     assert {row["pool"] for row in published.json("doc.demand_model")["rows"]} == {"all", "serve", "train"}
     empty = board(DemandForecasts(it.desk, ManualClock(NOW_MS), NOW_MS).sections)
     assert empty.json("doc.demand") == {"as_of_ms": NOW_MS, "series": []}
-    assert demand_keys(empty) == []
+    assert demand_keys(empty).rows == []
 
 
 def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
