@@ -72,7 +72,8 @@ class Past:
 
     filled: (series, bin), NaN before the first known value. sums, squares, counts: (series, bin + 1) of the filled
     values less `centre` (series,), the first known one, which keeps the sums small. highest: (series, bin) `running`
-    so far: the capacity where none is told. ages: (series, bin, age) of models/job_survival.py.
+    so far: the capacity where none is told. ages: (series, aged, age) of
+    models/job_survival.py at the bins `aged`. started: (series, bin + 1) running sums.
     """
 
     panel: Panel
@@ -83,18 +84,26 @@ class Past:
     centre: Array
     highest: Array | None
     survival: JobSurvival | None
-    ages: Array | None
+    ages: NDArray[np.float32] | None
+    aged: NDArray[np.intp]
+    started: Array | None
 
     @classmethod
-    def of(cls, panel: Panel, survival: JobSurvival | None = None) -> "Past":
-        """survival: known jobs' lengths; without it, or without what started and ended, their features are unknown."""
+    def of(cls, panel: Panel, survival: JobSurvival | None = None, origins: NDArray[np.intp] | None = None) -> "Past":
+        """survival: known jobs' lengths; without it, or without what started and ended, their features are unknown.
+
+        origins: those that will be asked for; None: any.
+        """
+        aged = np.arange(panel.bins) if origins is None else np.unique(origins)
+        started = panel.covariates.get("started")
+        starts = None if started is None else _sums(np.nan_to_num(started))
         filled = fill(panel.values)
         known = np.isfinite(filled)
         first = np.argmax(known, axis=1) if panel.bins else np.zeros(len(panel.names), np.intp)
         centre = np.nan_to_num(filled[np.arange(len(filled)), first]) if panel.bins else np.zeros(len(filled))
         around = np.where(known, filled - centre[:, None], 0.0)
         sums = _sums(around), _sums(around**2), _sums(known.astype(np.float64))
-        return cls(panel, filled, *sums, centre, _highest(panel), survival, _ages(panel, survival))
+        return cls(panel, filled, *sums, centre, _highest(panel), survival, _ages(panel, survival, aged), aged, starts)
 
     def bins(self, seconds: float) -> int:
         return max(1, round(seconds / self.panel.bin_s))
@@ -129,12 +138,15 @@ class Past:
 
     def change(self, origins: NDArray[np.intp], step: int) -> Array:
         """(origin, series) mean absolute change over `step` bins within the last two weeks, as known at the origin."""
-        moved = np.abs(self.filled[:, step:] - self.filled[:, :-step]) if step < self.panel.bins else self.filled[:, :0]
+        bins = self.bins(CHANGE_WINDOW_S)
+        first = max(0, int(origins.min(initial=0 if not len(origins) else self.panel.bins)) - step + 1 - bins)
+        filled = self.filled[:, first:]
+        moved = np.abs(filled[:, step:] - filled[:, :-step])
         known = np.isfinite(moved)
         sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
-        bins = self.bins(CHANGE_WINDOW_S)
+        last = origins - step - first
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = window(sums, origins - step, bins) / window(counts, origins - step, bins)
+            mean = window(sums, last, bins) / window(counts, last, bins)
         return np.asarray(mean)
 
 
@@ -204,18 +216,17 @@ def _age_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[Ar
     """GPUs that run by how long they have, in a few groups of ages."""
     if past.ages is None:
         return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
-    now = past.ages[:, origins].transpose(1, 0, 2)
+    now = past.ages[:, np.searchsorted(past.aged, origins)].transpose(1, 0, 2)
     return [group.sum(axis=-1) / scale for group in np.split(now, AGE_GROUPS[1:], axis=-1)]
 
 
 def _survival_columns(past: Past, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
     """GPUs expected to end by the target, and how many began in that span of the last days, and a week ago."""
     unknown = np.full(scale.shape, np.nan)
-    started = past.panel.covariates.get("started")
-    if past.ages is None or past.survival is None or started is None:
+    sums = past.started
+    if past.ages is None or past.survival is None or sums is None:
         return [unknown] * 3
-    leaving = np.einsum("sok,k->os", past.ages[:, origins], past.survival.leaving(step))
-    sums = _sums(np.nan_to_num(started))
+    leaving = np.einsum("sok,k->os", past.ages[:, np.searchsorted(past.aged, origins)], past.survival.leaving(step))
     day, week = past.bins(DAY_S), past.bins(WEEK_S)
     first = -(-step // day)
     days = [_span(sums, origins - day * (first + more), step) for more in range(DAYS)]
@@ -271,12 +282,12 @@ def _highest(panel: Panel) -> Array | None:
     return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)
 
 
-def _ages(panel: Panel, survival: JobSurvival | None) -> Array | None:
+def _ages(panel: Panel, survival: JobSurvival | None, bins: NDArray[np.intp]) -> NDArray[np.float32] | None:
     started, ended = panel.covariates.get("started"), panel.covariates.get("ended")
     running = panel.values if panel.target == "running" else panel.covariates.get("running")
     if survival is None or survival.bin_s != panel.bin_s or started is None or ended is None or running is None:
         return None
-    return survival.ages(started, ended, running)
+    return survival.ages(started, ended, running, bins)
 
 
 def fill(values: Array) -> Array:

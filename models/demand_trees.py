@@ -103,7 +103,7 @@ class DemandTrees:
         bands = self._bands(panel.target)
         if bands is None or not len(panel.names):
             return found
-        past = Past.of(panel, self.survival)
+        past = Past.of(panel, self.survival, origins)
         for band, rows in _by_band(steps, panel.bin_s):
             if band.name not in bands:
                 continue

@@ -37,16 +37,17 @@ class JobSurvival:
         """From (series, bin) GPUs that started, ended, ran at the end of a bin. NaN counts as nothing seen."""
         widths = _widths(bin_s)
         fit = cls(bin_s, np.minimum(1 / (FIRST_MEAN_S * widths), 0.5), np.full(len(AGES_S), 1 / len(AGES_S)))
+        bins = np.arange(started.shape[1])
         for _ in range(ROUNDS):
-            ages, left = fit._follow(started, ended, running)
-            seen, gone = ages.sum(axis=(0, 1)), left.sum(axis=(0, 1))
+            ages, gone = fit._follow(started, ended, running, bins)
+            seen = ages.sum(axis=(0, 1), dtype=np.float64)
             hazard = np.clip(gone / np.maximum(seen + gone, 1e-9), SMALLEST_HAZARD, LARGEST_HAZARD)
             fit = cls(bin_s, hazard, seen / max(float(seen.sum()), 1e-9))
         return fit
 
-    def ages(self, started: Array, ended: Array, running: Array) -> Array:
-        """(series, bin, age) expected GPUs by age at the end of each bin, from bins up to it."""
-        return self._follow(started, ended, running)[0]
+    def ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
+        """(series, len(bins), age) expected GPUs by age at the end of these bins, each from bins up to it."""
+        return self._follow(started, ended, running, bins)[0]
 
     def leaving(self, step: int) -> Array:
         """(age,) share of each class that ends within `step` bins.
@@ -59,21 +60,28 @@ class JobSurvival:
         move = np.diag((1 - pass_on) * stay) + np.diag(pass_on[:-1] * stay[1:], 1)
         return np.asarray(1 - np.linalg.matrix_power(move, step).sum(axis=1))
 
-    def _follow(self, started: Array, ended: Array, running: Array) -> tuple[Array, Array]:
-        """(series, bin, age) after each bin, and what left by the ages in it."""
+    def _follow(
+        self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
+    ) -> tuple[NDArray[np.float32], Array]:
+        """(series, len(bins), age) at the end of these bins, and (age,) what left up to the last of them."""
         begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
         pass_on = _pass_on(self.bin_s)
-        ages = np.empty((*begins.shape, len(AGES_S)))
-        left = np.empty_like(ages)
+        ages = np.empty((len(begins), len(bins), len(AGES_S)), np.float32)
+        left = np.zeros(len(AGES_S))
+        wanted: dict[int, list[int]] = {}
+        for row, bin in enumerate(bins.tolist()):
+            wanted.setdefault(bin, []).append(row)
         now = _before(running, begins - ends)[:, None] * self.mix
-        for bin in range(begins.shape[1]):
+        for bin in range(max(wanted, default=-1) + 1):
             older = now * pass_on
             now = now - older
             now[:, 1:] += older[:, :-1]
             now[:, 0] += begins[:, bin]
             gone = _share_out(now, self.hazard, ends[:, bin])
             now = now - gone
-            left[:, bin], ages[:, bin] = gone, now
+            left += gone.sum(axis=0)
+            if bin in wanted:
+                ages[:, wanted[bin]] = now[:, None]
         return ages, left
 
 
