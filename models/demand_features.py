@@ -139,7 +139,7 @@ class Past:
     def change(self, origins: NDArray[np.intp], step: int) -> Array:
         """(origin, series) mean absolute change over `step` bins within the last two weeks, as known at the origin."""
         bins = self.bins(CHANGE_WINDOW_S)
-        first = max(0, int(origins.min(initial=0 if not len(origins) else self.panel.bins)) - step + 1 - bins)
+        first = max(0, int(origins.min(initial=self.panel.bins)) - step + 1 - bins)
         filled = self.filled[:, first:]
         moved = np.abs(filled[:, step:] - filled[:, :-step])
         known = np.isfinite(moved)
@@ -202,12 +202,14 @@ def _flow_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[A
             recent += [unknown] * len(FLOW_WINDOWS_S)
             usual.append(unknown)
             continue
-        sums, counts = _sums(np.nan_to_num(rows)), _sums(np.isfinite(rows).astype(np.float64))
         week = past.bins(WEEK_S)
-        rate = window(sums, origins, week) / np.maximum(window(counts, origins, week), 1.0)
+        first = max(0, int(origins.min(initial=past.panel.bins)) + 1 - week)
+        told, last = rows[:, first:], origins - first
+        sums, counts = _sums(np.nan_to_num(told)), _sums(np.isfinite(told).astype(np.float64))
+        rate = window(sums, last, week) / np.maximum(window(counts, last, week), 1.0)
         for seconds in FLOW_WINDOWS_S:
             bins = past.bins(seconds)
-            recent.append((window(sums, origins, bins) - rate * bins) / scale)
+            recent.append((window(sums, last, bins) - rate * bins) / scale)
         usual.append(rate * past.bins(HOUR_S) / scale)
     return [*recent, *usual]
 
