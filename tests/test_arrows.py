@@ -18,7 +18,10 @@ MAY_IMPORT = {
     "schedulers": {"fleet", "clients", "models"},
     "training": {"fleet", "ingest", "features", "models", "placement"},
     "service": {"fleet", "clients", "ingest", "features", "models", "placement", "schedulers"},
-    "benchmarks": {"fleet", "clients", "ingest", "features", "models", "placement", "schedulers", "service"},
+    "benchmarks": {
+        *("fleet", "clients", "ingest", "features", "models", "placement", "schedulers"),
+        *("service", "training"),
+    },
     "cli": {
         *("fleet", "clients", "ingest", "features", "models", "placement", "schedulers"),
         *("service", "training", "simulator", "benchmarks"),
