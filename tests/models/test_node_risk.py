@@ -11,7 +11,6 @@ import pytest
 from fleet.errors import ConfigError
 from fleet.events import NodeEvent
 from fleet.nodes import NodeTable
-from models.calibrate import QuantileTracker
 from models.node_events import event_signals
 from models.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit
 from models.rules import ACTIONS, ROW, RULES
@@ -118,15 +117,6 @@ def test_a_recent_fault_raises_the_week_more_than_the_hour():
 def test_serving_imports_no_scikit_learn():
     code = "import sys, models.score, models.demand; sys.exit('sklearn' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_quantile_that_is_missed_too_often_moves():
-    tracker = QuantileTracker.of((0.1, 0.9), eta=0.1)
-    for _ in range(50):
-        tracker.learn(np.array([0.0, 1.0]), 5.0, 1.0)
-    low, high = tracker.apply(np.array([0.0, 1.0]))
-    assert low > 0.0
-    assert high > 4.0
 
 
 def test_what_training_wrote_into_a_folder_is_what_serves(tmp_path: Path):

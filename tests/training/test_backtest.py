@@ -52,7 +52,7 @@ def made_jobs(rows: int = 200) -> JobTable:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few trees on few rows, in one thread."""
     fast = Settings(trees=5, rows=1000, leaf_rows=20, threads=1)
-    monkeypatch.setattr("training.evaluate_demand.DemandTrees", lambda seed: _trees(seed, fast))
+    monkeypatch.setattr("training.evaluate_demand.DemandTrees", lambda seed, settings: _trees(seed, fast))
 
 
 def _trees(seed: int, settings: Settings) -> object:

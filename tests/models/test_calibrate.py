@@ -1,0 +1,33 @@
+"""Quantiles that follow their outcomes."""
+
+import numpy as np
+
+from models.calibrate import QuantileTracker
+
+LEVELS = (0.1, 0.5, 0.9)
+
+
+def followed(outcomes: list[float]) -> QuantileTracker:
+    tracker = QuantileTracker.of(LEVELS, 1, (1,), 1, 3600)
+    for outcome in outcomes:
+        tracker.learn(0, np.array([[[0.0], [0.5], [1.0]]]), np.array([outcome]), np.array([True]))
+    return tracker
+
+
+def test_quantiles_that_are_missed_move_to_where_outcomes_are() -> None:
+    low, middle, high = followed([5.0] * 300).apply(np.array([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)).ravel()
+    assert low > 0.5
+    assert middle > 2.0
+    assert high > 3.0
+
+
+def test_an_unknown_outcome_moves_nothing() -> None:
+    tracker = followed([5.0])
+    before = tracker.offset.copy()
+    tracker.learn(0, np.zeros((1, 3, 1)), np.array([99.0]), np.array([False]))
+    assert np.array_equal(tracker.offset, before)
+
+
+def test_the_first_outcomes_are_believed_little() -> None:
+    assert followed([5.0]).trust().max() < 0.05
+    assert followed([5.0] * 300).trust().min() > 0.9
