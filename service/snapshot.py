@@ -32,6 +32,7 @@ from fleet.topology import Topology
 from models.demand import DemandDesk
 from models.memory import RiskMemory
 from models.registry import Registry
+from models.sparse import Sparse
 from service.config import Config
 from service.job_files import JobFiles, read_jobs
 from service.plugins import load
@@ -243,4 +244,4 @@ def _memory(config: Config) -> RiskMemory:
 def _desk(config: Config) -> DemandDesk:
     registry = Registry(config.models_folder)
     plugins = [load("pipeline.forecasters", path)() for path in config.pipeline.forecasters]
-    return DemandDesk([ServedTrees(registry), *plugins], shadows=[ShadowTrees(registry)])
+    return DemandDesk([ServedTrees(registry), *plugins], [Sparse()], [ShadowTrees(registry)])

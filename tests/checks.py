@@ -69,14 +69,15 @@ def _columns(samples: Any) -> tuple[Any, ...]:
 FORECASTER_STEPS = (1, 6, 144)
 
 
-def check_forecaster(make: Callable[[], Forecaster]) -> None:
+def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Panel] | None = None) -> None:
     """Series short and long, with holes and without any value: the shape, the order of quantiles, and no look ahead.
 
-    A forecaster is fitted before it comes here, or needs no fit.
+    A forecaster is fitted before it comes here, or needs no fit. series: three of so many bins, the last one without
+    any value, for a forecaster that says nothing of `walks`.
     """
     assert make().name
     for bins in (1, 5, 150, 2000):
-        panel = walks(bins)
+        panel = (series or walks)(bins)
         origins = np.unique(np.array([0, bins // 2, bins - 1]))
         whole = make().forecast(panel, origins, FORECASTER_STEPS)
         assert whole.shape == (len(QUANTILES), len(FORECASTER_STEPS), len(origins), len(panel.names))
