@@ -1,12 +1,12 @@
 """Demand of a whole fleet: one refresh of its forecasts, and the tail of `GET /v1/demand` of a real api process.
 
 A size is pools; a quarter have two classes each, half have two user groups each, and all have arriving, running, queued
-and wanted GPUs over 28 days by ten minutes. A refresh is what a pipeline does every minute in a thread: every series
-forecast by every forecaster, gated, made to add up, drawn and encoded; here while the gates still learn the history,
-which is when it has most to do. It is told in CPU seconds of that thread, as `cpu_s` is. Answers are of pools drawn at
-random, in an open loop, while the board is replaced twice a second, so that most answers are made anew from a board
-that nobody has read yet. `body` is the part of an answer that is made from the board, in CPU time of this process,
-each on a board that was not read before.
+and wanted GPUs over 28 days by ten minutes; groups have demand a third of the time. A refresh is what a pipeline does
+every minute in a thread: every series forecast by every forecaster, gated, made to add up, drawn and encoded; here
+while the gates still learn the history, which is when it has most to do. It is told in CPU seconds of that thread, as
+`cpu_s` is. Answers are of pools drawn at random, in an open loop, while the board is replaced twice a second, so that
+most answers are made anew from a board that nobody has read yet. `body` is the part of an answer that is made from the
+board, in CPU time of this process, each on a board that was not read before.
 """
 
 import os
@@ -18,11 +18,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.case import record
 from benchmarks.load import Ask, get, open_loop
 from benchmarks.service import ServerProcess, beside_the_server
 from models.demand import BIN_MS, DemandDesk, Histories, Whose
+from models.sparse import Sparse
 from service.board import BoardWriter, Section, encode_board
 from service.demand_sections import demand_sections
 from service.feed import BoardFeed
@@ -41,7 +43,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Three records a size in pools."""
     for pools in sizes:
         histories = fleet(pools)
-        desk, cpu_s = DemandDesk(), []
+        desk, cpu_s = DemandDesk([Sparse()], [Sparse()]), []
         sections: list[Section] = []
         for minute in range(REFRESHES + 1):
             began = time.thread_time()
@@ -56,7 +58,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def fleet(pools: int) -> list[Histories]:
-    """Walks around a day, of pools with classes and groups."""
+    """Walks around a day, of pools with classes and groups, whose demand comes and goes."""
     rng = np.random.default_rng(0)
     names = [f"pool{n}" for n in range(pools)]
     whose = (
@@ -68,9 +70,16 @@ def fleet(pools: int) -> list[Histories]:
     made = []
     for target in TARGETS:
         tens = np.maximum(200 + day + np.cumsum(rng.normal(0, 3, (len(whose), BINS)), axis=1), 0.0)
+        tens[[one.is_part for one in whose]] *= comes_and_goes(2 * (pools // 2), rng)
         minutes = np.repeat(tens[:, -MINUTES // 10 :], 10, axis=1)
         made.append(Histories(target, whose, minutes, tens, np.full(len(whose), np.nan)))
     return made
+
+
+def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(series, bin) 0 or 1 for eight hours on average, and 1 a third of the time."""
+    turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
+    return np.asarray(turns % 3 == 0, np.float64)
 
 
 def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:

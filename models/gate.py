@@ -219,6 +219,7 @@ class Gate:
             lead = max(self.steps[at] for at in band) / self._block
             ratio, sure = _judged(loss, *_units(gain, lead), evidence)
             ratio[self._shadow] = np.inf
+            ratio[1:][loss[1:] == loss[0]] = np.inf  # who says nothing of a series is persistence, once in the mean
             earned = np.where(sure & (ratio <= WIN), ratio, np.inf)
             earned[0] = 1.0
             self._chosen[band] = earned.argmin(axis=0)

@@ -244,4 +244,5 @@ def _memory(config: Config) -> RiskMemory:
 def _desk(config: Config) -> DemandDesk:
     registry = Registry(config.models_folder)
     plugins = [load("pipeline.forecasters", path)() for path in config.pipeline.forecasters]
-    return DemandDesk([ServedTrees(registry), *plugins], [Sparse()], [ShadowTrees(registry)])
+    sparse = Sparse()
+    return DemandDesk([ServedTrees(registry), sparse, *plugins], [sparse], [ShadowTrees(registry)])

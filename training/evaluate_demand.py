@@ -21,6 +21,7 @@ from models.demand_trees import DemandTrees
 from models.forecast import QUANTILES, Forecaster, Panel
 from models.gate import Gate, Served
 from models.naive import FORECASTERS, day_bins, forward_filled, shifted
+from models.sparse import Sparse
 from models.theta import Theta
 from training.demand_metrics import Judged, judge
 from training.demand_sets import DemandSet, read_panels
@@ -120,7 +121,7 @@ def run(one: DemandSet, models: Models) -> Judged:
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
     warm, judged = warm_origins(one), judged_origins(one)
-    plain: list[Forecaster] = [*FORECASTERS, Theta()]
+    plain: list[Forecaster] = [*FORECASTERS, Theta(), Sparse()]
     origins = np.concatenate([warm, judged])
     raw = [forecaster.forecast(panel, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]

@@ -109,6 +109,21 @@ def test_bounds_hold_and_a_forecaster_that_cannot_is_stood_in_for():
     assert served.model[0, 0] == "persistence"
 
 
+def test_who_says_nothing_changes_nothing_of_what_is_served():
+    values = np.concatenate([squares(2500), walk(2500)])
+    known, _ = run(values)
+    one = panel(values)
+    gate = Gate([*NAMES, "silent"], STEPS, one.names)
+    origins = np.arange(144, one.bins, 6)
+    raw = np.stack([forecaster.forecast(one, origins, STEPS) for forecaster in FORECASTERS])
+    raw = np.concatenate([raw, np.full_like(raw[:1], np.nan)])
+    for bin in range(144, one.bins):
+        gate.mature(bin, values[:, bin])
+        if (bin - 144) % 6 == 0:
+            served = gate.issue(bin, raw[:, :, :, (bin - 144) // 6])
+            np.testing.assert_array_equal(served.values, known[bin].values)
+
+
 def test_an_outcome_above_the_ceiling_raises_it():
     gate = Gate(["persistence"], (1,), ("a", "b"), ceiling=np.array([10.0, 10.0]))
     gate.mature(0, np.array([12.0, np.nan]))
