@@ -128,7 +128,7 @@ def test_scraper() -> None:
     check_source(ScrapedExporter, 2, replays=False)
 
 
-@pytest.mark.parametrize("forecaster", (*FORECASTERS, Theta()), ids=lambda one: one.name)
+@pytest.mark.parametrize("forecaster", [*FORECASTERS, Theta()], ids=lambda one: one.name)
 def test_forecaster(forecaster: Forecaster) -> None:
     check_forecaster(type(forecaster))
 
