@@ -177,6 +177,11 @@ class SlurmCluster:
         process.kill()
         process.wait()
 
+    def saved(self) -> float:
+        """When slurmctld last wrote down which jobs there are, in seconds since 1970; 0 before the first time."""
+        state = self.folder / "state" / "job_state"
+        return state.stat().st_mtime if state.exists() else 0.0
+
     def run(self, *command: str) -> str:
         """What a command prints; AssertionError with its words when it fails."""
         done = subprocess.run(
