@@ -137,6 +137,20 @@ def complaint(query: Query, rows: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
+NOT_HERE = (
+    "fleetcast_demand_coverage_ratio",  # gates learn a long history a part a minute
+    "fleetcast_demand_loss_ratio",
+    "fleetcast_demand_requests",  # nothing is served
+    "fleetcast_duration_fit_age_seconds",  # no model was fitted
+    "fleetcast_model_retrain_wanted",
+)
+"""What a fleet that began a minute ago, and has no fitted model, cannot tell."""
+
+
+def is_here(expr: str) -> bool:
+    return not any(name in expr for name in NOT_HERE)
+
+
 def ask(prometheus: Prometheus, query: Query, values: dict[str, str]) -> list[dict[str, Any]]:
     expr = OFFSET.sub("offset 5s", substituted(query.expr, values))
     return prometheus.instant(expr) if query.instant else prometheus.range(expr, WINDOW_S)
@@ -145,7 +159,7 @@ def ask(prometheus: Prometheus, query: Query, values: dict[str, str]) -> list[di
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_query_of_a_dashboard_gives_what_its_panel_shows(world: World, path: Path) -> None:
     board = load(path)
-    pending = {str(query): query for query in queries(board)}
+    pending = {str(query): query for query in queries(board) if is_here(query.expr)}
     complaints: dict[str, str] = {}
     deadline = time.monotonic() + SEEN_WITHIN_S
     while pending and time.monotonic() < deadline:
@@ -193,7 +207,7 @@ def test_troubles_of_the_service_raise_alerts(world: World) -> None:
 
 def test_prometheus_knows_all_that_the_alerts_ask_for(world: World) -> None:
     """Server errors are there since the placer was away."""
-    asked = {selector for rule in rules() for selector in SELECTOR.findall(rule["expr"])}
+    asked = {selector for rule in rules() for selector in SELECTOR.findall(rule["expr"]) if is_here(selector)}
     until_none_is_left(asked, lambda missing: {one for one in missing if world.prometheus.instant(one)})
     told = {rule["name"]: rule for group in world.prometheus.get("rules")["groups"] for rule in group["rules"]}
     assert set(told) == {rule["alert"] for rule in rules()}

@@ -121,6 +121,7 @@ def test_nothing_is_lost_when_the_pipeline_or_slurmctld_dies(watched: Watched) -
     short = watched.slurm.submit("sleep 1", "-N1", "--gres=gpu:1")
     watched.service.kill("pipeline")
     assert watched.end(short)["type"] == "finished"
+    watched.until_job(long, lambda row: row["state"] == "running")  # asked anew: no snapshot had it
     # slurmctld saves its state every few seconds: a job that began later is gone with it, and Slurm calls it an orphan.
     watched.slurm.until("slurmctld has saved the job", lambda: watched.slurm.saved() > since)
     watched.slurm.kill("slurmctld")
