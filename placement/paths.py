@@ -41,7 +41,7 @@ NORMAL = NormalDist()
 @dataclass(frozen=True, slots=True)
 class Place:
     """One gang along every path. start_s: (path,), inf where it never fits; nodes: (path, member), -1 likewise;
-    gpus: (path, member, each) places along the calendar's last axis."""
+    gpus: (path, member, each) places along the calendar's last axis. What fits along no path has no members."""
 
     start_s: Array
     nodes: NDArray[np.int32]
@@ -262,7 +262,7 @@ def _book(
     slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
     paths, n, s = slots.shape
     if not n * s:
-        return _nowhere(paths, members, each)
+        return _nowhere(paths)
     if level is None or level is Level.NODE:
         among = slots.reshape(paths, 1, n * s)
         rows = np.arange(n)[None, :]
@@ -270,7 +270,7 @@ def _book(
         rows = rooms.block(level)
         among = np.where(rows[None, :, :, None] >= 0, slots[:, rows], np.inf).reshape(paths, len(rows), -1)
     if among.shape[2] < members:
-        return _nowhere(paths, members, each)
+        return _nowhere(paths)
     last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
     best = last.argmin(axis=1)
     start_s = last[np.arange(paths), best]
@@ -291,9 +291,10 @@ def _slots(ready: Array, room: NDArray[np.int64], each: int) -> Array:
     return np.where(np.arange(slots.shape[2]) < room[:, None], slots, np.float32(np.inf))
 
 
-def _nowhere(paths: int, members: int, each: int) -> Place:
+def _nowhere(paths: int) -> Place:
+    """What never fits has no members: a gang of a million would else cost their memory."""
     never = np.full(paths, np.inf, np.float32)
-    return Place(never, np.full((paths, members), -1, np.int32), np.zeros((paths, members, each), np.int64))
+    return Place(never, np.zeros((paths, 0), np.int32), np.zeros((paths, 0, 0), np.int64))
 
 
 def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> None:

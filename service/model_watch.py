@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.errors import ModelError
+from fleet.errors import ModelError, UnknownEntity
 from models.card import Card
 from models.drift import DAY_MS, Drift, Limits, Recent, judge, recent_of
 from models.registry import KINDS, Registry
@@ -51,7 +51,7 @@ class ModelWatch:
                 return None
             if kind not in self._cards or self._cards[kind].version != version:
                 self._cards[kind] = self._registry.card(kind, version)
-        except (ModelError, OSError) as error:
+        except (ModelError, UnknownEntity, OSError) as error:
             if self._said.get(kind) != str(error):
                 self._said[kind] = str(error)
                 logger.warning("the card of %s cannot be read: %s", kind, error)

@@ -98,6 +98,13 @@ def test_what_never_fits_says_why(busy) -> None:
     assert estimate.sentence.startswith("does not fit even when all jobs have ended: needs 8 GPUs of model B200")
 
 
+def test_a_gang_of_a_million_never_fits_and_takes_no_memory(busy) -> None:
+    huge = request("huge", gang=1_000_000, each=1024)
+    sampled = paths(busy, huge)
+    assert estimate_start(request(gang=1_000_000), sampled, NOW_MS).start_ms is None
+    assert estimate_start(request(each=1), sampled, NOW_MS).start_ms is not None
+
+
 def test_what_fits_now_starts_now(make_view) -> None:
     view = make_view({"r01": [8, 0]})
     timeline = paths((view, {}))

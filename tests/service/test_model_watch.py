@@ -91,3 +91,10 @@ def test_a_card_that_cannot_be_read_is_told_once_and_the_rest_goes_on(
 
 def test_limits_are_the_configuration_s() -> None:
     assert limits_of(Config()) == Limits()
+
+
+def test_a_pointer_to_a_version_that_is_gone_is_said_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "demand").mkdir()
+    (tmp_path / "demand" / "current").write_text("0007\n")
+    watch = ModelWatch(Registry(tmp_path), Limits(0.1, 1.02, 30.0))
+    assert watch.look(demand(0.8, 0.9), NOW_MS)["rows"] == []
