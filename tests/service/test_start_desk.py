@@ -107,5 +107,6 @@ def test_the_desk_stops(world: World) -> None:
             await asyncio.sleep(0.01)
         world.starts.stop()
         await asyncio.wait_for(running, 10)
+        assert running.done()
 
     asyncio.run(work())
