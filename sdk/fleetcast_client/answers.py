@@ -68,10 +68,25 @@ class Risk(TypedDict):
     rows: list[RiskRow]
 
 
-class DemandSeries(TypedDict, total=False):
-    """`values`: one list a quantile, one number a horizon."""
+class Prescale(TypedDict):
+    """When instances of a served model must be asked for, so that they are warm in time; `reason` where null."""
+
+    instances: int
+    serves_per_s: float | None
+    passes_ms: int | None
+    lead_s: float | None
+    scale_ms: int | None
+    reason: str | None
+
+
+_Class = TypedDict("_Class", {"class": str}, total=False)
+
+
+class DemandSeries(_Class, total=False):
+    """`values`: one list a quantile, one number a horizon; `models`: who served each horizon."""
 
     pool: str
+    group: str
     target: str
     now: float | None
     model: str
@@ -80,6 +95,8 @@ class DemandSeries(TypedDict, total=False):
     quantiles: list[float]
     values: list[list[float | None]]
     record: dict[str, Any] | None
+    models: list[str]
+    prescale: Prescale | None
 
 
 class Demand(TypedDict):
@@ -87,9 +104,75 @@ class Demand(TypedDict):
     series: list[DemandSeries]
 
 
-class Job(TypedDict, total=False):
-    """`placement` and `events` come with one job, not in the list."""
+class DemandRecord(_Class, total=False):
+    """Rows of [time_ms, value], and of [time_ms, five quantiles] of the forecast now and one an hour old."""
 
+    as_of_ms: int
+    pool: str
+    target: str
+    history: list[list[float | None]]
+    forecast: list[list[float | None]]
+    old: list[list[float | None]]
+
+
+class DemandModelRow(_Class, total=False):
+    """What the data cannot tell is None, with a sentence under its name in `reasons`."""
+
+    pool: str
+    window_s: int
+    floor_gpus: float | None
+    bands: list[dict[str, float]] | None
+    burst: dict[str, float | None] | None
+    mix: dict[str, float] | None
+    residency: dict[str, float] | None
+    duration_s: dict[str, float] | None
+    tolerated_wait: dict[str, float | None] | None
+    cold_start_s: dict[str, float] | None
+    reasons: dict[str, str]
+
+
+class DemandModel(TypedDict):
+    as_of_ms: int
+    rows: list[DemandModelRow]
+
+
+class FittedModel(TypedDict, total=False):
+    """A version that serves. `retrain`: condition (coverage, loss, age) to why; empty while it is fine."""
+
+    kind: str
+    version: str
+    fitted_until_ms: int
+    age_days: float
+    gate: str | None
+    coverage_80: dict[str, float | None]
+    loss_vs_best_naive: float | None
+    forecasts: int
+    retrain: dict[str, str]
+
+
+class ShadowModel(TypedDict, total=False):
+    """A version that is scored and never serves; losses over persistence's, below 1 is better."""
+
+    kind: str
+    version: str
+    loss_vs_persistence: float
+    serving_vs_persistence: float | None
+    forecasts: int
+
+
+class FittedModels(TypedDict):
+    as_of_ms: int
+    rows: list[FittedModel]
+    shadows: list[ShadowModel]
+
+
+class Job(_Class, total=False):
+    """`as_of_ms`, `placement`, `events`, `run_s` and `start_ms` come with one job, not in the list.
+
+    `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits.
+    """
+
+    as_of_ms: int
     job: str
     attempt: int
     state: str
@@ -104,6 +187,9 @@ class Job(TypedDict, total=False):
     slow: bool
     placement: list[dict[str, Any]]
     events: list[dict[str, Any]]
+    run_s: dict[str, float] | None
+    start_ms: dict[str, int] | None
+    model: str | None
 
 
 class Jobs(TypedDict):
@@ -120,6 +206,59 @@ class Stragglers(TypedDict, total=False):
     culprit: dict[str, Any]
     cause: str
     sentence: str
+
+
+class Blocker(TypedDict):
+    """A job that holds what a request waits for; `ends_ms`: p10, p50 and p90 of when it gives it back."""
+
+    job: str
+    node: str
+    ends_ms: dict[str, int]
+
+
+class Estimate(TypedDict, total=False):
+    """`run_s`: p50, p90, p99; `start_ms`: p10, p50, p90; `power_w`: of all its GPUs; `constraint`: what it waits for
+    most. What is None has its reason, by its name, in `reasons`."""
+
+    as_of_ms: int
+    request_id: str
+    run_s: dict[str, float] | None
+    peak_gpu_memory_gib: float | None
+    power_w: float | None
+    start_ms: dict[str, int] | None
+    blocked_by: list[Blocker]
+    constraint: str | None
+    sentence: str
+    model: str | None
+    similar: dict[str, Any]
+    reasons: dict[str, str]
+
+
+class QueueRow(TypedDict, total=False):
+    """`start_ms`: p10, p50 and p90, None while nobody can tell; `why`: what it waits for, as a sentence."""
+
+    request_id: str
+    position: int
+    tenant: str
+    queue: str
+    user: str
+    gang: Any
+    gpus_per_node: int
+    priority: int
+    waiting_s: float
+    why: str
+    start_ms: dict[str, int] | None
+
+
+class Queue(TypedDict, total=False):
+    """reservation: the head's, None while nobody waits for one; backfill: free GPUs by until when others may use them;
+    releases: running jobs, the soonest to end first."""
+
+    as_of_ms: int
+    rows: list[QueueRow]
+    reservation: dict[str, Any] | None
+    backfill: list[dict[str, Any]]
+    releases: list[dict[str, Any]]
 
 
 class Rank(TypedDict):

@@ -9,7 +9,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
-from fleetcast_client.answers import Decision, Demand, Job, Jobs, Node, Risk, Stragglers, Taken
+from fleetcast_client.answers import (
+    Decision,
+    Demand,
+    DemandModel,
+    DemandRecord,
+    Estimate,
+    FittedModels,
+    Job,
+    Jobs,
+    Node,
+    Queue,
+    Risk,
+    Stragglers,
+    Taken,
+)
 from fleetcast_client.errors import ApiError, Unreachable
 from fleetcast_client.transport import ask, check_url
 
@@ -20,8 +34,8 @@ LONGEST_PAUSE_S = 10.0
 class Client:
     """One Fleetcast. url: FLEETCAST_URL by default, token: FLEETCAST_TOKEN by default. Raises ValueError on a bad URL.
 
-    Every call raises Unreachable or ApiError. Asking and placing are tried `tries` times while the service is away: a
-    placement with the same request_id gets the same decision.
+    Every call raises Unreachable or ApiError. Asking, placing and waiting are tried `tries` times while the service is
+    away: a placement with the same request_id gets the same decision.
     """
 
     def __init__(
@@ -53,9 +67,34 @@ class Client:
         """Totals, and a row a node."""
         return cast("dict[str, Any]", self._get("/v1/fleet"))
 
-    def demand(self, *, pool: str | None = None, target: str | None = None, horizon_s: int | None = None) -> Demand:
-        """Forecasts of GPUs. target: arriving, running, queued or wanted."""
-        return cast(Demand, self._get("/v1/demand", {"pool": pool, "target": target, "horizon_s": horizon_s}))
+    def demand(
+        self,
+        *,
+        pool: str | None = None,
+        job_class: str | None = None,
+        group: str | None = None,
+        target: str | None = None,
+        horizon_s: int | None = None,
+    ) -> Demand:
+        """Forecasts of GPUs (target: arriving, running, queued, wanted) and of requests/s to models (request_rate).
+
+        `all` is the whole fleet, every class, everybody; group: a user group, or a served model. Raises NotFound.
+        """
+        query = {"pool": pool, "class": job_class, "group": group, "target": target, "horizon_s": horizon_s}
+        return cast(Demand, self._get("/v1/demand", query))
+
+    def demand_record(self, *, pool: str = "all", target: str = "running", job_class: str = "all") -> DemandRecord:
+        """What was forecast and what then happened. Raises NotFound."""
+        query = {"pool": pool, "target": target, "class": job_class}
+        return cast(DemandRecord, self._get("/v1/demand/record", query))
+
+    def demand_model(self, *, pool: str | None = None, job_class: str | None = None) -> DemandModel:
+        """What demand is made of: floor, bands, bursts, mix, run times, waits, cold starts. Raises NotFound."""
+        return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class}))
+
+    def models(self) -> FittedModels:
+        """Fitted models that serve or run in the shadow: age, recent record, and what asks for a new fit."""
+        return cast(FittedModels, self._get("/v1/models"))
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Jobs:
         """Jobs, with what is left of them."""
@@ -68,6 +107,22 @@ class Client:
     def stragglers(self, job: str) -> Stragglers:
         """Whether a job is slow, since when, and through whom. Raises NotFound."""
         return cast(Stragglers, self._get(f"/v1/jobs/{quote(job, safe='/')}/stragglers"))
+
+    def estimate(self, request: Mapping[str, Any]) -> Estimate:
+        """Run time, needs and start of a request, as `place` takes it; nothing is placed or queued."""
+        return cast(Estimate, self._again("POST", "/v1/jobs/estimate", dict(request)))
+
+    def queue(self) -> Queue:
+        """Who waits in the bundled engine's queue, why, and when each will start."""
+        return cast(Queue, self._get("/v1/queue"))
+
+    def wait(self, request: Mapping[str, Any]) -> Decision:
+        """Wait in that queue; a request as `place` takes it."""
+        return cast(Decision, self._again("POST", "/v1/queue", dict(request)))
+
+    def leave(self, request_id: str) -> Any:
+        """Leave that queue. Raises NotFound."""
+        return self._ask("DELETE", f"/v1/queue/{_part(request_id)}", None)
 
     def place(self, request: Mapping[str, Any]) -> Decision:
         """Decide now where a job runs. `request` has at least a request_id, which names the decision for ever."""

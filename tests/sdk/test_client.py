@@ -21,10 +21,17 @@ def test_every_function_asks_its_route(door: Door) -> None:
     client.risk(horizon_s=86400, least=0.2, rack="r 1")
     client.node("n/1")
     client.fleet()
-    client.demand(pool="train")
+    client.demand(pool="train", job_class="training")
+    client.demand_record(target="queued")
+    client.demand_model(pool="train")
+    client.models()
     client.jobs(state="running", limit=5)
     client.job("team/a")
     client.stragglers("team/a")
+    client.estimate({"request_id": "a"})
+    client.queue()
+    client.wait({"request_id": "a"})
+    client.leave("a/b")
     client.place({"request_id": "a"})
     client.release("a/b")
     client.events([{"job": "a"}])
@@ -32,10 +39,17 @@ def test_every_function_asks_its_route(door: Door) -> None:
         "GET /v1/risk/nodes?horizon_s=86400&min=0.2&rack=r+1",
         "GET /v1/nodes/n%2F1",
         "GET /v1/fleet",
-        "GET /v1/demand?pool=train",
+        "GET /v1/demand?pool=train&class=training",
+        "GET /v1/demand/record?pool=all&target=queued&class=all",
+        "GET /v1/demand/model?pool=train",
+        "GET /v1/models",
         "GET /v1/jobs?state=running&limit=5",
         "GET /v1/jobs/team/a",
         "GET /v1/jobs/team/a/stragglers",
+        "POST /v1/jobs/estimate",
+        "GET /v1/queue",
+        "POST /v1/queue",
+        "DELETE /v1/queue/a%2Fb",
         "POST /v1/placements",
         "DELETE /v1/placements/a%2Fb",
         "POST /v1/events",
