@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 DRAWS = 400
+FEWEST = 8
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -49,11 +50,13 @@ class Results:
 def interval(
     numerator: Iterable[float], denominator: Iterable[float] | None = None, *, block: int = 1, seed: int = 0
 ) -> tuple[float | None, float | None, float | None]:
-    """sum(numerator) / sum(denominator) (None: the mean), and its 95 % interval by moving-block bootstrap.
+    """sum(numerator) / sum(denominator) (None: the mean), and its 95 % interval by circular moving-block bootstrap.
 
-    block: neighbours that are drawn together, since they are alike (Künsch, 1989). None where nothing is finite.
+    block: neighbours that are drawn together, since they are alike; at most a quarter of all, so that draws differ.
+    The end is followed by the beginning, so each outcome is drawn as often as any other (Politis and Romano, 1992).
+    The value is None where nothing is finite, the interval where there are fewer than FEWEST outcomes.
 
-    >>> interval([1.0, 1.0], [2.0, 2.0])
+    >>> interval([1.0] * 8, [2.0] * 8)
     (0.5, 0.5, 0.5)
     """
     top = np.asarray(list(numerator), np.float64)
@@ -63,18 +66,20 @@ def interval(
     if not len(top) or below.sum() == 0:
         return None, None, None
     value = float(top.sum() / below.sum())
-    block = max(1, min(block, len(top)))
-    starts = len(top) - block + 1
-    sums = np.stack([_moving_sums(row, block) for row in (top, below)])
+    if len(top) < FEWEST:
+        return value, None, None
+    block = max(1, min(block, len(top) // 4))
+    sums = np.stack([_circular_sums(row, block) for row in (top, below)])
     rng = np.random.default_rng(seed)
-    drawn = sums[:, rng.integers(0, starts, (DRAWS, -(-len(top) // block)))].sum(axis=2)
+    drawn = sums[:, rng.integers(0, len(top), (DRAWS, -(-len(top) // block)))].sum(axis=2)
     ratios = drawn[0][drawn[1] != 0] / drawn[1][drawn[1] != 0]
     if not len(ratios):
         return value, None, None
     low, high = np.quantile(ratios, (0.025, 0.975))
-    return value, float(low), float(high)
+    return value, min(float(low), value), max(float(high), value)
 
 
-def _moving_sums(values: Array, block: int) -> Array:
-    sums = np.concatenate(([0.0], np.cumsum(values)))
+def _circular_sums(values: Array, block: int) -> Array:
+    """(n,) sums of `block` neighbours from each on."""
+    sums = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: block - 1])))))
     return np.asarray(sums[block:] - sums[:-block])
