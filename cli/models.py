@@ -2,20 +2,19 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from cli.model_tables import print_card, print_versions
 
+if TYPE_CHECKING:
     from models.card import Card
     from models.registry import Registry
     from service.config import Config
 
-WIDTH = 200  # of a table that goes into a file or a pipe
+SHADOWED = "demand"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,7 +58,7 @@ def list_versions(
     if not rows:
         typer.echo(f"{registry.root}: no {kind or 'fitted'} model yet; `fleetcast train demand` makes one")
         return
-    _print_versions(rows)
+    print_versions(rows)
 
 
 @app.command("show")
@@ -88,7 +87,7 @@ def show(
     if json_path is not None:
         _write(json_path, _card_document(registry, card))
     elif html is None:
-        _print_card(registry, card)
+        print_card(card, _card_document(registry, card))
 
 
 @app.command("promote")
@@ -141,6 +140,36 @@ def rollback(
     )
 
 
+@app.command("shadow")
+def shadow(
+    kind: Annotated[str, typer.Argument(help="demand.", metavar="KIND")],
+    version: Annotated[str, typer.Argument(help="A version, newest or off.", metavar="VERSION|newest|off")],
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Choose which version runs in the shadow of the one that serves: scored beside it, and never served.
+
+    A running pipeline takes it up. Without a choice it is the newest that does not serve.
+
+    Examples:
+
+      fleetcast models shadow demand 0002
+
+      fleetcast models shadow demand off
+    """
+    from fleet.errors import ConfigError
+
+    if _known(kind) != SHADOWED:
+        raise ConfigError(f"kind {kind!r}: only versions of {SHADOWED} run in the shadow")
+    registry = _registry(config, state, folder)
+    registry.shadow(kind, version)
+    now = registry.challenger(kind)
+    said = f"{kind} {now} runs in the shadow" if now else f"no version of {kind} runs in the shadow"
+    _tell(json_path, {"kind": kind, "version": now}, said)
+
+
 @app.command("prune")
 def prune(
     kind: Annotated[str, typer.Argument(help="Only this kind: demand or duration.", metavar="[KIND]")] = "",
@@ -151,7 +180,7 @@ def prune(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Delete old versions. The one that serves and the one before it always stay.
+    """Delete old versions. The one that serves, the one before it and the one in the shadow stay.
 
     Examples:
 
@@ -208,12 +237,13 @@ def _serving(registry: "Registry", kind: str) -> str:
 
 
 def _rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
-    current = registry.current_version(kind)
+    current, shadow = registry.current_version(kind), registry.challenger(kind) if kind == SHADOWED else None
     damages = {name: registry.damage(kind, name) for name in registry.names(kind)}
     cards = {card.version: card for card in registry.versions(kind)}
     forced = {row.version: row.forced for row in registry.promotions(kind) if row.action == "promote"}
     return [
-        _row(kind, name, cards.get(name), damage, name == current) | {"forced": forced.get(name, False)}
+        _row(kind, name, cards.get(name), damage, name == current)
+        | {"shadow": name == shadow, "forced": forced.get(name, False)}
         for name, damage in damages.items()
     ]
 
@@ -245,7 +275,7 @@ def _card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
     }
 
 
-# -- showing --------------------------------------------------------------------------------------------------------
+# -- telling --------------------------------------------------------------------------------------------------------
 
 
 def _write(json_path: str, document: Any) -> None:
@@ -272,104 +302,3 @@ def _write_page(card: "Card", path: Path) -> None:
     except OSError as error:
         raise FleetcastError(f"cannot write {path}: {error.strerror}") from None
     typer.echo(f"wrote {path}", err=True)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False, emoji=False)
-
-
-def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(names))
-    for name in names:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    _console().print(table)
-
-
-def _print_versions(rows: list[dict[str, Any]]) -> None:
-    lines = []
-    for row in rows:
-        said = f"damaged: {row['damage']}" if row["damage"] else row["sentence"] or ""
-        size = "" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f}"
-        mark = "serves" if row["serves"] else ""
-        times = [_moment(row["created_ms"]), _moment(row["fitted_until_ms"])]
-        gate = f"{row['gate'] or ''}{', forced' if row['forced'] else ''}"
-        lines.append((row["kind"], row["version"], mark, *times, gate, size, said))
-    _print_table(("kind", "version", "", "made", "fitted until", "gate", "KiB", "verdict"), lines, right=("KiB",))
-
-
-def _moment(time_ms: int | None) -> str:
-    from training.card_page import moment
-
-    return "" if time_ms is None else moment(time_ms).removesuffix(" UTC")
-
-
-def _print_card(registry: "Registry", card: "Card") -> None:
-    document = _card_document(registry, card)
-    gate = card.gate.sentence if card.gate else "nobody has judged it against a baseline"
-    facts = {
-        "version": f"{card.kind} {card.version}{', serves' if document['serves'] else ''}",
-        "gate": f"{card.state}: {gate}",
-        "files": f"damaged: {document['damage']}" if document["damage"] else f"{len(card.files)}, whole",
-        "made": f"{_moment(card.created_ms)} UTC by: {card.made_by}",
-        "served": "; ".join(_promotion(row) for row in document["promotions"]),
-        "fitted until": f"{_moment(card.fitted_until_ms)} UTC",
-        "seed": str(card.seed),
-        "settings": ", ".join(f"{name} {value}" for name, value in card.settings.items()),
-        "features": ", ".join(card.features),
-        "made with": ", ".join(f"{name} {version}" for name, version in card.dependencies.items()),
-    }
-    _print_table(("", ""), [(name, value) for name, value in facts.items() if value])
-    typer.echo()
-    if card.data:
-        spans = [(s.dataset, _moment(s.first_ms), _moment(s.last_ms), f"{s.rows:,}") for s in card.data]
-        _print_table(("data set", "from", "to", "rows"), spans, right=("rows",))
-        typer.echo()
-    _print_metrics(card)
-    _print_calibration(card)
-
-
-def _promotion(row: dict[str, Any]) -> str:
-    """A change of what serves, in words."""
-    words = "promoted" if row["action"] == "promote" else "rolled back to"
-    forced = " by force" if row["forced"] else ""
-    return f"{_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"
-
-
-def _print_metrics(card: "Card") -> None:
-    """A line a number, a column a method; intervals in brackets; series pooled; coverage is told beside its promise."""
-    from training.contests import OURS, lead, pooled, words_of
-    from training.results import Row
-
-    rows = pooled(Row(**{name: getattr(row, name) for name in Row.__struct_fields__}) for row in card.metrics)
-    rows = [row for row in rows if row.value is not None and not row.metric.startswith("coverage")]
-    rows.sort(key=lambda row: (row.dataset, row.target, row.metric, row.horizon_s or 0))
-    methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for row in rows:
-        among = "" if row.low is None or row.high is None else f" [{row.low:.3g}, {row.high:.3g}]"
-        key = (row.dataset, row.target, words_of(row.metric), lead(row.horizon_s))
-        cells.setdefault(key, {})[row.method] = f"{row.value:.4g}{among}"
-    if cells:
-        lines = [(*key, *(values.get(method, "") for method in methods)) for key, values in cells.items()]
-        heads = ("data set", "target", "metric", "horizon", *(method.replace("_", " ") for method in methods))
-        _print_table(heads, lines, right=("horizon",))
-        typer.echo()
-
-
-def _print_calibration(card: "Card") -> None:
-    from training.contests import lead
-
-    rows = [
-        (row.target, lead(row.horizon_s), f"{row.nominal:.0%}", f"{row.observed:.1%}", f"{row.n:,}")
-        for row in card.calibration
-    ]
-    if rows:
-        heads = ("calibration of", "horizon", "promised", "observed", "outcomes")
-        _print_table(heads, rows, right=heads[1:])

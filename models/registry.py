@@ -2,6 +2,7 @@
 
     ROOT/demand/0001/           one version: the model's own files, card.json, card.html; never changed again
     ROOT/demand/current         the version that serves, on the first line; on the next those that served before it
+    ROOT/demand/shadow          the version that is scored and does not serve, or off; without the file the newest
     ROOT/demand/promotions.jsonl    who came and went: promote, rollback, forced or not
     ROOT/demand/lock            held while a version gets its number, and while `current` changes
     ROOT/demand/.new-…          a version under way, locked by its writer; without one it is swept away
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 KINDS = ("demand", "duration")
 CURRENT, LOG, LOCK, NEW = "current", "promotions.jsonl", "lock", ".new-"
+SHADOW, OFF, NEWEST = "shadow", "off", "newest"
 REMEMBERED = 50  # versions that `current` keeps for rollbacks
 KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
 
@@ -77,6 +79,28 @@ class Registry:
         if reasons:
             raise ModelError("; ".join(reasons))
         return None
+
+    def challenger(self, kind: str) -> str | None:
+        """The version to run in the shadow: the chosen one while it does not serve, else the newest if it is newer.
+
+        None for none. It may be damaged. As cheap to ask as `current_version`.
+        """
+        chosen, serving, names = self._chosen(kind), self.current_version(kind), self.names(kind)
+        if chosen not in (NEWEST, serving):
+            return None if chosen == OFF else chosen
+        return names[-1] if names and (serving is None or int(names[-1]) > int(serving)) else None
+
+    def _chosen(self, kind: str) -> str:
+        path = self._folder(kind) / SHADOW
+        try:
+            word = path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return NEWEST
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from None
+        if word not in (OFF, NEWEST) and not VERSION_NAME.fullmatch(word):
+            raise ModelError(f"{path} says {word[:40]!r}: expected a version, {OFF} or {NEWEST}")
+        return word
 
     def versions(self, kind: str) -> list[Card]:
         """The cards of all versions that have a readable one, oldest first."""
@@ -229,11 +253,23 @@ class Registry:
         now = f"{served[0]} is the only whole one that ever served" if served else "none serves"
         raise ModelError(f"no version of {kind} to go back to: {now}")
 
+    def shadow(self, kind: str, version: str) -> None:
+        """Choose what runs in the shadow: a version, `off` or `newest`. ModelError where it serves or is damaged."""
+        if version not in (OFF, NEWEST):
+            version = self.path(kind, version).name
+            if version == self.current_version(kind):
+                raise ModelError(f"{kind} {version} serves: only another version can run in its shadow")
+            damage = self.damage(kind, version)
+            if damage is not None:
+                raise ModelError(f"{kind} {version} cannot run in the shadow: it is damaged: {damage}")
+        with self._locked(self._folder(kind)):
+            self._replace(kind, SHADOW, [version])
+
     def old(self, kind: str, keep: int) -> list[str]:
-        """What `prune` would delete: all but the newest `keep`, the one that serves and the one before it."""
-        served = list(dict.fromkeys(self._served(kind)))
+        """What `prune` would delete: all but the newest `keep`, what serves, served before it or runs in the shadow."""
+        kept = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
         names = self.names(kind)
-        return [name for name in names[: max(0, len(names) - keep)] if name not in served[:2]]
+        return [name for name in names[: max(0, len(names) - keep)] if name not in kept]
 
     def prune(self, kind: str, keep: int) -> list[str]:
         """Delete old versions; returns their names."""
@@ -246,13 +282,16 @@ class Registry:
         return old
 
     def _serve(self, kind: str, served: list[str]) -> None:
+        self._replace(kind, CURRENT, served[:REMEMBERED])
+
+    def _replace(self, kind: str, name: str, lines: list[str]) -> None:
         folder = self._folder(kind)
-        part = folder / f"{CURRENT}.part"
+        part = folder / f"{name}.part"
         with part.open("w", encoding="ascii") as file:
-            file.writelines(f"{version}\n" for version in served[:REMEMBERED])
+            file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(folder / CURRENT)
+        part.replace(folder / name)
         _sync(folder)
 
     def _note(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The challenger: the newest version of the demand trees, while it does not serve, runs beside the one that does.
+"""The challenger: a version of the demand trees that does not serve, the newest or a chosen one, runs beside it.
 
 The gate scores it like the others and never serves it, so that `fleetcast models promote demand VERSION` is decided by
 what it would have said here. What it learnt from, and what it cannot forecast, counts as if it had said what
@@ -26,14 +26,14 @@ class Shadow(msgspec.Struct, frozen=True):
 
 
 class ShadowTrees(ServedTrees):
-    """As `ServedTrees`, of the newest version where that is newer than the one that serves."""
+    """As `ServedTrees`, of the registry's challenger."""
 
     name = "shadow"
 
     def refresh(self) -> bool:
         """Load the challenger, where it is another one than before; True then. Blocks."""
         try:
-            wanted = self._newest()
+            wanted = self._registry.challenger(KIND)
         except (ModelError, OSError) as error:
             self._fail(str(error))
             return False
@@ -43,10 +43,6 @@ class ShadowTrees(ServedTrees):
         if wanted is not None:
             self._load(wanted)
         return True
-
-    def _newest(self) -> str | None:
-        names, serving = self._registry.names(KIND), self._registry.current_version(KIND)
-        return names[-1] if names and (serving is None or int(names[-1]) > int(serving)) else None
 
     def _load(self, version: str) -> None:
         damage = self._registry.damage(KIND, version)

@@ -117,6 +117,15 @@ def test_promotion_and_rollback_are_told(state: Path) -> None:
     assert told("rollback", "demand", "--state", state)["version"] == "0001"
 
 
+def test_a_version_is_chosen_for_the_shadow(state: Path) -> None:
+    assert [row["shadow"] for row in told("list", "demand", "--state", state)["rows"]] == [False, False, True]
+    assert "demand 0001 runs in the shadow" in invoke("shadow", "demand", "1", "--state", state)
+    assert "shadow" in next(line for line in invoke("list", "--state", state).splitlines() if "0001" in line)
+    assert told("shadow", "demand", "off", "--state", state) == {"kind": "demand", "version": None}
+    with pytest.raises(ConfigError, match="only versions of demand"):
+        invoke("shadow", "duration", "1", "--state", state)
+
+
 def test_pruning_says_first_what_would_go(state: Path) -> None:
     Registry(state / "models").add("demand", write, card(WON))
     assert "demand: would delete 0003" in invoke("prune", "--keep", 1, "--dry-run", "--state", state)

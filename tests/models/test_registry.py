@@ -214,6 +214,40 @@ def test_pruning_keeps_the_newest_and_those_that_a_rollback_needs(tmp_path: Path
     assert Registry(tmp_path / "nowhere").prune("demand", keep=1) == []
 
 
+def test_what_runs_in_the_shadow_is_the_newest_or_the_chosen_one(tmp_path: Path) -> None:
+    registry = filled(tmp_path, *[WON] * 4)
+    assert registry.challenger("demand") == "0004"
+    registry.promote("demand", "0003")
+    registry.shadow("demand", "1")
+    assert registry.challenger("demand") == "0001"
+    assert registry.prune("demand", keep=1) == ["0002"]
+    registry.promote("demand", "0001")  # the chosen one serves: the newest is next
+    assert registry.challenger("demand") == "0004"
+    registry.rollback("demand")
+    assert registry.challenger("demand") == "0001"
+    registry.shadow("demand", "off")
+    assert registry.challenger("demand") is None
+    registry.shadow("demand", "newest")
+    assert registry.challenger("demand") == "0004"
+    registry.promote("demand", "0004")
+    assert registry.challenger("demand") is None
+
+
+def test_what_serves_or_is_damaged_is_not_chosen_for_the_shadow(tmp_path: Path) -> None:
+    registry = filled(tmp_path, WON, WON, WON)
+    registry.promote("demand", "0001")
+    hurt(registry, "0002")
+    for version, why in (("0001", "serves"), ("0002", "damaged")):
+        with pytest.raises(ModelError, match=why):
+            registry.shadow("demand", version)
+    with pytest.raises(UnknownEntity, match="no version 9 of demand"):
+        registry.shadow("demand", "9")
+    assert registry.challenger("demand") == "0003"
+    (tmp_path / "demand" / "shadow").write_text("latest\n")
+    with pytest.raises(ModelError, match="'latest': expected a version, off or newest"):
+        registry.challenger("demand")
+
+
 def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON, WON)
     registry.prune("demand", keep=1)

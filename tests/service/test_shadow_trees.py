@@ -1,4 +1,4 @@
-"""The newest version that does not serve is scored beside the one that does, and never served."""
+"""The newest version that does not serve, or a chosen one, is scored beside the one that does, and never served."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +61,14 @@ def test_the_newest_version_runs_in_the_shadow_until_it_serves(tmp_path: Path) -
     add(registry, 3.0)
     assert shadow.refresh()
     assert said(shadow) == 3.0
+    registry.shadow("demand", "2")  # by name, while it runs
+    assert shadow.refresh()
+    assert said(shadow) == 2.0
+    registry.shadow("demand", "off")
+    assert shadow.refresh()
+    assert (shadow.version, np.isnan(said(shadow))) == ("", True)
+    registry.shadow("demand", "newest")
+    assert shadow.refresh()
     registry.promote("demand", "3", force=True)
     assert serving.refresh()
     assert shadow.refresh()
