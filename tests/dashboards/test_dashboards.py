@@ -1,12 +1,16 @@
 """The committed dashboards: what Grafana would choke on, and what a person would miss."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from models.drift import Drift, Recent
+from service.model_watch import drift_page
+from service.shadow_trees import Shadow
 from tests.dashboards.grafana import (
     DASHBOARDS,
     FOLDER,
@@ -117,6 +121,27 @@ def test_a_legend_names_labels_that_the_query_keeps(path: Path) -> None:
         kept = grouped_by(query.expr)
         for label in LEGEND.findall(query.target.get("legendFormat", "")):
             assert label in kept or " by (" not in query.expr, query
+
+
+def test_all_that_is_told_of_fitted_models_is_on_a_panel() -> None:
+    drift = Drift("demand", "0001", 0, 3.0, 0.8, Recent(0.9, 0.8, 1), {})
+    page = drift_page([drift], Shadow("demand", "0002", 0.8, 0.9, 1)).decode()
+    told = set(re.findall(r"^fleetcast_model_\w+", page, re.MULTILINE))
+    assert len(told) == 6
+    shown = {name for query in queries(load(FOLDER / "grafana" / "demand.json")) for name in told if name in query.expr}
+    assert told - shown == set()
+
+
+def test_a_band_is_filled_down_to_a_line_that_there_is() -> None:
+    panels = load(FOLDER / "grafana" / "demand.json")["panels"]
+    filled = 0
+    for panel in (panel for panel in panels if panel["type"] == "timeseries"):
+        names = {target["legendFormat"] for target in panel["targets"]}
+        for override in panel["fieldConfig"]["overrides"]:
+            below = [row["value"] for row in override["properties"] if row["id"] == "custom.fillBelowTo"]
+            assert {override["matcher"]["options"], *below} <= names, panel["title"]
+            filled += len(below)
+    assert filled == 3
 
 
 def test_grafana_finds_what_is_provisioned() -> None:

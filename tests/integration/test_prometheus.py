@@ -142,7 +142,7 @@ NOT_HERE = (
     "fleetcast_demand_loss_ratio",
     "fleetcast_demand_requests",  # nothing is served
     "fleetcast_duration_fit_age_seconds",  # no model was fitted
-    "fleetcast_model_retrain_wanted",
+    "fleetcast_model_",
 )
 """What a fleet that began a minute ago, and has no fitted model, cannot tell."""
 
