@@ -27,7 +27,8 @@ from models.score import score_fleet, score_local
 from models.scores import RISK_KINDS, RiskScores
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.detection import INNOCENT, DetectionTable, Sighting
-from simulator.faults import DECOY_KINDS, FAULT_KINDS, FaultSettings
+from simulator.faults import FaultSettings
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 from simulator.workload import WorkloadProfile, draw_profile
 
 COPIES = 3

@@ -10,7 +10,8 @@ from fleet.requests import Gang, RankPlacement
 from fleet.topology import Topology
 from ingest.topology import parse_topology
 from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.faults import FAULT_KINDS, FaultSettings
+from simulator.faults import FaultSettings
+from simulator.magnitudes import FAULT_KINDS
 from simulator.workload import profile_of
 from training.dataset import Fault, Page
 

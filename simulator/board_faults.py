@@ -14,6 +14,15 @@ from simulator.effects import (
     Effects,
     Load,
 )
+from simulator.magnitudes import (
+    CpuContentionKind,
+    EccStormKind,
+    GpuOffBusKind,
+    NodeLostKind,
+    PcieDowngradeKind,
+    PowerBrakeKind,
+    ThermalThrottleKind,
+)
 from simulator.shape import NeedsReset, Passing
 
 SOFT_HEAT, HARD_HEAT = 0.4, 0.75
@@ -31,13 +40,13 @@ class ThermalThrottle(Passing):
     heat: float = 0.0
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "ThermalThrottle":
+    def draw(cls, rng: np.random.Generator, kind: ThermalThrottleKind) -> "ThermalThrottle":
         return cls(
-            hot_c=rng.uniform(85, 90),
-            soft_ratio=rng.uniform(0.62, 0.8),
-            hard_ratio=rng.uniform(0.3, 0.5),
-            tau_s=rng.uniform(20, 60),
-            hard=bool(rng.random() < 0.75),
+            hot_c=rng.uniform(*kind.hot_c),
+            soft_ratio=rng.uniform(*kind.soft_clock),
+            hard_ratio=rng.uniform(*kind.hard_clock),
+            tau_s=rng.uniform(*kind.tau_s),
+            hard=bool(rng.random() < kind.hard_share),
         )
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
@@ -67,8 +76,8 @@ class PowerBrake(Passing):
     ratio: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "PowerBrake":
-        return cls(ratio=rng.uniform(0.4, 0.5))
+    def draw(cls, rng: np.random.Generator, kind: PowerBrakeKind) -> "PowerBrake":
+        return cls(ratio=rng.uniform(*kind.clock))
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
@@ -86,12 +95,12 @@ class PcieDowngrade(NeedsReset):
     replays_per_s: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "PcieDowngrade":
-        narrow = rng.random() < 0.6
+    def draw(cls, rng: np.random.Generator, kind: PcieDowngradeKind) -> "PcieDowngrade":
+        narrow = rng.random() < kind.narrow_share
         return cls(
-            width=int(rng.choice([1, 4, 8])) if narrow else 16,
-            gen=5 if narrow else int(rng.choice([1, 3])),
-            replays_per_s=rng.uniform(0.6, 3.0),
+            width=int(rng.choice(kind.widths)) if narrow else 16,
+            gen=5 if narrow else int(rng.choice(kind.generations)),
+            replays_per_s=rng.uniform(*kind.replays_per_s),
         )
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
@@ -116,15 +125,15 @@ class EccStorm(NeedsReset):
     previous_s: float = -np.inf
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "EccStorm":
-        period_s = rng.uniform(120, 300)
+    def draw(cls, rng: np.random.Generator, kind: EccStormKind) -> "EccStorm":
+        period_s = rng.uniform(*kind.burst_every_s)
         return cls(
-            sbe_per_s=float(np.clip(rng.lognormal(1.2, 0.8), 1.0, 60.0)),
+            sbe_per_s=float(np.clip(rng.lognormal(1.2, 0.8), *kind.sbe_per_s)),
             period_s=period_s,
-            burst_s=period_s * rng.uniform(0.4, 0.8),
-            dbe_s=rng.uniform(40, 240) if rng.random() < 0.6 else None,
-            remap_fails=bool(rng.random() < 0.25),
-            contained=bool(rng.random() < 0.6),
+            burst_s=period_s * rng.uniform(*kind.burst_share),
+            dbe_s=rng.uniform(*kind.uncorrected_after_s) if rng.random() < kind.uncorrected_share else None,
+            remap_fails=bool(rng.random() < kind.remap_fails_share),
+            contained=bool(rng.random() < kind.contained_share),
         )
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
@@ -170,18 +179,19 @@ class GpuOffBus(NeedsReset):
     warns_s: float
     freezes: bool
     delay_s: float
+    slipping: "Slipping"
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "GpuOffBus":
-        warns = rng.random() < 0.5
-        return cls(
-            warns_s=rng.uniform(15, 30) if warns else 0.0,
-            freezes=bool(rng.random() < 0.3),
-            delay_s=rng.uniform(0.1, 0.4),
-        )
+    def draw(cls, rng: np.random.Generator, kind: GpuOffBusKind) -> "GpuOffBus":
+        warns = rng.random() < kind.warns_share
+        freezes = bool(rng.random() < kind.freezes_share)
+        warns_s = rng.uniform(*kind.warns_s) if warns else 0.0
+        delay_s = rng.uniform(*kind.delay_s)
+        return cls(warns_s, freezes, delay_s, Slipping(delay_s / 2, kind.lost_scrapes_share, rng.spawn(1)[0]))
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
+            self.slipping.apply(effects, node)
             return False
         if load.slot[node, unit]:
             self._stop_job(effects, load, node, unit, age_s)
@@ -203,18 +213,78 @@ class GpuOffBus(NeedsReset):
 
 
 @dataclass(slots=True)
+class Slipping:
+    """What leads up to a loss is structural, not numeric: the scrape takes longer and some are lost."""
+
+    delay_s: float
+    lost_share: float
+    rng: np.random.Generator
+
+    def apply(self, effects: Effects, node: int) -> None:
+        effects.page_delay_s[node] = max(effects.page_delay_s[node], self.delay_s * self.rng.uniform(0.3, 1.0))
+        if self.rng.random() < self.lost_share:
+            effects.page_down[node, 0] = True
+
+
+@dataclass(slots=True)
 class NodeLost(NeedsReset):
-    heartbeat_s: float = 45.0
+    heartbeat_s: float
+    slipping: Slipping
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "NodeLost":
-        return cls()
+    def draw(cls, rng: np.random.Generator, kind: NodeLostKind) -> "NodeLost":
+        own = rng.spawn(1)[0]
+        slipping = Slipping(own.uniform(*kind.delay_s), kind.lost_scrapes_share, own)
+        return cls(own.uniform(*kind.heartbeat_s), slipping)
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
+            self.slipping.apply(effects, node)
             return False
         effects.page_down[node] = True
         effects.hung[node] = load.slot[node] > 0
         if age_s > self.heartbeat_s and (load.slot[node] > 0).any():
             effects.deaths.append(Death(node, -1, "node_lost", "node stopped responding"))
         return True
+
+
+@dataclass(slots=True)
+class CpuContention(Passing):
+    """Something else takes the CPUs of a host, in gusts: its GPUs wait for their kernels, the others for its ranks."""
+
+    slow: float
+    util_drop: float
+    steal_share: float
+    gust_s: float
+    calm_s: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, kind: CpuContentionKind) -> "CpuContention":
+        return cls(
+            slow=rng.uniform(*kind.slow),
+            util_drop=rng.uniform(*kind.util_drop),
+            steal_share=rng.uniform(*kind.steal_share),
+            gust_s=rng.uniform(*kind.gust_s),
+            calm_s=rng.uniform(*kind.calm_s),
+        )
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        if age_s < 0:
+            return False
+        share = self._pressed_share(age_s, dt_s)
+        effects.host_slow[node] = 1.0 + (self.slow - 1.0) * share
+        effects.util_drop[node] = self.util_drop * share
+        effects.steal[node] = self.steal_share * share
+        return bool(load.busy[node].any())
+
+    def _pressed_share(self, age_s: float, dt_s: float) -> float:
+        """Of the last `dt_s` seconds, the share within gusts."""
+        span = self.gust_s + self.calm_s
+
+        def pressed_s(until_s: float) -> float:
+            whole, within_s = divmod(max(until_s, 0.0), span)
+            return float(whole * self.gust_s + min(within_s, self.gust_s))
+
+        if dt_s <= 0:
+            return float(age_s % span < self.gust_s)
+        return (pressed_s(age_s) - pressed_s(age_s - dt_s)) / dt_s

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import RankPlacement
 from simulator import physics
-from simulator.effects import Effects, Load
+from simulator.effects import Effects, Levels, Load
 from simulator.faults import QUIET, FaultPlan, FaultSettings
 from simulator.gangs import Gang, Gangs
 from simulator.sensors import Sensors
@@ -26,6 +26,7 @@ from simulator.telemetry import DcgmPage, NodePage
 from simulator.workload import JobPhase, WorkloadProfile
 
 BUSY_W = 250.0
+MEMBER_NOISE = 0.005  # of the own part of a rank's step
 EXPORTERS = ("dcgm", "node")
 
 
@@ -79,6 +80,8 @@ class MemberStep:
     node: str
     compute_s: float
     communication_s: float
+    data_s: float = 0.0
+    load: float = 1.0  # of the step's work, relative to the usual share
 
 
 FailedJob = tuple[str, str, str, str]  # job, category, node, message
@@ -127,27 +130,38 @@ class SimulatedFleet:
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading"):
             return math.nan
-        if not math.isnan(self.gangs.hung_since_ms[gang.slot]):
-            return math.inf
-        step_s = gang.profile.step_s * self._slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
-        if self.phase(job) == "checkpoint":
-            step_s += gang.profile.checkpoint_s
-        elif self._rng.random() < 0.005:
-            step_s *= self._rng.uniform(1.5, 3.0)  # a data or garbage-collection hiccup of all ranks
-        return step_s
+        return math.inf if self._hangs(gang) else sum(self._draw_step(gang))
+
+    def _hangs(self, gang: Gang) -> bool:
+        return not math.isnan(self.gangs.hung_since_ms[gang.slot])
+
+    def _draw_step(self, gang: Gang) -> tuple[float, float]:
+        """Seconds of a step of a job that steps, and what its ranks wait together for data, collection or storage."""
+        levels = self.effects.levels.get(gang.slot, Levels())
+        step_s = gang.profile.step_s * levels.step * self._slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
+        if self.phase(gang.job) == "checkpoint":
+            return step_s, gang.profile.checkpoint_s
+        if self._rng.random() < 0.005:
+            return step_s, step_s * (self._rng.uniform(1.5, 3.0) - 1)
+        return step_s, 0.0
 
     def member_steps(self, job: str) -> list[MemberStep]:
         """The present step by rank: a slow rank computes long, the others wait for it; empty when nothing steps."""
         gang = self.gangs.by_job.get(job)
-        if gang is None or not math.isfinite(step_s := self.step_time_s(job)):
+        if gang is None or self.phase(job) in ("init", "loading") or self._hangs(gang):
             return []
-        own_s = gang.profile.step_s * (1 - gang.profile.communication_share)
-        speed = self.effects.clock_ratio[gang.node, gang.gpu]
+        step_s, data_s = self._draw_step(gang)
+        own_s = gang.profile.step_s * self.effects.levels.get(gang.slot, Levels()).step
+        own_s *= 1 - gang.profile.communication_share
         slowest = np.full(int(gang.rank_of.max()) + 1, np.inf)
-        np.minimum.at(slowest, gang.rank_of, speed)
+        np.minimum.at(slowest, gang.rank_of, physics.own_speed(self.effects)[gang.node, gang.gpu])
+        heaviest = np.zeros(len(slowest))
+        np.maximum.at(heaviest, gang.rank_of, self.effects.load[gang.node, gang.gpu])
+        heavy = heaviest.tolist()
+        takes_s = np.minimum(own_s / slowest * self._rng.lognormal(0.0, MEMBER_NOISE, len(slowest)), step_s).tolist()
         return [
-            MemberStep(rank.rank, rank.node, compute := min(own_s / slowest[rank.rank], step_s), step_s - compute)
-            for rank in gang.ranks
+            MemberStep(row.rank, row.node, takes_s[row.rank], step_s - takes_s[row.rank], data_s, heavy[row.rank])
+            for row in gang.ranks
         ]
 
     def phase(self, job: str) -> str:
@@ -177,6 +191,8 @@ class SimulatedFleet:
             return self._node_pages[node].write(*self.sensors.host_values(row, ahead_s))
         if self.effects.frozen[row] and node in self._frozen:
             return self._frozen[node]
+        if self.effects.renamed[row] and not self._pages[node].renamed:
+            self._pages[node] = DcgmPage(node, self.spec.gpus, renamed=True)
         page = self._pages[node].write(self.sensors.gpu_values(row, ahead_s), self.effects.present[row])
         if self.effects.frozen[row]:
             self._frozen[node] = page

@@ -17,7 +17,8 @@ from fleet.topology import Topology
 from simulator.backfill import RunningJob
 from simulator.day import Arm, Day, DayFault, FalseAlarm, Losses, Memo
 from simulator.detection import INNOCENT, DetectionTable
-from simulator.faults import DECOY_KINDS, MEDIAN_S, NODE_KINDS, REALISTIC_RATES
+from simulator.faults import NODE_KINDS
+from simulator.magnitudes import DECOY_KINDS, MEDIAN_S, REALISTIC_RATES
 from simulator.replay import Replay
 from simulator.traces import JobTrace
 

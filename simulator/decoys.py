@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simulator.effects import REASON_SW_POWER_CAP, Effects, Load
+from simulator.effects import REASON_SW_POWER_CAP, Effects, Levels, Load
+from simulator.magnitudes import ExporterRestartKind, PhaseChangeKind, PowerCapKind, SequenceImbalanceKind
 from simulator.shape import Passing
 from simulator.workload import JobPhase
 
@@ -16,10 +18,10 @@ class PhaseDecoy(Passing):
     phase: JobPhase
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
-        slots = [slot for slot in np.unique(load.slot[node]).tolist() if slot]
-        if age_s < 0 or not slots:
+        slot = _job_on(load, node)
+        if age_s < 0 or not slot:
             return False
-        effects.forced_phase[slots[0]] = self.phase
+        effects.forced_phase[slot] = self.phase
         return True
 
 
@@ -31,8 +33,8 @@ class PowerCap(Passing):
     ratio: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "PowerCap":
-        return cls(limit_w=rng.uniform(560, 630), ratio=rng.uniform(0.92, 0.96))
+    def draw(cls, rng: np.random.Generator, kind: PowerCapKind) -> "PowerCap":
+        return cls(limit_w=rng.uniform(*kind.limit_w), ratio=rng.uniform(*kind.clock))
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
@@ -47,14 +49,22 @@ class PowerCap(Passing):
 
 @dataclass(slots=True)
 class ExporterRestart(Passing):
-    """The DCGM exporter does not answer for one scrape, then starts with fresh counters and no XID."""
+    """The DCGM exporter does not answer for one scrape, then starts with fresh counters and no XID.
+
+    `renames`: it is a newer version, whose fields and labels have other names.
+    """
 
     down_s: float
+    renames: bool = False
     restarted: bool = field(default=False)
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "ExporterRestart":
-        return cls(down_s=rng.uniform(14, 17))
+    def draw(cls, rng: np.random.Generator, kind: ExporterRestartKind) -> "ExporterRestart":
+        return cls(down_s=rng.uniform(*kind.down_s))
+
+    @classmethod
+    def draw_rename(cls, rng: np.random.Generator, kind: ExporterRestartKind) -> "ExporterRestart":
+        return cls(down_s=rng.uniform(*kind.down_s), renames=True)
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if 0 <= age_s < self.down_s:
@@ -62,4 +72,55 @@ class ExporterRestart(Passing):
         elif age_s >= self.down_s and not self.restarted:
             self.restarted = True
             effects.resets.append((node, -1))
+            effects.renamed[node] |= self.renames
         return age_s >= 0
+
+
+@dataclass(slots=True)
+class SequenceImbalance(Passing):
+    """Ranks are dealt sequences of unlike lengths, anew every `hold_s`: all wait for whoever has the longest."""
+
+    spread: float
+    hold_s: float
+    rng: np.random.Generator
+    loads: NDArray[np.float64] | None = None
+    dealt_s: float = -np.inf
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, kind: SequenceImbalanceKind) -> "SequenceImbalance":
+        return cls(rng.uniform(*kind.spread), rng.uniform(*kind.hold_s), rng.spawn(1)[0])
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        slot = _job_on(load, node)
+        if age_s < 0 or not slot:
+            return False
+        if self.loads is None or age_s - self.dealt_s >= self.hold_s:
+            per_node = self.rng.normal(0.0, self.spread, (len(load.slot), 1))
+            self.loads = np.clip(1.0 + per_node, 0.5, 1.8) * np.ones(load.slot.shape)
+            self.dealt_s = age_s
+        mine = load.slot == slot
+        effects.load[mine] = self.loads[mine]
+        return True
+
+
+@dataclass(slots=True)
+class PhaseChange(Passing):
+    """The job does something else for a while, all ranks together: longer sequences, another data set, more layers."""
+
+    levels: Levels
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, kind: PhaseChangeKind) -> "PhaseChange":
+        return cls(Levels(rng.uniform(*kind.activity), rng.uniform(*kind.traffic), rng.uniform(*kind.step)))
+
+    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        slot = _job_on(load, node)
+        if age_s < 0 or not slot:
+            return False
+        effects.levels[slot] = self.levels
+        return True
+
+
+def _job_on(load: Load, node: int) -> int:
+    """The slot of the first job on a node, 0 for none."""
+    return next((slot for slot in np.unique(load.slot[node]).tolist() if slot), 0)

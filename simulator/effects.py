@@ -48,6 +48,15 @@ class Load:
     age_s: NDArray[np.float64]  # (slots,) since the job's start
 
 
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A job that does something else: times its usual activity, traffic and step."""
+
+    activity: float = 1.0
+    traffic: float = 1.0
+    step: float = 1.0
+
+
 @dataclass(slots=True)
 class Effects:
     """Neutral after `clear`; faults write into their few cells."""
@@ -69,21 +78,28 @@ class Effects:
     port_wait: NDArray[np.float64] = field(init=False)  # share of time that data wait to be sent
     port_speed: NDArray[np.float64] = field(init=False)  # B/s
     port_down: NDArray[np.bool_] = field(init=False)
+    host_slow: NDArray[np.float64] = field(init=False)  # the own part of a step takes this many times as long
+    util_drop: NDArray[np.float64] = field(init=False)  # utilisation lost to a host that does not launch kernels
+    load: NDArray[np.float64] = field(init=False)  # of the work of a step, relative to the usual share
+    steal: NDArray[np.float64] = field(init=False)  # (n,) share of CPU time that something else takes
     present: NDArray[np.bool_] = field(init=False)  # the driver sees the GPU
     hung: NDArray[np.bool_] = field(init=False)  # collectives with this GPU never end
     frozen: NDArray[np.bool_] = field(init=False)  # (n,) the DCGM page repeats itself
     page_down: NDArray[np.bool_] = field(init=False)  # (n, 2) dcgm and node exporter do not answer
     page_delay_s: NDArray[np.float64] = field(init=False)  # (n,) wall seconds of extra scrape time
     forced_phase: dict[int, JobPhase] = field(init=False, default_factory=dict)  # by job slot
+    levels: dict[int, Levels] = field(init=False, default_factory=dict)  # by job slot
+    renamed: NDArray[np.bool_] = field(init=False)  # (n,) a newer DCGM exporter, for good
     bumps: list[Bump] = field(init=False, default_factory=list)
     deaths: list[Death] = field(init=False, default_factory=list)
     resets: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, GPU or -1): counters restart
 
     def __post_init__(self) -> None:
+        self.renamed = np.zeros(self.nodes, bool)
         self.clear()
 
     def clear(self) -> None:
-        """Back to healthy hardware."""
+        """Back to healthy hardware; an exporter that was renewed stays so."""
         shape = (self.nodes, self.gpus)
         self.clock_ratio = np.ones(shape)
         self.reasons = np.zeros(shape, np.int64)
@@ -92,6 +108,8 @@ class Effects:
         self.power_limit_w = np.full(shape, MAX_POWER_W)
         self.link_width, self.link_gen = np.full(shape, 16.0), np.full(shape, 5.0)
         self.sbe_per_s, self.replays_per_s, self.symbols_per_s = (np.zeros(shape) for _ in range(3))
+        self.host_slow, self.load = np.ones(shape), np.ones(shape)
+        self.util_drop, self.steal = np.zeros(shape), np.zeros(self.nodes)
         self.port_slow, self.port_wait = np.ones(shape), np.zeros(shape)
         self.port_speed = np.full(shape, IB_BYTES_PER_S)
         self.port_down, self.hung = np.zeros(shape, bool), np.zeros(shape, bool)
@@ -99,5 +117,5 @@ class Effects:
         self.frozen = np.zeros(self.nodes, bool)
         self.page_down = np.zeros((self.nodes, 2), bool)
         self.page_delay_s = np.zeros(self.nodes)
-        self.forced_phase = {}
+        self.forced_phase, self.levels = {}, {}
         self.bumps, self.deaths, self.resets = [], [], []

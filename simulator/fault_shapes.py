@@ -9,45 +9,54 @@ applied at every step; `apply` answers whether the fault shows now, given what r
     ecc_storm         bursts of corrected errors, then sometimes one uncorrected: XID 48, 63 or 64, 94 or 95
     gpu_off_bus       the GPU's series vanish (XID 79 first, or frozen pages); peers spin until the watchdog
     node_lost         nothing of the node answers
-    decoys            checkpoint_stall, evaluation, power_cap, exporter_restart: benign
+    cpu_contention    the host's GPUs wait for their kernels in gusts, steal and pressure rise, the peers wait
+    decoys            checkpoint_stall, evaluation, power_cap, exporter_restart, label_rename, sequence_imbalance,
+                      phase_change: benign
+
+A loss (gpu_off_bus, node_lost) leads up to its start with late and lost scrapes, an error kind with a few errors.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from simulator.board_faults import EccStorm, GpuOffBus, NodeLost, PcieDowngrade, PowerBrake, ThermalThrottle
-from simulator.decoys import ExporterRestart, PhaseDecoy, PowerCap
+from simulator.board_faults import (
+    CpuContention,
+    EccStorm,
+    GpuOffBus,
+    NodeLost,
+    PcieDowngrade,
+    PowerBrake,
+    ThermalThrottle,
+)
+from simulator.decoys import ExporterRestart, PhaseChange, PhaseDecoy, PowerCap, SequenceImbalance
+from simulator.magnitudes import USUAL, Magnitudes
 from simulator.port_faults import IbFlap, SlowNic
 from simulator.shape import Shape
 from simulator.workload import JobPhase
 
-
-def draw_shape(kind: str, rng: np.random.Generator) -> Shape:
-    """A fault or decoy of this kind with magnitudes of its own. Raises ValueError for an unknown kind."""
-    drawn: dict[str, type[_Drawn]] = {
-        "thermal_throttle": ThermalThrottle,
-        "power_brake": PowerBrake,
-        "pcie_downgrade": PcieDowngrade,
-        "ib_flap": IbFlap,
-        "slow_nic": SlowNic,
-        "ecc_storm": EccStorm,
-        "gpu_off_bus": GpuOffBus,
-        "node_lost": NodeLost,
-        "power_cap": PowerCap,
-        "exporter_restart": ExporterRestart,
-    }
-    if kind == "checkpoint_stall":
-        return PhaseDecoy(JobPhase.CHECKPOINT)
-    if kind == "evaluation":
-        return PhaseDecoy(JobPhase.EVALUATION)
-    if kind not in drawn:
-        raise ValueError(
-            f"fault kind {kind!r}: expected one of {', '.join((*drawn, 'checkpoint_stall', 'evaluation'))}"
-        )
-    return drawn[kind].draw(rng)
+_DRAW: dict[str, Callable[[np.random.Generator, Any], Shape]] = {
+    "thermal_throttle": ThermalThrottle.draw,
+    "power_brake": PowerBrake.draw,
+    "pcie_downgrade": PcieDowngrade.draw,
+    "ib_flap": IbFlap.draw,
+    "slow_nic": SlowNic.draw,
+    "ecc_storm": EccStorm.draw,
+    "gpu_off_bus": GpuOffBus.draw,
+    "node_lost": NodeLost.draw,
+    "cpu_contention": CpuContention.draw,
+    "power_cap": PowerCap.draw,
+    "exporter_restart": ExporterRestart.draw,
+    "label_rename": ExporterRestart.draw_rename,
+    "sequence_imbalance": SequenceImbalance.draw,
+    "phase_change": PhaseChange.draw,
+    "checkpoint_stall": lambda rng, kind: PhaseDecoy(JobPhase.CHECKPOINT),
+    "evaluation": lambda rng, kind: PhaseDecoy(JobPhase.EVALUATION),
+}
 
 
-class _Drawn(Shape, Protocol):
-    @classmethod
-    def draw(cls, rng: np.random.Generator) -> Shape: ...
+def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USUAL) -> Shape:
+    """A fault or decoy of this kind, its numbers drawn from `magnitudes`. Raises ValueError for an unknown kind."""
+    ranges = magnitudes.of(kind)
+    return _DRAW[kind](rng, ranges)

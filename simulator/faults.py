@@ -13,71 +13,44 @@ import numpy as np
 
 from simulator.effects import Effects, Load
 from simulator.fault_shapes import draw_shape
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, MEDIAN_S, USUAL, Decoy, Magnitudes
 from simulator.shape import Shape
 from simulator.truth import FaultRecord
 
-FAULT_KINDS = (
-    "thermal_throttle",
-    "ecc_storm",
-    "ib_flap",
-    "pcie_downgrade",
-    "gpu_off_bus",
-    "slow_nic",
-    "power_brake",
-    "node_lost",
-)
-DECOY_KINDS = ("checkpoint_stall", "power_cap", "exporter_restart", "evaluation")
 PORT_KINDS = frozenset({"ib_flap", "slow_nic"})
-NODE_KINDS = frozenset({"power_brake", "node_lost", *DECOY_KINDS})
-SLOW_KINDS = frozenset({"thermal_throttle", "slow_nic", "power_brake", "pcie_downgrade", "ib_flap"})
-DECOY_S = {"checkpoint_stall": (15.0, 60.0), "power_cap": (180.0, 900.0), "evaluation": (40.0, 150.0)}
-RESTART_S = 20.0
+NODE_KINDS = frozenset({"power_brake", "node_lost", "cpu_contention", *DECOY_KINDS})
+SLOW_KINDS = frozenset({"thermal_throttle", "slow_nic", "power_brake", "pcie_downgrade", "ib_flap", "cpu_contention"})
 VISIBLE_AFTER_S = 30.0
 PRECURSOR_KINDS = frozenset({"thermal_throttle", "ecc_storm", "ib_flap", "pcie_downgrade"})
-
-# Per 1000 node-days; together about 6, between the 4.2 and 6.5 that large fleets report, with the short-lived
-# network slowdowns on top.
-REALISTIC_RATES = {
-    "thermal_throttle": 0.5,
-    "ecc_storm": 1.2,
-    "ib_flap": 0.6,
-    "pcie_downgrade": 0.5,
-    "gpu_off_bus": 0.9,
-    "slow_nic": 3.0,
-    "power_brake": 0.3,
-    "node_lost": 1.0,
-}
-MEDIAN_S = {
-    "thermal_throttle": 3600.0,
-    "ecc_storm": 3600.0,
-    "ib_flap": 7200.0,
-    "pcie_downgrade": 72_000.0,
-    "gpu_off_bus": 72_000.0,
-    "slow_nic": 1440.0,
-    "power_brake": 7200.0,
-    "node_lost": 72_000.0,
-}
 
 
 class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How faults are drawn. Times are fleet seconds.
 
     `every_s` > 0 spaces them evenly (with jitter) and takes the kinds in turn; else `rates` (faults per 1000
-    node-days, by kind) draw a Poisson process. A fault lasts a lognormal time around `median_s`, at most `limit_s`.
+    node-days, by kind of fault or decoy) draw a Poisson process. A fault lasts a lognormal time around `median_s`,
+    from `shortest_s` to `limit_s`. `precursor_share` of the kinds that can have a precursor begin with one, unless
+    `precursor_shares` says otherwise of a kind. After `repeat_share` of the repairs the same happens to the node again
+    within `repeat_within_s`.
     """
 
-    kinds: tuple[str, ...] = FAULT_KINDS
+    kinds: tuple[str, ...] = (*FAULT_KINDS, *DECOY_KINDS)
     every_s: float = 0.0
     first_s: float = 0.0
     rates: dict[str, float] = {}
     median_s: dict[str, float] = msgspec.field(default_factory=lambda: dict(MEDIAN_S))
+    shortest_s: float = 300.0
     limit_s: float = 1e9
     decoys: tuple[str, ...] = DECOY_KINDS
     decoy_every_s: float = 0.0
     precursor_share: float = 0.4
+    precursor_shares: dict[str, float] = {}
     precursor_s: tuple[float, float] = (60.0, 300.0)
     only_busy: bool = True
     watchdog_s: float = 900.0
+    repeat_share: float = 0.0
+    repeat_within_s: float = 86_400.0
+    magnitudes: Magnitudes = USUAL
 
 
 QUIET = FaultSettings()
@@ -86,6 +59,7 @@ DEMO = FaultSettings(
     every_s=125.0,
     first_s=75.0,
     limit_s=2400.0,
+    decoys=("checkpoint_stall", "power_cap", "exporter_restart", "evaluation"),
     decoy_every_s=90.0,
     precursor_s=(30.0, 60.0),
     watchdog_s=600.0,
@@ -138,7 +112,7 @@ class FaultPlan:
         **magnitudes: Any,
     ) -> str:
         """Plan a fault; `gpu` is the port for ib_flap and slow_nic. `magnitudes` replace drawn ones by field name."""
-        shape = draw_shape(kind, self._rng)
+        shape = draw_shape(kind, self._rng, self.settings.magnitudes)
         if magnitudes:
             shape = replace(shape, **magnitudes)  # type: ignore[type-var]
         unit = -1 if kind in NODE_KINDS else int(self._rng.integers(self._gpus)) if gpu is None else gpu
@@ -179,6 +153,10 @@ class FaultPlan:
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
+    def active(self) -> Sequence[Incident]:
+        """Every incident that is planned or under way."""
+        return self._incidents
+
     def faulty_nodes(self) -> set[str]:
         """Nodes with a fault that has begun (precursors included) and is not benign."""
         return {self._names[incident.node] for incident in self._incidents if not incident.benign}
@@ -208,6 +186,9 @@ class FaultPlan:
         incident.shape.end(effects, incident.node, incident.unit)
         self._incidents.remove(incident)
         self._record(incident, max(end_ms, incident.start_ms))
+        if self.settings.repeat_share and not incident.benign and self._rng.random() < self.settings.repeat_share:
+            again_ms = end_ms + int(self._rng.uniform(0, self.settings.repeat_within_s) * 1000)
+            self._plan(incident.kind, incident.node, incident.unit, again_ms)
 
     def _record(self, incident: Incident, end_ms: int | None) -> None:
         unit = incident.unit if incident.unit >= 0 else None
@@ -238,7 +219,8 @@ class FaultPlan:
 
     def _first_dues(self, now_ms: int) -> dict[str, float]:
         settings = self.settings
-        streams = ["turn"] if settings.every_s > 0 else [kind for kind in settings.kinds if settings.rates.get(kind)]
+        drawn = [kind for kind in settings.kinds if settings.rates.get(kind)]
+        streams = ["turn"] if settings.every_s > 0 else drawn
         if settings.decoy_every_s > 0:
             streams.append("decoy")
         dues = {stream: now_ms + self._gap_s(stream) * 1000 for stream in streams}
@@ -259,12 +241,20 @@ class FaultPlan:
         place = self._place(kind, load)
         if place is None:
             return
+        self._plan(kind, *place, now_ms)
+
+    def _plan(self, kind: str, node: int, unit: int, from_ms: int) -> None:
+        """Draw when it starts, after a precursor or at `from_ms`, how long it lasts and how strong it is."""
         lead_s = 0.0
-        if kind in PRECURSOR_KINDS and self._rng.random() < self.settings.precursor_share:
+        share = self.settings.precursor_shares.get(kind)
+        if share is None and kind in PRECURSOR_KINDS:
+            share = self.settings.precursor_share
+        if share is not None and self._rng.random() < share:
             lead_s = self._rng.uniform(*self.settings.precursor_s)
-        start_ms = now_ms + int(lead_s * 1000)
+        start_ms = from_ms + int(lead_s * 1000)
         end_ms = start_ms + int(self._lasts_s(kind) * 1000)
-        self._add(kind, *place, start_ms, end_ms, int(lead_s * 1000), draw_shape(kind, self._rng))
+        shape = draw_shape(kind, self._rng, self.settings.magnitudes)
+        self._add(kind, node, unit, start_ms, end_ms, int(lead_s * 1000), shape)
 
     def _next_kind(self, stream: str) -> str:
         if stream == "decoy":
@@ -272,16 +262,17 @@ class FaultPlan:
         if stream != "turn":
             return stream
         if not self._turn:
-            self._turn = [str(kind) for kind in self._rng.permutation(self.settings.kinds)]
+            faults = [kind for kind in self.settings.kinds if kind not in DECOY_KINDS]
+            self._turn = [str(kind) for kind in self._rng.permutation(faults)]
         return self._turn.pop()
 
     def _lasts_s(self, kind: str) -> float:
-        if kind == "exporter_restart":
-            return RESTART_S
-        if kind in DECOY_S:
-            return float(self._rng.uniform(*DECOY_S[kind]))
+        ranges = self.settings.magnitudes.of(kind)
+        if isinstance(ranges, Decoy):
+            return float(self._rng.uniform(*ranges.lasts_s))
         median_s = self.settings.median_s.get(kind, MEDIAN_S[kind])
-        return float(min(max(median_s * self._rng.lognormal(0.0, 0.8), 300.0), self.settings.limit_s))
+        lasts_s = max(median_s * self._rng.lognormal(0.0, 0.8), self.settings.shortest_s)
+        return float(min(lasts_s, self.settings.limit_s))
 
     def _place(self, kind: str, load: Load) -> tuple[int, int] | None:
         """A (node, unit) without a fault, busy if possible, and not in a job that another fault already slows."""

@@ -1,9 +1,9 @@
 """From what jobs ask and what faults do to what the sensors show. Arrays over (node, GPU); nothing is looped over.
 
-A job is as slow as its slowest member: with clock ratio s and communication share c its step takes
-k = (1 - c)/min(s) + c * max(r) times as long, r being how much longer a transfer takes on its worst port. All members
-then do 1/k of their work per second: power above the idle context, tensor and SM activity and traffic fall by that
-factor, while utilisation stays high because waiting ranks spin.
+A job is as slow as its slowest member: with speed s (clock ratio over its load and over what its host adds) and
+communication share c its step takes k = (1 - c)/min(s) + c * max(r) times as long, r being how much longer a transfer
+takes on its worst port. All members then do 1/k of their work per second: power above the idle context, tensor and SM
+activity and traffic fall by that factor, while utilisation stays high because waiting ranks spin.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,9 @@ def slowdown(gangs: Gangs, effects: Effects) -> NDArray[np.float64]:
     cells = gangs.slot.ravel()
     sends = port_bytes_per_s(gangs)
     speed = np.ones(len(gangs.size))
-    np.minimum.at(speed, cells, effects.clock_ratio.ravel())
+    fastest = np.full(len(gangs.size), np.inf)
+    np.minimum.at(fastest, cells, own_speed(effects).ravel())
+    speed = np.where(np.isfinite(fastest), fastest, speed)
     through_pcie = (gangs.level("pcie_rx_bytes_per_s")[gangs.slot] + sends) * BURST / pcie_bytes_per_s(effects)
     transfer = np.maximum(np.where(sends > 0, effects.port_slow, 1.0), through_pcie)
     worst = np.ones(len(gangs.size))
@@ -99,17 +101,27 @@ def slowdown(gangs: Gangs, effects: Effects) -> NDArray[np.float64]:
     return factor
 
 
+def own_speed(effects: Effects) -> NDArray[np.float64]:
+    """(n, g) how fast each GPU does its own part of a step: 1 is usual."""
+    return effects.clock_ratio / (effects.load * effects.host_slow)
+
+
 def activity_of(gangs: Gangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects) -> Activity:
     """Spread each job's phase and slowdown over its GPUs."""
     levels = PHASE_LEVELS[phase]  # (slots, 5)
+    for slot, changed in effects.levels.items():
+        levels[slot] *= (changed.activity, 1.0, changed.traffic, changed.traffic, 1.0)
     done = 1.0 / factor
     per_slot = np.stack([levels[:, 0] * done, levels[:, 2] * done, levels[:, 3] * done, levels[:, 4] * done], axis=0)
     work, nvlink, ib, pcie = per_slot[:, gangs.slot]
     spins = (factor > 1.1) & (levels[:, 0] > 0.5)
     util = np.minimum(gangs.level("gpu_util") * levels[:, 1], 1.0)
     util = np.where(spins, np.maximum(util, 0.99), util)
+    work = work * effects.load
     busy = np.minimum(work / effects.clock_ratio, 1.05)
-    return Activity(phase[gangs.slot], work, busy, util[gangs.slot], nvlink, ib, pcie)
+    seen = util[gangs.slot]
+    seen = np.where(effects.util_drop > 0, np.minimum(seen, gangs.level("gpu_util")[gangs.slot]), seen)
+    return Activity(phase[gangs.slot], work, busy, np.maximum(seen - effects.util_drop, 0.0), nvlink, ib, pcie)
 
 
 def power_w(

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.effects import Bump, Death, Effects, Load
+from simulator.magnitudes import IbFlapKind, SlowNicKind
 from simulator.shape import Passing
 
 FLAP_KILLS_S = 30.0
+FIRST_FLAP_S = 2.0
 
 
 @dataclass(slots=True)
@@ -18,11 +20,16 @@ class IbFlap(Passing):
     symbols: int
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "IbFlap":
-        gaps = rng.uniform(25, 110, 600)
-        lengths = np.where(rng.random(600) < 0.02, rng.uniform(32, 45, 600), rng.uniform(1, 16, 600))
-        begins = np.concatenate([[2.0], 2.0 + np.cumsum(gaps + lengths)[:-1]])
-        return cls(list(zip(begins.tolist(), lengths.tolist(), strict=True)), symbols=int(rng.integers(40, 1500)))
+    def draw(cls, rng: np.random.Generator, kind: IbFlapKind) -> "IbFlap":
+        gaps = rng.uniform(*kind.gap_s, 600)
+        long = rng.random(600) < kind.long_share
+        lengths = np.where(long, rng.uniform(*kind.long_s, 600), rng.uniform(*kind.down_s, 600))
+        begins = FIRST_FLAP_S + np.concatenate([[0.0], np.cumsum(gaps + lengths)[:-1]])
+        flaps = list(zip(begins.tolist(), lengths.tolist(), strict=True))
+        symbols = int(rng.integers(int(kind.symbols[0]), int(kind.symbols[1]) + 1))
+        if kind.stays_down_share and rng.random() < kind.stays_down_share:
+            flaps = [(FIRST_FLAP_S, np.inf)]
+        return cls(flaps, symbols)
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
@@ -58,10 +65,10 @@ class SlowNic(Passing):
     half_rate: bool
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "SlowNic":
-        half_rate = bool(rng.random() < 0.5)
-        slow = rng.uniform(1.5, 2.0) if half_rate else rng.uniform(1.2, 1.6)
-        return cls(slow, wait_share=rng.uniform(0.3, 0.6), half_rate=half_rate)
+    def draw(cls, rng: np.random.Generator, kind: SlowNicKind) -> "SlowNic":
+        half_rate = bool(rng.random() < kind.half_rate_share)
+        slow = rng.uniform(*(kind.half_rate_slow if half_rate else kind.slow))
+        return cls(slow, wait_share=rng.uniform(*kind.wait_share), half_rate=half_rate)
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:

@@ -97,7 +97,7 @@ class Sensors:
         sent = self._follow_ports(gangs, activity, factor, effects)
         self._follow_board(gangs, power, effects)
         self._follow_work(gangs, activity, effects, sent, now_ms)
-        self._follow_hosts(power, activity)
+        self._follow_hosts(power, activity, effects)
 
     def gpu_values(self, node: int, ahead_s: float) -> Values:
         """(field, GPU) of one node, counters extrapolated by `ahead_s`."""
@@ -210,7 +210,7 @@ class Sensors:
         self.port[PORT_ROW["rate_bytes_per_second"]] = effects.port_speed
         return sent
 
-    def _follow_hosts(self, power: Values, activity: physics.Activity) -> None:
+    def _follow_hosts(self, power: Values, activity: physics.Activity, effects: Effects) -> None:
         """CPU seconds of one CPU, pressure, load and chassis power: idle 2.1 kW, busy 8.1 kW."""
         busy = activity.work.mean(axis=1)
         writes = (activity.phase == JobPhase.CHECKPOINT).mean(axis=1)
@@ -219,12 +219,15 @@ class Sensors:
             "system": 0.01 + 0.03 * busy,
             "iowait": 0.001 + 0.08 * writes,
             "softirq": 0.001 + 0.004 * busy,
+            "steal": effects.steal,
         }
         for mode, rate in rates.items():
             self._cpu_rate[CPU_MODES.index(mode)] = rate
         self._cpu_rate[CPU_MODES.index("idle")] = 1.0 - sum(rates.values())
-        self._host_rate[HOST_ROW["node_pressure_cpu_waiting_seconds_total"]] = 0.002 + 0.006 * busy
+        self._host_rate[HOST_ROW["node_pressure_cpu_waiting_seconds_total"]] = (
+            0.002 + 0.006 * busy + 1.5 * effects.steal
+        )
         self._host_rate[HOST_ROW["node_pressure_io_waiting_seconds_total"]] = 0.001 + 0.1 * writes
-        self.host[HOST_ROW["node_load1"]] = 3.0 + 16.0 * busy
+        self.host[HOST_ROW["node_load1"]] = 3.0 + 16.0 * busy + 128 * effects.steal
         self.host[HOST_ROW["node_memory_MemAvailable_bytes"]] = HOST_MEMORY_BYTES * (0.93 - 0.3 * busy)
         self.host[HOST_ROW["node_hwmon_power_average_watt"]] = np.round((1450 + 1.17 * power.sum(axis=1)) / 25) * 25

@@ -6,7 +6,7 @@ filled by a single `%`: 320 numbers take about 0.1 ms.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,18 @@ HOST_FIELDS = (
 CPU_MODES = ("idle", "iowait", "irq", "nice", "softirq", "steal", "system", "user")
 SHOWN_CPUS = 4
 XID_FIELD = "DCGM_FI_DEV_XID_ERRORS"
+NAMES_OF_4_6 = {
+    "DEV_MEMORY_TEMP": "DEV_MEMORY_TEMP_CELSIUS",
+    "DEV_GPU_TEMP": "DEV_GPU_TEMP_CELSIUS",
+    "DEV_POWER_USAGE": "DEV_BOARD_POWER_WATTS",
+    "DEV_PCIE_REPLAY_COUNTER": "DEV_PCIE_REPLAY_TOTAL",
+    "DEV_GPU_UTIL": "DEV_GPU_UTIL_RATIO",
+    "DEV_MEM_COPY_UTIL": "DEV_MEM_COPY_UTIL_RATIO",
+    "DEV_XID_ERRORS": "DEV_XID_ERROR",
+    "PROF_SM_ACTIVE": "PROF_SM_UTIL_RATIO",
+    "PROF_PIPE_TENSOR_ACTIVE": "PROF_TENSOR_UTIL_RATIO",
+    "PROF_DRAM_ACTIVE": "PROF_DRAM_UTIL_RATIO",
+}
 
 GPU_ROW = {field.name: row for row, field in enumerate(GPU_FIELDS)}
 PORT_ROW = {field.name.removeprefix(_IB): row for row, field in enumerate(PORT_FIELDS)}
@@ -152,12 +164,18 @@ def gpu_labels(node: str, gpu: int) -> str:
 
 
 class DcgmPage:
-    """The dcgm-exporter page of one node. The template is rebuilt when a GPU comes or goes or an XID appears."""
+    """The dcgm-exporter page of one node. The template is rebuilt when a GPU comes or goes or an XID appears.
 
-    def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS) -> None:
-        self._fields = fields
+    `renamed`: by the exporter of 2026 on DCGM 4.6, which calls some fields and the host's label otherwise.
+    """
+
+    def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS, renamed: bool = False) -> None:
+        self.renamed = renamed
         self._xid_row = next((row for row, field in enumerate(fields) if field.name == XID_FIELD), -1)
+        self._fields = [replace(field, name=_new_name(field.name)) for field in fields] if renamed else fields
         self._labels = [gpu_labels(node, gpu) for gpu in range(gpus)]
+        if renamed:
+            self._labels = [labels.replace("Hostname=", "hostname=") for labels in self._labels]
         self._key: tuple[bytes, bytes] | None = None
         self._template = b""
 
@@ -180,6 +198,11 @@ class DcgmPage:
                 labels = self._labels[gpu] + (_xid_labels(int(xids[gpu])) if row == self._xid_row else "")
                 parts.append(f"{field.name}{{{labels}}} {field.format}\n")
         return "".join(parts).encode()
+
+
+def _new_name(name: str) -> str:
+    short = name.removeprefix("DCGM_FI_")
+    return f"DCGM_FI_{NAMES_OF_4_6.get(short, short)}"
 
 
 def _xid_labels(xid: int) -> str:

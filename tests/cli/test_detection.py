@@ -1,7 +1,7 @@
 import math
 
 from cli.detection import measure_detection
-from simulator.faults import DECOY_KINDS, FAULT_KINDS
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 
 
 def test_faults_are_measured_on_the_real_path():

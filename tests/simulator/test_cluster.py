@@ -117,4 +117,4 @@ def test_members_of_a_healthy_gang_step_together() -> None:
     fleet.advance(0)
     steps = fleet.member_steps("j")
     assert [step.node for step in steps] == ["n001", "n002"]
-    assert steps[0].compute_s == pytest.approx(steps[1].compute_s)
+    assert steps[0].compute_s == pytest.approx(steps[1].compute_s, rel=0.03)

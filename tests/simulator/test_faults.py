@@ -7,7 +7,8 @@ import pytest
 
 from fleet.requests import RankPlacement
 from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.faults import DECOY_KINDS, DEMO, FAULT_KINDS, QUIET, FaultSettings
+from simulator.faults import DEMO, QUIET, FaultSettings
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 from simulator.telemetry import GPU_ROW, HOST_ROW, PORT_ROW
 from simulator.truth import FaultRecord, append_truth, read_truth
 from simulator.workload import WorkloadProfile, profile_of

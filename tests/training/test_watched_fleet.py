@@ -5,7 +5,8 @@ import numpy as np
 from cli.train import simulate_rows
 from cli.watch import WatchedFleet
 from models.node_risk import score_nodes
-from simulator.faults import DECOY_KINDS, FaultSettings
+from simulator.faults import FaultSettings
+from simulator.magnitudes import DECOY_KINDS
 from training.dataset import Observer
 
 START_MS = 1_750_000_000_000
