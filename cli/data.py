@@ -51,6 +51,7 @@ def list_sets(data: DataOption = None) -> None:
 
 
 def _echo_files(data: Path, name: str) -> None:
+    from fleet.errors import FleetcastError
     from training.data_folders import is_table, span_of
 
     files = sorted(path for path in (data / name).rglob("*") if path.is_file())
@@ -58,8 +59,8 @@ def _echo_files(data: Path, name: str) -> None:
     for path in tables:
         try:
             span = span_of(name, path)
-        except (ValueError, OSError) as error:  # a table that pandas cannot read is still listed
-            typer.echo(f"  {path.name:<44} not a plain table ({str(error).splitlines()[0]})")
+        except FleetcastError as error:  # a table that pandas cannot read is still listed
+            typer.echo(f"  {path.name:<44} not a plain table ({error})")
             continue
         words = f"  {span.first} to {span.last}" if span.first else ""
         typer.echo(f"  {path.name:<44} {span.rows:>9,} rows{words}")

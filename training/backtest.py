@@ -18,7 +18,7 @@ import numpy as np
 from fleet.errors import FleetcastError
 from models.card import Verdict
 from training.contests import MAIN, contests, words_of
-from training.demand_sets import DemandSet
+from training.demand_sets import DemandSet, capped
 from training.fan_out import map_jobs
 from training.job_sets import JobSet, JobTable
 from training.results import Results, Row
@@ -43,7 +43,8 @@ def demand_windows(sets: Sequence[DemandSet], count: int, seed: int = 0, share: 
     parts = []
     for number in range(count):
         cuts = [_cut(row.panel.bins, number, count, share) for row in sets]
-        rows = [DemandSet(row.dataset, row.panel.until(end), cut) for row, (cut, end) in zip(sets, cuts, strict=True)]
+        pairs = zip(sets, cuts, strict=True)
+        rows = [DemandSet(row.dataset, capped(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
         parts.append(Window(seed, demand=tuple(row for row in rows if row.panel.bins > row.train_bins > 0)))
     return [window for window in parts if window.demand]
 

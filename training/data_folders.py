@@ -7,18 +7,25 @@ uses only what had ended by T. Files without a time column go whole to both fold
 """
 
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, RecordError
 from training.public_sets import TIME_COLUMNS, public_set
 
+Array = NDArray[np.float64]
+Names = NDArray[np.object_]
 HoldOut = Sequence[tuple[str, str]]  # (column, value) pairs
 TABLES = (".parquet", ".csv", ".csv.gz")
+EPOCH = pd.Timestamp(0, tz="UTC")
+UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # a time as large as this is in so many parts of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +139,12 @@ def _later(times: "pd.Series[Any]", at: str) -> "pd.Series[bool]":
         except ValueError:
             span = f"{times.min():g} to {times.max():g}"
             raise ConfigError(f"--at {at}: column {times.name!r} is a number from {span}, so T is one, too") from None
-    times = pd.to_datetime(times)
     try:
         moment = pd.Timestamp(at)
     except ValueError:
         raise ConfigError(f"--at {at}: expected a time like 2020-07-01T00:00") from None
-    return times >= moment.tz_localize(times.dt.tz) if moment.tzinfo is None else times >= moment
+    moment = moment.tz_localize("UTC") if moment.tzinfo is None else moment
+    return pd.Series(seconds_of(times) >= moment.timestamp(), index=times.index)
 
 
 def _held_out(table: pd.DataFrame, hold_out: HoldOut) -> "pd.Series[bool] | None":
@@ -162,7 +169,42 @@ def _check_hold_out(tables: Mapping[Path, pd.DataFrame], hold_out: HoldOut) -> N
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    """The rows of a Parquet or CSV file. Raises RecordError where it is none."""
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        said = str(error).strip().splitlines()
+        raise RecordError("no table", f"{path}: {said[0] if said else type(error).__name__}") from None
+
+
+def seconds_of(times: "pd.Series[Any]") -> Array:
+    """Unix seconds of dates (UTC without a zone) or of numbers in s, ms, µs or ns, by their size; NaN where unreadable.
+
+    >>> seconds_of(pd.Series(["1970-01-01 00:01", "1970-01-01T01:00:00+01:00", "soon"])).tolist()
+    [60.0, 0.0, nan]
+    >>> seconds_of(pd.Series([1.6e12])).tolist()
+    [1600000000.0]
+    """
+    dated = times.dtype.kind == "M"
+    numbers = None if dated else pd.to_numeric(times, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    if numbers is not None and np.isfinite(numbers).mean() > 0.5:
+        numbers = np.where(np.isfinite(numbers), numbers, np.nan)
+        usual = float(np.nanmedian(np.abs(numbers)))
+        return numbers / next((unit for least, unit in UNITS if usual >= least), 1.0)
+    moments = pd.to_datetime(times, errors="coerce", utc=True, format=None if dated else "mixed")
+    return np.asarray((moments - EPOCH) / pd.Timedelta(1, "s"), np.float64)
+
+
+def words(column: "pd.Series[Any]") -> Names:
+    """Names as text, "" where there is none. A number is named alike wherever gaps made it a float: 1.0 is "1".
+
+    >>> words(pd.Series([1.0, None])).tolist()
+    ['1', '']
+    """
+    if column.dtype.kind == "f":
+        whole = column.dropna() % 1 == 0
+        column = column.astype("Int64") if whole.all() else column
+    return np.asarray(np.where(column.isna(), "", column.astype(str)), object)
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:

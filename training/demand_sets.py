@@ -10,36 +10,72 @@ into series:
 
 A level is that of the end of a bin. Rows that cannot be read are skipped and counted; a second row for the same moment
 replaces the first; bins without a row are NaN. History is the train and the test folder together.
+
+    train folder     ├───── set a ─────┤
+                  ├────────── set b ──────────┤
+    test folder                        ├──────┼─ a ───────────┤    judged after its own train part ends
+                     ├─ c, never seen before ─┼──┤                 judged after a week, and after a and b end
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fleet.errors import RecordError
 from models.forecast import Panel
-from training.data_folders import is_table, read_table
+from training.data_folders import is_table, read_table, seconds_of, words
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
 
 BIN_S = 600
 PARENTS = ("demand", "serving")
-SERIES_COLUMNS = ("vc", "cluster")
-ALL = "all"
+SERIES_COLUMNS = ("cluster", "vc", "model")
+ALL, UNKNOWN = "all", "unknown"
 MOST_BINS = 2_000_000
+MINUTE_S, DAY_S = 60, 86_400
+ALONE_DAYS = 7  # of its own history (half of a short one) before a set without a train part is judged
+HOLE_S, FEW = 60 * DAY_S, 0.01  # rows beyond such a hole that are so few have a wrong time
 
 
 @dataclass(frozen=True, slots=True)
 class DemandSet:
-    """A panel of one target. train_bins: bins of the train folder, at the beginning; 0 where it has none of the set."""
+    """A panel of one target. train_bins: bins of the train folder, at the beginning; 0 where it has none of the set.
+
+    alone_bins: where train_bins is 0, the bins before the first judged origin.
+    """
 
     dataset: str
     panel: Panel
     train_bins: int
+    alone_bins: int = 0
+
+    @property
+    def begin(self) -> int:
+        """Bins that are over when the first judged forecast is issued."""
+        return self.train_bins or self.alone_bins
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Rows of one set in one layout. train_end_s: of its train part; None where it has none."""
+
+    dataset: str
+    layout: "Layout"
+    rows: pd.DataFrame
+    train_end_s: float | None
+
+    @property
+    def first_s(self) -> float:
+        return float(self.rows["time_s"].min())
+
+    @property
+    def last_s(self) -> float:
+        return float(self.rows["time_s"].max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +131,32 @@ def read_panels(
     """The wanted sets of both folders, by name and target; `say` is told what is skipped."""
     folders = [folder for folder in (train, test) if folder is not None]
     names = sorted({name for folder in folders for name in _set_names(folder)})
-    return [one for name in names if wanted(name) for one in _read_set(name, train, test, say)]
+    found = [one for name in names if wanted(name) for one in _read_set(name, train, test, say)]
+    trained = [(one.first_s, one.train_end_s) for one in found if one.train_end_s is not None]
+    return [panel for one in found for panel in _panels(one, _alone_from(one, trained), say)]
+
+
+def _alone_from(one: _Found, trained: Sequence[tuple[float, float]]) -> float:
+    """When a set without a train part is first judged: after some history of its own and after the train folder.
+
+    Sets of the train folder that begin after this one ends are of another clock or of other years: nothing is fitted
+    on them for this one.
+    """
+    own_s = one.first_s + min(ALONE_DAYS * DAY_S, (one.last_s - one.first_s) / 2)
+    return max([own_s, *(end_s for first_s, end_s in trained if first_s < one.last_s)])
+
+
+def capped(panel: Panel, bins: int) -> Panel:
+    """The panel with the ceiling that was known at the end of bin `bins` - 1, where its history has ceilings."""
+    known = panel.covariates.get("capacity")
+    if known is None or panel.target != "running":
+        return panel
+    return replace(panel, capacity=np.array([_last_known(row[:bins]) for row in known]))
+
+
+def _last_known(row: Array) -> float:
+    known = row[np.isfinite(row)]
+    return float(known[-1]) if len(known) else float("nan")
 
 
 def _set_names(folder: Path) -> list[str]:
@@ -107,22 +168,21 @@ def _set_names(folder: Path) -> list[str]:
     ]
 
 
-def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[DemandSet]:
+def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_Found]:
     before = _read_tables(train / name, say)
     after = _read_tables(test / name, say) if test is not None else {}
-    sets = []
-    for layout in LAYOUTS:
-        parts = [tables[layout.name] for tables in (before, after) if layout.name in tables]
-        if not parts:
-            continue
-        rows = _clean(pd.concat(parts, ignore_index=True), layout, name, say)
-        if rows.empty:
-            say(f"skipped {name}: no row of it can be read")
-            continue
-        known = _clean(before[layout.name], layout, name, lambda line: None) if layout.name in before else None
-        sets += _panels(name, layout, rows, None if known is None or known.empty else known["time_s"].max())
     if not before and not after:
         say(f"skipped {name}: no table of it has the columns of a demand series")
+    sets = []
+    for layout in LAYOUTS:
+        clean = [_clean(tables.get(layout.name), layout, name, say) for tables in (before, after)]
+        parts = [rows for rows in clean if len(rows)]
+        if parts:
+            rows = pd.concat(parts, ignore_index=True).drop_duplicates(["time_s", "series", "client"], keep="last")
+            rows = rows.sort_values(["series", "client", "time_s"], kind="stable", ignore_index=True)
+            sets.append(_Found(name, layout, rows, float(clean[0]["time_s"].max()) if len(clean[0]) else None))
+        elif layout.name in before or layout.name in after:
+            say(f"skipped {name}: no row of it can be read")
     return sets
 
 
@@ -132,8 +192,8 @@ def _read_tables(folder: Path, say: Say) -> dict[str, pd.DataFrame]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
         try:
             table = read_table(path)
-        except (ValueError, OSError) as error:
-            say(f"skipped {path}: {str(error).splitlines()[0]}")
+        except RecordError as error:
+            say(f"skipped {error.detail}")
             continue
         layout = next((layout for layout in LAYOUTS if layout.needs <= set(table.columns)), None)
         if layout is not None and not table.empty:
@@ -141,65 +201,80 @@ def _read_tables(folder: Path, say: Say) -> dict[str, pd.DataFrame]:
     return {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
 
 
-def _clean(table: pd.DataFrame, layout: Layout, name: str, say: Say) -> pd.DataFrame:
-    """Sorted rows (time_s, series, client, values) without bad ones and doubles."""
-    rows = pd.DataFrame({"time_s": _seconds(table)})
+def _clean(table: pd.DataFrame | None, layout: Layout, name: str, say: Say) -> pd.DataFrame:
+    """Rows (time_s, series, client, values) without bad ones."""
+    if table is None:
+        return pd.DataFrame()
+    rows = pd.DataFrame({"time_s": _seconds(table)}, index=table.index)
     rows["series"] = _series(table)
-    rows["client"] = table["client"].astype(str) if "client" in table else ""
-    for column, called in (dict(layout.sums) | dict(layout.levels)).items():
+    rows["client"] = words(table["client"]) if "client" in table else ""
+    known = dict(layout.sums) | dict(layout.levels)
+    for column, called in known.items():
         if column in table:
             rows[called] = pd.to_numeric(table[column], errors="coerce").astype(np.float64)
-    values = rows.columns.difference(["time_s", "series", "client"])
-    numbers = rows[values].to_numpy()
-    main = next(iter((layout.levels if not layout.sums else layout.sums).values()))
-    bad = rows["time_s"].isna() | ~np.isfinite(rows[main]) | np.isinf(numbers).any(axis=1) | (numbers < 0).any(axis=1)
+    numbers = rows[rows.columns.difference(["time_s", "series", "client"])].to_numpy()
+    main = next(called for column, called in known.items() if column in layout.needs)
+    bad = _strays(rows["time_s"].to_numpy()) | ~np.isfinite(rows[main].to_numpy())
+    bad |= np.isinf(numbers).any(axis=1) | (numbers < 0).any(axis=1)
     if bad.any():
         say(f"{name}: {int(bad.sum()):,} of {len(rows):,} rows have no time, no number or a negative one: skipped")
-    rows = rows[~bad].drop_duplicates(["time_s", "series", "client"], keep="last")
-    return rows.sort_values(["series", "client", "time_s"], kind="stable", ignore_index=True)
+    return rows[~bad]
 
 
-def _seconds(table: pd.DataFrame) -> "pd.Series[float]":
+def _strays(time_s: Array) -> NDArray[np.bool_]:
+    """Times that are none, and the few that are far from all others: a clock that was wrong."""
+    strays = ~np.isfinite(time_s)
+    rows = np.flatnonzero(~strays)
+    rows = rows[np.argsort(time_s[rows], kind="stable")]
+    part = np.cumsum(np.diff(time_s[rows], prepend=time_s[rows[:1]]) > HOLE_S)
+    if len(rows):
+        strays[rows] = np.bincount(part)[part] < FEW * len(rows)
+    return strays
+
+
+def _seconds(table: pd.DataFrame) -> Array:
     """Seconds: since 1970 of a time column, else as the table counts them."""
-    if "time" not in table:
-        seconds = table["t_s"] if "t_s" in table else pd.Series(np.nan, index=table.index)
-        return pd.to_numeric(seconds, errors="coerce").astype(np.float64)
-    times = table["time"]
-    if pd.api.types.is_numeric_dtype(times):
-        return times.astype(np.float64)
-    moments = pd.to_datetime(times, errors="coerce", utc=True, format=None if times.dtype.kind == "M" else "mixed")
-    seconds = moments.dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype(np.float64) / 1000
-    return pd.Series(np.where(moments.isna(), np.nan, seconds), index=table.index)
+    if "time" in table:
+        return seconds_of(table["time"])
+    if "t_s" not in table:
+        return np.full(len(table), np.nan)
+    return np.asarray(pd.to_numeric(table["t_s"], errors="coerce"), np.float64)
 
 
 def _series(table: pd.DataFrame) -> "pd.Series[str]":
-    column = next((column for column in (*SERIES_COLUMNS, "model") if column in table), None)
-    return pd.Series(ALL, index=table.index) if column is None else table[column].astype(str)
+    """What parts the table into series: cluster/vc where it has both."""
+    named = pd.Series(ALL, index=table.index)
+    for number, column in enumerate(column for column in SERIES_COLUMNS if column in table):
+        own = np.where(table[column].isna(), UNKNOWN, words(table[column]))
+        named = pd.Series(own, index=table.index) if not number else named + "/" + own
+    return named
 
 
-def _panels(name: str, layout: Layout, rows: pd.DataFrame, train_end_s: float | None) -> list[DemandSet]:
-    steps = rows.groupby(["series", "client"])["time_s"].diff()
-    bin_s = max(BIN_S, int(steps.median()) if steps.notna().any() else BIN_S)
-    bins = np.floor(rows["time_s"].to_numpy() / bin_s).astype(np.int64)
+def _panels(one: _Found, alone_from_s: float, say: Say) -> list[DemandSet]:
+    layout, rows = one.layout, one.rows
+    begin_s = alone_from_s if one.train_end_s is None else one.train_end_s
+    early = rows[rows["time_s"] <= begin_s]
+    steps = early.groupby(["series", "client"])["time_s"].diff()
+    step_s = float(steps.median()) if steps.notna().any() else 0.0
+    bin_s = max(BIN_S, round(step_s / MINUTE_S) * MINUTE_S)
+    shift_s = MINUTE_S if step_s > BIN_S - MINUTE_S else 0  # a row a bin: one that came a little early is of its bin
+    bins = np.floor((rows["time_s"].to_numpy() + shift_s) / bin_s).astype(np.int64)
     first, last = int(bins.min()), int(bins.max())
     if last - first > MOST_BINS:
-        raise ValueError(f"{name}: times from {rows['time_s'].min():.0f} s to {rows['time_s'].max():.0f} s")
-    train_bins = 0 if train_end_s is None else int(train_end_s // bin_s) - first + 1
+        say(f"skipped {one.dataset}: its times reach from {one.first_s:.0f} s to {one.last_s:.0f} s")
+        return []
+    begin = min(int((begin_s + shift_s) // bin_s), last) - first + 1
     names = tuple(sorted(rows["series"].unique()))
     columns = _binned(layout, rows, bins - first, last - first + 1, names)
     _derive(layout, columns)
-    capacity = columns.pop("capacity", None)
-    ceiling = np.full(len(names), np.nan)
-    if capacity is not None:  # the last that was known when the test began
-        known = capacity[:, :train_bins] if train_bins else capacity
-        ceiling = np.array([row[np.isfinite(row)][-1] if np.isfinite(row).any() else np.nan for row in known])
     sets = []
     for target in TARGETS[layout.name]:
         if target in columns:
             others = {key: values for key, values in columns.items() if key != target}
-            bound = ceiling if target == "running" else np.full(len(names), np.nan)
+            bound = np.full(len(names), np.nan)
             panel = Panel(target, names, bin_s, first * bin_s * 1000, columns[target], bound, others)
-            sets.append(DemandSet(name, panel, min(train_bins, panel.bins)))
+            parts = (0, begin) if one.train_end_s is None else (begin, 0)
+            sets.append(DemandSet(one.dataset, capped(panel, begin), *parts))
     return sets
 
 

@@ -6,7 +6,7 @@
 
 An origin is the end of an hour. Those after the end of the train folder are judged, each with the history of both
 folders up to it. During the warm-up the trees are those of the first fit, which saw nothing of it. A set without a
-train part is judged after WARM_DAYS of its own history, by trees that were fitted on the other sets.
+train part is judged after some history of its own (training.demand_sets), by trees that were fitted on the other sets.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,6 @@ WARM_SHARE = 0.5  # of the train part at most
 # The trees of the warm-up tell the gate how good the others will be; half of the effort tells it as well.
 WARM_TREES = Settings(rows=20_000, trees=100, learning_rate=0.08)
 TREES = Settings()
-ALONE_DAYS = 7  # of its own history before a set without a train part is judged
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
@@ -49,7 +48,11 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     def skip(line: str) -> None:
         (results.skipped.append(line.removeprefix("skipped ")) if line.startswith("skipped ") else say(line))
 
-    sets = [one for one in read_panels(train, test, skip) if len(judged_origins(one))]
+    found = read_panels(train, test, skip)
+    sets = [one for one in found if len(judged_origins(one))]
+    judged_names = {one.dataset for one in sets}
+    for dataset in dict.fromkeys(one.dataset for one in found if one.dataset not in judged_names):
+        results.skipped.append(f"{dataset}: no full hour comes after the train folder and some of its own history")
     known = read_panels(train, None) if sets else []
     models = Models.fit(known, sets, seed, say)
     for one in sets:
@@ -71,13 +74,19 @@ class Models:
         """Fit twice on the train folder: without the warm-up, and on all of it."""
         warm: dict[str, DemandTrees | None] = {}
         last: dict[str, DemandTrees | None] = {}
-        for dataset in dict.fromkeys(one.dataset for one in sets):
+        of_others: dict[tuple[str, ...], DemandTrees | None] = {}
+        for dataset, panel in {one.dataset: one.panel for one in sets}.items():
             own = [one for one in known if one.dataset == dataset]
-            used = own or list(known)
-            until = [warm_start(one.train_bins, one.panel.bin_s) for one in used]
-            whole = [one.train_bins for one in used]
-            warm[dataset] = _fitted(used, until if own else whole, seed, WARM_TREES)
-            last[dataset] = _fitted(used, whole, seed, TREES)
+            if own:
+                until = [warm_start(one.train_bins, one.panel.bin_s) for one in own]
+                warm[dataset] = _fitted(own, until, seed, WARM_TREES)
+                last[dataset] = _fitted(own, [one.train_bins for one in own], seed, TREES)
+            else:  # on what is not of later years or of another clock
+                others = [one for one in known if one.panel.first_ms < panel.end_ms(panel.bins - 1)]
+                names = tuple(one.dataset for one in others)
+                if names not in of_others:
+                    of_others[names] = _fitted(others, [one.train_bins for one in others], seed, TREES)
+                warm[dataset] = last[dataset] = of_others[names]
             say(f"{dataset}: fitted on {'its train part' if own else 'the other sets'}")
         return cls(warm, last)
 
@@ -98,16 +107,13 @@ def warm_start(train_bins: int, bin_s: int) -> int:
 
 def judged_origins(one: DemandSet) -> Bins:
     """Bins at whose end a judged forecast is issued: ends of hours after the train part with an outcome to come."""
-    panel = one.panel
-    first = one.train_bins - 1 if one.train_bins else ALONE_DAYS * day_bins(panel.bin_s)
-    return _hours(panel, max(first, 0), panel.bins - 1)
+    return _hours(one.panel, one.begin - 1, one.panel.bins - 1)
 
 
 def warm_origins(one: DemandSet) -> Bins:
     panel = one.panel
-    if one.train_bins:
-        return _hours(panel, warm_start(one.train_bins, panel.bin_s), one.train_bins - 1)
-    return _hours(panel, day_bins(panel.bin_s), ALONE_DAYS * day_bins(panel.bin_s))
+    first = warm_start(one.train_bins, panel.bin_s) if one.train_bins else min(day_bins(panel.bin_s), one.begin // 2)
+    return _hours(panel, first, one.begin - 1)
 
 
 def _hours(panel: Panel, first: int, end: int) -> Bins:
@@ -123,13 +129,13 @@ def run(one: DemandSet, models: Models) -> Judged:
     warm, judged = warm_origins(one), judged_origins(one)
     plain: list[Forecaster] = [*FORECASTERS, Theta(), Sparse()]
     origins = np.concatenate([warm, judged])
-    raw = [forecaster.forecast(panel, origins, steps) for forecaster in plain]
+    raw = [forecaster.forecast(panel, origins, steps).astype(np.float32) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
     trees = [
         _trees(models.warm[one.dataset], panel, warm, steps),
         _trees(models.last[one.dataset], panel, judged, steps),
     ]
-    table = np.stack([*raw, np.concatenate(trees, axis=2)]).astype(np.float32)
+    table = np.stack([*raw, np.concatenate(trees, axis=2).astype(np.float32)])
     gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity)
     values = np.empty((len(QUANTILES), len(steps), len(judged), len(panel.names)))
     model = np.empty(values.shape[1:], dtype="U24")
@@ -161,9 +167,8 @@ def _trees(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequen
 def seasonal_scale(one: DemandSet) -> Array:
     """(series,) mean absolute change over a day before the judged origins: the unit of MASE."""
     panel = one.panel
-    end = one.train_bins or ALONE_DAYS * day_bins(panel.bin_s)
-    filled = forward_filled(panel.values[:, :end])
-    change = np.abs(panel.values[:, :end] - shifted(filled, day_bins(panel.bin_s)))
+    filled = forward_filled(panel.values[:, : one.begin])
+    change = np.abs(panel.values[:, : one.begin] - shifted(filled, day_bins(panel.bin_s)))
     known = np.isfinite(change)
     total = np.where(known, change, 0.0).sum(axis=1)
     return np.asarray(np.divide(total, known.sum(axis=1), out=np.full(len(total), np.nan), where=total > 0))

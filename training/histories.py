@@ -19,7 +19,7 @@ from ingest.archive_files import ArchiveFiles
 from ingest.archive_read import Span
 from models.forecast import Panel
 from training.archive_history import ArchiveHistory, read_history
-from training.demand_sets import DemandSet
+from training.demand_sets import DemandSet, capped
 from training.demand_sets import read_panels as read_public_panels
 from training.job_sets import SHORTEST_S, JobTable
 from training.job_sets import read_jobs as read_public_jobs
@@ -88,7 +88,8 @@ class Given:
 
     def _before(self, panel: Panel) -> Panel:
         """The bins that were over by then."""
-        return panel.until(min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000))))
+        bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
+        return capped(panel.until(bins), bins)
 
     def _wanted(self, name: str) -> bool:
         return not self.sets or any(name == one or name.rpartition("/")[2] == one for one in self.sets)

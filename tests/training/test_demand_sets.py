@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from tests.training.demand_folders import flows, nodes, times, write, write_split
-from training.demand_sets import read_panels
+from training.demand_sets import capped, read_panels
 
 
 def by_target(sets):
@@ -97,3 +97,61 @@ def test_a_folder_without_a_known_layout_is_named(tmp_path):
     lines = []
     assert read_panels(tmp_path, None, lines.append) == []
     assert lines == ["skipped demand/odd: no table of it has the columns of a demand series"]
+
+
+def test_a_set_that_was_never_seen_is_judged_after_its_own_week_and_after_the_train_folder(tmp_path):
+    write(nodes(np.arange(1.0, 1.0 + 10 * 144)), tmp_path / "train", "demand/a")  # ten days
+    for name, table in (
+        ("same", nodes(np.arange(1.0, 1.0 + 12 * 144))),  # begins with a: from its end on
+        ("later", nodes(np.arange(1.0, 1.0 + 20 * 144))[12 * 144 :]),  # eight days: after half of them
+        ("before", nodes(np.arange(1.0, 1.0 + 20 * 144)).assign(time=times(20 * 144) - pd.Timedelta(400, "D"))),
+    ):
+        write(table, tmp_path / "test", f"demand/{name}")
+    sets = read_panels(tmp_path / "train", tmp_path / "test")
+    assert {one.dataset: (one.train_bins, one.begin) for one in sets} == {
+        "demand/a": (1440, 1440),
+        "demand/before": (0, 7 * 144 + 1),
+        "demand/later": (0, 4 * 144),
+        "demand/same": (0, 10 * 144),
+    }
+
+
+def test_a_ceiling_is_that_of_the_first_judged_origin(tmp_path):
+    table = pd.DataFrame({"time": times(48), "running_gpu_num": 1, "pending_gpu_num": 1, "total_gpu_num": 64})
+    table.loc[24:, "total_gpu_num"] = 128
+    write(table, tmp_path / "test", "demand/alone")
+    (tmp_path / "train").mkdir()
+    running = by_target(read_panels(tmp_path / "train", tmp_path / "test"))["running"]
+    assert (running.begin, running.panel.capacity.tolist()) == (24, [64])
+    assert capped(running.panel, 40).capacity.tolist() == [128]
+    assert np.isnan(by_target(read_panels(tmp_path / "test", None))["queued"].panel.capacity[0])
+
+
+def test_times_are_read_in_any_unit_and_a_bad_clock_is_a_bad_record(tmp_path):
+    seconds = 1_577_836_800 + 600.0 * np.arange(300)
+    for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
+        time = seconds * factor
+        table = pd.DataFrame({"time": [np.inf, *time, 0.0], "active": np.arange(302.0) + 1})
+        write(table, tmp_path / unit, "demand/a")
+        lines = []
+        (one,) = read_panels(tmp_path / unit, None, lines.append)
+        assert (one.panel.first_ms, one.panel.bins) == (1_577_836_800_000, 300)
+        assert lines == ["demand/a: 2 of 302 rows have no time, no number or a negative one: skipped"]
+
+
+def test_rows_that_come_a_little_early_or_late_are_of_their_bin(tmp_path):
+    late = pd.to_timedelta(np.random.default_rng(0).integers(-40, 41, 300), "s")
+    write(nodes(np.arange(1.0, 301.0)).assign(time=times(300) + late), tmp_path, "demand/a")
+    (one,) = read_panels(tmp_path, None)
+    assert one.panel.bin_s == 600
+    assert one.panel.values[0, -300:].tolist() == list(range(1, 301))
+
+
+def test_series_are_named_by_cluster_and_virtual_cluster_and_what_has_no_name_is_unknown(tmp_path):
+    table = pd.concat(
+        [flows(20).assign(cluster=cluster, vc=vc) for cluster, vc in (("x", "1"), ("y", "1"), ("x", None))]
+    )
+    write(table.drop(columns=["submit_gpu_job", "running_gpu_num"]), tmp_path, "demand/a")
+    sets = by_target(read_panels(tmp_path, None))
+    assert list(sets) == ["arriving", "running", "queued", "wanted"]
+    assert sets["running"].panel.names == ("x/1", "x/unknown", "y/1")

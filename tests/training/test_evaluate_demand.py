@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from models.demand_boosting import Settings
-from tests.training.demand_folders import nodes, write, write_split
-from training import evaluate_demand
+from tests.training.demand_folders import flows, nodes, times, write, write_split
+from training import demand_sets, evaluate_demand
 from training.demand_metrics import METRICS
 from training.evaluate_demand import evaluate
 
@@ -60,27 +60,49 @@ def test_a_daily_square_wave_is_served_by_another_and_much_better(tmp_path):
 
 
 def predictions(results, before_ms):
-    keys = ("target", "issued_ms", "horizon_s", "quantile")
+    keys = ("dataset", "series", "target", "issued_ms", "horizon_s", "quantile")
     return {
-        tuple(block[name][row] for name in keys): block["value"][row]
+        tuple(block[name][row] for name in keys): (block["value"][row], block["model"][row])
         for block in results.predictions
         for row in range(len(block["value"]))
         if block["issued_ms"][row] < before_ms
     }
 
 
-def test_what_comes_after_t_changes_no_forecast_before_it(tmp_path):
-    train_rows, at = 7 * DAY, 8 * DAY
-    table = nodes(500 + np.cumsum(np.random.default_rng(4).normal(0, 5, 9 * DAY)))
-    other = table.copy()
-    other.loc[other.index >= at, "active"] *= 7
+def write_all_layouts(folder, train_rows, rows, at):
+    """A set of each layout and one of the test folder alone; from row `at` on all is seven times as much."""
+    more = np.where(np.arange(rows) < at, 1.0, 7.0)
+    rng = np.random.default_rng(4)
+    walk = np.round(500 + np.cumsum(rng.normal(0, 5, rows)))
+    flow = flows(rows)
+    flow[flow.columns.drop("time")] = flow[flow.columns.drop("time")].mul(more, axis=0)
+    levels = {"running_gpu_num": walk * more, "pending_gpu_num": walk // 9 * more, "total_gpu_num": 700 * more}
+    states = pd.concat(pd.DataFrame({"time": times(rows), **levels}).assign(vc=vc) for vc in "ab")
+    rates = pd.DataFrame({"t_s": 600.0 * np.arange(rows), "model": "m", "rate_rps": walk * more})
+    tables = {"demand/n": nodes(walk * more), "demand/f": flow, "demand/s": states, "serving/r": rates}
+    for name, table in tables.items():
+        late = (table["time"] - times(1)[0]).dt.total_seconds() if "time" in table else table["t_s"]
+        write(table[late < train_rows * 600], folder / "train", name)
+        write(table[late >= train_rows * 600], folder / "test", name)
+    write(states.assign(pending_gpu_num=1.0), folder / "test", "demand/new")
+    return folder / "train", folder / "test"
+
+
+def test_what_comes_after_t_changes_no_forecast_before_it_in_any_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate_demand, "HORIZONS_S", (3600,))
+    monkeypatch.setattr(evaluate_demand, "TREES", Settings(trees=1, rows=300, threads=1))
+    monkeypatch.setattr(evaluate_demand, "WARM_TREES", Settings(trees=1, rows=300, threads=1))
+    monkeypatch.setitem(demand_sets.TARGETS, "flows", ("queued",))
+    monkeypatch.setitem(demand_sets.TARGETS, "states", ("running",))
+    train_rows, at, rows = 300, 330, 360
     ours, theirs = (
-        evaluate(*write_split(rows, tmp_path / name, "demand/a", train_rows), 0, quiet)
-        for name, rows in (("one", table), ("two", other))
+        evaluate(*write_all_layouts(tmp_path / str(cut), train_rows, rows, cut), 0, quiet) for cut in (rows, at)
     )
+    assert ours.skipped == theirs.skipped == []
     t_ms = 1_577_836_800_000 + at * 600_000
     before, same = predictions(ours, t_ms), predictions(theirs, t_ms)
-    assert len(before) > 500
+    before = {key: value for key, value in before.items() if key[0] != "serving/r" or key[3] < at * 600_000}
+    assert {key[0] for key in before} == {"demand/f", "demand/n", "demand/new", "demand/s", "serving/r"}
     assert {key: same[key] for key in before} == before
     assert predictions(ours, 2 * t_ms) != predictions(theirs, 2 * t_ms)
 
