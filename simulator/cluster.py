@@ -164,6 +164,11 @@ class SimulatedFleet:
             for row in gang.ranks
         ]
 
+    def slowdown_of(self, job: str) -> float:
+        """How many times as long a job's steps take because of its worst member; 1 where it does not run."""
+        gang = self.gangs.by_job.get(job)
+        return 1.0 if gang is None else self._slowdown(gang)
+
     def phase(self, job: str) -> str:
         """The phase as job events name it; "init" before the first step of the fleet, "" for no job."""
         gang = self.gangs.by_job.get(job)

@@ -20,6 +20,19 @@ class FaultRecord(msgspec.Struct, frozen=True):
     visible_ms: int | None = None
 
 
+class FaultTruth(FaultRecord, frozen=True):
+    """A record of a run that is over. `slowdown`: the largest factor by which the steps of its job grew.
+
+    `lead_s`: how long a precursor led up to `start_ms`; `magnitude`: the numbers that were drawn.
+    """
+
+    job: str | None = None
+    precursor: bool = False
+    lead_s: float = 0.0
+    magnitude: dict[str, float] = {}
+    slowdown: float = 1.0
+
+
 def append_truth(path: Path, records: list[FaultRecord]) -> None:
     """Add a line per record."""
     if records:

@@ -1,0 +1,207 @@
+"""The file behind `fleetcast simulate faults`: everything that is drawn, with its defaults.
+
+Written and read as TOML, a table a fault kind and a table a decoy. Unknown keys are refused with the nearest known one.
+"""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.errors import ConfigError
+from simulator.faults import FaultSettings
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, Fault, Magnitudes, Span
+
+
+class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machines; `lost_scrapes_share` of all scrapes of a healthy exporter get no answer."""
+
+    nodes: int = 64
+    rack_nodes: int = 16
+    lost_scrapes_share: float = 0.0002
+
+
+class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What runs: `sizes` in whole nodes with their `weights`; run times lognormal; `avoid_s`: nobody places on a node
+    that has shown a fault of its own for so long. `step_every_s`: how often each rank tells of a step; 0: never."""
+
+    sizes: tuple[int, ...] = (1, 2, 4, 8)
+    weights: tuple[float, ...] = (0.35, 0.25, 0.25, 0.15)
+    median_s: float = 10_800.0
+    sigma: float = 0.8
+    gap_s: float = 120.0
+    restart_s: float = 300.0
+    inference_share: float = 0.1
+    interactive_share: float = 0.05
+    step_every_s: float = 15.0
+    avoid_s: float = 600.0
+
+
+class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How faults come. `scale` multiplies the rates of faults, `decoy_scale` those of decoys; `precursor_share`
+    replaces every kind's own where it is not negative; what was repaired comes again with `repeat_share`."""
+
+    scale: float = 100.0
+    decoy_scale: float = 1.0
+    precursor_share: float = -1.0
+    precursor_s: Span = (600.0, 7200.0)
+    shortest_s: float = 300.0
+    limit_s: float = 7200.0
+    only_busy: bool = True
+    watchdog_s: float = 900.0
+    repeat_share: float = 0.22
+    repeat_within_s: float = 86_400.0
+
+
+class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`--recorded`: each recorded run is played `loops` times, with a fault every `every_s` and a decoy every
+    `decoy_every_s` (0: none) that last at most `limit_s`; `communication_share` of a step waits for the slowest."""
+
+    interval_s: float = 1.0
+    loops: int = 12
+    every_s: float = 400.0
+    decoy_every_s: float = 400.0
+    shortest_s: float = 60.0
+    limit_s: float = 180.0
+    communication_share: float = 0.25
+
+
+def _usual() -> Magnitudes:
+    """Decoys come a few times a node-day; losses lead up to their start, too."""
+    kinds = Magnitudes()
+    decoys = dict.fromkeys(DECOY_KINDS, 500.0)
+    lead = dict.fromkeys(("gpu_off_bus", "node_lost"), 0.3)
+    change = {kind: {"rate": rate} for kind, rate in decoys.items()}
+    change |= {kind: {"precursor_share": share} for kind, share in lead.items()}
+    return msgspec.structs.replace(
+        kinds, **{kind: msgspec.structs.replace(kinds.of(kind), **fields) for kind, fields in change.items()}
+    )
+
+
+class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run. `start` is UTC; `kinds` has a table a fault and a decoy, with rates per 1000 node-days."""
+
+    name: str = "default"
+    seed: int = 1
+    start: str = "2026-01-05T00:00"
+    hours: float = 24.0
+    interval_s: float = 15.0
+    fleet: FleetTable = FleetTable()
+    jobs: JobsTable = JobsTable()
+    draw: DrawTable = DrawTable()
+    recorded: RecordedTable = RecordedTable()
+    kinds: Magnitudes = msgspec.field(default_factory=_usual)
+
+    def settings(self) -> FaultSettings:
+        """As a fault plan takes them: a Poisson process a kind."""
+        draw = self.draw
+        faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, Fault)}
+        rates = {kind: row.rate * draw.scale for kind, row in faults.items()}
+        rates |= {kind: self.kinds.of(kind).rate * draw.decoy_scale for kind in DECOY_KINDS}
+        own = draw.precursor_share
+        return FaultSettings(
+            rates=rates,
+            median_s={kind: row.median_s for kind, row in faults.items()},
+            shortest_s=draw.shortest_s,
+            limit_s=draw.limit_s,
+            precursor_shares={kind: row.precursor_share if own < 0 else own for kind, row in faults.items()},
+            precursor_s=draw.precursor_s,
+            only_busy=draw.only_busy,
+            watchdog_s=draw.watchdog_s,
+            repeat_share=draw.repeat_share,
+            repeat_within_s=draw.repeat_within_s,
+            magnitudes=self.kinds,
+        )
+
+
+def read_fault_file(path: Path) -> FaultFile:
+    """Raises ConfigError that names the file, the key and the fix."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; `fleetcast simulate faults --print-config` shows one") from None
+    return parse_fault_file(text, str(path))
+
+
+def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
+    """Keys that are not there keep their defaults. Raises ConfigError."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: no TOML: {error}") from None
+    whole = _merged(msgspec.to_builtins(FaultFile()), given)
+    try:
+        file = msgspec.convert(whole, FaultFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {_advice(str(error))}") from None
+    problem = _problem(file)
+    if problem:
+        raise ConfigError(f"{name}: {problem}")
+    return file
+
+
+def _merged(usual: Any, given: Any) -> Any:
+    """`given` over `usual`, table by table."""
+    if not (isinstance(usual, dict) and isinstance(given, dict)):
+        return given
+    return usual | {key: _merged(usual.get(key), value) for key, value in given.items()}
+
+
+def _advice(error: str) -> str:
+    """msgspec's words, with the nearest known key where one is unknown."""
+    unknown = re.search(r"unknown field `([^`]+)`", error)
+    near = difflib.get_close_matches(unknown[1], _known_keys(), 1) if unknown else []
+    return f"{error}; did you mean {near[0]!r}?" if near else f"{error}; --print-config shows every key"
+
+
+def _known_keys() -> list[str]:
+    def walk(table: dict[str, Any]) -> list[str]:
+        inner = [key for value in table.values() if isinstance(value, dict) for key in walk(value)]
+        return [*table, *inner]
+
+    return sorted(set(walk(msgspec.to_builtins(FaultFile()))))
+
+
+def _problem(file: FaultFile) -> str:
+    """What no type can tell; "" where all is well."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
+        return f"name = {file.name!r}: letters, digits, dots, dashes; it names the folder"
+    if len(file.jobs.sizes) != len(file.jobs.weights) or not file.jobs.sizes or sum(file.jobs.weights) <= 0:
+        return f"jobs.weights = {list(file.jobs.weights)}: one a size, {len(file.jobs.sizes)} of them, some above 0"
+    positive = {
+        "hours": file.hours,
+        "interval_s": file.interval_s,
+        "fleet.nodes": file.fleet.nodes,
+        "fleet.rack_nodes": file.fleet.rack_nodes,
+        "jobs.sizes": min(file.jobs.sizes),
+        "jobs.median_s": file.jobs.median_s,
+        "recorded.interval_s": file.recorded.interval_s,
+        "recorded.loops": file.recorded.loops,
+    }
+    return next((f"{key} = {value:g}: must be greater than 0" for key, value in positive.items() if value <= 0), "")
+
+
+def to_toml(file: FaultFile) -> str:
+    """The file as TOML; `parse_fault_file` reads the same settings back."""
+    tables = msgspec.to_builtins(file)
+    kinds = tables.pop("kinds")
+    head = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    parts = ["\n".join(head)]
+    named = {key: value for key, value in tables.items() if isinstance(value, dict)}
+    named |= {f"kinds.{kind}": kinds[kind] for kind in (*FAULT_KINDS, *DECOY_KINDS)}
+    for key, table in named.items():
+        parts.append("\n".join([f"[{key}]", *(f"{name} = {_toml(value)}" for name, value in table.items())]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return repr(value)

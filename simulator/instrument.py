@@ -1,0 +1,149 @@
+"""Faults with a truth: a fleet with tenants, faults and decoys runs for hours, and what it showed is written down."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleet.errors import ConfigError
+from fleet.events import JobEvent
+from simulator.cluster import FleetSpec, SimulatedFleet
+from simulator.columns import Recorder
+from simulator.effects import Levels
+from simulator.fault_file import FaultFile, to_toml
+from simulator.faults import FaultPlan, Incident
+from simulator.tenants import Tenants
+from simulator.truth import FaultRecord, FaultTruth
+
+SIMULATED = Path("faults") / "simulated"
+WARM_UP_S = 1800.0  # nothing goes wrong before
+STATE = (
+    "heat",
+    "previous_s",
+    "restarted",
+    "dealt_s",
+    "phase",
+)  # what changes as a shape is applied, or says no strength
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class TruthKeeper:
+    """Adds to a plan's records what only a run knows: the job that was hit, and how much slower it became.
+
+    `find` says (job, its step's factor) of (node row, GPU or port, -1: any of the node).
+    """
+
+    plan: FaultPlan
+    find: Callable[[int, int], tuple[str, float] | None]
+    jobs: dict[str, str] = field(default_factory=dict)
+    slowdown: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, Incident] = field(default_factory=dict)
+
+    def note(self, now_ms: int) -> None:
+        """Called after every advance."""
+        for incident in self.plan.active():
+            if now_ms < incident.start_ms - incident.lead_ms:
+                continue
+            self.seen[incident.fault_id] = incident
+            found = self.find(incident.node, incident.unit) if now_ms >= incident.start_ms else None
+            if found is None:
+                continue
+            job = self.jobs.setdefault(incident.fault_id, found[0])
+            if job == found[0]:
+                self.slowdown[incident.fault_id] = max(self.slowdown.get(incident.fault_id, 1.0), found[1])
+
+    def truths(self) -> list[FaultTruth]:
+        return [self._truth(record) for record in sorted(self.plan.records(), key=lambda row: row.start_ms)]
+
+    def _truth(self, record: FaultRecord) -> FaultTruth:
+        incident = self.seen[record.fault_id]
+        return FaultTruth(
+            **msgspec.structs.asdict(record),
+            job=self.jobs.get(record.fault_id),
+            precursor=incident.lead_ms > 0,
+            lead_s=incident.lead_ms / 1000,
+            magnitude=_numbers(incident.shape),
+            slowdown=round(min(self.slowdown.get(record.fault_id, 1.0), 1e6), 3),
+        )
+
+
+def _numbers(shape: Any) -> dict[str, float]:
+    """The drawn numbers of a shape."""
+    found: dict[str, float] = {}
+    for one in fields(shape):
+        value = getattr(shape, one.name)
+        if isinstance(value, Levels):
+            found |= _numbers(value)
+        elif isinstance(value, (bool, int, float)) and one.name not in STATE and np.isfinite(float(value)):
+            found[one.name] = round(float(value), 6)
+    return found
+
+
+def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Path:
+    """Run it and write `out/faults/simulated/NAME-SEED`; the folder. Same file and seed, same bytes but for Parquet's
+    own header. Raises ConfigError when the folder is there already."""
+    folder = make_folder(out / SIMULATED, file)
+    spec = FleetSpec(nodes=file.fleet.nodes, rack_nodes=file.fleet.rack_nodes, cluster="simulated")
+    fleet = SimulatedFleet(spec, file.seed)
+    tenants = Tenants(fleet, file.jobs, np.random.default_rng([file.seed, 20]), step_s=file.interval_s)
+    recorder = Recorder(fleet, folder / "samples", file.seed, file.fleet.lost_scrapes_share)
+    keeper = TruthKeeper(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
+    spec.write_topology(folder / "topology.toml")
+    step_ms, start_ms = round(file.interval_s * 1000), start_of(file)
+    rounds = int(file.hours * 3600 / file.interval_s)
+    with (folder / "events.jsonl").open("wb") as events:
+        for number in range(1, rounds + 1):
+            now_ms = start_ms + number * step_ms
+            if number == 1 + int(WARM_UP_S / file.interval_s):
+                fleet.faults.begin(file.settings())
+            fleet.advance(now_ms)
+            keeper.note(now_ms)
+            write_events(events, tenants.step(now_ms))
+            recorder.take(now_ms)
+            if number % max(1, rounds // 10) == 0:
+                say(f"{number * file.interval_s / 3600:.1f} h of {file.hours:g}")
+    recorder.close()
+    return finish_folder(folder, keeper.truths(), say)
+
+
+def start_of(file: FaultFile) -> int:
+    """Unix ms of the start. Raises ConfigError."""
+    try:
+        start = datetime.fromisoformat(file.start)
+    except ValueError:
+        raise ConfigError(f"start = {file.start!r}: expected a time such as 2026-01-05T00:00 (UTC)") from None
+    return int((start if start.tzinfo else start.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def make_folder(parent: Path, file: FaultFile) -> Path:
+    """An empty folder of this run with the settings used. Raises ConfigError when it is there already."""
+    start_of(file)
+    folder = parent / f"{file.name}-{file.seed}"
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: choose another --out, --seed or name, or remove it")
+    (folder / "samples").mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(file), encoding="utf-8")
+    return folder
+
+
+def finish_folder(folder: Path, truths: list[FaultTruth], say: Say) -> Path:
+    """Write the truth, and say what there is."""
+    (folder / "truth.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in truths))
+    faults = [row for row in truths if not row.benign]
+    seen = sum(row.visible for row in faults)
+    say(f"{folder}: {len(faults)} faults, {seen} of them visible, {len(truths) - len(faults)} decoys")
+    return folder
+
+
+def write_events(file: Any, events: Iterable[JobEvent]) -> None:
+    file.writelines(msgspec.json.encode(event) + b"\n" for event in events)
+
+
+def _job_and_factor(tenants: Tenants, node: int, unit: int) -> tuple[str, float] | None:
+    job = tenants.job_on(node, unit)
+    return None if job is None else (job, tenants.fleet.slowdown_of(job))

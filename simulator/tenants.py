@@ -1,0 +1,221 @@
+"""Who uses a simulated fleet: jobs of whole nodes that come, step, checkpoint, die of faults and start again."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import (
+    Checkpoint,
+    Failed,
+    FailureCategory,
+    Finished,
+    JobClass,
+    JobEvent,
+    Phase,
+    PhaseName,
+    Started,
+    Step,
+    StepParts,
+    Submitted,
+)
+from fleet.requests import Gang, RankPlacement
+from simulator.cluster import MemberStep, SimulatedFleet
+from simulator.fault_file import JobsTable
+from simulator.workload import WorkloadProfile, draw_profile
+
+TOKENS_PER_STEP = 4_194_304
+SEQUENCE_LENGTH = 4096.0
+LENGTH_JITTER = 0.02  # of the mean length of a rank's sequences, when all is even
+
+Event = TypeVar("Event", bound=JobEvent)
+
+
+@dataclass(slots=True)
+class Tenancy:
+    """One job attempt. `safe_s` is what a restart from the last checkpoint still has to do."""
+
+    name: str
+    size: int
+    class_: JobClass
+    profile: WorkloadProfile
+    remaining_s: float
+    safe_s: float
+    attempt: int = 1
+    sequence: int = 0
+    phase: str = ""
+    step: float = 0.0
+    told_ms: int = 0
+    ranks: tuple[RankPlacement, ...] = ()
+
+    def tell(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
+        event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
+        self.sequence += 1
+        return event
+
+
+@dataclass(slots=True)
+class Tenants:
+    """Fills the fleet with jobs; `step` is called after every advance of the fleet."""
+
+    fleet: SimulatedFleet
+    table: JobsTable
+    rng: np.random.Generator
+    step_s: float = 15.0
+    running: dict[str, Tenancy] = field(default_factory=dict)
+    waiting: list[tuple[int, Tenancy]] = field(default_factory=list)  # (not before, attempt)
+    last_ms: int | None = None
+    _began: int = 0
+    _next: Tenancy | None = None
+    _shown_ms: dict[int, int] = field(default_factory=dict)  # node row -> since when its fault is plain to see
+
+    def step(self, now_ms: int) -> list[JobEvent]:
+        """Deaths, ends and starts until `now_ms`; what the jobs tell."""
+        dt_s = 0.0 if self.last_ms is None else (now_ms - self.last_ms) / 1000
+        first, self.last_ms = self.last_ms is None, now_ms
+        events: list[JobEvent] = []
+        for job, category, node, message in self.fleet.failed_jobs():
+            events += self._bury(self.running.pop(job), category, node, message, now_ms)
+        for tenancy in list(self.running.values()):
+            events += self._work(tenancy, now_ms, dt_s)
+        return events + self._start_some(now_ms, first)
+
+    def job_on(self, node: int, unit: int) -> str | None:
+        """The job on a GPU (-1: on any of the node), None for none."""
+        cells = self.fleet.gangs.slot[node] if unit < 0 else self.fleet.gangs.slot[node, unit : unit + 1]
+        held = cells[cells > 0]
+        return self.fleet.gangs.by_slot[int(held[0])].job if len(held) else None
+
+    def _bury(self, tenancy: Tenancy, category: str, node: str, message: str, now_ms: int) -> list[JobEvent]:
+        fields = {"category": cast(FailureCategory, category), "node": node, "message": message}
+        event = tenancy.tell(Failed, now_ms, **fields)
+        again = replace(
+            tenancy,
+            attempt=tenancy.attempt + 1,
+            sequence=0,
+            phase="",
+            remaining_s=tenancy.safe_s,
+            ranks=(),
+        )
+        self.waiting.append((now_ms + int(self.table.restart_s * 1000), again))
+        return [event]
+
+    def _work(self, tenancy: Tenancy, now_ms: int, dt_s: float) -> list[JobEvent]:
+        events = self._change_phase(tenancy, now_ms)
+        members = self.fleet.member_steps(tenancy.name)
+        if members and tenancy.phase in ("steady", "warmup"):
+            step_s = members[0].compute_s + members[0].communication_s
+            tenancy.step += dt_s / step_s
+            tenancy.remaining_s -= dt_s * min(1.0, tenancy.profile.step_s / step_s)
+        elif members or tenancy.phase in ("init", "loading"):
+            tenancy.remaining_s -= dt_s
+        if tenancy.remaining_s <= 0:
+            self.fleet.stop_job(tenancy.name, now_ms)
+            del self.running[tenancy.name]
+            return [*events, tenancy.tell(Finished, now_ms)]
+        every_ms = self.table.step_every_s * 1000
+        if members and every_ms and tenancy.class_ == "training" and now_ms - tenancy.told_ms >= every_ms:
+            tenancy.told_ms = now_ms
+            events += self._tell_steps(tenancy, members, now_ms)
+        return events
+
+    def _tell_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
+        """A step of each rank; the time a rank needs grows with the length of its sequences."""
+        for member in members:
+            length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())
+            total_s = member.compute_s + member.communication_s + member.data_s
+            yield tenancy.tell(
+                Step,
+                now_ms,
+                step=int(tenancy.step),
+                rank=member.rank,
+                duration_s=round(total_s, 4),
+                parts=StepParts(
+                    compute=round(member.compute_s, 4),
+                    communication=round(member.communication_s, 4),
+                    data=round(member.data_s, 4),
+                ),
+                tokens=TOKENS_PER_STEP,
+                sequence_length=round(length, 1),
+            )
+
+    def _change_phase(self, tenancy: Tenancy, now_ms: int) -> list[JobEvent]:
+        phase, before = self.fleet.phase(tenancy.name), tenancy.phase
+        if phase == before:
+            return []
+        tenancy.phase = phase
+        events: list[JobEvent] = [tenancy.tell(Phase, now_ms, name=cast(PhaseName, phase))]
+        if before == "checkpoint":
+            tenancy.safe_s = tenancy.remaining_s
+        for at, edge in ((before, "end"), (phase, "begin")):
+            if at == "checkpoint":
+                events.append(tenancy.tell(Checkpoint, now_ms, edge=cast(Literal["begin", "end"], edge)))
+        return events
+
+    # Starting
+
+    def _start_some(self, now_ms: int, first: bool) -> list[JobEvent]:
+        events: list[JobEvent] = []
+        free = self._free(now_ms)
+        for due in [due for due in self.waiting if due[0] <= now_ms]:
+            if due[1].size <= len(free):
+                self.waiting.remove(due)
+                free = self._start(due[1], free, now_ms, events)
+        while True:
+            self._next = self._next or self._draw()
+            if self._next.size > len(free):
+                return events
+            if not first and self.rng.random() > self._rate():
+                return events
+            free = self._start(self._next, free, now_ms, events)
+            self._next = None
+
+    def _rate(self) -> float:
+        """The chance that somebody submits within one step, when nodes are free for `gap_s` on average."""
+        return 1.0 if self.table.gap_s <= 0 else min(1.0, self.step_s / self.table.gap_s)
+
+    def _start(
+        self, tenancy: Tenancy, free: NDArray[np.int64], now_ms: int, events: list[JobEvent]
+    ) -> NDArray[np.int64]:
+        """Start it on nodes as near to each other as there are; the nodes left."""
+        spans = free[tenancy.size - 1 :] - free[: len(free) - tenancy.size + 1]
+        begin = int(np.argmin(spans))
+        rows = free[begin : begin + tenancy.size]
+        gpus = self.fleet.spec.gpus
+        every = tuple(range(gpus))
+        ranks = tuple(RankPlacement(rank, self.fleet.names[row], every) for rank, row in enumerate(rows.tolist()))
+        tenancy.ranks, tenancy.told_ms = ranks, now_ms
+        self.fleet.start_job(tenancy.name, tenancy.attempt, ranks, tenancy.profile, now_ms)
+        self.running[tenancy.name] = tenancy
+        gang = Gang(len(ranks), len(ranks))
+        fields = {"class_": tenancy.class_, "gang": gang, "gpus_per_node": gpus, "name": tenancy.profile.kind}
+        events.append(tenancy.tell(Submitted, now_ms, **fields))
+        events.append(tenancy.tell(Started, now_ms, ranks=ranks))
+        return np.setdiff1d(free, rows)
+
+    def _free(self, now_ms: int) -> NDArray[np.int64]:
+        """Rows of nodes without a job on which nothing has been plainly wrong for a while."""
+        wrong = {row.node for row in self.fleet.faults.active() if not row.benign and row.visible_ms is not None}
+        self._shown_ms = {node: self._shown_ms.get(node, now_ms) for node in wrong}
+        shunned = [node for node, since in self._shown_ms.items() if now_ms - since >= self.table.avoid_s * 1000]
+        down = self.fleet.effects.page_down.all(axis=1) | ~self.fleet.effects.present.all(axis=1)
+        free = (self.fleet.gangs.slot == 0).all(axis=1) & ~down
+        free[shunned] = False
+        return np.flatnonzero(free)
+
+    def _draw(self) -> Tenancy:
+        table, self._began = self.table, self._began + 1
+        weights = np.array(table.weights) / sum(table.weights)
+        size = min(int(self.rng.choice(table.sizes, p=weights)), self.fleet.spec.nodes)
+        class_ = self._class(size)
+        profile = draw_profile(self.rng, size * self.fleet.spec.gpus, class_)
+        run_s = float(table.median_s * self.rng.lognormal(0.0, table.sigma))
+        return Tenancy(f"job-{self._began:05d}", size, class_, profile, run_s, run_s)
+
+    def _class(self, size: int) -> JobClass:
+        draw = self.rng.random()
+        if size > 1 or draw >= self.table.inference_share + self.table.interactive_share:
+            return "training"
+        return "inference" if draw < self.table.inference_share else "interactive"

@@ -1,0 +1,162 @@
+"""A run with injected faults can be read back as what the exporters of the same fleet would have shown."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from fleet.entities import Entities
+from fleet.errors import ConfigError
+from fleet.events import Failed, Finished, Started, Step
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind, SampleBatch
+from ingest.exporters import ExporterResolver
+from ingest.text import PageDecoder, Target
+from simulator.cluster import FleetSpec, SimulatedFleet
+from simulator.columns import Recorder
+from simulator.fault_file import FaultFile, FleetTable, JobsTable, parse_fault_file, to_toml
+from simulator.instrument import simulate_faults
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
+from simulator.workload import profile_of
+from training.fault_runs import FaultRun, read_fault_runs
+
+SMALL = FaultFile(
+    name="small",
+    hours=3.0,
+    interval_s=30.0,
+    fleet=FleetTable(nodes=8, rack_nodes=4),
+    jobs=JobsTable(sizes=(1, 2), weights=(1.0, 1.0), median_s=2400.0, gap_s=30.0, step_every_s=60.0),
+)
+
+
+def table(batches: list[SampleBatch], entities: Entities) -> dict[tuple[str, int, str], float]:
+    """(kind, metric, entity name) -> value."""
+    return {
+        (batch.kind.value, metric, entities[batch.kind].names[entity]): value
+        for batch in batches
+        for metric, entity, value in zip(
+            batch.metric.tolist(), batch.entity.tolist(), batch.value.tolist(), strict=True
+        )
+    }
+
+
+def from_pages(fleet: SimulatedFleet, now_ms: int) -> dict[tuple[str, int, str], float]:
+    entities = Entities()
+    resolver = ExporterResolver(entities)
+    batches = [
+        batch
+        for target in fleet.targets()
+        if fleet.answers(*target)
+        for batch in PageDecoder(resolver, Target(target[0], fixed=True)).decode(fleet.page(*target), now_ms).samples
+    ]
+    return table(batches, entities)
+
+
+def test_columns_hold_what_the_decoded_pages_hold(tmp_path: Path) -> None:
+    fleet = SimulatedFleet(FleetSpec(nodes=3), seed=2)
+    ranks = [RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(("n001", "n002"))]
+    fleet.start_job("j", 1, ranks, profile_of("j", 16), -600_000)
+    fleet.faults.inject("gpu_off_bus", "n001", 5, 20_000, warns_s=0.0)
+    fleet.faults.inject("ib_flap", "n002", 1, 10_000)
+    fleet.faults.inject("exporter_restart", "n003", None, 55_000, end_ms=90_000, down_s=20.0)
+    recorder = Recorder(fleet, tmp_path / "samples")
+    expected = {}
+    for time_ms in (0, 15_000, 30_000, 60_000):
+        fleet.advance(time_ms)
+        recorder.take(time_ms)
+        expected[time_ms] = from_pages(fleet, time_ms)
+    recorder.close()
+    (tmp_path / "events.jsonl").write_bytes(b"")
+    entities = Entities()
+    for round_ in FaultRun(tmp_path).rounds(entities):
+        seen = table(list(round_.batches), entities)
+        about_scrapes = {key for key in seen if key[0] == "node"} - expected[round_.time_ms].keys()
+        assert len(about_scrapes) == 4 * 3 - (round_.time_ms == 60_000)  # nobody counts GPUs on n003 then
+        assert seen.keys() - about_scrapes == expected[round_.time_ms].keys()
+        for key, value in expected[round_.time_ms].items():
+            assert seen[key] == pytest.approx(value, rel=1e-6, abs=1e-5), key
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FaultRun:
+    out = tmp_path_factory.mktemp("faults")
+    kinds = msgspec.structs.replace(
+        SMALL.kinds,
+        **{kind: msgspec.structs.replace(SMALL.kinds.of(kind), rate=200.0) for kind in (*FAULT_KINDS, *DECOY_KINDS)},
+    )
+    draw = msgspec.structs.replace(SMALL.draw, scale=40.0, decoy_scale=40.0, limit_s=360.0, precursor_share=0.5)
+    draw = msgspec.structs.replace(draw, precursor_s=(60.0, 120.0), repeat_share=0.0)
+    simulate_faults(msgspec.structs.replace(SMALL, kinds=kinds, draw=draw), out)
+    (found,) = read_fault_runs(out)
+    return found
+
+
+def test_a_run_has_faults_and_decoys_of_every_kind_with_their_strength_and_their_jobs(run: FaultRun) -> None:
+    assert {row.kind for row in run.truth} == {*FAULT_KINDS, *DECOY_KINDS}
+    assert all(row.benign == (row.kind in DECOY_KINDS) for row in run.truth)
+    assert any(row.precursor and row.lead_s >= 60 for row in run.truth)
+    assert any(not row.precursor and not row.benign for row in run.truth)
+    slow = [row for row in run.truth if row.kind == "cpu_contention" and row.visible]
+    assert slow
+    assert all(1.0 < row.magnitude["slow"] <= 1.3 for row in slow)
+    assert any(row.job is not None and row.slowdown > 1.02 for row in slow)
+
+
+def test_jobs_of_a_run_start_tell_their_steps_and_end(run: FaultRun) -> None:
+    events = [event for round_ in run.rounds(Entities()) for event in round_.events]
+    assert [event.time_ms for event in events] == sorted(event.time_ms for event in events)
+    assert any(isinstance(event, Finished) for event in events)
+    assert any(isinstance(event, Failed) and event.category == "hardware" for event in events)
+    ranks = {(event.job, event.attempt): len(event.ranks) for event in events if isinstance(event, Started)}
+    steps = [event for event in events if isinstance(event, Step)]
+    assert steps
+    assert all(event.rank is not None and event.rank < ranks[event.job, event.attempt] for event in steps)
+    assert all(event.parts is not None and event.parts.compute <= event.duration_s for event in steps)
+
+
+def test_a_gpu_off_the_bus_has_no_rows(run: FaultRun) -> None:
+    gone = next(row for row in run.truth if row.kind == "gpu_off_bus" and row.visible_ms)
+    assert gone.end_ms is not None
+    entities = Entities()
+    assert gone.end_ms > gone.start_ms + 90_000
+    for round_ in run.rounds(entities):
+        if gone.start_ms + 60_000 <= round_.time_ms < gone.end_ms:
+            (gpus,) = [batch for batch in round_.batches if batch.kind is EntityKind.GPU]
+            names = {entities[EntityKind.GPU].names[row] for row in np.unique(gpus.entity).tolist()}
+            assert f"{gone.node}/{gone.gpu}" not in names
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
+    short = msgspec.structs.replace(SMALL, hours=1.0)
+    folders = [simulate_faults(short, tmp_path / "a"), simulate_faults(short, tmp_path / "b")]
+    other = simulate_faults(msgspec.structs.replace(short, seed=2), tmp_path / "a")
+    for name in ("truth.jsonl", "events.jsonl", "samples/gpu.parquet"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    assert (folders[0] / "events.jsonl").read_bytes() != (other / "events.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        simulate_faults(short, tmp_path / "a")
+
+
+def test_the_printed_settings_read_back_as_they_were() -> None:
+    assert parse_fault_file(to_toml(SMALL)) == SMALL
+    assert parse_fault_file("") == FaultFile()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[kinds.slow_nic]\nslwo = [1.0, 2.0]", "did you mean 'slow'"),
+        ("[draw]\nscales = 3.0", "did you mean 'scale'"),
+        ("[kinds.power_cap]\nlimit_w = [600, 500]", "the low end comes first"),
+        ("[kinds.ecc_storm]\nprecursor_share = 1.5", "a share lies within 0 and 1"),
+        ("[jobs]\nsizes = [1]", "one a size"),
+        ("interval_s = 0", "interval_s = 0: must be greater than 0"),
+        ('name = "a/b"', "names the folder"),
+        ("[draw", "no TOML"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_fix(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match="the file: ") as caught:
+        parse_fault_file(text)
+    assert words in str(caught.value)

@@ -1,0 +1,183 @@
+"""Runs with injected faults, as `fleetcast simulate faults` writes them: what a fleet showed, told and really had.
+
+A folder below `faults/simulated` or `faults/recorded` holds `config.toml`, `topology.toml`, `truth.jsonl` (a fault or
+decoy a line), `events.jsonl` (job events in order of time) and `samples/KIND.parquet`: `time_ms`, `node`, `index`,
+then a column a metric of the catalogue, in its unit, counters raw; null where it was not reported. Rows are in order
+of time; a row group holds whole rounds, the same ones in every file.
+"""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from fleet.errors import ConfigError
+from fleet.events import JobEvent
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Topology
+from ingest.topology import load_topology
+
+FOLDERS = ("faults/simulated", "faults/recorded")
+KEYS = ("time_ms", "node", "index")
+_EVENTS = msgspec.json.Decoder(JobEvent)
+
+
+class FaultTruth(msgspec.Struct, frozen=True):
+    """One fault or decoy. `visible_ms`: from when what runs there showed it; `slowdown`: its job's worst step factor.
+
+    `gpu` or `port` is the culprit; neither: the whole node. `lead_s`: how long a precursor led up to `start_ms`.
+    """
+
+    kind: str
+    node: str
+    start_ms: int
+    end_ms: int | None
+    visible_ms: int | None = None
+    visible: bool = False
+    benign: bool = False
+    gpu: int | None = None
+    port: int | None = None
+    job: str | None = None
+    precursor: bool = False
+    lead_s: float = 0.0
+    magnitude: dict[str, float] = {}
+    slowdown: float = 1.0
+    fault_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One scrape of the whole fleet, and the job events told since the round before."""
+
+    time_ms: int
+    batches: tuple[SampleBatch, ...]
+    events: tuple[JobEvent, ...]
+
+
+@dataclass(frozen=True)
+class FaultRun:
+    """One folder. Reading is lazy: a run of a day is a few hundred MB."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def topology(self) -> Topology:
+        return load_topology(self.folder / "topology.toml")
+
+    @cached_property
+    def truth(self) -> tuple[FaultTruth, ...]:
+        """In order of start."""
+        rows = (self.folder / "truth.jsonl").read_bytes().splitlines()
+        return tuple(sorted((msgspec.json.decode(row, type=FaultTruth) for row in rows), key=lambda row: row.start_ms))
+
+    @cached_property
+    def interval_s(self) -> float:
+        """Seconds from scrape to scrape."""
+        with (self.folder / "config.toml").open("rb") as file:
+            return float(tomllib.load(file)["interval_s"])
+
+    @property
+    def nodes(self) -> int:
+        return len(self.topology)
+
+    def rounds(self, entities: Entities) -> Iterator[Round]:
+        """Every scrape in order of time; batches carry rows of `entities`."""
+        events = self._events()
+        ahead = next(events, None)
+        for time_ms, batches in self._batches(entities):
+            told: list[JobEvent] = []
+            while ahead is not None and ahead.time_ms <= time_ms:
+                told.append(ahead)
+                ahead = next(events, None)
+            yield Round(time_ms, batches, tuple(told))
+
+    def _events(self) -> Iterator[JobEvent]:
+        with (self.folder / "events.jsonl").open("rb") as file:
+            for line in file:
+                yield _EVENTS.decode(line)
+
+    def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
+        paths = sorted((self.folder / "samples").glob("*.parquet"))
+        files = [(EntityKind(path.stem), pq.ParquetFile(path)) for path in paths]
+        if not files:
+            raise ConfigError(f"{self.folder}: no samples/*.parquet")
+        groups = {file.num_row_groups for _, file in files}
+        if len(groups) != 1:
+            raise ConfigError(f"{self.folder}: the files of samples/ differ in row groups: {sorted(groups)}")
+        for group in range(groups.pop()):
+            blocks = [_Block.of(kind, file.read_row_group(group), entities) for kind, file in files]
+            for time_ms in np.unique(np.concatenate([block.time_ms for block in blocks])).tolist():
+                parts = (block.at(time_ms) for block in blocks)
+                yield time_ms, tuple(part for part in parts if len(part))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A row group: `values` (metric, row)."""
+
+    kind: EntityKind
+    metrics: NDArray[np.int16]
+    time_ms: NDArray[np.int64]
+    entity: NDArray[np.int32]
+    values: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, kind: EntityKind, table: pa.Table, entities: Entities) -> "_Block":
+        names = [name for name in table.column_names if name not in KEYS]
+        columns = [table.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in names]
+        return cls(
+            kind,
+            np.array([metric_row(kind, name) for name in names], np.int16),
+            table.column("time_ms").to_numpy(),
+            _entities_of(kind, table, entities),
+            np.stack(columns) if columns else np.empty((0, table.num_rows)),
+        )
+
+    def at(self, time_ms: int) -> SampleBatch:
+        """The samples of one round, metric by metric."""
+        first, last = np.searchsorted(self.time_ms, (time_ms, time_ms + 1)).tolist()
+        values = self.values[:, first:last].ravel()
+        metric = np.repeat(self.metrics, last - first)
+        entity = np.tile(self.entity[first:last], len(self.metrics))
+        batch = SampleBatch(self.kind, metric, entity, np.full(len(values), time_ms, np.int64), values)
+        there = ~np.isnan(values)
+        return batch if there.all() else batch.where(there)
+
+
+def _entities_of(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArray[np.int32]:
+    """(rows,) the row in `entities` of each line."""
+    nodes = table.column("node").combine_chunks().dictionary_encode()
+    code, names = np.asarray(nodes.indices), nodes.dictionary.to_pylist()
+    if kind is EntityKind.NODE:
+        rows_of_nodes: NDArray[np.int32] = np.array([entities.node(name) for name in names], np.int32)[code]
+        return rows_of_nodes
+    index = table.column("index").to_numpy().astype(np.int64)
+    width = int(index.max(initial=0)) + 1
+    both, inverse = np.unique(code * width + index, return_inverse=True)
+    rows = [_entity(kind, entities, names[key // width], key % width) for key in both.tolist()]
+    found: NDArray[np.int32] = np.array(rows, np.int32)[inverse]
+    return found
+
+
+def _entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
+    """GPU 3 of n1 is n1/3, port 3 is n1/mlx5_3/1."""
+    parts = (f"mlx5_{index}", 1) if kind is EntityKind.PORT else (index,)
+    return entities.of_node(kind, node, *parts)
+
+
+def read_fault_runs(data: Path, folders: Sequence[str] = FOLDERS) -> list[FaultRun]:
+    """Every run below a data folder, by name; none where there are no such folders."""
+    return [FaultRun(path.parent) for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl"))]
