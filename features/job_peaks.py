@@ -76,11 +76,6 @@ class JobPeaks:
         peaks[:, POWER] = np.fmax(peaks[:, POWER], _mean(number, power_w[entity], len(index)))
         self._running, self._peaks = index, peaks
 
-    def of(self, attempt: JobAttempt) -> tuple[float, float]:
-        """Memory (GiB) and power (W a GPU) that a running attempt has come to; NaN where nothing was seen."""
-        row = self._running.get((attempt.job, attempt.attempt))
-        return (np.nan, np.nan) if row is None else (float(self._peaks[row, MEMORY]), float(self._peaks[row, POWER]))
-
     def table(self) -> tuple[NDArray[np.uint64], Array]:
         """keys (k,), sorted, and (k, 3): likely peak memory (GiB a GPU), likely peak power (W a GPU), runs seen."""
         keys = np.fromiter(self._rows, np.uint64, len(self._rows))

@@ -1,18 +1,21 @@
 """RunHistory: what is known, when a job is submitted, of how long jobs like it ran. One path for live and for training.
 
-Jobs are alike by five keys and by none: user; user and name stem; user, GPUs and limit; group; group and GPUs; all.
-Under each key the newest ended runs are kept in order of their end, twice sorted (the last 20 and the last 200), so
-that an ended job costs a few bisections a key and a look at the features costs no sorting. What still runs counts as
-well: how many, and for how long already, since jobs that have ended say little of those that are about to be long.
+Jobs are alike by five keys and by none: user; user, words of the name and GPUs; user, GPUs and limit; group; group and
+GPUs; all. Under each key the newest ended runs are kept in order of their end, twice sorted (the last 20 and the last
+200), so that an ended job costs a few bisections a key and a look at the features costs no sorting. What still runs
+counts as well: how many, and for how long already, since jobs that have ended say little of those that are about to be
+long. Features of a submission are taken as it is told, before the job itself counts, however late they are asked for.
 
 All times in features are natural logarithms of seconds. NaN: nothing known under that key.
 """
 
 import math
 import re
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +27,15 @@ EMPIRICAL = tuple(f"empirical_{level:g}" for level in LEVELS)
 SHAPE_NAMES = ("log_gpus", "log_cpus", "log_limit", "hour", "weekday", "backed_by")
 FEATURES = (*SHAPE_NAMES, *EMPIRICAL, *(f"{key}_{name}" for key in KEYS for name in PAST_NAMES))
 COLUMN = {name: row for row, name in enumerate(FEATURES)}
-BACK_OFF = ("user_size", "group_gpus", "group", "all")  # the first with FEWEST_RUNS gives the empirical quantiles
+# The first with FEWEST_RUNS gives the empirical quantiles.
+BACK_OFF = ("user_name", "user_size", "group_gpus", "group", "all")
+GROUP_ROWS = (KEYS.index("group_gpus"), KEYS.index("group"), KEYS.index("all"))
 FEWEST_RUNS = 10
 KEYS_KEPT = 10_000
 ENDED_KEPT = 20_000
 LIVE_KEPT = 100_000
+UNSTARTED_KEPT = 1000  # over, and no start was told: it may yet be
+CLOSED_KEPT = 2000  # until somebody takes them
 DIGITS_KEPT = 4  # of a logarithm, so that snapshots stay short
 TRUNCATED = frozenset({"preempted"})  # how long these ran says when they were stopped, not how long they take
 
@@ -37,6 +44,7 @@ _UNKNOWN = (math.nan,) * len(PAST_NAMES)
 _NO_LEVELS = (math.nan,) * len(LEVELS)
 _DIGITS = re.compile(r"[\d._-]+")
 Identity = tuple[str, int]  # job, attempt
+Features = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +67,36 @@ class JobShape:
         return _DIGITS.sub("#", self.name)
 
     @property
+    def words(self) -> str:
+        """What the stem says beside numbers; "" where a name is none, as `4711`."""
+        return self.stem.strip("#")
+
+    @property
     def kin(self) -> str:
         """The group, or where there is none the queue."""
         return self.group or self.queue
 
 
+_columns = attrgetter(*(row.name for row in fields(JobShape)))
+
+
+class ClosedRun(NamedTuple):
+    """A run that is over, and counts. features: as of its submission, None where somebody took them."""
+
+    job: str
+    attempt: int
+    shape: JobShape
+    run_s: float
+    ended_ms: int
+    features: Features | None
+
+
 @dataclass(slots=True)
 class _Live:
-    """A job of which not all is known yet: shape None before its submission arrived."""
+    """A job of which not all is known yet: shape None before its submission arrived.
+
+    features: as of its submission, until somebody takes them.
+    """
 
     shape: JobShape | None = None
     pasts: tuple[Past | None, ...] = ()
@@ -74,6 +104,7 @@ class _Live:
     end_ms: int | None = None
     outcome: str = ""
     run: Run = field(default_factory=Run)
+    features: Features | None = None
 
 
 class RunHistory:
@@ -82,76 +113,86 @@ class RunHistory:
     def __init__(self) -> None:
         self._pasts: dict[tuple[Any, ...], Past] = {}
         self._live: dict[Identity, _Live] = {}
+        self._unstarted: dict[Identity, _Live] = {}
         self._ended: dict[Identity, None] = {}
+        self._closed: deque[ClosedRun] = deque(maxlen=CLOSED_KEPT)
 
     def __len__(self) -> int:
         """Jobs that wait or run."""
         return len(self._live)
 
-    def submitted(self, job: str, attempt: int, shape: JobShape) -> None:
-        """A job came."""
+    def submitted(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
+        """A job came. Its features as of now, kept for `taken` too; None where it came before, or is not wanted."""
         live = self._entry((job, attempt))
         if live is None or live.shape is not None:
-            return
+            return None
         live.shape = shape
+        if wanted:
+            live.features = self.features(shape, shape.submitted_ms)
         live.pasts = tuple(self._past(key) for key in _keys(shape))
         for past in live.pasts:
             if past is not None:
                 past.submit(shape.submitted_ms, live.run)
         if live.begin_ms is not None:
             self._begin((job, attempt), live, live.begin_ms)
-            if live.end_ms is not None:
-                self._close((job, attempt), live)
+        features = live.features
+        self._settle((job, attempt), live)
+        return features
 
     def started(self, job: str, attempt: int, at_ms: int) -> None:
         """A job began to run."""
         live = self._entry((job, attempt))
-        if live is None or live.begin_ms is not None:
+        if live is None:
             return
-        live.begin_ms = at_ms
-        if live.shape is not None:
-            self._begin((job, attempt), live, at_ms)
-            if live.end_ms is not None:
-                self._close((job, attempt), live)
+        if live.begin_ms is None:
+            live.begin_ms = at_ms
+            if live.shape is not None:
+                self._begin((job, attempt), live, at_ms)
+        self._settle((job, attempt), live)
 
     def ended(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
         """A job is over: finished, failed, cancelled or preempted. Its run counts once its start is known, too."""
         live = self._entry((job, attempt))
-        if live is None or live.end_ms is not None:
+        if live is None:
             return
-        live.end_ms, live.outcome = at_ms, outcome
-        if live.shape is not None and live.begin_ms is not None:
-            self._close((job, attempt), live)
+        if live.end_ms is None:
+            live.end_ms, live.outcome = at_ms, outcome
+        self._settle((job, attempt), live)
 
-    def features(self, job: JobShape, now_ms: int) -> NDArray[np.float32]:
+    def taken(self, job: str, attempt: int) -> Features | None:
+        """Features as of the submission of a job that waits or runs; once."""
+        live = self._live.get((job, attempt))
+        if live is None:
+            return None
+        features, live.features = live.features, None
+        return features
+
+    def closed(self) -> list[ClosedRun]:
+        """The newest CLOSED_KEPT runs that ended since this was asked last."""
+        rows = list(self._closed)
+        self._closed.clear()
+        return rows
+
+    def features(self, job: JobShape, now_ms: int) -> Features:
         """(feature,) in order of FEATURES, from what has been told so far."""
-        pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
-        hours = now_ms / 3_600_000
-        backed_by, past = _backed(pasts, _BACK_OFF_ROWS)
-        empirical = past.levels() if past is not None else _NO_LEVELS
-        values = [
-            math.log(max(job.gpus, 1e-3)),
-            math.log1p(job.cpus) if job.cpus is not None else math.nan,
-            math.log(max(job.limit_s, 1.0)) if job.limit_s is not None else math.nan,
-            hours % 24,
-            float(hours // 24 % 7),
-            float(backed_by),
-            *empirical,
-        ]
-        for past in pasts:
-            values += _UNKNOWN if past is None else past.features(now_ms)
-        return np.array(values, np.float32)
+        return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
+
+    def features_of(self, job: str, attempt: int, now_ms: int) -> Features | None:
+        """The same of a job that waits or runs, which counts among its like; None where its submission is not known."""
+        live = self._live.get((job, attempt))
+        return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
 
     def group_runs(self, job: JobShape) -> Past | None:
         """The runs of the job's group with as many GPUs; where these are few, of its group, then of all."""
         pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
-        return _backed(pasts, _BACK_OFF_ROWS[1:])[1]
+        return _backed(pasts, GROUP_ROWS)[1]
 
     def _entry(self, identity: Identity) -> _Live | None:
         """The open record of a job, None once all of it was counted."""
         live = self._live.get(identity)
         if live is None and identity not in self._ended:
-            live = self._live[identity] = _Live()
+            live = self._unstarted.pop(identity) if identity in self._unstarted else _Live()
+            self._live[identity] = live
             if len(self._live) > LIVE_KEPT:
                 oldest = next(iter(self._live))
                 self._leave(oldest, self._live.pop(oldest))
@@ -178,14 +219,27 @@ class RunHistory:
             if past is not None:
                 past.leave(identity)
 
-    def _close(self, identity: Identity, live: _Live) -> None:
+    def _settle(self, identity: Identity, live: _Live) -> None:
+        """Close it, where all is known; what is over without a start waits no more, and runs only if that is told."""
+        if live.shape is None or live.end_ms is None:
+            return
+        if live.begin_ms is not None:
+            self._close(identity, live, live.shape, live.end_ms - live.begin_ms, live.end_ms)
+            return
+        self._unstarted[identity] = self._live.pop(identity)
+        if len(self._unstarted) > UNSTARTED_KEPT:
+            del self._unstarted[next(iter(self._unstarted))]
+
+    def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
         """All is known: count the run under every key, and remember that it was counted."""
         self._leave(identity, live)
-        if live.begin_ms is not None and live.end_ms is not None and live.outcome not in TRUNCATED:
-            log_run = live.run.log_run = round(math.log(max(1.0, (live.end_ms - live.begin_ms) / 1000)), DIGITS_KEPT)
+        if live.outcome not in TRUNCATED:
+            run_s = max(1.0, run_ms / 1000)
+            log_run = live.run.log_run = round(math.log(run_s), DIGITS_KEPT)
             for past in live.pasts:
                 if past is not None:
                     past.add(log_run, live.outcome != "finished")
+            self._closed.append(ClosedRun(*identity, shape, run_s, end_ms, live.features))
         del self._live[identity]
         self._ended[identity] = None
         if len(self._ended) > ENDED_KEPT:
@@ -194,27 +248,62 @@ class RunHistory:
     def dump(self) -> dict[str, Any]:
         """JSON-able and copied."""
         live = [
-            [*identity, astuple(one.shape) if one.shape else None, one.begin_ms, one.end_ms, one.outcome]
-            for identity, one in self._live.items()
+            [*identity, one.shape and _columns(one.shape), one.begin_ms, one.end_ms, one.outcome, _listed(one.features)]
+            for identity, one in (*self._live.items(), *self._unstarted.items())
         ]
         pasts = [[list(key), past.dump()] for key, past in self._pasts.items()]
-        return {"pasts": pasts, "live": live, "ended": [list(identity) for identity in self._ended]}
+        closed = [
+            [one.job, one.attempt, _columns(one.shape), one.run_s, one.ended_ms, _listed(one.features)]
+            for one in self._closed
+        ]
+        return {"pasts": pasts, "live": live, "ended": [list(identity) for identity in self._ended], "closed": closed}
 
     def load(self, kept: dict[str, Any]) -> None:
         """The inverse of `dump`, into an empty one."""
         for key, row in kept["pasts"]:
             self._pasts[tuple(key)] = Past.loaded(row)
         self._ended = {(str(job), int(attempt)): None for job, attempt in kept["ended"]}
-        for job, attempt, shape, begin_ms, end_ms, outcome in kept["live"]:
+        for job, attempt, shape, begin_ms, end_ms, outcome, *features in kept["live"]:
             live = self._live[job, attempt] = _Live(None, (), begin_ms, end_ms, outcome)
             if shape is not None:
                 live.shape = JobShape(*shape)
+                live.features = _read(*features)
                 live.pasts = tuple(None if key is None else self._pasts.get(key) for key in _keys(live.shape))
                 for past in live.pasts:
                     if past is not None:
                         past.adopt(live.shape.submitted_ms, live.run)
                 if begin_ms is not None:
                     self._begin((job, attempt), live, begin_ms)
+            self._settle((job, attempt), live)
+        for job, attempt, shape, run_s, ended_ms, features in kept.get("closed", ()):
+            self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _read(features)))
+
+
+def _features(job: JobShape, pasts: Sequence[Past | None], now_ms: int) -> Features:
+    """pasts: of the job's keys."""
+    hours = now_ms / 3_600_000
+    backed_by, backing = _backed(pasts, _BACK_OFF_ROWS)
+    values = [
+        math.log(max(job.gpus, 1e-3)),
+        math.log1p(job.cpus) if job.cpus is not None else math.nan,
+        math.log(max(job.limit_s, 1.0)) if job.limit_s is not None else math.nan,
+        hours % 24,
+        float(hours // 24 % 7),
+        float(backed_by),
+        *(backing.levels() if backing is not None else _NO_LEVELS),
+    ]
+    for past in pasts:
+        values += _UNKNOWN if past is None else past.features(now_ms)
+    return np.array(values, np.float32)
+
+
+def _listed(features: Features | None) -> list[float] | None:
+    return None if features is None else features.tolist()
+
+
+def _read(features: Sequence[float] | None = None) -> Features | None:
+    """None, too, where they were of another version's FEATURES."""
+    return np.array(features, np.float32) if features is not None and len(features) == len(FEATURES) else None
 
 
 def _backed(pasts: Sequence[Past | None], rows: Sequence[int]) -> tuple[int, Past | None]:
@@ -231,7 +320,7 @@ def _keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
     user, kin, gpus = job.user, job.kin, job.gpus
     return (
         (0, user) if user else None,
-        (1, user, job.stem) if job.name else None,
+        (1, user, job.words, gpus) if job.words else None,
         (2, user, gpus, job.limit_s, job.class_) if user else None,
         (3, kin),
         (4, kin, gpus, job.class_),

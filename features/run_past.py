@@ -43,6 +43,8 @@ class Past:
 
     __slots__ = (
         "_levels",
+        "_now",
+        "_now_ms",
         "_short",
         "_sorted",
         "_told",
@@ -61,6 +63,8 @@ class Past:
         self._sorted: list[float] = []
         self._told: tuple[float, ...] | None = _NO_RUNS  # None: to be made again
         self._levels: tuple[float, ...] | None = None
+        self._now: tuple[float, ...] = ()  # the features as of _now_ms, which all jobs of a key share
+        self._now_ms: int | None = None  # None: to be made again
         self.count = 0
         self.failed = 0.0  # share, fading over SHORT runs
         self.submitted_ms = -1
@@ -70,21 +74,24 @@ class Past:
 
     def submit(self, at_ms: int, run: Run) -> None:
         """One came."""
+        self._now_ms = None
         if at_ms >= self.submitted_ms:
             self.submitted_ms, self.newest = at_ms, run
 
     def begin(self, identity: Hashable, at_ms: int) -> None:
         """One more runs."""
+        self._now_ms = None
         self.running[identity] = at_ms
         self.began_ms += at_ms
 
     def leave(self, identity: Hashable) -> None:
         """It runs no longer."""
+        self._now_ms = None
         self.began_ms -= self.running.pop(identity, 0)
 
     def add(self, log_run: float, failed: bool) -> None:
         """One ended."""
-        self._told = self._levels = None
+        self._told = self._levels = self._now_ms = None
         self.count += 1
         self.failed += (failed - self.failed) / min(self.count, SHORT)
         runs = self.runs
@@ -108,6 +115,11 @@ class Past:
 
     def features(self, now_ms: int) -> tuple[float, ...]:
         """In order of PAST_NAMES."""
+        if now_ms != self._now_ms:
+            self._now, self._now_ms = self._features(now_ms), now_ms
+        return self._now
+
+    def _features(self, now_ms: int) -> tuple[float, ...]:
         running = self.running
         told = self._told
         if told is None:

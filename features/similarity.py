@@ -20,7 +20,7 @@ def kinds(shape: JobShape) -> dict[Kind, int]:
     >>> list(kinds(JobShape(name="train-1", queue="batch", gpus=8)))
     ['queue and GPUs', 'GPUs', 'all jobs']
     """
-    words, gpus = shape.stem.strip("#"), f"{shape.gpus:g}"
+    words, gpus = shape.words, f"{shape.gpus:g}"
     found: dict[Kind, int] = {}
     if shape.user and words:
         found["user, name and GPUs"] = _key("user, name and GPUs", shape.user, words, gpus)

@@ -35,9 +35,18 @@ class ModelWatch:
     def of(cls, config: Config) -> "ModelWatch":
         return cls(Registry(config.models_folder), limits_of(config))
 
-    def look(self, demand: Sequence[Mapping[str, Any]], now_ms: int, shadow: Shadow | None = None) -> dict[str, Any]:
-        """`GET /v1/models`: a row a kind that has a version serving. demand: rows of `/v1/demand`."""
-        recent = {"demand": recent_of(row.get("record") for row in demand)}
+    def look(
+        self,
+        demand: Sequence[Mapping[str, Any]],
+        now_ms: int,
+        shadow: Shadow | None = None,
+        runs: Recent | None = None,
+    ) -> dict[str, Any]:
+        """`GET /v1/models`: a row a kind that has a version serving.
+
+        demand: rows of `/v1/demand`; runs: what came of run times, whose naive forecast is that of similar jobs.
+        """
+        recent = {"demand": recent_of(row.get("record") for row in demand), "duration": runs or Recent()}
         cards = [card for kind in KINDS if (card := self._card(kind)) is not None]
         drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
         self.page = drift_page(drifts, shadow)

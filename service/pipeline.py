@@ -297,7 +297,7 @@ class Pipeline:
             self._published_generation = topology.generation
         documents["meta"]["models"]["risk"] = fleet.risk.model
         documents["doc.fleet"] = fleet_document(tick, usable_gpus(tick), documents["doc.fleet"])
-        documents["doc.models"] = self.models.look(self.demand.rows, now_ms, self.demand.shadow)
+        documents["doc.models"] = self.models.look(self.demand.rows, now_ms, self.demand.shadow, self.runs.recent)
         served = documents["doc.served_models"] = served_document(given.served, now_ms)
         sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
         return [*sections, Section("metrics.fleet", self._metrics(tick) + served_page(served), now_ms)]

@@ -3,51 +3,52 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.run_history import FEATURES, JobShape
+from features.run_history import JobShape
 from features.run_past import LEVELS
 from features.similarity import Kind, kinds
+from models.drift import Recent
 from models.run_tracker import RunTracker
 from service.kind_tables import P50, P90, P99, quantiles_of
 
 MOST_KINDS = 4096
-HITS_KEPT = 1000
+RUNS_KEPT = 1000
+USUAL_LIMIT_OF = 10  # jobs: how fast the usual limit of a kind follows
 SCORED = {"p50": P50, "p90": P90, "p99": P99}
+P10 = LEVELS.index(0.1)
+VERSION = 2  # of what `dump` gives
 
 _columns = attrgetter(*(row.name for row in fields(JobShape)))
+_levels = np.array(LEVELS)
 
 Attempt = tuple[str, int]
 Array = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class ToldRun:
-    """Of one attempt: what was known at its submission, and what was said. Replaced, never changed.
+class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said of one attempt at its submission. Replaced, never changed.
 
-    features: (feature,); run_s: (LEVELS,) as told then, NaN: nothing was known; left_s: (LEVELS,) from `left_ms` on,
-    None while it does not run. said, left: of these, what the API tells: worked out once, asked for at each tick.
+    run_s: (LEVELS,) seconds, NaN: nothing was known; similar_s: what the quantiles of similar jobs alone would have
+    said. in_time: told as it came, from what was known then; late ones are no measure of a forecast.
+    left_s: (LEVELS,) from `left_ms` on, None while it does not run. said, left: of these, what the API tells.
     """
 
-    features: Array
     run_s: Array
+    similar_s: Array
     model: str
+    in_time: bool
+    said: dict[str, float] | None
     left_s: Array | None = None
+    left: tuple[float, float] | None = None
     left_ms: int = 0
     is_over: bool = False
-    said: dict[str, float] | None = field(init=False)
-    left: tuple[float, float] | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "said", quantiles_of(self.run_s) if np.isfinite(self.run_s).all() else None)
-        known = self.left_s is not None and bool(np.isfinite(self.left_s).all())
-        left = (float(self.left_s[P50]), float(self.left_s[P90])) if known and self.left_s is not None else None
-        object.__setattr__(self, "left", left)
 
     def remaining(self, now_ms: int) -> dict[str, float] | None:
         """p50 and p90 of what is left now, in seconds."""
@@ -59,13 +60,35 @@ class ToldRun:
             "p90": float(round(max(0.0, self.left[1] - since_s))),
         }
 
+    def over(self) -> "ToldRun":
+        """The same once it has ended."""
+        return msgspec.structs.replace(self, left_s=None, left=None, left_ms=0, is_over=True)
+
+
+def told_run(run_s: Array, similar_s: Array, model: str, in_time: bool, is_over: bool = False) -> ToldRun:
+    """run_s, similar_s: (LEVELS,)."""
+    said = quantiles_of(run_s) if np.isfinite(run_s).all() else None
+    return ToldRun(run_s=run_s, similar_s=similar_s, model=model, in_time=in_time, said=said, is_over=is_over)
+
+
+class Outcome(NamedTuple):
+    """What came of one forecast. losses: mean pinball of log seconds over LEVELS; None: there were no similar jobs."""
+
+    model: str
+    below_p50: bool
+    below_p90: bool
+    below_p99: bool
+    in_80: bool
+    loss: float
+    similar_loss: float | None
+
 
 class RunBook:
     """One writer; `told` is replaced as a whole, so that who holds it may read it in a thread."""
 
     def __init__(self) -> None:
         self.told: Mapping[Attempt, ToldRun] = {}
-        self.hits: deque[tuple[bool, ...]] = deque(maxlen=HITS_KEPT)  # of SCORED, newest last
+        self.outcomes: deque[Outcome] = deque(maxlen=RUNS_KEPT)  # newest last
         self.model = ""  # that spoke last
         self.tracker = RunTracker()
         self._shapes: dict[int, JobShape] = {}  # by kind, the one that was used longest ago first
@@ -74,37 +97,57 @@ class RunBook:
 
     def coverage(self) -> dict[str, float]:
         """Share of the last runs that lasted no longer than each bound said; empty before the first."""
-        shares = np.mean(self.hits, axis=0).tolist() if self.hits else []
+        shares = np.mean([row[1:4] for row in self.outcomes], axis=0).tolist() if self.outcomes else []
         return dict(zip(SCORED, shares, strict=False))
+
+    def recent(self) -> Recent:
+        """What came of the forecasts of the model that speaks: the 80 % band, and the loss beside similar jobs'."""
+        rows = [row for row in self.outcomes if row.model == self.model]
+        if not rows:
+            return Recent()
+        both = [(row.loss, row.similar_loss) for row in rows if row.similar_loss is not None]
+        ours, theirs = map(sum, zip(*both, strict=True)) if both else (0.0, 0.0)
+        return Recent(sum(row.in_80 for row in rows) / len(rows), ours / theirs if theirs > 0 else None, len(rows))
+
+    def spoken_by(self, model: str) -> None:
+        """Which model speaks from now on; what was learnt of the errors of another one is no more of use."""
+        if model != self.model:
+            self.model, self.tracker = model, RunTracker()
+            self._due = dict.fromkeys(self._shapes)
 
     def score(self, told: ToldRun, run_s: float, ended_ms: int) -> None:
         """A run is over: was it within its bounds? What is told of later ones moves a little towards it."""
-        if told.said is not None:
-            self.hits.append(tuple(bool(run_s <= told.run_s[at]) for at in SCORED.values()))
-            issued = np.log(np.maximum(told.run_s.astype(np.float64), 1.0))
-            self.tracker.learn(issued, math.log(max(run_s, 1.0)), ended_ms / 1000)
-
-    def tracked(self, run_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(job, LEVELS) run times moved by what was learnt of earlier ones; NaN stays."""
-        moved: NDArray[np.float64] = np.exp(self.tracker.served(np.log(np.maximum(run_s, 1.0))))
-        return moved
+        if told.said is None or not told.in_time:
+            return
+        log_run, issued = math.log(max(run_s, 1.0)), np.log(np.maximum(told.run_s.astype(np.float64), 1.0))
+        below_p50, below_p90, below_p99 = (bool(run_s <= told.run_s[at]) for at in SCORED.values())
+        similar = np.log(np.maximum(told.similar_s.astype(np.float64), 1.0))
+        self.outcomes.append(
+            Outcome(
+                told.model,
+                below_p50,
+                below_p90,
+                below_p99,
+                bool(told.run_s[P10] <= run_s <= told.run_s[P90]),
+                _loss(issued, log_run),
+                _loss(similar, log_run) if np.isfinite(similar).all() else None,
+            )
+        )
+        if told.model == self.model:
+            self.tracker.learn(issued, log_run, ended_ms / 1000)
 
     # -- kinds
 
     def touch(self, shape: JobShape) -> None:
         """A job of this shape came or went: what is said of its kinds is to be made anew."""
         for kind, key in kinds(shape).items():
-            self._shapes.pop(key, None)
-            self._shapes[key] = _of_kind(shape, kind)
+            before = self._shapes.pop(key, None)
+            self._shapes[key] = _of_kind(shape, kind, before)
             self._due[key] = None
             if len(self._shapes) > MOST_KINDS:
                 oldest = next(iter(self._shapes))
                 for kept in (self._shapes, self._run_s, self._due):
                     kept.pop(oldest, None)
-
-    def touch_all(self) -> None:
-        """Another model serves."""
-        self._due = dict.fromkeys(self._shapes)
 
     def due(self, most: int) -> list[tuple[int, JobShape]]:
         """Kinds to be worked out, those that have waited longest first; they count as done."""
@@ -129,64 +172,87 @@ class RunBook:
         """What a snapshot keeps, copied: JSON-able parts, and arrays by name."""
         told = list(self.told.items())
         about = {
-            "features": list(FEATURES),
+            "version": VERSION,
             "model": self.model,
-            "told": [[*key, row.model, row.left_ms, row.left_s is not None, row.is_over] for key, row in told],
-            "hits": list(self.hits),
+            "told": [
+                [*key, row.model, row.in_time, row.left_ms, row.left_s is not None, row.is_over] for key, row in told
+            ],
+            "outcomes": list(self.outcomes),
             "tracker": self.tracker.dump(),
             "kinds": [[key, _columns(shape)] for key, shape in self._shapes.items()],
             "due": list(self._due),
         }
         none = np.full(len(LEVELS), np.nan, np.float32)
         arrays = {
-            "features": _stacked([row.features for _, row in told], len(FEATURES)),
-            "run_s": _stacked([row.run_s for _, row in told], len(LEVELS)),
-            "left_s": _stacked([none if row.left_s is None else row.left_s for _, row in told], len(LEVELS)),
-            "kinds.run_s": _stacked([self._run_s.get(key, none) for key in self._shapes], len(LEVELS)),
+            "run_s": _stacked([row.run_s for _, row in told]),
+            "similar_s": _stacked([row.similar_s for _, row in told]),
+            "left_s": _stacked([none if row.left_s is None else row.left_s for _, row in told]),
+            "kinds.run_s": _stacked([self._run_s.get(key, none) for key in self._shapes]),
         }
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one. What was told with other features than today's is told anew."""
-        self.model = about["model"]
-        if about["features"] == list(FEATURES) and arrays["run_s"].shape[1] == len(LEVELS):
-            self.told = {
-                (job, attempt): ToldRun(features, run_s, model, left_s if is_left else None, left_ms, is_over)
-                for (job, attempt, model, left_ms, is_left, is_over), features, run_s, left_s in zip(
-                    about["told"],
-                    arrays["features"].copy(),
-                    arrays["run_s"].copy(),
-                    arrays["left_s"].copy(),
-                    strict=True,
-                )
-            }
-            self.hits.extend(tuple(row) for row in about["hits"])
-            self.tracker.load(about["tracker"])
+        """The inverse of `dump`, into an empty one. What another version told is told anew, and not scored."""
+        if arrays["kinds.run_s"].shape[1] != len(LEVELS):
+            return
         self._shapes = {key: JobShape(*shape) for key, shape in about["kinds"]}
         self._run_s = dict(zip(self._shapes, arrays["kinds.run_s"].copy(), strict=True))
         self._due = dict.fromkeys(key for key in about["due"] if key in self._shapes)
+        if about.get("version") != VERSION:
+            return
+        self.model = about["model"]
+        self.outcomes.extend(Outcome(*row) for row in about["outcomes"])
+        self.tracker.load(about["tracker"])
+        told: dict[Attempt, ToldRun] = {}
+        run_s, similar_s, left_s = (arrays[name].copy() for name in ("run_s", "similar_s", "left_s"))
+        for at, (job, attempt, model, in_time, left_ms, is_left, is_over) in enumerate(about["told"]):
+            told[job, attempt] = told_run(run_s[at], similar_s[at], model, in_time, is_over)
+            if is_left:
+                told |= with_left(told, [(job, attempt)], left_s[at : at + 1], left_ms)
+        self.told = told
 
 
 def with_left(
     told: Mapping[Attempt, ToldRun], keys: Iterable[Attempt], left_s: Array, now_ms: int
 ) -> dict[Attempt, ToldRun]:
-    """`told` with what is left of some attempts, (attempt, LEVELS)."""
-    fresh = {key: replace(told[key], left_s=row, left_ms=now_ms) for key, row in zip(keys, left_s, strict=True)}
-    return {**told, **fresh}
+    """What is left of some of those told of, (attempt, LEVELS)."""
+    known: list[bool] = np.isfinite(left_s).all(axis=1).tolist()
+    bounds = left_s[:, [P50, P90]].tolist()
+    return {
+        key: msgspec.structs.replace(told[key], left_s=row, left=(p50, p90) if is_known else None, left_ms=now_ms)
+        for key, row, (p50, p90), is_known in zip(keys, left_s, bounds, known, strict=True)
+    }
 
 
-def _of_kind(shape: JobShape, kind: Kind) -> JobShape:
-    """The newest job of a kind without what the others of the kind do not share with it."""
+def _loss(issued: NDArray[np.float64], log_run: float) -> float:
+    """Mean pinball loss over LEVELS; issued: (LEVELS,) logarithms."""
+    error = log_run - issued
+    return float(np.maximum(_levels * error, (_levels - 1) * error).mean())
+
+
+def _of_kind(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
+    """The newest job of a kind without what the others of the kind do not share with it.
+
+    before: what stood for the kind until now. Jobs of several users have limits of all lengths: the usual one of them
+    (geometric mean, the newest count most) stands for them, so that one short limit is not everybody's.
+    """
     match kind:
         case "user, name and GPUs" | "user and name":
             return shape
         case "user and GPUs" | "user":
             return replace(shape, name="")
         case "queue and GPUs":
-            return replace(shape, name="", user="")
+            return replace(shape, name="", user="", limit_s=_usual_limit_s(shape, before))
         case _:
-            return replace(shape, name="", user="", group="", queue="")
+            return replace(shape, name="", user="", group="", queue="", limit_s=_usual_limit_s(shape, before))
 
 
-def _stacked(rows: Sequence[Array], columns: int) -> Array:
-    return np.array(rows, np.float32).reshape(len(rows), columns)
+def _usual_limit_s(shape: JobShape, before: JobShape | None) -> float | None:
+    known = None if before is None else before.limit_s
+    if shape.limit_s is None or known is None:
+        return shape.limit_s or known
+    return float(max(known, 1.0) * (max(shape.limit_s, 1.0) / max(known, 1.0)) ** (1 / USUAL_LIMIT_OF))
+
+
+def _stacked(rows: Sequence[Array]) -> Array:
+    return np.array(rows, np.float32).reshape(len(rows), len(LEVELS))

@@ -2,30 +2,34 @@
 
     loop      features of what is new, in slices           thread    predict all rows at once           loop   publish
 
-What has ended is held against what was told. The features of a job are those of its submission for as long as it lives.
+What a run will take is told from what was known at its submission, what is left of it from what is known now: as
+training has it. What has ended is held against what was told of it, also where it ended before the next look.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.job_peaks import JobPeaks
-from features.run_history import FEATURES, JobShape
+from features.run_history import COLUMN, EMPIRICAL, FEATURES, ClosedRun, JobShape
 from features.run_past import LEVELS
 from features.similarity import shape_of
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
+from models.drift import Recent
 from models.remaining import beyond
+from models.run_tracker import RunTracker
 from service.board import Section
 from service.exposition import Page
 from service.kind_tables import PEAK, RUN, table_sections
 from service.publish import ENDED_KEPT_MS, Tick
-from service.run_book import Attempt, RunBook, ToldRun, with_left
-from service.run_model import ServedRunModel
+from service.run_book import Attempt, RunBook, ToldRun, told_run, with_left
+from service.run_model import BASELINE, ServedRunModel
 from service.state import FleetState
 from service.thread_work import in_thread
 
@@ -33,26 +37,43 @@ PERIOD_S = 60.0
 NEW_S = 10.0
 SHORTEST_PAUSE_WALL_S = 0.2
 YOUNG_S = 300.0
-SLICE = 50  # features are made in the loop, some milliseconds at a time
+LATE_S = 60.0  # from a submission to its arrival here: one that takes longer was told late
+SLICE = 50  # what is made in the loop is made some milliseconds at a time
 MOST_DUE = 500  # kinds, a pass
+
+_LIMIT, _SIMILAR = COLUMN["log_limit"], [COLUMN[name] for name in EMPIRICAL]
 
 Array = NDArray[np.float32]
 Rows = Mapping[Attempt, JobAttempt]
+T = TypeVar("T")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An attempt that nothing was told of yet. closed: where it has ended since."""
+
+    key: Attempt
+    shape: JobShape
+    features: Array
+    in_time: bool
+    closed: ClosedRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A pass's question. features: (row, feature) of new attempts, then of kinds; old: of running attempts."""
+    """A pass's question. kinds: (kind, feature); old: (attempt, feature) of running attempts, as of now; elapsed_s of
+    these."""
 
-    features: Array
-    limits_s: NDArray[np.float64]
+    new: Sequence[New]
+    kinds: Array
+    aging: Sequence[Attempt]
     old: Array
     elapsed_s: NDArray[np.float64]
-    old_limits_s: NDArray[np.float64]
 
 
 class RunForecasts:
-    """The latest ones: `told` for the tick, `sections` for the board, `page` for Prometheus.
+    """The latest ones: `told` for the tick, `sections` for the board, `page` for Prometheus, `recent` for the watch.
 
     Who holds `free` has the book to himself between two passes.
     """
@@ -63,7 +84,9 @@ class RunForecasts:
         self.model = model
         self.sections = self._table(clock.now_ms())
         self.page = b""
+        self.recent = Recent()
         self._clock = clock
+        self._looked_ms = clock.now_ms()  # when new ones were last looked for
         self._all_ms = -(10**18)  # when all running ones were last looked at
 
     @property
@@ -82,99 +105,113 @@ class RunForecasts:
         async with self.free:
             now_ms, book = self._clock.now_ms(), self.book
             live = {_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
-            kept = self._settled(state, live, now_ms)
-            fresh = {key: row for key, row in live.items() if key not in kept}
-            for row in fresh.values():
-                book.touch(shape_of(row))
+            closed, kept = state.runs.closed(), self._kept(state, live, now_ms)
+            taken = {key: state.runs.taken(*key) for key in live if key not in kept}
+            new = await _sliced([*taken], lambda key: self._came(state, live[key], taken[key], now_ms))
+            over = await _sliced(closed, lambda run: self._over(run, now_ms))
+            new += [row for row in over if row is not None]
+            self._looked_ms = now_ms
             due = book.due(MOST_DUE)
-            shapes = [*map(shape_of, fresh.values()), *(shape for _, shape in due)]
-            features = await _features(state, shapes, now_ms)
-            known = {key: kept[key].features for key in kept} | dict(zip(fresh, features, strict=False))
+            kinds = await _sliced(due, lambda row: state.runs.features(row[1], now_ms))
             aging = self._aging(live, kept, now_ms)
-            asked = _question(shapes, features, aging, known, now_ms)
-            changed, run_s, told = await in_thread(lambda: self._tell(asked, kept, [*fresh], [*aging], now_ms))
-            book.told, book.model = told, self.model.name
-            book.say([key for key, _ in due], run_s[len(fresh) :])
-            if changed:
-                book.touch_all()
+            old = await _sliced(aging, lambda key: _features_now(state, live[key], now_ms))
+            elapsed_s = [max(0, now_ms - (live[key].started_ms or now_ms)) / 1000 for key in aging]
+            asked = Asked(new, _stacked(kinds), aging, _stacked(old), np.array(elapsed_s, np.float64))
+            run_s, told = await in_thread(lambda: self._tell(asked, kept, now_ms))
+            book.told = told
+            book.spoken_by(self.model.name)
+            book.say([key for key, _ in due], run_s)
+            for row in new:
+                if row.closed is not None:
+                    self._score(told[row.key], row.closed)
             if due:
                 self.sections = self._table(now_ms)
             self.page = run_page(book, self.model, now_ms)
+            self.recent = Recent() if self.model.name == BASELINE else book.recent()
 
     def _table(self, now_ms: int) -> list[Section]:
         """What is known by kind; none before anything is."""
         keys, run_s = self.book.table()
         return table_sections(RUN, keys, run_s, now_ms, self.book.model) if len(keys) else []
 
-    def _settled(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, ToldRun]:
-        """What was told, without what is long over; runs that ended since the last pass are scored."""
+    def _kept(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, ToldRun]:
+        """What was told, without what is long over."""
         kept = {}
         for key, told in self.book.told.items():
             row = live.get(key) or state.jobs.get(*key)
-            if row is not None and row.over_ms is not None and not told.is_over:
-                told = self._ended(row, told)
             if row is not None and (row.over_ms or now_ms) >= now_ms - ENDED_KEPT_MS:
-                kept[key] = told
+                kept[key] = told if told.is_over or row.over_ms is None else told.over()
         return kept
 
-    def _ended(self, row: JobAttempt, told: ToldRun) -> ToldRun:
+    def _came(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
+        """An attempt that waits or runs, and was not told of. features: as of its submission, where these are known."""
         shape = shape_of(row)
         self.book.touch(shape)
-        if row.run_s is not None and row.outcome in ("finished", "failed"):
-            self.book.score(told, min(row.run_s, shape.limit_s or row.run_s), row.ended_ms or 0)
-        return ToldRun(told.features, told.run_s, told.model, is_over=True)
+        if features is None:
+            return New(_key(row), shape, _features_now(state, row, now_ms), in_time=False)
+        return New(_key(row), shape, features, self._in_time(shape))
 
-    def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> dict[Attempt, JobAttempt]:
+    def _in_time(self, shape: JobShape) -> bool:
+        """Whether it came since the last look: long and short runs alike are scored, and no features knew of later."""
+        return shape.submitted_ms >= self._looked_ms - LATE_S * 1000
+
+    def _over(self, run: ClosedRun, now_ms: int) -> New | None:
+        """A run that is over tells of its kinds, and is scored, now or, where nothing was told of it yet, after that.
+
+        Of what came late and ended long ago nothing need be told.
+        """
+        key = (run.job, run.attempt)
+        self.book.touch(run.shape)
+        told, in_time = self.book.told.get(key), self._in_time(run.shape)
+        if told is not None:
+            self._score(told, run)
+        elif run.features is not None and (in_time or run.ended_ms >= now_ms - ENDED_KEPT_MS):
+            return New(key, run.shape, run.features, in_time, run)
+        return None
+
+    def _score(self, told: ToldRun, run: ClosedRun) -> None:
+        self.book.score(told, min(run.run_s, run.shape.limit_s or run.run_s), run.ended_ms)
+
+    def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> list[Attempt]:
         """Running attempts to look at: all of them once a minute, else those that nothing was told of yet."""
         is_all = now_ms - self._all_ms >= PERIOD_S * 1000
         if is_all:
             self._all_ms = now_ms
-        return {
-            key: row
+        return [
+            key
             for key, row in live.items()
             if row.started_ms is not None and (is_all or key not in kept or kept[key].left_s is None)
+        ]
+
+    def _tell(self, asked: Asked, kept: Mapping[Attempt, ToldRun], now_ms: int) -> tuple[Array, dict[Attempt, ToldRun]]:
+        """(kind, LEVELS) run times, no limit caps these; what is told from now on. In a thread."""
+        self.model.refresh()
+        new, features = asked.new, _stacked([row.features for row in asked.new])
+        log_run = self.model.log_run(np.concatenate((features, asked.kinds)))
+        tracker = self.book.tracker if self.model.name == self.book.model else RunTracker()
+        run_s = np.exp(tracker.served(log_run)).astype(np.float32)
+        limits_s = np.array([row.shape.limit_s or np.inf for row in new], np.float32)[:, None]
+        own_s, similar_s = (np.minimum(rows, limits_s) for rows in (run_s[: len(new)], np.exp(features[:, _SIMILAR])))
+        told = {
+            row.key: told_run(own, similar, self.model.name, row.in_time, row.closed is not None)
+            for row, own, similar in zip(new, own_s, similar_s, strict=True)
         }
+        told = {**kept, **told}
+        left_s = self._left_s(asked, told)
+        return run_s[len(new) :], told | with_left(told, asked.aging, left_s, now_ms)
 
-    def _tell(
-        self,
-        asked: Asked,
-        kept: dict[Attempt, ToldRun],
-        fresh: Sequence[Attempt],
-        aging: Sequence[Attempt],
-        now_ms: int,
-    ) -> tuple[bool, Array, dict[Attempt, ToldRun]]:
-        """Whether another model serves now; (row, LEVELS) run times; what is told from now on. In a thread."""
-        changed, run_s, left_s = self._ask(asked)
-        model = self.model.name
-        told = kept | {key: ToldRun(asked.features[at], run_s[at], model) for at, key in enumerate(fresh)}
-        told_s = np.array([told[key].run_s for key in aging], np.float64).reshape(left_s.shape)
-        return changed, run_s, with_left(told, aging, young(left_s, told_s, asked.elapsed_s), now_ms)
-
-    def _ask(self, asked: Asked) -> tuple[bool, Array, Array]:
-        """Whether another model serves now; (row, LEVELS) run times; (old, LEVELS) what is left."""
-        changed = self.model.refresh()
-        run_s = self.book.tracked(self.model.run_s(asked.features, LEVELS))
-        run_s = np.minimum(run_s, asked.limits_s[:, None])
+    def _left_s(self, asked: Asked, told: Mapping[Attempt, ToldRun]) -> Array:
+        """(aging, LEVELS) seconds from now, no more than what a limit leaves."""
         left_s = self.model.remaining_s(asked.old, asked.elapsed_s, LEVELS)
-        ahead_s = asked.old_limits_s - asked.elapsed_s
-        left_s = np.where(ahead_s[:, None] > 0, np.minimum(left_s, ahead_s[:, None]), left_s)
-        return changed, run_s.astype(np.float32), left_s.astype(np.float32)
+        told_s = np.array([told[key].run_s for key in asked.aging], np.float64).reshape(left_s.shape)
+        left_s = young(left_s, told_s, asked.elapsed_s)
+        ahead_s = (np.exp(asked.old[:, _LIMIT].astype(np.float64)) - asked.elapsed_s)[:, None]
+        return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
 
 
-def _question(
-    shapes: Sequence[JobShape],
-    features: Array,
-    aging: Rows,
-    known: Mapping[Attempt, Array],
-    now_ms: int,
-) -> Asked:
-    old = np.array([known[key] for key in aging], np.float32).reshape(len(aging), len(FEATURES))
-    elapsed_ms = [max(0, now_ms - (row.started_ms or now_ms)) for row in aging.values()]
-    limits_s = _limits(shapes), _limits([shape_of(row) for row in aging.values()])
-    return Asked(features, limits_s[0], old, np.array(elapsed_ms, np.float64) / 1000, limits_s[1])
-
-
-def young(left_s: Array, told_s: NDArray[np.float64], elapsed_s: NDArray[np.float64]) -> Array:
+def young(
+    left_s: NDArray[np.float64], told_s: NDArray[np.float64], elapsed_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """(attempt, LEVELS) what is left; of those that began just now it is what was told of the whole run.
 
     Models of what is left are fitted on jobs that have run for YOUNG_S and longer.
@@ -190,19 +227,25 @@ def young(left_s: Array, told_s: NDArray[np.float64], elapsed_s: NDArray[np.floa
     return left_s
 
 
-def _limits(shapes: Sequence[JobShape]) -> NDArray[np.float64]:
-    """(job,) limits in seconds, infinite where there are none."""
-    return np.array([np.inf if shape.limit_s is None else shape.limit_s for shape in shapes], np.float64)
+def _features_now(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
+    """Of an attempt that waits or runs, also where nobody told of its submission."""
+    found = state.runs.features_of(*_key(row), now_ms)
+    return state.runs.features(shape_of(row), now_ms) if found is None else found
 
 
-async def _features(state: FleetState, shapes: Sequence[JobShape], now_ms: int) -> Array:
-    """(shape, feature), made in slices: events are folded in between."""
-    rows = np.zeros((len(shapes), len(FEATURES)), np.float32)
-    for at, shape in enumerate(shapes):
-        rows[at] = state.runs.features(shape, now_ms)
+async def _sliced(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
+    """What is made of each row; events are folded in between."""
+    made = []
+    for at, row in enumerate(rows):
+        made.append(make(row))
         if at % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-    return rows
+    return made
+
+
+def _stacked(rows: Sequence[Array]) -> Array:
+    """(row, feature)"""
+    return np.array(rows, np.float32).reshape(len(rows), len(FEATURES))
 
 
 def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
@@ -219,10 +262,10 @@ def run_page(book: RunBook, model: ServedRunModel, now_ms: int) -> bytes:
     page = Page()
     page.gauge(
         "duration_coverage_ratio",
-        f"Share of the last runs (up to {book.hits.maxlen}) that lasted no longer than told at their submission.",
+        f"Share of the last runs (up to {book.outcomes.maxlen}) that lasted no longer than told at their submission.",
         [({"bound": bound}, share) for bound, share in book.coverage().items()],
     )
-    page.number("duration_scored_runs", "Runs that this coverage is of.", len(book.hits))
+    page.number("duration_scored_runs", "Runs that this coverage is of.", len(book.outcomes))
     page.gauge("duration_model_info", "The model that run times come from.", [({"model": model.name}, 1)])
     page.number(
         "duration_model_trouble",

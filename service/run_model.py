@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.run_history import COLUMN, EMPIRICAL
+from features.run_past import LEVELS
 from fleet.errors import ModelError
 from models.duration import DurationModel
 from models.registry import Registry
@@ -22,6 +23,8 @@ KIND = "duration"
 BASELINE = "similar jobs"
 UNREADABLE = "?"  # no version has this name
 
+SHORTEST_LOG = -7.0  # of a millisecond; less is nonsense
+
 _SIMILAR = [COLUMN[name] for name in EMPIRICAL]
 
 Array = NDArray[np.float64]
@@ -29,9 +32,12 @@ Features = NDArray[np.float32]
 
 
 class RunModel(Protocol):
-    """What is asked of a model. features: (job, feature); the answers are seconds, (job, level), not falling."""
+    """What is asked of a model. features: (job, feature); the answers are (job, level), not falling.
 
-    def run_s(self, features: Features, levels: tuple[float, ...]) -> Array: ...
+    log_run: logarithms of seconds at LEVELS, not capped by a limit. remaining_s: seconds.
+    """
+
+    def log_run(self, features: Features) -> Array: ...
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array: ...
 
@@ -77,26 +83,26 @@ class ServedRunModel:
         else:
             logger.info("run times: %s serves", self.name)
 
-    def run_s(self, features: Features, levels: tuple[float, ...]) -> Array:
-        """(job, level) seconds from the start; NaN where nothing is known."""
-        return self._checked(lambda model: model.run_s(features, levels), features, levels)
+    def log_run(self, features: Features) -> Array:
+        """(job, LEVELS) logarithms of seconds from the start, not capped by a limit; NaN where nothing is known."""
+        return self._checked(lambda model: model.log_run(features), features, len(LEVELS), SHORTEST_LOG)
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         """(job, level) seconds from now, of jobs that have run for `elapsed_s`; NaN where nothing is known."""
-        return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, levels)
+        return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, len(levels), 0.0)
 
-    def _checked(self, ask: "_Ask", features: Features, levels: tuple[float, ...]) -> Array:
+    def _checked(self, ask: "_Ask", features: Features, levels: int, least: float) -> Array:
         """The model's answer; the baseline's, from now on, when it gives none or nonsense."""
         jobs = len(features)
         if not jobs:
-            return np.zeros((0, len(levels)))
+            return np.zeros((0, levels))
         if self._model is not self._baseline:
             try:
                 answer = np.asarray(ask(self._model), np.float64)
             except ModelError as error:
                 self._fall_back(str(error))
             else:
-                if answer.shape == (jobs, len(levels)) and np.isfinite(answer).all() and (answer >= 0).all():
+                if answer.shape == (jobs, levels) and np.isfinite(answer).all() and (answer >= least).all():
                     return _not_falling(answer)
                 self._fall_back(f"{self.name} gives run times that are none")
         answer = _not_falling(ask(self._baseline))

@@ -76,26 +76,24 @@ def replay(
     found = np.empty((int(wanted.sum()), len(FEATURES)), np.float32)
     group = np.full((len(found), 1 + len(LEVELS)), np.nan)
     failed = table.failed == 1
-    shapes: dict[int, JobShape] = {}
     at = 0
     for time_ms, kind, job, want in zip(times.tolist(), kinds.tolist(), jobs.tolist(), wanted.tolist(), strict=True):
+        features = None
         if kind == _SUBMIT:
-            shape = shapes[job] = shape_of(table, job)
-            if want:
-                found[at] = history.features(shape, time_ms)
-                past = history.group_runs(shape)
-                if past is not None:
-                    group[at] = (past.short_median(), *past.levels())
-                at += 1
-            history.submitted(str(job), 1, shape)
+            shape = shape_of(table, job)
+            past = history.group_runs(shape) if want else None
+            if past is not None:
+                group[at] = (past.short_median(), *past.levels())
+            features = history.submitted(str(job), 1, shape, wanted=want)
         elif kind == _START:
             history.started(str(job), 1, time_ms)
         elif kind == _LANDMARK:
-            found[at] = history.features(shapes[job], time_ms)
-            at += 1
+            features = history.features_of(str(job), 1, time_ms)
         else:
             history.ended(str(job), 1, time_ms, "failed" if failed[job] else "finished")
-            del shapes[job]
+        if want:
+            found[at] = np.nan if features is None else features
+            at += 1
     begin_ms = _ms(table.begin_s)
     late = kinds[wanted] == _LANDMARK
     rows = jobs[wanted]

@@ -66,6 +66,59 @@ def test_any_order_and_repetition_of_the_events_counts_a_job_once() -> None:
         np.testing.assert_array_equal(told(order), straight)
 
 
+def test_features_of_a_submission_know_what_was_told_before_it_and_not_the_job_itself() -> None:
+    history = RunHistory()
+    for number in range(12):
+        run(history, f"j{number}", number * 100, 50)
+    now = JobShape(user="ada", group="physics", gpus=8, limit_s=3600, submitted_ms=5_000 * S)
+    then = history.features(now, now.submitted_ms)
+    history.submitted("now", 1, now)
+    run(history, "later", 6_000, 9_000)
+    assert history.submitted("now", 1, now) is None  # told again
+    taken, running = history.taken("now", 1), history.features_of("now", 1, 20_000 * S)
+    assert taken is not None
+    assert running is not None
+    np.testing.assert_array_equal(taken, then)
+    assert history.taken("now", 1) is None
+    assert running[COLUMN["user_last"]] == pytest.approx(math.log(9_000), abs=1e-3)
+    assert history.features_of("later", 1, 0) is None
+
+
+def test_what_ended_is_handed_over_once_with_the_features_nobody_took() -> None:
+    history = RunHistory()
+    run(history, "a", 0, 50)
+    run(history, "b", 100, 60, "preempted")
+    history.submitted("c", 1, JobShape(user="ada", submitted_ms=200 * S))
+    taken = history.taken("c", 1)
+    assert taken is not None
+    history.started("c", 1, 200 * S)
+    history.ended("c", 1, 270 * S, "failed")
+    restored = RunHistory()
+    restored.load(json.loads(json.dumps(history.dump())))
+    for one in (history, restored):
+        first, last = one.closed()
+        assert (first.job, first.run_s, first.ended_ms) == ("a", 50.0, 50 * S)
+        assert first.features is not None
+        assert first.features[COLUMN["user_count"]] != first.features[COLUMN["user_count"]]  # the first of its user
+        assert (last.job, last.run_s, last.features) == ("c", 70.0, None)
+        assert one.closed() == []
+
+
+def test_a_job_that_is_cancelled_while_it_waits_waits_no_more() -> None:
+    history = RunHistory()
+    for number in range(3):
+        history.submitted(f"j{number}", 1, SHAPE)
+        history.ended(f"j{number}", 1, 5_000, "failed")
+    assert len(history) == 0
+    again = RunHistory()
+    again.load(history.dump())
+    for one in (history, again):
+        assert len(one) == 0
+        one.started("j1", 1, 2_000)  # its start was late
+        assert len(one) == 0
+        assert value(one, "user_count") == pytest.approx(math.log(2))
+
+
 def test_a_preempted_attempt_is_no_run_time() -> None:
     history = RunHistory()
     run(history, "a", 0, 50, "preempted")
@@ -98,8 +151,14 @@ def test_the_last_twenty_forget_what_the_last_two_hundred_keep() -> None:
 def test_names_are_alike_by_their_stem() -> None:
     assert JobShape(name="train-17.2").stem == JobShape(name="train-18.11").stem
     history = RunHistory()
-    run(history, "a", 0, 77, name="train-1")
+    for number in range(12):
+        run(history, f"j{number}", number, 77, name=f"train-{number}")
+        run(history, f"k{number}", number, 7700)
     assert value(history, "user_name_last") == pytest.approx(math.log(77), abs=1e-3)
+    assert value(history, "empirical_0.5") == pytest.approx(math.log(77), abs=1e-3)
+    other, unnamed = JobShape(user="ada", name="eval-1", gpus=8), JobShape(user="ada", name="4711", gpus=8)
+    assert math.isnan(value(history, "user_name_last", shape=other))
+    assert math.isnan(value(history, "user_name_last", shape=unnamed))
 
 
 def test_a_restored_history_goes_on_as_if_nothing_had_happened() -> None:
@@ -121,11 +180,14 @@ def test_a_restored_history_goes_on_as_if_nothing_had_happened() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KEYS_KEPT", "ENDED_KEPT", "LIVE_KEPT"):
+    for name in ("KEYS_KEPT", "ENDED_KEPT", "LIVE_KEPT", "UNSTARTED_KEPT"):
         monkeypatch.setattr(f"features.run_history.{name}", 5)
     history = RunHistory()
     for number in range(40):
         run(history, f"j{number}", number, 5, user=f"u{number}")
         history.submitted(f"waits{number}", 1, JobShape(user=f"u{number}"))
+        history.submitted(f"left{number}", 1, JobShape(user=f"u{number}"))
+        history.ended(f"left{number}", 1, number, "failed")
     kept = history.dump()
-    assert [len(kept[part]) for part in ("pasts", "live", "ended")] == [5, 5, 5]
+    assert [len(kept[part]) for part in ("pasts", "ended")] == [5, 5]
+    assert len(kept["live"]) <= 5 + 5

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from models.registry import Registry
 from models.run_rows import RunRows
 from service.kind_tables import needs, run_time
 from service.pipeline import Pipeline
-from service.run_book import RunBook, ToldRun
+from service.run_book import RunBook, told_run
 from service.run_model import BASELINE, ServedRunModel
 from tests.service.runs_world import (
     NOW_MS,
@@ -134,7 +135,7 @@ def test_what_was_told_is_held_against_what_came(tmp_path: Path) -> None:
     later(pipeline, 5000)
     tick(pipeline)
     tick(pipeline)  # scored once
-    assert len(pipeline.runs.book.hits) == 3
+    assert len(pipeline.runs.book.outcomes) == 3
     assert pipeline.runs.book.coverage()["p90"] == pytest.approx(2 / 3)
     page = board_of(tmp_path).text("metrics.fleet").decode()
     assert 'fleetcast_duration_coverage_ratio{bound="p90"} 0.6666666667' in page
@@ -171,7 +172,6 @@ def test_a_restart_goes_on_where_the_last_snapshot_was(tmp_path: Path) -> None:
     asyncio.run(again.tick())  # before any new forecast
     assert row_of(tmp_path, "train-99") == before
     assert run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2)) == known
-    assert again.kept.peaks.of(next(again.state.jobs.running().__iter__())) == (40.0, 500.0)
     tick(again)
     assert row_of(tmp_path, "train-99")["run_s"] == before["run_s"]
     assert run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2)) is not None
@@ -197,9 +197,9 @@ class Flat:
     def __init__(self, run_s: float) -> None:
         self._run_s = run_s
 
-    def run_s(self, features: Any, levels: tuple[float, ...]) -> Any:
+    def log_run(self, features: Any) -> Any:
         assert features.shape[1] == len(FEATURES)
-        return np.full((len(features), len(levels)), self._run_s)
+        return np.full((len(features), len(LEVELS)), np.log(self._run_s) if self._run_s > 0 else -np.inf)
 
     def remaining_s(self, features: Any, elapsed_s: Any, levels: tuple[float, ...]) -> Any:
         return np.full((len(features), len(levels)), self._run_s / 2)
@@ -275,7 +275,7 @@ def test_many_jobs_are_told_of_in_one_call(tmp_path: Path, monkeypatch: pytest.M
     registry, model = served(monkeypatch, tmp_path, v1=Flat(1000))
     registry.version = "v1"
     calls = []
-    monkeypatch.setattr(Flat, "run_s", lambda self, rows, levels: calls.append(len(rows)) or np.ones((len(rows), 8)))
+    monkeypatch.setattr(Flat, "log_run", lambda self, rows: calls.append(len(rows)) or np.ones((len(rows), 8)))
     pipeline.runs.model = model
     pipeline.take(batch(*past(), *(came(f"j-{number}", NOW_MS) for number in range(500))))
     tick(pipeline)
@@ -326,14 +326,21 @@ def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_pa
 def test_what_is_told_moves_towards_what_came() -> None:
     book = RunBook()
     run_s = np.full((1, len(LEVELS)), 600.0)
-    told = ToldRun(np.zeros(len(FEATURES), np.float32), run_s[0].astype(np.float32), "m")
+    similar_s = np.full(len(LEVELS), 3000, np.float32)
+    told = told_run(run_s[0].astype(np.float32), similar_s, "m", in_time=True)
+    book.spoken_by("m")
     for number in range(50):
         book.score(told, 6000.0, NOW_MS + number * 600_000)
-    moved = book.tracked(run_s)[0]
+    moved = np.exp(book.tracker.served(np.log(run_s)))[0]
     assert moved[LEVELS.index(0.9)] > moved[LEVELS.index(0.5)] > 600
     again = RunBook()
     about, arrays = book.dump()
     again.load(json.loads(json.dumps(about)), arrays)
-    np.testing.assert_array_equal(again.tracked(run_s)[0], moved)
+    np.testing.assert_array_equal(again.tracker.offset, book.tracker.offset)
+    assert again.recent() == book.recent()
+    assert (book.recent().n, book.recent().coverage_80) == (50, 0.0)
+    assert book.recent().loss_ratio == pytest.approx(math.log(10) / math.log(2))
+    again.spoken_by("other")
+    assert again.recent().n == 0
+    assert not again.tracker.offset.any()
     assert again.coverage() == book.coverage() == {"p50": 0.0, "p90": 0.0, "p99": 0.0}
-    assert np.isnan(book.tracked(run_s * np.nan)).all()
