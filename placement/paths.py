@@ -28,10 +28,15 @@ from placement.timeline import RUN_LEVELS, Running, RunTimes, Timeline, releases
 from placement.view import ClusterView
 
 PATHS = 20
+MIDDLE = PATHS // 2
 SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
 BACKFILLED = 64  # entries of the queue, from the first, that may start in gaps
 ROUNDS = 3
 SHORTEST_GAP_S = 60.0
+MOST_CALENDARS = 16  # and as many bytes as that, together
+MOST_CALENDAR_BYTES = 2**28
+MOST_SHAPES = 1024  # whose rooms are kept
+NAMED = 5  # jobs that a request waits for
 
 Array = NDArray[np.float32]
 Levels = NDArray[np.float64]
@@ -48,6 +53,14 @@ class Place:
     gpus: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """A job (an index into `jobs`) that has a GPU until then, on a node (a row), along the path in the middle."""
+
+    job: int
+    node: int
+
+
 @dataclass(slots=True)
 class Calendar:
     """When GPUs are free. gap_s, until_s: (path, node, gpu) an idle time that ends because somebody is kept a place."""
@@ -57,6 +70,10 @@ class Calendar:
     until_s: Array
     holder: NDArray[np.int32]  # index into `jobs` of the last to hold it, -1 nobody
 
+    @property
+    def nbytes(self) -> int:
+        return self.free_s.nbytes + self.gap_s.nbytes + self.until_s.nbytes + self.holder.nbytes
+
     def copy(self) -> "Calendar":
         return Calendar(self.free_s.copy(), self.gap_s.copy(), self.until_s.copy(), self.holder.copy())
 
@@ -65,8 +82,10 @@ class Calendar:
 class Timelines:
     """The paths, refreshed now and then; estimates only read them.
 
-    calendars: (priority, calendar) from the highest: after all that waits with at least that priority. jobs: names by
-    `Calendar.holder`, the running ones first. starts_s: request_id → (path,). ends_s: job → (path,).
+    calendars: (priority, calendar) from the highest: after all that waits with at least that priority, and of what has
+    less what comes next where there are more than MOST_CALENDARS priorities. jobs: names by `Calendar.holder`, the
+    running ones first. starts_s: request_id → (path,). ends_s: job → (path,). waits: job → request_id of what waits.
+    hindrances: request_id → whom it waits for, the last to end first.
     """
 
     view: ClusterView
@@ -76,6 +95,8 @@ class Timelines:
     calendars: tuple[tuple[float, Calendar], ...]
     starts_s: Mapping[str, Array]
     ends_s: Mapping[str, Array]
+    waits: Mapping[str, str]
+    hindrances: Mapping[str, tuple[Hindrance, ...]]
     rooms: "Rooms"
 
     @property
@@ -84,7 +105,11 @@ class Timelines:
 
     def before(self, priority: int) -> Calendar:
         """What a request of this priority finds when it comes now."""
-        return [calendar for least, calendar in self.calendars if least >= priority][-1]
+        return [calendar for highest, calendar in self.calendars if highest >= priority][-1]
+
+    def waiting(self, request: PlacementRequest) -> str | None:
+        """The id under which it waits already, itself or as the job that it is for; None: it is hypothetical."""
+        return request.request_id if request.request_id in self.starts_s else self.waits.get(request.job_name)
 
 
 @dataclass(slots=True)
@@ -99,9 +124,13 @@ class Rooms:
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:
         """(n,) members that a node could host if nothing ran."""
         shape = shape_of(request)
-        if shape not in self.known:
-            self.known[shape] = screen(request, self.empty, self.options).room
-        return self.known[shape]
+        room = self.known.get(shape)
+        if room is None:
+            room = screen(request, self.empty, self.options).room
+            if len(self.known) >= MOST_SHAPES:
+                self.known.clear()
+            self.known[shape] = room
+        return room
 
     def block(self, level: Level) -> NDArray[np.int64]:
         """(domain, most) rows of each domain's nodes, -1 where it has fewer."""
@@ -136,23 +165,64 @@ def timelines(
     calendar, ends_s = _holding(view, running, draw, options.now_ms)
     jobs, calendars = list(view.jobs), [(float("inf"), calendar)]
     starts_s: dict[str, Array] = {}
+    waits: dict[str, str] = {}
+    hindrances: dict[str, tuple[Hindrance, ...]] = {}
     rooms = Rooms(empty, options)
-    priority: float = float("inf")
-    for number, entry in enumerate(in_order(queue)):
+    entries = in_order(queue)
+    kept = kept_before([entry.request.priority for entry in entries], _most_calendars(calendar))
+    for number, entry in enumerate(entries):
         request = entry.request
-        if request.priority != priority:
-            priority = request.priority
+        if number in kept:
             calendar = calendar.copy()
-            calendars.append((priority, calendar))
+            calendars.append((request.priority, calendar))
         planned_s = planned(request, run_times) if number < BACKFILLED else None
         place = book(request, calendar, rooms, planned_s)
         starts_s[request.request_id] = place.start_s
+        waits[request.job_name] = request.request_id
         if np.isfinite(place.start_s).any():
+            hindrances[request.request_id] = hindrances_of(place, calendar)
             run_s = draw.runs(gpus_of(request), request.limit_s, told(request))
             hold(calendar, place, run_s, len(jobs))
             ends_s[request.job_name] = place.start_s + run_s
             jobs.append(request.job_name)
-    return Timelines(view, options, run_times, tuple(jobs), tuple(calendars), starts_s, ends_s, rooms)
+    return Timelines(
+        view, options, run_times, tuple(jobs), tuple(calendars), starts_s, ends_s, waits, hindrances, rooms
+    )
+
+
+def kept_before(priorities: Sequence[int], most: int) -> frozenset[int]:
+    """Numbers of the entries before which the calendar is kept: where the priority changes, at most `most` of them.
+
+    Of more changes those nearest to a geometric row stay: where few wait before, it is known well who they are.
+
+    >>> sorted(kept_before([9, 9, 5, 0], 16)), sorted(kept_before(range(100, 0, -1), 4))
+    ([0, 2, 3], [0, 4, 21, 99])
+    """
+    changes = np.array([at for at, one in enumerate(priorities) if at == 0 or one != priorities[at - 1]], np.int64)
+    if len(changes) > most:
+        row = np.rint(np.geomspace(1, changes[-1] + 1, most)).astype(np.int64) - 1
+        changes = changes[np.searchsorted(changes, row)]
+    return frozenset(changes.tolist())
+
+
+def _most_calendars(one: Calendar) -> int:
+    return min(MOST_CALENDARS, max(2, MOST_CALENDAR_BYTES // max(1, one.nbytes)))
+
+
+def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
+    """Who has the GPUs of the path in the middle until the gang starts: at most NAMED, the last to give them first."""
+    path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
+    nodes = np.repeat(place.nodes[path], place.gpus.shape[2])
+    at = (path, nodes, place.gpus[path].ravel())
+    holders, until_s = calendar.holder[at], calendar.free_s[at]
+    found: dict[int, Hindrance] = {}
+    for row in np.argsort(-until_s, kind="stable").tolist():
+        job = int(holders[row])
+        if job >= 0 and 0 < until_s[row] <= place.start_s[path]:
+            found.setdefault(job, Hindrance(job, int(nodes[row])))
+            if len(found) == NAMED:
+                break
+    return tuple(found.values())
 
 
 def gpus_of(request: PlacementRequest) -> int:

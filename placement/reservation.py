@@ -14,6 +14,7 @@ from placement.start_time import Quantiles, quantiles_ms
 from placement.view import ClusterView
 
 MOST_RELEASES = 100
+ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
     if start_s is None:
         return None
     by_s = (reservation.shadow_ms - timelines.now_ms) / 1000
-    return float((start_s <= by_s).mean())
+    return float((start_s <= by_s + ROUNDING_S).mean())
 
 
 def windows(view: ClusterView, reservation: Reservation | None) -> tuple[Window, ...]:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
 from placement.filters import screen
-from placement.paths import PATHS, Array, Place, Timelines, book, planned
+from placement.paths import MIDDLE, Array, Hindrance, Place, Timelines, book, hindrances_of, planned
 from placement.words import needs, shortage
 
-NAMED = 5  # jobs in blocked_by
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
 LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 NEVER_SHARE = 0.5
@@ -67,8 +66,12 @@ def estimate_start(request: PlacementRequest, timelines: Timelines, now_ms: int 
         lack = shortage(request, timelines.rooms.empty, screen(request, timelines.rooms.empty, timelines.options))
         sentence = f"does not fit even when all jobs have ended: {lack}"
         return StartEstimate(None, (), constraint, sentence, timelines.now_ms)
-    start_ms = quantiles_ms(timelines.starts_s.get(request.request_id, place.start_s), timelines.now_ms, now_ms)
-    blockers = _blockers(request, place, timelines, now_ms)
+    start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request.priority))
+    waiting = timelines.waiting(request)
+    if waiting is not None and waiting in timelines.hindrances:
+        start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
+    start_ms = quantiles_ms(start_s, timelines.now_ms, now_ms)
+    blockers = _blockers(request, hindrances, timelines, now_ms)
     sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
     return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms)
 
@@ -120,7 +123,7 @@ def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> 
 
 
 def _median(place: Place) -> float:
-    return float(np.sort(place.start_s)[PATHS // 2])
+    return float(np.sort(place.start_s)[MIDDLE])
 
 
 def _relaxations(request: PlacementRequest) -> list[Relaxed]:
@@ -140,22 +143,17 @@ def _relaxations(request: PlacementRequest) -> list[Relaxed]:
     return found
 
 
-def _blockers(request: PlacementRequest, place: Place, timelines: Timelines, now_ms: int) -> tuple[Blocker, ...]:
-    """Who holds the GPUs of the path in the middle until then, the last to give them first."""
-    path = int(np.argsort(place.start_s, kind="stable")[PATHS // 2])
-    calendar, names = timelines.before(request.priority), timelines.view.topology.nodes
-    nodes = np.repeat(place.nodes[path], place.gpus.shape[2])
-    at = (path, nodes, place.gpus[path].ravel())
-    found: dict[str, Blocker] = {}
-    for row in np.argsort(-calendar.free_s[at], kind="stable").tolist():
-        holder, until_s = int(calendar.holder[at][row]), float(calendar.free_s[at][row])
-        if holder < 0 or until_s <= 0 or until_s > place.start_s[path] or len(found) == NAMED:
-            continue
-        job = timelines.jobs[holder]
-        if job not in found and job != request.job_name:
-            ends_s = timelines.ends_s[job]
-            found[job] = Blocker(job, names[int(nodes[row])].name, quantiles_ms(ends_s, timelines.now_ms, now_ms))
-    return tuple(found.values())
+def _blockers(
+    request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int
+) -> tuple[Blocker, ...]:
+    """Who it waits for by name, without itself."""
+    nodes, found = timelines.view.topology.nodes, []
+    for one in hindrances:
+        job = timelines.jobs[one.job]
+        if job != request.job_name:
+            ends_ms = quantiles_ms(timelines.ends_s[job], timelines.now_ms, now_ms)
+            found.append(Blocker(job, nodes[one.node].name, ends_ms))
+    return tuple(found)
 
 
 def _sentence(

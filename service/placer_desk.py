@@ -14,9 +14,10 @@ from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import Decision, PlacementRequest, check_request
 from placement.engine import decide, still_holds
-from placement.ledger import Intent, IntentState, Ledger
+from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
 from placement.queue import Plan, Wait, Waiting, in_order
+from placement.start_time import LEVELS
 from placement.timeline import place
 from service.board import Board, BoardReader
 from service.config import Config
@@ -249,7 +250,7 @@ class Desk:
 
     def begin_pass(self) -> QueuePass | None:
         """What the next pass works on; None when nothing waits. StaleError as `observed`."""
-        queue = [Waiting(entry.request, entry.queued_ms) for entry in self.ledger.queued()]
+        queue = self.ledger.queued()
         self.metrics.queue_length.set(len(queue))
         if not queue:
             self._waits, self.planned = {}, None
@@ -290,12 +291,14 @@ class Desk:
         self.metrics.queue_length.set(len(self.ledger.queued()))
         return placed, lost
 
-    def _still_wanted(self, queue: Sequence[Waiting], observed: Observed) -> list[Waiting]:
+    def _still_wanted(self, queue: Sequence[QueueEntry], observed: Observed) -> list[QueueEntry]:
         """The queue without attempts that somebody else has started meanwhile: those are refused, with the reason."""
-        wanted: list[Waiting] = []
+        wanted: list[QueueEntry] = []
         promised = self._promised()
+        taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
-            why = self._taken(entry.request, observed, promised)
+            is_taken = (entry.request.job_name, entry.request.attempt) in taken
+            why = self._taken(entry.request, observed, promised) if is_taken else ""
             if why:
                 now_ms = self.clock.now_ms()
                 decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
@@ -305,10 +308,12 @@ class Desk:
                 wanted.append(entry)
         return wanted
 
-    def queue_rows(self) -> list[dict[str, Any]]:
-        """The rows of `GET /queue`, in order."""
-        now_ms = self.clock.now_ms()
-        order = in_order([Waiting(entry.request, entry.queued_ms) for entry in self.ledger.queued()])
+    async def queue_rows(self) -> list[dict[str, Any]]:
+        """The rows of `GET /queue`, in order. Made in a thread, of the entries that wait now."""
+        return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
+
+    def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[dict[str, Any]]:
+        order = in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
         return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(order, 1)]
 
     def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> dict[str, Any]:
@@ -326,7 +331,7 @@ class Desk:
             "priority": request.priority,
             "waiting_s": max(0.0, (now_ms - entry.queued_ms) / 1000),
             "why": self._stalled or (wait.why if wait else NOT_LOOKED_AT),
-            "start_ms": dict(zip(("p10", "p50", "p90"), start, strict=True)) if start else None,
+            "start_ms": {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None,
             "job": request.job_name,
         }
 

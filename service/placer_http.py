@@ -1,5 +1,6 @@
 """The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems as they are."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
@@ -69,9 +70,9 @@ class Doors:
         return answer(encode(self.desk.cancel(request.path_params["request_id"], caller_of(request))))
 
     async def queue(self, request: Request) -> Response:
-        rows = self.desk.queue_rows()
+        rows = await self.desk.queue_rows()
         body = {"as_of_ms": self.desk.clock.now_ms(), "rows": rows, **self.starts.outlook()}
-        return answer(encode(body), headers=NOW)
+        return answer(await asyncio.to_thread(encode, body), headers=NOW)
 
     async def estimate(self, request: Request) -> Response:
         wanted = decode(await read(request))

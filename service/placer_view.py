@@ -1,15 +1,19 @@
 """The placer's picture of the fleet: a board, and on top of it the intents that nobody has been seen to keep yet."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.errors import RequestError
+from fleet.requests import PlacementRequest, check_request
 from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
+from placement.queue import Waiting
 from placement.timeline import RUN_LEVELS, Hold, Running, RunTimes, occupy
 from placement.view import ClusterView, Inventory
 from service.board import Board
@@ -114,6 +118,34 @@ def running_of(board: Board) -> dict[str, Running]:
         )
         for at, row in enumerate(rows)
     }
+
+
+def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
+    """Jobs that wait by their events, in whosever queue: the latest attempt of each, without those of `known` names.
+
+    What no request may ask for (no GPUs, a name that is too long) is left out. Their ids are none that clients may use.
+    """
+    if "jobs.queued" not in board:
+        return []
+    found: dict[str, Waiting] = {}
+    for row in msgspec.json.decode(board.raw("jobs.queued"), type=list[_Queued]):
+        try:
+            request = msgspec.convert(row.request, PlacementRequest)
+            check_request(request)
+        except (RequestError, msgspec.ValidationError):
+            continue
+        name = request.job_name
+        if name not in known and (name not in found or found[name].request.attempt < request.attempt):
+            mine = msgspec.structs.replace(request, request_id=f"\n{name}", job=name)
+            found[name] = Waiting(mine, row.submitted_ms)
+    return list(found.values())
+
+
+class _Queued(msgspec.Struct):
+    """A row of `jobs.queued`."""
+
+    submitted_ms: int
+    request: dict[str, Any]
 
 
 def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:

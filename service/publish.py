@@ -162,6 +162,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "durations": encode(tick.durations),
         "jobs.running": encode([_running_row(attempt) for attempt in tick.running]),
         "jobs.running.left_s": _left_s(tick),
+        "jobs.queued": encode([queued_row(attempt) for attempt in tick.queued if attempt.submission is not None]),
         **pieces("answers.node", node_answers(tick, states)),
         **pieces("answers.risk", documents.ranking_rows(tick.risk, tick.topology, states)),
         "doc.stragglers": encode(tick.stragglers),
@@ -236,6 +237,13 @@ def _running_row(attempt: JobAttempt) -> dict[str, Any]:
         "queue": attempt.queue,
         "limit_s": attempt.submission.limit_s if attempt.submission else None,
     }
+
+
+def queued_row(attempt: JobAttempt) -> dict[str, Any]:
+    """A job that waits as a placement request, and since when."""
+    named = {"request_id": attempt.job, "attempt": attempt.attempt, "queue": attempt.queue, "class": attempt.class_}
+    user = attempt.submission.user if attempt.submission else ""
+    return {"submitted_ms": attempt.submitted_ms, "request": named | {"user": user} | _asked(attempt)}
 
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from placement.ledger import QueueEntry
 from placement.options import Options
 from placement.queue import Plan, Waiting, plan
 from service.placer_view import Observed
@@ -12,11 +13,12 @@ from service.placer_view import Observed
 class QueuePass:
     """What a pass works on."""
 
-    queue: Sequence[Waiting]
+    queue: Sequence[QueueEntry]
     observed: Observed
     options: Options
 
     def think(self) -> Plan:
         """Who is to be placed where."""
         observed = self.observed
-        return plan(self.queue, observed.view, observed.running, observed.run_times, self.options)
+        queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
+        return plan(queue, observed.view, observed.running, observed.run_times, self.options)

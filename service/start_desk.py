@@ -1,14 +1,21 @@
 """Start times beside the placer: paths are sampled anew in the background, and estimates read the latest ones.
 
 every REFRESH_S, or when the queue's head changes, but at most a fifth of the time:
-    view, queue → sample paths, in a thread → `paths`
+    view, queue, jobs that wait elsewhere → sample paths, in a thread → `paths`
 estimate    in a thread, on the paths that are there
+
+Everybody who waits stands in one queue: requests in the placer's own, and jobs that job events tell of (Slurm's and
+Kubernetes' queues). Nobody tells us their rules, so they are taken to start by priority, then in the order in which
+they were submitted. Priorities are compared as they were given; a job that is held is taken for one that may start. A
+job of both, or one that was promised GPUs, counts once.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +24,14 @@ from fleet.errors import StaleError
 from fleet.requests import PlacementRequest
 from placement.ledger import LedgerError
 from placement.paths import Timelines, timelines
-from placement.queue import Waiting, order_key
+from placement.queue import Waiting, in_order
 from placement.reservation import Release, held, releases, windows
-from placement.start_time import StartEstimate, estimate_start, start_times
+from placement.start_time import Quantiles, StartEstimate, estimate_start, start_times
 from service.board import Board
 from service.estimates import shape_of_request
 from service.kind_tables import run_time
 from service.placer_desk import Desk, StartTimes
+from service.placer_view import waiting_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +39,7 @@ REFRESH_S = 30.0
 LOOK_S = 0.5
 SHARE = 0.2  # of the time, at most, that sampling may take
 HEAD_WAITS_S = 2.0  # a new head waits so long for its start time at least
+MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told when he would start right after them
 
 
 class StartDesk:
@@ -51,37 +60,56 @@ class StartDesk:
 
     async def run(self) -> None:
         while not self._stopped.is_set():
-            if self._is_due():
-                with contextlib.suppress(StaleError, LedgerError):
-                    await self.refresh()
+            with contextlib.suppress(StaleError, LedgerError):
+                await self._refresh_if(self._is_due)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), LOOK_S)
 
     async def refresh(self) -> Timelines:
         """Sample the paths of now. StaleError when there is no board, or only an old one."""
-        async with self._lock:
-            began = time.monotonic()
-            observed, options = self.desk.observed(), self.desk.options()
-            queue = [Waiting(entry.request, entry.queued_ms) for entry in self.desk.ledger.queued()]
-            self._head = _head_of(queue)
-            told = RunTimesTold(self.desk.board)
+        return await self._refresh_if(lambda: True)
 
-            def sample() -> tuple[Timelines, StartTimes, tuple[Release, ...]]:
-                paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told)
-                return paths, start_times(paths), releases(paths)
+    async def _refresh_if(self, is_due: Callable[[], bool]) -> Timelines:
+        """The paths, sampled anew where they must be; who waited for somebody who did just that takes his."""
+        if self.paths is None or is_due():
+            async with self._lock:
+                if self.paths is None or is_due():
+                    return await self._sample()
+        assert self.paths is not None
+        return self.paths
 
-            paths, self.desk.starts, self._releases = await asyncio.to_thread(sample)
-            self.paths = paths
-            self._at_s = time.monotonic()
-            self._took_s = self._at_s - began
-            return paths
+    async def _sample(self) -> Timelines:
+        began = time.monotonic()
+        observed, options = self.desk.observed(), self.desk.options()
+        ledger, board = self.desk.ledger, self.desk.board
+        own = ledger.queued()
+        promised = [intent.job for intent in ledger.active_intents()]
+        self._head = self._waits_first()
+
+        def sample() -> tuple[Timelines, StartTimes, tuple[Release, ...]]:
+            queue = [Waiting(entry.request, entry.queued_ms) for entry in own]
+            if board is not None:
+                queue += waiting_of(board, {*promised, *(entry.request.job_name for entry in queue)})
+            queue = in_order(queue)[:MOST_PLAYED]
+            told = RunTimesTold(board)
+            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told)
+            return paths, start_times(paths), releases(paths)
+
+        paths, self.desk.starts, self._releases = await asyncio.to_thread(sample)
+        self.paths = paths
+        self._at_s = time.monotonic()
+        self._took_s = self._at_s - began
+        return paths
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """When it would start; paths are sampled first where there are none of this fleet yet. StaleError likewise."""
-        observed = self.desk.observed()
-        paths = self.paths
-        if paths is None or paths.view.generation != observed.view.generation or self._age_s() > 4 * self._period_s():
-            paths = await self.refresh()
+        generation = self.desk.observed().view.generation
+
+        def are_old() -> bool:
+            assert self.paths is not None
+            return self.paths.view.generation != generation or self._age_s() > 4 * self._period_s()
+
+        paths = await self._refresh_if(are_old)
         now_ms = self.desk.clock.now_ms()
         return await asyncio.to_thread(estimate_start, request, paths, now_ms)
 
@@ -89,11 +117,11 @@ class StartDesk:
         """What `GET /queue` says beside its rows: the head's reservation, room for others, what comes free."""
         planned, paths = self.desk.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
-        claim = planned.reservation if planned else None
+        claim, now_ms = planned.reservation if planned else None, self.desk.clock.now_ms()
         return {
             "reservation": held(claim, planned.view, paths) if claim and planned else None,
             "backfill": windows(view, claim) if view else (),
-            "releases": self._releases,
+            "releases": [replace(row, ends_ms=not_before(now_ms, row.ends_ms)) for row in self._releases],
         }
 
     def _age_s(self) -> float:
@@ -105,8 +133,17 @@ class StartDesk:
     def _is_due(self) -> bool:
         if self._age_s() >= self._period_s():
             return True
-        queue = [Waiting(entry.request, entry.queued_ms) for entry in self.desk.ledger.queued()]
-        return _head_of(queue) != self._head and self._age_s() >= max(HEAD_WAITS_S, self._took_s / SHARE)
+        return self._waits_first() != self._head and self._age_s() >= max(HEAD_WAITS_S, self._took_s / SHARE)
+
+    def _waits_first(self) -> str | None:
+        """The request at the queue's head, as of the last pass."""
+        planned = self.desk.planned
+        return planned.waiting[0].entry.request.request_id if planned and planned.waiting else None
+
+
+def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
+    """Of futures that were sampled a while ago: what has not happened lies ahead."""
+    return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
 
 class RunTimesTold:
@@ -118,7 +155,3 @@ class RunTimesTold:
     def __call__(self, request: PlacementRequest) -> tuple[float, ...] | None:
         found = run_time(self._board, shape_of_request(request)) if self._board is not None else None
         return found.run_s if found is not None and np.isfinite(found.run_s).all() else None
-
-
-def _head_of(queue: list[Waiting]) -> str | None:
-    return min(queue, key=order_key).request.request_id if queue else None

@@ -42,6 +42,11 @@ def test_a_reservation_holds_while_its_releases_come_in_time(view) -> None:
     assert claim.holds_p == 1.0
 
 
+def test_a_reservation_holds_though_sampled_times_are_rounded(view) -> None:
+    planned, paths = look(view, (1 + 0.5 / 3600, 2))
+    assert held(planned.reservation, view, paths).holds_p == 1.0
+
+
 def test_a_reservation_decays_when_its_releases_come_late(view) -> None:
     planned, paths = look(view, (1.5, 3))
     assert held(planned.reservation, view, paths).holds_p == 0.0

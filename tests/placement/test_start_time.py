@@ -8,7 +8,7 @@ import pytest
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.engine import fits_now
 from placement.options import Options
-from placement.paths import PATHS, Timelines, timelines
+from placement.paths import MOST_CALENDARS, PATHS, Timelines, timelines
 from placement.queue import Waiting
 from placement.start_time import StartEstimate, estimate_start, start_times
 from placement.timeline import Release, Running, RunTimes, Timeline
@@ -71,6 +71,34 @@ def test_members_of_one_node_need_it_whole(busy) -> None:
     estimate = estimate_start(request(gang=4, each=2, level="node"), paths(busy))
     assert hours(estimate) == [1, 1, 1]
     assert estimate.sentence.startswith("needs 8 GPUs (4 x 2 GPUs) with fast intra-node links; the earliest")
+
+
+def test_a_job_that_waits_is_told_of_those_before_it_by_request_and_by_job(busy) -> None:
+    timeline = paths(busy, request("q1"), request("q2", job="mine"), request("q3"))
+    for asked in (request("q2"), request("another", job="mine")):
+        estimate = estimate_start(asked, timeline)
+        assert hours(estimate) == [2, 2, 2]
+        assert [row.job for row in estimate.blocked_by] in (["b"], ["q1"])
+
+
+def test_of_many_priorities_some_calendars_are_kept_and_nobody_is_told_too_early(busy) -> None:
+    queue = [request(f"q{number}", priority=-number) for number in range(100)]
+    timeline = paths(busy, *queue)
+    assert MOST_CALENDARS // 2 < len(timeline.calendars) <= MOST_CALENDARS + 1
+    starts = [hours(estimate_start(request(priority=-number), timeline))[0] for number in range(-1, 100)]
+    alone = [hours(estimate_start(request(priority=-n), paths(busy, *queue[: n + 1])))[0] for n in (0, 5, 99)]
+    assert starts == sorted(starts)
+    assert starts[0] == 1
+    assert [starts[1], starts[100]] == [alone[0], alone[2]]
+    assert starts[6] >= alone[1]
+
+
+def test_rooms_of_many_shapes_are_not_kept_for_good(busy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placement.paths.MOST_SHAPES", 3)
+    timeline = paths(busy)
+    for cpus in range(1, 10):
+        assert hours(estimate_start(request(cpus=cpus), timeline)) == [1, 1, 1]
+    assert len(timeline.rooms.known) <= 3
 
 
 def test_who_waits_before_takes_his_place_first(busy) -> None:
