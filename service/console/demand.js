@@ -22,6 +22,7 @@ const SERVING = "inference"; // the class that requests are of
 const SPANS_H = [6, 24, 72];
 const DRAWN_BACK_H = 24;
 const HOUR_MS = 3_600_000;
+const LATE_MS_PER_S = 50; // a forecast is a little older than now: its end is read as the end of the span
 const READ_AT_S = [1800, 3600, 10_800, 21_600, 43_200, 86_400, 259_200];
 
 /** Points [[ms, value], …] of a quantile of a series, [] when it has none near. */
@@ -172,7 +173,7 @@ export class Demand {
     if (data.median.length < 2) return this.fan.empty("The forecast of this series is empty.");
     this.fan.draw(data);
     this.readAhead(data);
-    this.foot(series);
+    this.foot(series, data);
   }
 
   data(series) {
@@ -213,7 +214,7 @@ export class Demand {
   /** The forecast in figures, for a few horizons: also what a screen reader gets instead of the picture. */
   readAhead(data) {
     const [low, high] = data.bands[90];
-    const found = READ_AT_S.filter((ahead) => data.nowMs + ahead * 1000 <= data.toMs + 60_000)
+    const found = READ_AT_S.filter((ahead) => data.nowMs + ahead * 1000 <= data.toMs + ahead * LATE_MS_PER_S)
       .map((ahead) => {
         const time = Math.min(data.nowMs + ahead * 1000, data.toMs);
         return { ahead, median: valueAt(data.median, time), low: valueAt(low, time), high: valueAt(high, time) };
@@ -228,17 +229,22 @@ export class Demand {
       (item, { ahead, median, low: least, high: most }) => {
         say(item.firstChild, `in ${duration(ahead)}`);
         say(item.lastChild.firstChild, this.round(median));
-        say(item.lastChild.lastChild, least === null ? "" : ` ${this.round(least)}–${this.round(most)}`);
+        const [from, to] = [least, most].map((value) => (value === null ? "" : this.round(value)));
+        say(item.lastChild.lastChild, from === to ? "" : ` ${from}–${to}`);
       },
     );
   }
 
-  foot(series) {
+  /** What the figures are, who made them, and how good they were; bands without width are said to be none. */
+  foot(series, { bands, old }) {
     const record = object(series.record);
+    const [low, high] = bands[90];
+    const flat = !num(record.origins) && low.every(([, value], at) => value === high[at]?.[1]);
     const wql = num(record.wql_vs_best_naive);
     const parts = [
       MEANING[this.target],
-      `ranges are 90 %`,
+      flat ? "no bands yet: too little history" : "ranges are 90 %, bands 50 and 90 %",
+      old.median.length > 1 && `dashed: the forecast of ${clockTime(old.median[0][0], this.nowMs)}`,
       `model ${whoServes(series)}, issued ${clockTime(num(series.issued_ms))}`,
       wql !== null && num(record.origins) !== null && `record over ${whole(record.origins)} forecasts: error ${wql.toFixed(2)} of the best naive`,
       num(record.coverage_80) !== null && `80 % band held ${percent(record.coverage_80)}`,

@@ -17,6 +17,9 @@ export function niceStep(span, most) {
 
 const line = (points, x, y) => points.map(([t, v], at) => `${at ? "L" : "M"}${x(t).toFixed(1)} ${y(v).toFixed(1)}`).join("");
 
+/** Midnight is the day's name where hours alone would be told twice. */
+const dayOrTime = (time, gap) => (gap >= 3 && time % (24 * HOUR_MS) === 0 ? clockTime(time, time - HOUR_MS).split(" ")[0] : clockTime(time));
+
 /** A closed band between two paths over the same times. */
 function band(low, high, x, y) {
   if (low.length < 2 || low.length !== high.length) return "";
@@ -131,7 +134,7 @@ export class Fan {
     const first = Math.ceil(data.fromMs / (gap * HOUR_MS)) * gap * HOUR_MS;
     for (let time = first; time <= data.toMs; time += gap * HOUR_MS) {
       if (x(time) < MARGIN.left + 12 || x(time) > width - 24) continue;
-      children.push(s("text", { x: x(time), y: this.height - 6, "text-anchor": "middle" }, clockTime(time)));
+      children.push(s("text", { x: x(time), y: this.height - 6, "text-anchor": "middle" }, dayOrTime(time, gap)));
     }
     this.labels.replaceChildren(...children);
     this.notes.replaceChildren(s("text", { x: x(data.nowMs) + 4, y: MARGIN.top - 2 }, "now"));

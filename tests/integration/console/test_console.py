@@ -149,6 +149,7 @@ def test_selecting_a_slow_job_outlines_its_gang(open_console: Opener) -> None:
 def test_demand_names_its_model_and_record_and_switches_target(open_console: Opener) -> None:
     page = open_console().page
     expect(page.locator("#demand-foot")).to_contain_text("model persistence")
+    expect(page.locator("#demand-foot")).to_contain_text("dashed: the forecast of")
     expect(page.locator("#demand-foot")).to_contain_text("0.97 of the best naive")
     for part in ("band90", "band50", "median", "history", "old", "now"):
         assert len(page.locator(f".fan-{part}").get_attribute("d") or "") > 10, part
