@@ -1,8 +1,6 @@
 """`fleetcast backtest`: how good forecasts would have been, fitted again and again as history grew."""
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,18 +9,20 @@ from cli.given import (
     ConfigOption,
     DaskOption,
     DataOption,
+    HtmlOption,
+    JsonOption,
     ProcessesOption,
     SeedOption,
     SetOption,
     StateOption,
     UntilOption,
+    check_outputs,
     configured,
     given,
     telling,
+    write_html,
+    write_json,
 )
-
-if TYPE_CHECKING:
-    from training.results import Results
 
 TASKS = ("demand", "duration")
 
@@ -38,8 +38,8 @@ def backtest(
     seed: SeedOption = 0,
     dask: DaskOption = None,
     processes: ProcessesOption = 1,
-    json: Annotated[Path | None, typer.Option("--json", help="Where to write the numbers; - is stdout.")] = None,
-    html: Annotated[Path | None, typer.Option(help="A report with plots.")] = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
@@ -58,9 +58,12 @@ def backtest(
     from fleet.errors import ConfigError
     from training.backtest import backtest as run
     from training.backtest import demand_windows, duration_windows
+    from training.report import report_html
+    from training.results_files import summary
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    check_outputs(json, html=html)
     with telling(f"backtest {task}") as say:
         source = given(configured(config, state), data, archive, sets, until, say)
         if task == "demand":
@@ -68,29 +71,9 @@ def backtest(
         else:
             pieces = duration_windows(source.read_jobs(), windows, seed, share)
         results = run(task, pieces, address=dask, processes=processes, say=say)
-    _write(results, {"seed": seed, "windows": len(pieces), "source": str(data or source.archive)}, json)
-    if html is not None:
-        from training.report import report_html
-
-        html.write_text(report_html(results), encoding="utf-8")
-        typer.echo(f"wrote {html}", err=True)
-
-
-def _write(results: "Results", about: dict[str, object], json: Path | None) -> None:
-    """The JSON to its file; for people a table on stderr."""
-    import msgspec
-
-    from training.results_files import summary
-
     for line in results.skipped:
         typer.echo(f"skipped {line}", err=True)
     typer.echo(summary(results), err=True)
-    if json is None:
-        return
-    body = {"task": results.task, **about, "rows": results.rows, "skipped": results.skipped}
-    text = msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n"
-    if str(json) == "-":
-        sys.stdout.buffer.write(text)
-    else:
-        json.write_bytes(text)
-        typer.echo(f"wrote {json}", err=True)
+    about = {"task": task, "seed": seed, "windows": len(pieces), "source": str(data or source.archive)}
+    write_json(json, {**about, "rows": results.rows, "skipped": results.skipped})
+    write_html(html, lambda: report_html(results))

@@ -1,6 +1,5 @@
 """`fleetcast drift`: is what a model sees still what it was fitted on, and does anything ask for a new fit?"""
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +10,17 @@ from cli.given import (
     ArchiveOption,
     ConfigOption,
     DataOption,
+    HtmlOption,
+    JsonOption,
     SetOption,
     StateOption,
     UntilOption,
+    check_outputs,
     configured,
     given,
     telling,
+    write_html,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +44,8 @@ def drift(
     models: Annotated[
         Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Where to write it; - is stdout.")] = None,
-    html: Annotated[Path | None, typer.Option(help="A report with plots.")] = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
@@ -62,6 +66,7 @@ def drift(
 
     if kind not in KINDS:
         raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+    check_outputs(json, html=html)
     loaded = configured(config, state)
     serving = recent_drift(kind, Registry(models or loaded.models_folder), loaded)
     since_ms = _since_ms(since, serving, kind)
@@ -73,11 +78,8 @@ def drift(
             found = duration_drift(source.read_jobs(), since_ms)
     reasons = serving.reasons if serving else {}
     _tell(found, serving)
-    if json is not None:
-        _write(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
-    if html is not None:
-        html.write_text(drift_html(f"Drift: {kind}", found, reasons), encoding="utf-8")
-        typer.echo(f"wrote {html}", err=True)
+    write_json(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
+    write_html(html, lambda: drift_html(f"Drift: {kind}", found, reasons))
 
 
 def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
@@ -130,14 +132,3 @@ def _rows(found: "list[FeatureDrift]") -> list[dict[str, Any]]:
     import msgspec
 
     return [{"series": one.name, **msgspec.to_builtins(row)} for one in found for row in one.rows]
-
-
-def _write(path: Path, body: dict[str, Any]) -> None:
-    import msgspec
-
-    text = msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n"
-    if str(path) == "-":
-        sys.stdout.buffer.write(text)
-    else:
-        path.write_bytes(text)
-        typer.echo(f"wrote {path}", err=True)

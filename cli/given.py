@@ -1,11 +1,16 @@
-"""What `train`, `backtest` and `drift` have in common: the history that they read, and how they tell of progress."""
+"""What `train`, `evaluate`, `backtest` and `drift` have in common: the history that they read, how they tell of
+progress, and where they write what they found."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from service.config import Config
@@ -26,8 +31,56 @@ DaskOption = Annotated[
     str | None, typer.Option("--dask", help="Address of a Dask scheduler, tcp://host:8786; else it is done here.")
 ]
 ProcessesOption = Annotated[int, typer.Option(min=1, max=64, help="Processes of this machine, without --dask.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Where to write the numbers; - is stdout.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="A report with plots.")]
+
+STDOUT = Path("-")
 
 Say = Callable[[str], None]
+
+
+def check_outputs(json: Path | None, **files: Path | None) -> None:
+    """Raises ConfigError, before any work, where a file could not be written at its end. json may be -: stdout."""
+    for option, path in {"json": None if json == STDOUT else json, **files}.items():
+        if path is None:
+            continue
+        folder = path.parent
+        if not folder.is_dir():
+            raise ConfigError(f"--{option} {path}: no folder {folder}; make it first: mkdir -p {folder}")
+        if path.is_dir():
+            raise ConfigError(f"--{option} {path}: is a folder; name a file in it")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise ConfigError(f"--{option} {path}: may not be written; choose another place")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raises ConfigError where a data folder is none or may not be read."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "no such folder"
+        raise ConfigError(f"{option} {folder}: {what}; `fleetcast data list` shows data folders")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder}: may not be read; allow it (chmod) or name another")
+
+
+def write_json(path: Path | None, body: dict[str, Any]) -> None:
+    """To a file, or to stdout; nothing without a path."""
+    import msgspec
+
+    if path is None:
+        return
+    text = msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n"
+    if path == STDOUT:
+        sys.stdout.buffer.write(text)
+    else:
+        path.write_bytes(text)
+        typer.echo(f"wrote {path}", err=True)
+
+
+def write_html(path: Path | None, page: Callable[[], str]) -> None:
+    """The page to a file; it is not made without a path."""
+    if path is not None:
+        path.write_text(page(), encoding="utf-8")
+        typer.echo(f"wrote {path}", err=True)
 
 
 def configured(config: Path | None, state: str | None) -> "Config":
@@ -43,6 +96,8 @@ def given(
     """The history that is named; with neither --data nor --archive what this site's own pipeline has archived."""
     from training.histories import Given, moment_ms
 
+    if data is not None:
+        check_folder("--data", data)
     if data is None and archive is None:
         archive = config.archive_url
     return Given(data, archive, tuple(sets or ()), moment_ms("--until", until), capacities(config), say)

@@ -186,11 +186,12 @@ def seconds_of(times: "pd.Series[Any]") -> Array:
     [1600000000.0]
     """
     dated = times.dtype.kind == "M"
-    numbers = None if dated else pd.to_numeric(times, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    if numbers is not None and np.isfinite(numbers).mean() > 0.5:
-        numbers = np.where(np.isfinite(numbers), numbers, np.nan)
-        usual = float(np.nanmedian(np.abs(numbers)))
-        return numbers / next((unit for least, unit in UNITS if usual >= least), 1.0)
+    if not dated:
+        numbers = np.asarray(pd.to_numeric(times, errors="coerce"), np.float64)
+        known = np.isfinite(numbers)
+        if known.sum() > len(known) / 2 or pd.api.types.is_numeric_dtype(times):
+            usual = float(np.median(np.abs(numbers[known]))) if known.any() else 0.0
+            return np.where(known, numbers, np.nan) / next((unit for least, unit in UNITS if usual >= least), 1.0)
     moments = pd.to_datetime(times, errors="coerce", utc=True, format=None if dated else "mixed")
     return np.asarray((moments - EPOCH) / pd.Timedelta(1, "s"), np.float64)
 

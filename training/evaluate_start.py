@@ -83,7 +83,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     """Judge every job history that is in both folders and queues."""
     results = Results("start")
     for one in read_job_sets(train, test, results.skipped):
-        scene = scene_of(one, seed)
+        scene = scene_of(one.own, seed)
         if isinstance(scene, str):
             results.skipped.append(f"{one.dataset}: {scene}")
             continue

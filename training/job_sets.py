@@ -8,7 +8,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from training.data_folders import is_table, read_table, set_names
+from fleet.errors import RecordError
+from training.data_folders import is_table, read_table, seconds_of, set_names, words
 
 Array = NDArray[np.float64]
 Names = NDArray[np.object_]
 
 SHORTEST_S = 1.0
+DAY_S = 86_400
+ALONE_DAYS = 7  # of its own history (half of a short one) before a set without a train part is judged
+ALONE_ROWS = 50_000  # newest jobs of each other set that it stands on
 ENDED_WELL = frozenset({"COMPLETED", "1"})  # Slurm's word, and SWF's status
 UNKNOWN_STATES = frozenset({"", "-1", "None", "nan", "NaN"})
 SWF, TIMED, PHILLY = ("submit_s", "run_s"), ("submit_time", "service_sec"), ("timestamp", "duration")
@@ -82,13 +86,18 @@ class JobTable:
 @dataclass(frozen=True, slots=True)
 class JobSet:
     """A history of both folders. Rows with `in_test` come from the test folder, which may hold the past of an unseen
-    user or cluster. `train_end_s`: the last submission of the train folder; what is judged comes after it."""
+    user or cluster. `train_end_s`: the last submission of the train folder; what is judged comes after it.
+
+    alone: the train folder has nothing of it. Its train part is then that of the other sets, and it is judged after
+    some history of its own, too.
+    """
 
     dataset: str
     table: JobTable
     in_test: NDArray[np.bool_]
     train_end_s: float
     skipped: Counter[str] = field(default_factory=Counter)
+    alone: bool = False
 
     @property
     def train(self) -> JobTable:
@@ -100,18 +109,30 @@ class JobSet:
         """(job,) submitted in the test folder after the end of the train folder."""
         return self.in_test & (self.table.submit_s > self.train_end_s)
 
+    @property
+    def own(self) -> "JobSet":
+        """Without other sets: of one that is `alone`, what came before it is judged takes the train part's place."""
+        if not self.alone:
+            return self
+        table = self.table.take(self.in_test)
+        return JobSet(self.dataset, table, table.submit_s > self.train_end_s, self.train_end_s, self.skipped)
+
 
 def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> list[JobSet]:
-    """The job histories that are in both folders below jobs/; the reason for each that is not goes to `skipped`."""
+    """The job histories below jobs/ of the test folder; the reason for each that is not judged goes to `skipped`."""
     lines = skipped if skipped is not None else []
     there = {folder: [name for name in set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
+    known = {name: read_jobs(train / name) for name in there[train]}
     found = []
     for name in sorted({*there[train], *there[test]}):
-        missing = [word for word, folder in (("train", train), ("test", test)) if name not in there[folder]]
-        if missing:
-            lines.append(f"{name}: not in the {missing[0]} folder")
+        if name not in there[test]:
+            lines.append(f"{name}: not in the test folder")
             continue
-        read = _read_both(name, train / name, test / name)
+        after = read_jobs(test / name)
+        if name in known:
+            read = _of_both(name, known[name], after)
+        else:
+            read = _of_test(name, after, {other: table for other, (table, _) in known.items() if len(table)})
         if isinstance(read, str):
             lines.append(f"{name}: {read}")
         else:
@@ -124,7 +145,11 @@ def read_jobs(folder: Path) -> tuple[JobTable, Counter[str]]:
     parts, skipped = [], Counter[str]()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and is_table(path):
-            table = read_table(path)
+            try:
+                table = read_table(path)
+            except RecordError as error:
+                skipped[str(error)] += 1
+                continue
             layout = layout_of(table.columns)
             if layout is not None:
                 parts.append(_checked(layout(table), skipped))
@@ -140,10 +165,45 @@ def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], JobTable] | No
     return None
 
 
-def _read_both(name: str, train: Path, test: Path) -> JobSet | str:
-    (before, bad), (after, bad_too) = read_jobs(train), read_jobs(test)
+def _of_test(name: str, read: tuple[JobTable, Counter[str]], others: Mapping[str, JobTable]) -> JobSet | str:
+    """A set of the test folder alone, behind the newest jobs of the other sets.
+
+    Others that begin after it ends are of another clock or of other years: nothing is fitted on them for this one.
+    """
+    own, skipped = read
+    if not len(own):
+        return _nothing("test", skipped)
+    first_s, last_s = float(own.submit_s[0]), float(own.submit_s[-1])
+    older = [_foreign(other, table) for other, table in others.items() if table.submit_s[0] < last_s]
+    if not older:
+        return "not in the train folder, and no set there is older than it"
+    table = _joined([*older, own])
+    in_test = np.arange(len(table)) >= len(table) - len(own)
+    order = np.argsort(table.submit_s, kind="stable")
+    own_s = first_s + min(ALONE_DAYS * DAY_S, (last_s - first_s) / 2)
+    begin_s = max([own_s, *(float(other.submit_s[-1]) for other in older)])
+    found = JobSet(name, table.take(order), in_test[order], begin_s, skipped, alone=True)
+    return found if found.judged.any() else "not in the train folder, and no job of it is later than that folder"
+
+
+def _foreign(name: str, table: JobTable) -> JobTable:
+    """The newest jobs of another set: its users and groups are not those of the same name here."""
+    newest = table.take(np.arange(len(table))[-ALONE_ROWS:])
+    for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
+        known = column != ""
+        column[known] = f"{name}/" + column[known]
+    return newest
+
+
+def _nothing(folder: str, skipped: Counter[str]) -> str:
+    reasons = ", ".join(f"{count:,} rows: {reason}" for reason, count in sorted(skipped.items()))
+    return f"no usable job in the {folder} folder" + (f" ({reasons})" if reasons else "")
+
+
+def _of_both(name: str, train: tuple[JobTable, Counter[str]], test: tuple[JobTable, Counter[str]]) -> JobSet | str:
+    (before, bad), (after, bad_too) = train, test
     if not len(before):
-        return "no usable job in the train folder"
+        return _nothing("train", bad)
     seen = set(zip(before.job.tolist(), before.submit_s.tolist(), strict=True))
     rows = zip(after.job.tolist(), after.submit_s.tolist(), strict=True)
     again = np.array([bool(job) and (job, at) in seen for job, at in rows], np.bool_)
@@ -174,8 +234,8 @@ def _checked(table: JobTable, skipped: Counter[str]) -> JobTable:
     good = np.ones(len(table), np.bool_)
     checks = (
         ("no submission time", np.isfinite(table.submit_s)),
-        ("no run time", table.run_s >= 0),
-        ("no GPUs", table.gpus > 0),
+        ("no run time", np.isfinite(table.run_s) & (table.run_s >= 0)),
+        ("no GPUs", np.isfinite(table.gpus) & (table.gpus > 0)),
     )
     for reason, holds in checks:
         bad = good & ~holds
@@ -276,20 +336,15 @@ def _names(table: pd.DataFrame, name: str, rows: int) -> Names:
     """Words; "" where unknown (-1 is SWF's unknown)."""
     if name not in table.columns:
         return np.full(rows, "", object)
-    words = table[name].astype(str).to_numpy(object)
-    words[np.asarray(table[name].isna()) | (words == "-1")] = ""
-    return np.asarray(words, object)
+    named = words(table[name])
+    named[named == "-1"] = ""
+    return named
 
 
 def _times(table: pd.DataFrame, name: str, rows: int) -> Array:
-    """Unix seconds; a time without a zone is read as UTC. NaN where unreadable."""
-    if name not in table.columns:
-        return np.full(rows, np.nan)
-    times = pd.to_datetime(table[name], utc=True, errors="coerce")
-    seconds = (times - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
-    return np.array(seconds, np.float64)
+    return seconds_of(table[name]) if name in table.columns else np.full(rows, np.nan)
 
 
 def _failed(states: Names) -> Array:
-    words = states.tolist()
-    return np.array([np.nan if word in UNKNOWN_STATES else float(word not in ENDED_WELL) for word in words], np.float64)
+    ended = states.tolist()
+    return np.array([np.nan if word in UNKNOWN_STATES else float(word not in ENDED_WELL) for word in ended], np.float64)

@@ -79,7 +79,32 @@ def test_what_is_judged_comes_after_the_train_folder(tmp_path: Path) -> None:
     assert found.train.job.tolist() == ["1", "2"]
     assert np.isnan(found.train.run_s[1])  # it ends after the train folder
     assert dict(found.skipped) == {"in both folders": 1}
-    assert skipped == ["jobs/other: not in the train folder"]
+    assert skipped == ["jobs/other: not in the train folder, and no set there is older than it"]
+
+
+def test_a_cluster_that_was_never_seen_is_judged_behind_what_the_others_taught(tmp_path: Path) -> None:
+    write(tmp_path / "train", "s", [swf(1, 0, 5), swf(2, 40, 100)])
+    write(tmp_path / "test", "s", [swf(3, 50, 5)])
+    write(tmp_path / "test", "new", [swf(1, 10, 5), swf(2, 30, 5), swf(3, 45, 5), swf(4, 70, 5)])
+    skipped: list[str] = []
+    (found, _) = read_job_sets(tmp_path / "train", tmp_path / "test", skipped)
+    assert (found.dataset, found.alone, found.train_end_s, skipped) == ("jobs/new", True, 40, [])
+    assert found.table.job[found.judged].tolist() == ["3", "4"]
+    assert found.train.job.tolist() == ["jobs/s/1", "jobs/s/2"]
+    assert found.train.user.tolist() == ["jobs/s/7", "jobs/s/7"]
+    assert found.own.train.job.tolist() == ["1", "2"]
+    assert found.own.table.job[found.own.judged].tolist() == ["3", "4"]
+
+
+def test_times_in_any_form_and_ids_that_gaps_made_floats(tmp_path: Path) -> None:
+    moment = 1767268800.0
+    forms = [moment, moment * 1000, "2026-01-01T12:00:00", "2026-01-01 13:00:00+01:00", "2026-01-01 12:00:00.5"]
+    for number, form in enumerate(forms):
+        rows = [{"submit_time": form, "service_sec": 5.0, "gpu_count": 1, "user": 7.0}] * 3
+        bad = [{"submit_time": None, "service_sec": 5.0, "gpu_count": np.inf, "user": None}]
+        table, skipped = read_jobs(write(tmp_path, f"f{number}", rows + bad))
+        assert table.submit_s.tolist() == pytest.approx([moment] * 3, abs=0.5)
+        assert (table.user[0], dict(skipped)) == ("7", {"no submission time": 1})
 
 
 @pytest.mark.parametrize(
