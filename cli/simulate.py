@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from simulator.fault_file import FaultFile
     from simulator.run import SimulationOptions
 
 KAFKA_PARTITIONS = 8
@@ -17,11 +18,6 @@ app = typer.Typer(
     help="A simulated GPU fleet that meets Fleetcast only through exporter pages and its HTTP API.\n\n"
     "Example:  fleetcast simulate cluster --out var/fleet --api http://127.0.0.1:8080",
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `cluster` a word of the command while it is the only one."""
 
 
 @app.command("cluster")
@@ -95,6 +91,56 @@ def cluster(
         asyncio.run(run_simulation(options))
         return
     asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, kafka_topic)))
+
+
+@app.command("faults")
+def faults(
+    out: Annotated[Path | None, typer.Option(help="Data folder: writes faults/simulated/NAME-SEED in it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of everything that is drawn [the defaults].")] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the file's.")] = None,
+    recorded: Annotated[bool, typer.Option("--recorded", help="Inject into the recorded H100 runs instead.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the settings as a file; do no more.")
+    ] = False,
+) -> None:
+    """Telemetry, job events and the truth of a fleet with faults and benign look-alikes, for `fleetcast evaluate`.
+
+    fleetcast simulate faults --print-config > faults.toml
+
+    fleetcast simulate faults --config faults.toml --out var/data --seed 7
+    """
+    from msgspec.structs import replace
+
+    from fleet.errors import ConfigError
+    from simulator.fault_file import FaultFile, read_fault_file, to_toml
+
+    try:
+        file = FaultFile() if config is None else read_fault_file(config)
+        file = file if seed is None else replace(file, seed=seed)
+        if print_config:
+            typer.echo(to_toml(file), nl=False)
+            return
+        if out is None:
+            raise typer.BadParameter("is needed: a data folder, such as var/data", param_hint="--out")
+        _write_faults(file, out, recorded)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
+    from simulator.instrument import simulate_faults
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if recorded:
+        from cli.data import data_folder
+        from simulator.recorded_faults import inject_faults
+
+        inject_faults(file, data_folder(), out, say)
+    else:
+        simulate_faults(file, out, say)
 
 
 async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:

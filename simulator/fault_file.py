@@ -62,8 +62,8 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     interval_s: float = 1.0
     loops: int = 12
-    every_s: float = 400.0
-    decoy_every_s: float = 400.0
+    every_s: float = 150.0
+    decoy_every_s: float = 300.0
     shortest_s: float = 60.0
     limit_s: float = 180.0
     communication_share: float = 0.25

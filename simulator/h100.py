@@ -43,10 +43,10 @@ _COLUMNS: dict[str, Field] = {
         ("nvlink_rx_bytes_s", "PROF_NVLINK_RX_BYTES"),
     )
 } | {"fp16_active": _FP16}
-_FIELDS = (*_COLUMNS.values(), GPU_FIELDS[GPU_ROW["DCGM_FI_DEV_FB_FREE"]])
-_PORT_FIELDS = PORT_FIELDS[:4]  # bytes and packets, received and transmitted
+DCGM_FIELDS = (*_COLUMNS.values(), GPU_FIELDS[GPU_ROW["DCGM_FI_DEV_FB_FREE"]])
+RECORDED_PORT_FIELDS = PORT_FIELDS[:4]  # bytes and packets, received and transmitted
 _PORT_COLUMNS = ("rx_bytes_s", "tx_bytes_s", "rx_pkts_s", "tx_pkts_s")
-_POWER = HOST_FIELDS[HOST_ROW["node_hwmon_power_average_watt"]]
+NODE_FIELDS = (HOST_FIELDS[HOST_ROW["node_hwmon_power_average_watt"]],)
 
 Array = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ class RecordedFleet:
         self.time_ms: int | None = None
         self.runs = {run.node: run for run in runs}
         self._start_ms: int | None = None
-        self._dcgm = {run.node: DcgmPage(run.node, run.gpus.values.shape[2], _FIELDS) for run in runs if run.gpus}
+        self._dcgm = {run.node: DcgmPage(run.node, run.gpus.values.shape[2], DCGM_FIELDS) for run in runs if run.gpus}
         self._node = {run.node: _node_page(run) for run in runs if run.ports or run.power}
 
     @property
@@ -128,7 +128,7 @@ class RecordedFleet:
 
 def _node_page(run: RecordedRun) -> NodePage:
     ports = PORTS if run.ports else 0
-    return NodePage(run.node, ports, _PORT_FIELDS if ports else (), (_POWER,) if run.power else (), cpus=0)
+    return NodePage(run.node, ports, RECORDED_PORT_FIELDS if ports else (), NODE_FIELDS if run.power else (), cpus=0)
 
 
 def load_recorded_fleet(data: Path | None = None) -> RecordedFleet:

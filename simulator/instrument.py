@@ -120,8 +120,10 @@ def start_of(file: FaultFile) -> int:
     return int((start if start.tzinfo else start.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def make_folder(parent: Path, file: FaultFile) -> Path:
+def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) -> Path:
     """An empty folder of this run with the settings used. Raises ConfigError when it is there already."""
+    if interval_s is not None:
+        file = msgspec.structs.replace(file, interval_s=interval_s)
     start_of(file)
     folder = parent / f"{file.name}-{file.seed}"
     if folder.exists():

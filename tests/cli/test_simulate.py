@@ -1,0 +1,40 @@
+"""`fleetcast simulate`: faults as a file says, refused with the fix where the file is wrong."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from cli.simulate import app
+from simulator.fault_file import FaultFile, parse_fault_file
+from training.fault_runs import read_fault_runs
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_printed_file_is_one_that_can_be_used() -> None:
+    text = run("faults", "--print-config")
+    assert parse_fault_file(text) == FaultFile()
+    assert "[kinds.thermal_throttle]" in text
+
+
+def test_faults_are_written_where_evaluate_looks_for_them(tmp_path: Path) -> None:
+    config = tmp_path / "few.toml"
+    config.write_text('name = "few"\nhours = 0.6\n[fleet]\nnodes = 3\n[kinds.power_brake]\nrate = 1e5\n')
+    said = run("faults", "--config", str(config), "--out", str(tmp_path), "--seed", "4")
+    (found,) = read_fault_runs(tmp_path)
+    assert found.folder == tmp_path / "faults" / "simulated" / "few-4"
+    assert found.truth
+    assert f"{sum(not row.benign for row in found.truth)} faults" in said
+
+
+def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text("[kinds.thermal_throttle]\nhot = [80, 90]\n")
+    said = run("faults", "--config", str(config), "--out", str(tmp_path), code=2)
+    assert "bad.toml" in said
+    assert "did you mean 'hot_c'?" in said
+    assert "such as var/data" in run("faults", code=2)
