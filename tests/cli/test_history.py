@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_te
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """Two days with a part every quarter of an hour, of two blocks."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two days with a part every half hour, of two blocks."""
+    tmp_path = tmp_path_factory.mktemp("written")
     entities = Entities()
     topology = Topology.build([NodeSpec(f"n{row}", 2, domains={Level.BLOCK: f"b{row}"}) for row in range(2)])
     for name in topology.names:
@@ -45,6 +47,12 @@ def state(tmp_path: Path) -> Path:
             archive.hand_over(topology, NOW_MS)()
     archive.close()
     return tmp_path
+
+
+@pytest.fixture
+def state(written: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return shutil.copytree(written, tmp_path / "state")
 
 
 def invoke(*words: object) -> str:

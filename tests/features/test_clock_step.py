@@ -1,5 +1,6 @@
 """A clock that is set back, and times in which nobody listened."""
 
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ def scrapes(first_ms: int, count: int, watts: float = 400.0) -> list[Row]:
 
 
 def run(store: WindowStore, rows: list[Row], off_ms: int = 0) -> WindowStore:
-    for row in rows:
-        store.write(batch(GPU, [row]), row[2])
+    for time_ms, scrape in groupby(rows, key=lambda row: row[2]):
+        store.write(batch(GPU, list(scrape)), time_ms)
     return store
 
 

@@ -97,10 +97,8 @@ def test_counts_are_exact_and_end_with_their_window() -> None:
 
 def test_max_clock_remembers_a_day() -> None:
     store = WindowStore(fleet())
-    for minute in range(0, 300):
-        store.write(
-            batch(GPU, [("sm_clock_mhz", 0, at(60 * minute), 1980.0 if minute < 60 else 990.0)]), at(60 * minute)
-        )
+    for second in range(0, 300 * 60, 600):
+        store.write(batch(GPU, [("sm_clock_mhz", 0, at(second), 1980.0 if second < 3600 else 990.0)]), at(second))
     assert extract(store, at(60 * 300)).gpu.column("max_sm_clock_mhz")[0] == 1980.0
 
 
@@ -164,7 +162,7 @@ def test_port_errors_are_counted_and_bytes_become_rates() -> None:
     assert (frame.column("speed_bytes_per_s")[0], frame.column("max_speed_bytes_per_s")[0]) == (2.5e10, 5e10)
 
 
-@pytest.mark.parametrize("interval_s", [1, 5, 30, 60, 300])
+@pytest.mark.parametrize("interval_s", [1, 30, 300])
 def test_windows_follow_the_interval_as_far_as_the_ring_reaches(interval_s: int) -> None:
     store = WindowStore(fleet(1), interval_s=interval_s)
     for i in range(500):
@@ -187,12 +185,9 @@ def test_the_frames_do_not_change_with_the_store() -> None:
 samples = st.lists(st.tuples(st.integers(0, 2400), st.floats(0, 700, width=32)), min_size=1, max_size=80)
 
 
-@pytest.mark.parametrize(("seconds", "suffix"), [(120, "2m"), (1800, "30m")])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(samples, st.integers(2400, 2500))
-def test_window_statistics_equal_those_of_pandas(
-    seconds: int, suffix: str, rows: list[tuple[int, float]], now_s: int
-) -> None:
+def test_window_statistics_equal_those_of_pandas(rows: list[tuple[int, float]], now_s: int) -> None:
     store = WindowStore(fleet(1))
     rows = sorted({row[0]: row for row in rows}.values())
     for second, value in rows:  # as they come, so that slots close on the way
@@ -201,14 +196,14 @@ def test_window_statistics_equal_those_of_pandas(
     frame = extract(store, at(now_s)).gpu
     known = pd.Series({at(second) // INTERVAL_MS: value for second, value in rows})
     end = at(now_s) // INTERVAL_MS
-    window = known[(known.index > end - seconds // 15) & (known.index <= end)]
     tolerance = {"rtol": 1e-5, "atol": 2e-2}
-    np.testing.assert_allclose(frame.column(f"power_w_mean_{suffix}")[0], window.mean(), **tolerance)
-    if suffix == "30m":
-        np.testing.assert_allclose(frame.column("power_w_std_30m")[0], window.std(ddof=0), **tolerance)
+    for seconds, suffix in ((120, "2m"), (1800, "30m")):
+        window = known[(known.index > end - seconds // 15) & (known.index <= end)]
+        np.testing.assert_allclose(frame.column(f"power_w_mean_{suffix}")[0], window.mean(), **tolerance)
+    np.testing.assert_allclose(frame.column("power_w_std_30m")[0], window.std(ddof=0), **tolerance)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2400), st.integers(0, 9)), min_size=1, max_size=60), st.booleans())
 def test_counts_equal_sums_of_increments(moves: list[tuple[int, int]], late_clock: bool) -> None:
     store, total = WindowStore(fleet(1)), 0.0

@@ -133,7 +133,7 @@ def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
     assert np.isnan(ring.fine[..., 0]).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(rows_of)
 def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
     store, naive = WindowStore(fleet()), NaiveStore(GPU)
@@ -157,7 +157,7 @@ def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
             assert counts.tolist() == [series.events.get(slot, 0) for slot in slots]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(rows_of)
 def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
     store, naive = store_of(rows), NaiveStore(GPU)
@@ -171,13 +171,13 @@ def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
         np.testing.assert_allclose(store.ring(GPU).day(name)[:, entity], means, rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(rows_of)
 def test_twice_is_once(rows: list[Row]) -> None:
     assert_same(store_of(rows, rows), store_of(rows))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(rows_of, st.randoms(use_true_random=False))
 def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows: list[Row], random) -> None:
     queues: dict[tuple[str, int], list[Row]] = {}
@@ -194,7 +194,7 @@ def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows
     assert_same(store_of(*shuffled), store_of(rows))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(rows_of)
 def test_moving_the_clock_between_batches_changes_nothing(rows: list[Row]) -> None:
     rows = sorted(rows, key=lambda row: row[2])

@@ -323,7 +323,7 @@ def assert_same(one: JobTable, other: JobTable) -> None:
         assert mine == theirs
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(histories(), st.randoms(use_true_random=False))
 def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
     shuffled = list(events)
@@ -331,7 +331,7 @@ def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
     assert_same(fold(shuffled), fold(events))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(histories(), st.integers(0, 25), st.integers(0, 100))
 def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int, before_ms: int) -> None:
     table = fold(events[:cut])
@@ -346,13 +346,13 @@ def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int
     assert sorted(map(key, table.running())) == sorted(map(key, straight.running()))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(histories())
 def test_twice_is_once(events: list[JobEvent]) -> None:
     assert_same(fold(events + events), fold(events))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(histories(), st.data())
 def test_a_snapshot_and_an_overlapping_replay_equal_a_straight_run(events: list[JobEvent], data) -> None:
     cut = data.draw(st.integers(0, len(events)))
@@ -414,7 +414,7 @@ node_histories = st.sets(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(node_histories, st.randoms(use_true_random=False))
 def test_any_order_and_repetition_give_the_same_nodes(rows, random) -> None:
     events = [node_event(type_, seq, time, source, node) for (node, source, seq), type_, time in rows]
@@ -430,7 +430,7 @@ def test_any_order_and_repetition_give_the_same_nodes(rows, random) -> None:
     assert tables[0].position == tables[1].position
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(node_histories)
 def test_a_kept_node_table_goes_on_as_before(rows) -> None:
     events = [node_event(type_, seq, time, source, node) for (node, source, seq), type_, time in rows]
