@@ -133,6 +133,7 @@ class DemandSeries:
         self._known: dict[tuple[str, int], Contribution] = {}
         self._bins: dict[tuple[Scope, int], DeltaBins] = {(Scope(), bin_s): _empty(bin_s) for bin_s in BINS}
         self._attempts: dict[Scope, int] = {}  # attempts that count in a scope; all but `Scope()`
+        self._listed: Counter[str] = Counter()  # how many of these there are, by kind
         self._since: dict[Scope, int] = {}  # of groups that took another one's place: what was before is not known
         self._runs = FinishedRuns()
 
@@ -166,9 +167,10 @@ class DemandSeries:
         """Whether there are bins of a scope, made when it is new; there are none when there are too many such."""
         if (scope, 60) in self._bins:
             return True
-        if sum(other.kind == scope.kind for other in self._attempts) >= MOST[scope.kind]:
+        if self._listed[scope.kind] >= MOST[scope.kind]:
             return False
         self._attempts[scope] = 0
+        self._listed[scope.kind] += 1
         for bin_s in BINS:
             self._bins[scope, bin_s] = _empty(bin_s)
         return True
@@ -245,6 +247,7 @@ class DemandSeries:
 
     def _drop(self, scope: Scope) -> None:
         del self._attempts[scope]
+        self._listed[scope.kind] -= 1
         self._since.pop(scope, None)
         for bin_s in BINS:
             del self._bins[scope, bin_s]
@@ -252,11 +255,6 @@ class DemandSeries:
     def durations(self) -> dict[str, Any]:
         """How long finished jobs ran: {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, in seconds."""
         return self._runs.quantiles()
-
-    def finished_run_s(self, gpus: int) -> float | None:
-        """The running p90 of the run times of finished jobs of this GPU count, in seconds; None before the first."""
-        row = self._runs.quantiles()["by_gpus"].get(str(gpus))
-        return None if row is None else float(row["p90"])
 
     def forget(self, attempt: JobAttempt) -> None:
         """Drop the memory of an attempt that changes no more; its part of the series stays."""
@@ -300,6 +298,7 @@ class DemandSeries:
         longest = max(BINS)
         idle = {scope for scope in attempts if self._bins[scope, longest].is_idle()}
         self._attempts = {scope: count for scope, count in attempts.items() if scope not in idle}
+        self._listed = Counter(scope.kind for scope in self._attempts)
         self._bins = {key: bins for key, bins in self._bins.items() if key[0] not in idle}
         self._since = {Scope(*row[:3]): row[3] for row in about.get("since", ()) if Scope(*row[:3]) not in idle}
         self._known = {(job, attempt): Contribution(*added) for job, attempt, *added in about["known"]}

@@ -33,7 +33,10 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """What came of a model's forecasts lately; None is unknown. loss_ratio: WQL over the best naive forecast's."""
+    """What came of a model's forecasts lately; None is unknown. loss_ratio: WQL over the best naive forecast's.
+
+    Of run times: the pinball loss of log seconds over that of the quantiles of similar jobs, which serve without a fit.
+    """
 
     coverage_80: float | None = None
     loss_ratio: float | None = None
@@ -50,10 +53,6 @@ class Drift(msgspec.Struct, frozen=True):
     card_coverage_80: float
     recent: Recent
     reasons: dict[str, str]
-
-    @property
-    def wants_retraining(self) -> bool:
-        return bool(self.reasons)
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
         "start_ms": started.get("start_ms"),
         "blocked_by": started.get("blocked_by", []),
         "constraint": started.get("constraint"),
-        "sentence": sentence(start, run),
+        "sentence": sentence(start, run, shape.limit_s),
         "model": run.model if run else None,
         "similar": {
             "run_s": run.kind if run else None,
@@ -83,15 +83,16 @@ def _why(likely: Needs | None, what: str) -> str:
     return NO_READINGS if likely is None else f"telemetry told no {what} of the {likely.runs} finished jobs like it"
 
 
-def sentence(start: Start, run: RunTime | None) -> str:
-    """When it starts, and for how long it should run."""
+def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) -> str:
+    """When it starts, and for how long it should run; its limit is named where that is what it runs into."""
     begins = str(start.answer["sentence"]) if start.answer else f"when it starts is not known: {start.why}"
     if run is None:
         return f"{begins}. Nothing is known yet of how long such a job runs."
     likely = run.quantiles
-    if likely["p50"] == likely["p90"]:
-        return f"{begins}. It should run {span(likely['p50'])}, its limit."
-    return f"{begins}. It should run {span(likely['p50'])} (p90 {span(likely['p90'])})."
+    usual, most = span(likely["p50"]), span(likely["p90"])
+    if limit_s is not None and likely["p50"] >= round(limit_s):
+        return f"{begins}. It should run {usual}, its limit."
+    return f"{begins}. It should run {usual}" + (f" (p90 {most})." if most != usual else ".")
 
 
 def span(seconds: float) -> str:

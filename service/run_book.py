@@ -216,7 +216,7 @@ def with_left(
     told: Mapping[Attempt, ToldRun], keys: Iterable[Attempt], left_s: Array, now_ms: int
 ) -> dict[Attempt, ToldRun]:
     """What is left of some of those told of, (attempt, LEVELS)."""
-    known: list[bool] = np.isfinite(left_s).all(axis=1).tolist()
+    known = np.isfinite(left_s.sum(axis=1)).tolist()
     bounds = left_s[:, [P50, P90]].tolist()
     return {
         key: msgspec.structs.replace(told[key], left_s=row, left=(p50, p90) if is_known else None, left_ms=now_ms)

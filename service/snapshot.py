@@ -11,6 +11,7 @@ in the same state.
 """
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,6 +24,7 @@ import numpy as np
 
 from features.arrays_file import TornFileError, read_arrays, write_arrays
 from features.job_peaks import JobPeaks
+from features.similarity import tell_history
 from features.store import OtherIntervalError, WindowStore
 from features.store_files import StoreError
 from fleet.entities import Entities
@@ -107,7 +109,7 @@ class Snapshot:
         state.demand.load(*read_arrays(folder / "demand.arrays"))
         memory, desk = _memory(config), _desk(config)
         memory.load(*read_arrays(folder / "memory.arrays"))
-        peaks, book = _load_runs(folder, state) if document.get("tells_runs") else (JobPeaks(), RunBook())
+        peaks, book = _load_runs(folder, state) if document.get("tells_runs") else _learn_runs(state)
         desk.load(*(read_arrays(folder / "desk.arrays") if document["desk"] is None else (document["desk"], {})))
         awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
         logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)
@@ -220,6 +222,13 @@ def _load_runs(folder: Path, state: FleetState) -> tuple[JobPeaks, RunBook]:
     peaks.load(*read_arrays(folder / "peaks.arrays"))
     book.load(*read_arrays(folder / "told.arrays"))
     return peaks, book
+
+
+def _learn_runs(state: FleetState) -> tuple[JobPeaks, RunBook]:
+    """What the jobs tell of runs, in order of their end: for a snapshot of a version that kept no history of these."""
+    for attempt in sorted(state.jobs, key=lambda row: math.inf if row.over_ms is None else row.over_ms):
+        tell_history(state.runs, attempt)
+    return JobPeaks(), RunBook()
 
 
 def _store(folder: Path, config: Config) -> WindowStore:

@@ -167,7 +167,7 @@ class FittedModels(TypedDict):
 
 
 class Job(_Class, total=False):
-    """`as_of_ms`, `placement`, `events`, `run_s` and `start_ms` come with one job, not in the list.
+    """`as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None) come with one job alone.
 
     `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits.
     """
@@ -190,6 +190,7 @@ class Job(_Class, total=False):
     run_s: dict[str, float] | None
     start_ms: dict[str, int] | None
     model: str | None
+    reasons: dict[str, str]
 
 
 class Jobs(TypedDict):

@@ -32,7 +32,7 @@ async def estimate_job(request: Request, context: Context, query: Query) -> Resp
     told = await ask(request, context, body)
     if isinstance(told, Forwarded) and (told.status in REFUSED or (context.mirror and told.status == 200)):
         return Response(told.body, told.status, {"cache-control": "no-store", **told.headers})
-    return answer(context, board, board.as_of_ms, encode(estimate(board, wanted, _start(told), board.as_of_ms)))
+    return answer(context, board, board.as_of_ms, encode(estimate(board, wanted, start_of(told), board.as_of_ms)))
 
 
 async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
@@ -56,7 +56,7 @@ def _read(body: bytes) -> PlacementRequest:
     return wanted
 
 
-def _start(told: Forwarded | SourceError) -> Start:
+def start_of(told: Forwarded | SourceError) -> Start:
     """What the placer answered: an estimate, or why there is none now."""
     if isinstance(told, SourceError):
         return Start(None, str(told))

@@ -7,16 +7,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import SourceError, UnknownEntity
+from fleet.errors import UnknownEntity
 from service.board import Board
+from service.estimates import NO_RUNS
 from service.feed import BoardFeed
 from service.routes import shapes
 from service.routes.context import Context
-from service.routes.estimate import ask
+from service.routes.estimate import ask, start_of
 from service.routes.table import Param, Query, Row, answer, encode
 
 STATES = get_args(shapes.JobState)
 MAX_ROWS = 100_000
+NOT_TOLD = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
 LIST_PARAMS = (
     Param("state", str, "only jobs in this state", choices=STATES),
     Param("limit", int, "at most this many rows", MAX_ROWS, least=1, most=MAX_ROWS),
@@ -74,17 +76,36 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     as_of_ms = feed.as_of_ms(board, "doc.job")
     detail = _part(feed, board, "doc.job", name) or {"placement": [], "events": []}
     asked = detail.pop("asks", None)
-    start_ms = await _start_of(request, context, row, asked) if asked else None
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **row, **detail, "start_ms": start_ms}))
+    body = {"as_of_ms": as_of_ms, **row, **detail, "start_ms": None}
+    reasons = {name: why for name, why in _reasons(row["state"]).items() if body.get(name) is None}
+    if row["state"] == "queued":
+        body["start_ms"], why = await _start(request, context, row, asked)
+        reasons |= {"start_ms": why} if why else {}
+    return answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
 
 
-async def _start_of(request: Request, context: Context, row: Mapping[str, Any], asked: Mapping[str, Any]) -> Any:
-    """When a job that waits should start, as the placer says; None where it does not say."""
+def _reasons(state: str) -> dict[str, str]:
+    """Why what may be null is, in this state; the start of a job that waits has reasons of its own."""
+    start, left = {
+        "queued": ("", "it waits"),
+        "running": ("it has started", NO_RUNS),
+    }.get(state, ("it is over", "it is over"))
+    return {"run_s": NOT_TOLD, "remaining_s": left, **({"start_ms": start} if start else {})}
+
+
+async def _start(
+    request: Request, context: Context, row: Mapping[str, Any], asked: Mapping[str, Any] | None
+) -> tuple[dict[str, int] | None, str]:
+    """When a job that waits should start, as the placer says; or why nobody says so."""
+    if not asked:
+        return None, "nobody told what it asks for"
     wanted = {"request_id": row["job"], "queue": row["queue"], "user": row["user"], "class": row["class"], **asked}
-    told = await ask(request, context, encode(wanted))
-    if isinstance(told, SourceError) or told.status != 200:
-        return None
-    return msgspec.json.decode(told.body).get("start_ms")
+    start = start_of(await ask(request, context, encode(wanted)))
+    if start.answer is None:
+        return None, start.why
+    start_ms = start.answer.get("start_ms")
+    told = start.answer.get("reasons") or {"start_ms": start.answer.get("sentence")}
+    return start_ms, "" if start_ms else str(told.get("start_ms") or "the placer does not say")
 
 
 NO_SCORE = {
@@ -177,6 +198,7 @@ JOB_ROWS = (
             "run_s": {"p50": 6200.0, "p90": 33000.0, "p99": 61000.0},
             "model": "duration-0003",
             "start_ms": None,
+            "reasons": {"start_ms": "it has started"},
         },
     ),
 )

@@ -134,8 +134,6 @@ def test_durations_are_of_finished_jobs_only() -> None:
     demand = demand_of(*events)
     assert demand.durations()["by_gpus"] == {"8": {"p50": 1200.0, "p90": pytest.approx(1680.0), "n": 3}}
     assert demand.durations()["all"]["n"] == 3
-    assert demand.finished_run_s(8) == pytest.approx(1680.0)
-    assert demand.finished_run_s(4) is None
 
 
 def test_no_finished_job_no_durations() -> None:

@@ -14,8 +14,8 @@ from fleet.clock import ManualClock
 from fleet.requests import PlacementRequest
 from service.api import create_app
 from service.board import BoardWriter
-from service.estimates import NO_READINGS, NO_RUNS, shape_of_request, span
-from service.kind_tables import PEAK, RUN, table_sections
+from service.estimates import NO_READINGS, NO_RUNS, Start, sentence, shape_of_request, span
+from service.kind_tables import PEAK, RUN, RunTime, table_sections
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, job_row, running, sections
 
 REQUEST = {"request_id": "train-7", "user": "ada", "queue": "train", "gang": 2, "gpus_per_node": 8}
@@ -84,6 +84,9 @@ def test_a_limit_bounds_the_run_time(tmp_path: Path, placer: FakePlacer) -> None
     answer = asked(tmp_path, placer.port, {**REQUEST, "limit_s": 3600}).json()
     assert answer["run_s"] == {"p50": 3600, "p90": 3600, "p99": 3600}
     assert answer["sentence"].endswith("It should run 1 h, its limit.")
+    alike = RunTime((300.0,) * len(LEVELS), "user", "m")
+    assert sentence(Start(None, "?"), alike).endswith("It should run 5 min.")
+    assert sentence(Start(None, "?"), alike, 3600.0).endswith("It should run 5 min.")
 
 
 def test_what_nobody_knows_is_null_with_the_reason(tmp_path: Path, placer: FakePlacer) -> None:
@@ -169,10 +172,12 @@ def test_a_waiting_job_says_when_it_should_start(tmp_path: Path, placer: FakePla
     known = [section for section in sections() if section.name not in parts]
     own = [type(known[0])(name, json.dumps(part).encode(), NOW_MS) for name, part in parts.items()]
     BoardWriter(tmp_path / "board").publish([*known, *own], NOW_MS)
-    for port, start_ms in ((placer.port, START_MS), (9, None)):
+    for port, start_ms, why in ((placer.port, START_MS, None), (9, None, "the placer does not answer")):
         with Client(create_app(config(tmp_path, port), ManualClock(NOW_MS))) as client:
             answer = client.get("/v1/jobs/b").json()
         assert answer["start_ms"] == start_ms
+        assert why in answer["reasons"]["start_ms"] if why else "start_ms" not in answer["reasons"]
+        assert answer["reasons"]["remaining_s"] == "it waits"
         assert "asks" not in answer
     sent = json.loads(placer.asked[0][2])
     assert (sent["request_id"], sent["gang"], sent["gpu_model"], sent["user"]) == ("b", 4, "H100", "ada")

@@ -12,6 +12,7 @@ import pytest
 
 from features.run_history import COLUMN, FEATURES, JobShape
 from features.run_past import LEVELS
+from features.similarity import kinds
 from fleet.errors import ModelError
 from fleet.samples import EntityKind
 from ingest.source import Batch
@@ -142,6 +143,78 @@ def test_what_was_told_is_held_against_what_came(tmp_path: Path) -> None:
     assert "fleetcast_duration_scored_runs 3" in page
     assert f'fleetcast_duration_model_info{{model="{BASELINE}"}} 1' in page
     assert "fleetcast_duration_model_trouble 0" in page
+
+
+def test_jobs_that_are_over_before_the_first_look_tell_of_their_kinds_and_a_restart_keeps_them(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    pipeline.take(batch(*past()))
+    asyncio.run(pipeline.save())
+    again = pipeline_in(tmp_path)
+    for one in (pipeline, again):
+        tick(one)
+        known = run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
+        assert known is not None
+        assert (known.kind, known.model) == ("user, name and GPUs", BASELINE)
+        assert 600 <= known.quantiles["p50"] <= known.quantiles["p99"] <= 720
+        assert not one.runs.book.outcomes  # told of too late to be a forecast
+
+
+def test_runs_that_end_before_they_were_looked_at_are_scored_and_late_ones_are_not(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    pipeline.take(batch(*past()))
+    tick(pipeline)
+    later(pipeline, 10)
+    pipeline.take(batch(*run_of("train-98", NOW_MS + 9_000, 5.0), *run_of("train-97", NOW_MS + 9_000, 7200.0)))
+    pipeline.take(batch(came("train-99", NOW_MS - 600_000), began("train-99", NOW_MS - 500_000)))
+    tick(pipeline)
+    pipeline.take(batch(*run_of("train-99", NOW_MS + 9_000, 509.0)[2:]))
+    tick(pipeline)
+    (only,) = pipeline.runs.book.outcomes
+    assert (only.below_p50, only.in_80) == (True, False)
+    assert row_of(tmp_path, "train-98")["run_s"]["p50"] >= 600
+
+
+def test_a_kind_is_not_capped_by_the_limit_of_its_newest_job(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    pipeline.take(batch(*past(), came("train-98", NOW_MS, limit_s=36_000), came("train-99", NOW_MS, limit_s=60)))
+    tick(pipeline)
+    for shape in (JobShape(user="ada", name="train-5", queue="train", gpus=2), JobShape(queue="train", gpus=2)):
+        known = run_time(board_of(tmp_path), shape)
+        assert known is not None
+        assert known.quantiles["p50"] >= 600
+    book = RunBook()
+    for limit_s in (36_000.0, 60.0):
+        book.touch(JobShape(user="ada", gpus=2, limit_s=limit_s))
+    shapes = dict(book.due(9))
+    usual = {key: shape.limit_s for key, shape in shapes.items()}
+    assert usual[kinds(JobShape(user="ada", gpus=2))["user"]] == 60
+    assert usual[kinds(JobShape())["all jobs"]] == pytest.approx(36_000 * (60 / 36_000) ** 0.1)
+
+
+def test_what_came_of_run_times_stands_beside_the_card_of_the_version_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = pipeline_in(tmp_path)
+    registry, model = served(monkeypatch, tmp_path, v1=Flat(6000))
+    registry.version, pipeline.runs.model = "v1", model
+    pipeline.take(batch(*past()))
+    tick(pipeline)
+    for number in range(4):
+        pipeline.take(
+            batch(came(f"train-{90 + number}", NOW_MS, gpus=1), began(f"train-{90 + number}", NOW_MS, 1, number))
+        )
+    tick(pipeline)
+    for number in range(4):
+        pipeline.take(batch(*run_of(f"train-{90 + number}", NOW_MS + 610_000, 610.0)[2:]))
+    later(pipeline, 610)
+    tick(pipeline)
+    recent = pipeline.runs.recent
+    assert (recent.n, recent.coverage_80) == (4, 0.0)
+    assert recent.loss_ratio is not None
+    assert recent.loss_ratio > 10
+    registry.version = "gone"
+    tick(pipeline)
+    assert pipeline.runs.recent.n == 0  # similar jobs speak: no version to watch
 
 
 def test_what_is_told_twice_counts_once(tmp_path: Path) -> None:
