@@ -14,6 +14,7 @@ import re
 
 from fleet.events import FailureCategory
 
+UNEXPLAINED: frozenset[FailureCategory] = frozenset({"user", "unknown"})  # what is left when no record says why
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})  # a program's own fault, as NVIDIA's table of XIDs says
 OUT_OF_MEMORY_SIGNAL = 125
 ENDED = frozenset(

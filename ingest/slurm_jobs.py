@@ -13,10 +13,10 @@ from fleet.errors import ConfigError, RecordError
 from fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
 from fleet.requests import RankPlacement
 from ingest.job_events import MAX_GANG, decode_event
-from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, SUBMITTED
+from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from ingest.node_names import expand_nodes
 from ingest.slurm_failures import ENDED as ENDED_STATES
-from ingest.slurm_failures import category
+from ingest.slurm_failures import UNEXPLAINED, category
 from ingest.slurm_fields import MAX_GPUS, label, model_name
 
 HOLDS = frozenset(
@@ -181,12 +181,13 @@ def _end(job: SlurmJob, name: str) -> JobEvent:
         return Preempted(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, reason=said)
     code, signal = job.status
     said += f" (exit {code}, signal {signal})" if code or signal else ""
+    why = category(job.ended, job.reason, job.comment, job.status)
     return Failed(
         job=name,
         attempt=attempt,
-        sequence=ENDED,
+        sequence=ENDED if why in UNEXPLAINED else EXPLAINED,
         time_ms=time_ms,
-        category=category(job.ended, job.reason, job.comment, job.status),
+        category=why,
         node=label(job.failed_node),
         message=said,
     )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from fleet.errors import RecordError
 from ingest.event_body import DecodedBody, DecodedRecord
-from ingest.lifecycle import ENDED, STARTED, SUBMITTED
+from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED
 from ingest.slurm_jobcomp import read_completions
 from ingest.slurm_jobs import Site, SlurmJob, check, job_events
 from ingest.slurm_json import Read
@@ -102,7 +102,8 @@ def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]]
     job = replace(job, attempt=attempt)
     if job.submit_ms is None or job.gpus or job.gpus_per_node or any(job.indices):
         return job
-    heard = any(("job", name, attempt, sequence) in context.recent for sequence in (SUBMITTED, STARTED, ENDED))
+    ours = (SUBMITTED, STARTED, ENDED, EXPLAINED)
+    heard = any(("job", name, attempt, sequence) in context.recent for sequence in ours)
     if not heard and name not in told:
         raise _Passed
     return replace(job, submit_ms=None, start_ms=None, end_ms=job.end_ms or job.start_ms or job.submit_ms)

@@ -10,8 +10,9 @@ import pytest
 
 from fleet.errors import RecordError
 from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started, Submitted
+from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
-from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, SUBMITTED
+from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from ingest.slurm_failures import category
 from ingest.slurm_jobs import Site, check, job_events
 from ingest.slurm_json import read_accounting, read_nodes, read_queue
@@ -119,8 +120,24 @@ def test_a_site_gives_prefix_class_and_preemptible_queues() -> None:
 def test_why_a_job_failed(state: str, fields: dict[str, Any], expected: str) -> None:
     end = events_of(old_job(7, state, **fields))[-1]
     assert isinstance(end, Failed)
-    assert (end.sequence, end.time_ms, end.category) == (ENDED, (T + 100) * 1000, expected)
+    sequence = ENDED if expected == "user" else EXPLAINED
+    assert (end.sequence, end.time_ms, end.category) == (sequence, (T + 100) * 1000, expected)
     assert end.message.startswith(state)
+
+
+def test_who_knows_why_a_job_failed_is_believed_whoever_tells_first() -> None:
+    """The completion plugin knows the status alone, the queue has the epilog's comment."""
+    told = events_of(old_job(7, "FAILED", exit_code=256))
+    knows = events_of(old_job(7, "FAILED", exit_code=256, admin_comment="Xid 79 on n1"))
+    for order in (told + knows, knows + told, told + knows + told + knows):
+        jobs = JobTable()
+        for event in order:
+            jobs.apply(event)
+        attempt = jobs.get("7")
+        assert attempt is not None
+        assert attempt.failure is not None
+        assert (attempt.failure.category, attempt.state) == ("hardware", "failed")
+        assert attempt.ended_ms == (T + 100) * 1000
 
 
 def test_the_exit_code_of_the_newer_shape_is_read() -> None:

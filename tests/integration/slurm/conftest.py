@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ingest.lifecycle import ENDED, EXPLAINED
 from tests.integration.service_process import Service
 from tests.integration.slurm.cluster import GPUS, NODES, SBIN, SlurmCluster
 
@@ -38,13 +39,19 @@ class Watched:
         )
         return found
 
-    def end(self, name: str) -> dict[str, Any]:
-        """The event that ended a job."""
-        answer = self.until_job(name, lambda row: row["state"] in ("finished", "failed", "preempted"), 90.0)
-        ends = [row for row in answer["events"] if row["type"] in ("finished", "failed", "preempted")]
-        assert len(ends) == 1, answer
-        found: dict[str, Any] = ends[0]
-        return found
+    def end(self, name: str, category: str = "") -> dict[str, Any]:
+        """The event that ended a job: the last word on it, once that says `category`, if one is given."""
+
+        def told(row: dict[str, Any]) -> Any:
+            return _ends(row) and (not category or _ends(row)[-1]["category"] == category)
+
+        ends = _ends(self.until_job(name, told, 90.0))
+        assert [row["sequence"] for row in ends] in ([ENDED], [EXPLAINED], [ENDED, EXPLAINED]), ends
+        return ends[-1]
+
+
+def _ends(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in answer["events"] if row["type"] in ("finished", "failed", "preempted")]
 
 
 @pytest.fixture(scope="session")
