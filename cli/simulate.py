@@ -128,6 +128,31 @@ def faults(
         raise typer.Exit(2) from None
 
 
+@app.command("steps")
+def steps(
+    out: Annotated[Path, typer.Option(help="Data folder: writes telemetry/rendered/NAME in it.")],
+    seed: Annotated[int, typer.Option(help="Seed of patterns and noise.")] = 1,
+    series: Annotated[int, typer.Option(help="Runs of Megatron at most, over the range of step times.", min=1)] = 24,
+) -> None:
+    """Real step times as the telemetry they would have left, with the true period and steps beside.
+
+    Reads faults/megatron_step_times and faults/straggler_bytedance below FLEETCAST_DATA; renders at 0.05, 0.5, 1 and
+    15 s.
+
+      fleetcast simulate steps --out var/data
+    """
+    from cli.data import data_folder
+    from fleet.errors import ConfigError
+    from simulator.rendered_steps import render_steps
+
+    try:
+        written = render_steps(data_folder(), out, seed, series, say=lambda line: typer.echo(line, err=True))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"{len(written)} folders below {out}", err=True)
+
+
 def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
     from simulator.instrument import simulate_faults
 

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from cli.main import app
 
 COMMANDS = (
-    *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster", "simulate faults"),
+    *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster", "simulate faults", "simulate steps"),
     *(
         "data",
         "data list",
