@@ -62,14 +62,12 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A pass's question. kinds: (kind, feature); old: (attempt, feature) of running attempts, as of now; elapsed_s of
-    these."""
+    """A pass's question. kinds: features of each; aging, old: running attempts and their features, as of now."""
 
     new: Sequence[New]
-    kinds: Array
-    aging: Sequence[Attempt]
-    old: Array
-    elapsed_s: NDArray[np.float64]
+    kinds: Sequence[Array]
+    aging: Sequence[JobAttempt]
+    old: Sequence[Array]
 
 
 class RunForecasts:
@@ -114,9 +112,8 @@ class RunForecasts:
             due = book.due(MOST_DUE)
             kinds = await _sliced(due, lambda row: state.runs.features(row[1], now_ms))
             aging = self._aging(live, kept, now_ms)
-            old = await _sliced(aging, lambda key: _features_now(state, live[key], now_ms))
-            elapsed_s = [max(0, now_ms - (live[key].started_ms or now_ms)) / 1000 for key in aging]
-            asked = Asked(new, _stacked(kinds), aging, _stacked(old), np.array(elapsed_s, np.float64))
+            old = await _sliced(aging, lambda row: _features_now(state, row, now_ms))
+            asked = Asked(new, kinds, aging, old)
             run_s, told = await in_thread(lambda: self._tell(asked, kept, now_ms))
             book.told = told
             book.spoken_by(self.model.name)
@@ -172,13 +169,13 @@ class RunForecasts:
     def _score(self, told: ToldRun, run: ClosedRun) -> None:
         self.book.score(told, min(run.run_s, run.shape.limit_s or run.run_s), run.ended_ms)
 
-    def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> list[Attempt]:
+    def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> list[JobAttempt]:
         """Running attempts to look at: all of them once a minute, else those that nothing was told of yet."""
         is_all = now_ms - self._all_ms >= PERIOD_S * 1000
         if is_all:
             self._all_ms = now_ms
         return [
-            key
+            row
             for key, row in live.items()
             if row.started_ms is not None and (is_all or key not in kept or kept[key].left_s is None)
         ]
@@ -187,7 +184,7 @@ class RunForecasts:
         """(kind, LEVELS) run times, no limit caps these; what is told from now on. In a thread."""
         self.model.refresh()
         new, features = asked.new, _stacked([row.features for row in asked.new])
-        log_run = self.model.log_run(np.concatenate((features, asked.kinds)))
+        log_run = self.model.log_run(np.concatenate((features, _stacked(asked.kinds))))
         tracker = self.book.tracker if self.model.name == self.book.model else RunTracker()
         run_s = np.exp(tracker.served(log_run)).astype(np.float32)
         limits_s = np.array([row.shape.limit_s or np.inf for row in new], np.float32)[:, None]
@@ -197,15 +194,16 @@ class RunForecasts:
             for row, own, similar in zip(new, own_s, similar_s, strict=True)
         }
         told = {**kept, **told}
-        left_s = self._left_s(asked, told)
-        return run_s[len(new) :], told | with_left(told, asked.aging, left_s, now_ms)
+        keys = [*map(_key, asked.aging)]
+        told_s = np.array([told[key].run_s for key in keys], np.float64).reshape(len(keys), len(LEVELS))
+        elapsed_s = np.array([now_ms - (row.started_ms or now_ms) for row in asked.aging], np.float64).clip(0) / 1000
+        left_s = self._left_s(_stacked(asked.old), elapsed_s, told_s)
+        return run_s[len(new) :], told | with_left(told, keys, left_s, now_ms)
 
-    def _left_s(self, asked: Asked, told: Mapping[Attempt, ToldRun]) -> Array:
-        """(aging, LEVELS) seconds from now, no more than what a limit leaves."""
-        left_s = self.model.remaining_s(asked.old, asked.elapsed_s, LEVELS)
-        told_s = np.array([told[key].run_s for key in asked.aging], np.float64).reshape(left_s.shape)
-        left_s = young(left_s, told_s, asked.elapsed_s)
-        ahead_s = (np.exp(asked.old[:, _LIMIT].astype(np.float64)) - asked.elapsed_s)[:, None]
+    def _left_s(self, features: Array, elapsed_s: NDArray[np.float64], told_s: NDArray[np.float64]) -> Array:
+        """(attempt, LEVELS) seconds from now, no more than what a limit leaves. told_s: as told of the whole run."""
+        left_s = young(self.model.remaining_s(features, elapsed_s, LEVELS), told_s, elapsed_s)
+        ahead_s = (np.exp(features[:, _LIMIT].astype(np.float64)) - elapsed_s)[:, None]
         return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
 
 
