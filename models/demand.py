@@ -5,8 +5,8 @@ forecasters, models/demand_contest.py): of all series by the minute for the near
 and classes for the others, with the forecasters that cost most; and by ten minutes of user groups, which are sparse.
 The medians of classes, and of groups, add up to their pool's (models/hierarchy.py).
 
-Between two bins every call forecasts anew from the newest values; the gates move when a bin is over. Where a contest
-has a long history to test, one contest a call does.
+Between two bins every call forecasts anew from the newest values; the gates move when a bin is over. Where contests
+have a long history to test, a call does a part of it.
 """
 
 from collections import deque
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models import demand_contest
 from models.demand_contest import Contest
 from models.forecast import QUANTILES, Forecaster, Panel
 from models.hierarchy import MEDIAN, reconciled
@@ -115,7 +116,8 @@ class DemandDesk:
         self._contests: dict[tuple[str, str], Contest] = {}  # target, which
         self._series: dict[tuple[Whose, str], Series] = {}
         self._now_ms = 0
-        self._has_caught_up = False  # a contest that was behind, in this call
+        self.is_behind = False  # there is more history to test than the last call did
+        self._tests = 0  # of history that are left to this call
 
     @property
     def forecasters(self) -> tuple[Forecaster, ...]:
@@ -124,7 +126,7 @@ class DemandDesk:
 
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[dict[str, Any]]:
         """Rows of `/demand`, in order; a series without any known value has no row."""
-        self._now_ms, self._has_caught_up = now_ms, False
+        self._now_ms, self.is_behind, self._tests = now_ms, False, demand_contest.TESTS_A_CALL
         known = {(whose, told.target) for told in histories for whose in told.whose}
         self._series = {key: series for key, series in self._series.items() if key in known}
         return [row for told in histories for row in self._rows(told)]
@@ -161,11 +163,12 @@ class DemandDesk:
             yield self._row(told, row, forecast, old[:, :, row])
 
     def _refresh(self, contest: Contest, panel: Panel) -> None:
-        if contest.is_behind(panel):
-            if self._has_caught_up:
-                return
-            self._has_caught_up = True
-        contest.refresh(panel)
+        if not contest.is_behind(panel):
+            contest.refresh(panel)
+            return
+        if self._tests > 0:
+            self._tests -= contest.refresh(panel, self._tests)
+        self.is_behind |= contest.is_behind(panel)
 
     def _lacks_old(self, told: Histories, rows: NDArray[np.intp]) -> bool:
         """Whether a forecast of an hour ago must be made up, after a start, from what was known then."""

@@ -19,7 +19,7 @@ from models.gate import Gate, Served
 
 Array = NDArray[np.float64]
 
-WARM_S = 86_400
+WARM_BINS = 144  # before the first origin: a day of ten minutes, two hours and a half of minutes
 TESTS_A_CALL = 3_000  # origins times series: about two seconds
 
 
@@ -58,18 +58,19 @@ class Contest:
         first_bin = self._first_bin(panel)
         known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
         begins = first_bin + (int(known[0]) if len(known) else panel.bins)
-        start = max(self._done + 1, begins + WARM_S // self.bin_s)
+        start = max(self._done + 1, begins + WARM_BINS)
         return np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
 
     def is_behind(self, panel: Panel) -> bool:
         """Whether a refresh has more to do than time has brought since the last one."""
         return len(self._over(panel)) > 2 * self._origin_bins
 
-    def refresh(self, panel: Panel) -> None:
-        """Take in what is over since the last call, and as many origins as one call may test."""
-        self._fit(panel)
+    def refresh(self, panel: Panel, tests: int | None = None) -> int:
+        """Take in what is over since the last call: `tests` origins times series, or a few more; how many it were."""
+        tests = TESTS_A_CALL if tests is None else tests
         first_bin, bins = self._first_bin(panel), self._over(panel)
-        most = max(1, TESTS_A_CALL // max(1, len(panel.names))) * self._origin_bins
+        self._fit(panel, self._done + 1 - first_bin)
+        most = max(1, tests // max(1, len(panel.names))) * self._origin_bins
         bins = bins[:most]
         origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
         raw = self._raw(panel, origins) if len(origins) else np.zeros(0)
@@ -79,23 +80,29 @@ class Contest:
             if bin in waiting:
                 self._gate.issue(bin, raw[:, :, :, waiting[bin]])
             self._done = bin
+        return len(origins) * len(panel.names)
 
     def serve(self, panel: Panel, back: int = 0) -> Served:
         """As of `back` bins before the last one."""
-        self._fit(panel)
-        return self._gate.serve(self._raw(panel, np.array([panel.bins - 1 - back]))[:, :, :, 0])
+        origin = panel.bins - 1 - back
+        self._fit(panel, origin + 1)
+        return self._gate.serve(self._raw(panel, np.array([origin]))[:, :, :, 0])
 
     def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
         """(forecaster, quantile, step, origin, series)."""
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
-    def _fit(self, panel: Panel) -> None:
-        """With other series than before the gate keeps what it knows of those that stayed; new ones begin anew."""
+    def _fit(self, panel: Panel, seen: int) -> None:
+        """With other series than before the gate keeps what it knows of those that stayed; new ones begin anew.
+
+        A ceiling below what was seen in the first `seen` columns is wrong.
+        """
         if self._gate.series != panel.names:
             known, self._gate = self._gate, self._new_gate(panel.names)
             if known.series:
                 self._gate.load(*known.dump())
-        self._gate.ceiling = np.where(np.isfinite(panel.capacity), panel.capacity, np.inf)
+        highest = np.nan_to_num(panel.values[:, : max(0, seen)], nan=0.0).max(axis=1, initial=0.0)
+        self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
 
     def forget(self, name: str) -> None:
         """A forecaster is another one from now on: what the gate knows of the one before counts no more."""

@@ -3,7 +3,9 @@
     ticks ── watch ──> what is heard of served models and seen of GPUs ─┐ noted in the loop
     events ── fold ──> DemandSeries ── read in slices ──────────────────┴─> histories ── thread ──> rows, fans, sections
 
-The demand model is worked out at a new bin of ten minutes: it changes no faster.
+The demand model is worked out at a new bin of ten minutes: it changes no faster. While gates have a history to learn,
+forecasts follow each other faster, for at most a third of the time. Until the first one, the board goes on telling what
+the process before forecast.
 """
 
 import asyncio
@@ -20,10 +22,10 @@ from fleet.clock import Clock
 from models.demand import BIN_MS, DemandDesk, Histories
 from models.demand_model import Key, Running, cold_starts, demand_model, nearest
 from models.prescale import prescale
-from service.board import Section
+from service.board import Board
 from service.demand_histories import read_histories
 from service.demand_metrics import parts_page, trees_page
-from service.demand_sections import demand_sections
+from service.demand_sections import demand_again, demand_sections
 from service.fleet_metrics import demand_page
 from service.gpu_looks import gpu_looks
 from service.publish import Tick
@@ -34,6 +36,8 @@ from service.thread_work import in_thread
 
 PERIOD_S = 60.0
 SHORTEST_PAUSE_WALL_S = 0.2
+BEHIND_REST = 2.0  # times what a forecast took, at most, while there is a history to test
+AGAIN_MS = 3_600_000  # a forecast that is older is not told again
 HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 
@@ -43,9 +47,10 @@ class DemandForecasts:
     Who holds `free` has the desk to himself: a thread writes it while it forecasts.
     """
 
-    def __init__(self, desk: DemandDesk, clock: Clock, began_ms: int) -> None:
+    def __init__(self, desk: DemandDesk, clock: Clock, board: Board | None = None) -> None:
+        """board: of the process before."""
         self.free = asyncio.Lock()
-        self.sections: list[Section] = demand_sections([], {}, [], began_ms)
+        self.sections = demand_again(board) if board and clock.now_ms() - board.as_of_ms < AGAIN_MS else []
         self.rows: list[dict[str, Any]] = []  # of `/v1/demand`
         self.page = b""
         self._desk = desk
@@ -58,6 +63,11 @@ class DemandForecasts:
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
 
+    @property
+    def version(self) -> str:
+        """Of the trees that forecast, as `demand-0003`; empty when none do."""
+        return self._trees.version if self._trees is not None else ""
+
     def watch(self, tick: Tick, served: Sequence[ServedInstance]) -> None:
         """What a tick knows of served models and GPUs; from the thread that scores."""
         self._heard.append((tick.now_ms, served, gpu_looks(tick)))
@@ -66,8 +76,11 @@ class DemandForecasts:
         while True:
             began = time.monotonic()
             await self.forecast(state)
-            period_s = self._clock.wall_s(PERIOD_S)
-            await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, period_s - (time.monotonic() - began)))
+            took_s = time.monotonic() - began
+            rest_s = self._clock.wall_s(PERIOD_S) - took_s
+            if self._desk.is_behind:
+                rest_s = min(rest_s, BEHIND_REST * took_s)
+            await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""

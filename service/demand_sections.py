@@ -13,8 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from service.board import Board, Section
+from service.board import BYTES, Board, Section
 
+SECTIONS = (
+    *("doc.demand", "demand.keys", "demand.offsets"),
+    *("doc.demand_record", "demand_record.keys", "demand_record.offsets", "doc.demand_model"),
+)
 KEYS = ("pool", "class", "group", "target")
 
 encode = msgspec.json.Encoder().encode
@@ -42,6 +46,18 @@ def demand_sections(
         "doc.demand_model": encode({"as_of_ms": as_of_ms, "rows": model}),
     }
     return [Section(name, part, as_of_ms) for name, part in data.items()]
+
+
+def demand_again(board: Board) -> list[Section]:
+    """The same of a board that is there, with the times at which they were made; none where it lacks one."""
+    if not all(name in board for name in SECTIONS):
+        return []
+    found = []
+    for name in SECTIONS:
+        row = board.meta(name)
+        data = board.text(name) if row["dtype"] == BYTES else board.array(name).copy()
+        found.append(Section(name, data, row["as_of_ms"], row["model"]))
+    return found
 
 
 def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:

@@ -41,21 +41,26 @@ class ModelWatch:
         now_ms: int,
         shadow: Shadow | None = None,
         runs: Recent | None = None,
+        loaded: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """`GET /v1/models`: a row a kind that has a version serving.
 
         demand: rows of `/v1/demand`; runs: what came of run times, whose naive forecast is that of similar jobs.
+        loaded: kind -> the model that really speaks, as `demand-0003`, which is another one than the registry names
+        where that is damaged; of kinds that are not in it, the registry's word.
         """
         recent = {"demand": recent_of(row.get("record") for row in demand), "duration": runs or Recent()}
-        cards = [card for kind in KINDS if (card := self._card(kind)) is not None]
+        cards = [card for kind in KINDS if (card := self._card(kind, (loaded or {}).get(kind))) is not None]
         drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
         self.page = drift_page(drifts, shadow)
         rows = [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
         return {"as_of_ms": now_ms, "rows": rows, "shadows": [shadow_row(shadow)] if shadow else []}
 
-    def _card(self, kind: str) -> Card | None:
+    def _card(self, kind: str, loaded: str | None) -> Card | None:
         try:
             version = self._registry.current_version(kind)
+            if loaded is not None:
+                version = loaded.removeprefix(f"{kind}-") if loaded.startswith(f"{kind}-") else None
             if version is None:
                 return None
             if kind not in self._cards or self._cards[kind].version != version:

@@ -94,6 +94,7 @@ class Pipeline:
         self.share = share
         self.siblings = Siblings(config, config.stale_after_s(clock)) if self.share.first else None
         self._wake = asyncio.Event()
+        self._has_caught_up = asyncio.Event()  # with the events that were on disk at the start
         self.fit = load_fit(Path(config.pipeline.models)) if config.pipeline.models else None
         home = config.home(self.share.instance)
         board = config.board if self.share.first else home / "board"
@@ -107,15 +108,16 @@ class Pipeline:
         mark = self.kept.positions.get("archive")
         self.history = History(config, self.state, clock, self.share, mark)
         self._own_rows = OwnRows(self.share, self.state.entities)
+        last = BoardReader(board).latest() if self.share.first else None
         if self.share.first:
-            self._go_on_from(BoardReader(board).latest())
+            self._go_on_from(last)
         self.time = Timekeeper(clock, self.kept, round(config.scrape.interval_s * 1000), self._wake)
         self.time.start(misses=any(getattr(source, "misses", False) for source in self.sources))
         self.board = BoardWriter(board)
         self.vitals = Vitals()
         self.urgent = UrgentRows(self.board)
         self._hard = HardSignals(self.state.entities)
-        self.demand = DemandForecasts(self.desk, clock, self.kept.began_ms)
+        self.demand = DemandForecasts(self.desk, clock, last)
         self.models = ModelWatch.of(config)
         self.runs = RunForecasts(self.kept.book, ServedRunModel(Registry(config.models_folder, clock)), clock)
         self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules and peaks while it scores
@@ -153,10 +155,15 @@ class Pipeline:
             group.create_task(self.history.flush_forever())
             group.create_task(self.history.tidy_forever())
             if self.share.first:
-                group.create_task(self.demand.forecast_forever(self.state))
+                group.create_task(self._forecast_forever())
                 group.create_task(self.runs.forecast_forever(self.state))
             if self.siblings:
                 group.create_task(self._look_forever(self.siblings))
+
+    async def _forecast_forever(self) -> None:
+        """What gates learn from must be whole: an event that comes in later is no outcome any more."""
+        await self._has_caught_up.wait()
+        await self.demand.forecast_forever(self.state)
 
     async def _pump(self, source: Source) -> None:
         said = ""  # what is told once while it lasts
@@ -212,6 +219,7 @@ class Pipeline:
 
     async def _tick_forever(self) -> None:
         await self._caught_up()
+        self._has_caught_up.set()
         while True:
             began = time.monotonic()
             self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
@@ -297,7 +305,10 @@ class Pipeline:
             self._published_generation = topology.generation
         documents["meta"]["models"]["risk"] = fleet.risk.model
         documents["doc.fleet"] = fleet_document(tick, usable_gpus(tick), documents["doc.fleet"])
-        documents["doc.models"] = self.models.look(self.demand.rows, now_ms, self.demand.shadow, self.runs.recent)
+        loaded = {"demand": self.demand.version, "duration": self.runs.model.name}
+        documents["doc.models"] = self.models.look(
+            self.demand.rows, now_ms, self.demand.shadow, self.runs.recent, loaded
+        )
         served = documents["doc.served_models"] = served_document(given.served, now_ms)
         sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
         return [*sections, Section("metrics.fleet", self._metrics(tick) + served_page(served), now_ms)]

@@ -1,6 +1,7 @@
 """The demand trees that serve: the registry's current version, reloaded when it is another one.
 
 A version that is missing, damaged or sick is said once and counted (`trouble`); the other forecasters serve meanwhile.
+What the disk does not give now is asked for again at every look.
 Trees forecast the largest series; what they learnt from says nothing about them, so there they forecast nothing.
 """
 
@@ -22,6 +23,7 @@ Array = NDArray[np.float64]
 
 KIND = "demand"
 MOST_SERIES = 64
+UNREAD = "?"  # no version has this name
 
 
 class ServedTrees:
@@ -33,35 +35,47 @@ class ServedTrees:
         self.version = ""  # of the model that forecasts; empty when none does
         self.trouble = ""  # why the version that should forecast does not; empty when all is well
         self._registry = registry
-        self._pointer: str | None = None
+        self._pointer: str | None = None  # the version that was looked at last
+        self._spoke = ""  # the model that forecast last
         self._model: Forecaster | None = None
         self._fitted_until_ms = 0
 
     def refresh(self) -> bool:
-        """Load the version that serves, where it is another one than before; True then. Blocks."""
+        """Load the version that is wanted; True when another one forecasts than did last, or none is to. Blocks."""
         try:
-            pointer = self._registry.current_version(KIND)
-        except ModelError as error:
+            wanted = self._wanted()
+            if wanted == self._pointer:
+                return False
+            self._pointer, self._model, self.version = wanted, None, ""
+            if wanted is not None:
+                self._load(wanted)
+        except (ModelError, OSError) as error:
             self._fail(str(error))
+            self._pointer = UNREAD
             return False
-        if pointer == self._pointer:
-            return False
-        self._pointer, self._model, self.version, self.trouble = pointer, None, "", ""
-        if pointer is not None:
-            self._load(pointer)
-        return True
+        spoke = self._spoke
+        if wanted is None or self.version:
+            self._spoke = self.version
+        if wanted is None:
+            self.trouble = ""
+        return self._spoke != spoke
+
+    def _wanted(self) -> str | None:
+        """The version's name; ModelError where nobody can tell."""
+        return self._registry.current_version(KIND)
 
     def _load(self, version: str) -> None:
+        """OSError where the disk does not give it now; a version that is damaged or sick is not tried again."""
         try:
             folder = self._registry.current(KIND)
             if folder is not None:
                 self._use(folder)
-        except (ModelError, OSError) as error:
+        except ModelError as error:
             self._fail(f"version {version}: {error}")
 
     def _use(self, folder: Path) -> None:
         self._model, self._fitted_until_ms = load_trees(folder)
-        self.version = f"{KIND}-{folder.name}"
+        self.version, self.trouble = f"{KIND}-{folder.name}", ""
         logger.info("demand: the trees of %s forecast", self.version)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:

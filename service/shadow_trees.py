@@ -30,19 +30,8 @@ class ShadowTrees(ServedTrees):
 
     name = "shadow"
 
-    def refresh(self) -> bool:
-        """Load the challenger, where it is another one than before; True then. Blocks."""
-        try:
-            wanted = self._registry.challenger(KIND)
-        except (ModelError, OSError) as error:
-            self._fail(str(error))
-            return False
-        if wanted == self._pointer:
-            return False
-        self._pointer, self._model, self.version, self.trouble = wanted, None, "", ""
-        if wanted is not None:
-            self._load(wanted)
-        return True
+    def _wanted(self) -> str | None:
+        return self._registry.challenger(KIND)
 
     def _load(self, version: str) -> None:
         damage = self._registry.damage(KIND, version)
@@ -51,7 +40,7 @@ class ShadowTrees(ServedTrees):
             return
         try:
             self._use(self._registry.path(KIND, version))
-        except (ModelError, OSError) as error:
+        except ModelError as error:
             self._fail(f"the challenger {version}: {error}")
 
 

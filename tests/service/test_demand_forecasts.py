@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from features.serving import ServedInstance
-from fleet.clock import ManualClock
+from fleet.clock import ManualClock, SystemClock
 from fleet.events import Started, Submitted
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
@@ -18,10 +18,10 @@ from models.forecast import QUANTILES
 from models.registry import Registry
 from service.board import Board, Section, encode_board
 from service.config import Config
-from service.demand_forecasts import DemandForecasts
+from service.demand_forecasts import PERIOD_S, DemandForecasts
 from service.demand_histories import everybody, last_ten, read_histories
 from service.demand_metrics import parts_page, trees_page
-from service.demand_sections import demand_fan, demand_keys, demand_rows
+from service.demand_sections import SECTIONS, demand_fan, demand_keys, demand_rows, demand_sections
 from service.served_trees import ServedTrees
 from service.snapshot import Kept, Snapshot
 
@@ -58,7 +58,7 @@ def served(rate: float) -> ServedInstance:
 
 
 def forecast(kept: Kept, now_ms: int = NOW_MS) -> DemandForecasts:
-    made = DemandForecasts(kept.desk, ManualClock(now_ms), NOW_MS)
+    made = DemandForecasts(kept.desk, ManualClock(now_ms))
     asyncio.run(made.forecast(kept.state))
     return made
 
@@ -104,9 +104,41 @@ def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     assert demand_fan(published, "all|running|training") is not None
     assert demand_fan(published, "nobody|running") is None
     assert {row["pool"] for row in published.json("doc.demand_model")["rows"]} == {"all", "serve", "train"}
-    empty = board(DemandForecasts(it.desk, ManualClock(NOW_MS), NOW_MS).sections)
-    assert empty.json("doc.demand") == {"as_of_ms": NOW_MS, "series": []}
-    assert demand_keys(empty).rows == []
+    assert demand_keys(board(demand_sections([], {}, [], NOW_MS))).rows == []
+
+
+def test_until_the_first_forecast_the_one_of_the_process_before_is_told(tmp_path: Path) -> None:
+    it = kept(tmp_path)
+    tell(it.state)
+    before = board(forecast(it).sections)
+    later = ManualClock(NOW_MS + 59 * MINUTE_MS)
+    again = board(DemandForecasts(it.desk, later, before).sections)
+    for name in SECTIONS:
+        assert bytes(again.raw(name)) == bytes(before.raw(name))
+        assert again.meta(name)["as_of_ms"] == NOW_MS
+    assert DemandForecasts(it.desk, later, board([])).sections == []
+    later.advance(61)
+    assert DemandForecasts(it.desk, later, before).sections == DemandForecasts(it.desk, later).sections == []
+
+
+def test_while_gates_have_a_history_to_learn_forecasts_follow_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, rests = DemandForecasts(kept(tmp_path).desk, SystemClock()), []
+
+    async def nothing(state: Any) -> None:
+        made._desk.is_behind = not rests
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(made, "forecast", nothing)
+    monkeypatch.setattr("service.demand_forecasts.asyncio.sleep", rest)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(made.forecast_forever(None))  # type: ignore[arg-type]
+    assert rests[0] < PERIOD_S / 2 < rests[1]
 
 
 def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
@@ -114,7 +146,7 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     tell(it.state)
     for minute in range(30):
         it.state.demand.requests.note(NOW_MS - (30 - minute) * MINUTE_MS, {("serve", "llama"): (10.0 + minute % 3, 2)})
-    made = DemandForecasts(it.desk, ManualClock(NOW_MS), NOW_MS)
+    made = DemandForecasts(it.desk, ManualClock(NOW_MS))
     made._heard.append((NOW_MS, [served(4.0), served(5.0)], {}))
     asyncio.run(made.forecast(it.state))
     rows = {(row["pool"], row["group"]): row for row in made.rows if row["target"] == "request_rate"}
@@ -216,7 +248,7 @@ def test_a_version_that_cannot_be_read_is_said_and_the_others_serve(
     monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0003")
     monkeypatch.setattr(Registry, "current", lambda self, kind: tmp_path)
     trees = ServedTrees(Registry(tmp_path))
-    assert trees.refresh()
+    assert not trees.refresh()
     assert "version 0003" in trees.trouble
     assert "the other forecasters serve" in caplog.text
     it = kept(tmp_path / "state")

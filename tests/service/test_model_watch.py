@@ -98,3 +98,15 @@ def test_a_pointer_to_a_version_that_is_gone_is_said_and_no_more(tmp_path: Path)
     (tmp_path / "demand" / "current").write_text("0007\n")
     watch = ModelWatch(Registry(tmp_path), Limits(0.1, 1.02, 30.0))
     assert watch.look(demand(0.8, 0.9), NOW_MS)["rows"] == []
+
+
+def test_what_is_told_is_of_the_version_that_is_loaded(tmp_path: Path) -> None:
+    """As where the newer one is damaged: the one before it speaks."""
+    registry = Registry(tmp_path)
+    version(registry, days_ago=8)
+    version(registry)
+    watch = ModelWatch(registry, Limits())
+    (row,) = watch.look([], NOW_MS, loaded={"demand": "demand-0001"})["rows"]
+    assert (row["version"], row["age_days"]) == ("0001", 8.0)
+    assert watch.look([], NOW_MS, loaded={"demand": "", "duration": "similar jobs"})["rows"] == []
+    assert watch.look([], NOW_MS)["rows"][0]["version"] == "0002"

@@ -80,10 +80,34 @@ def test_a_damaged_challenger_is_said_and_nothing_else_happens(tmp_path: Path) -
     registry = Registry(tmp_path)
     (registry.path("demand", add(registry, 1.0)) / "n").write_text("9")
     shadow = ShadowTrees(registry)
-    assert shadow.refresh()
+    assert not shadow.refresh()
     assert "damaged" in shadow.trouble
     assert np.isnan(said(shadow))
+    registry.shadow("demand", "off")
     assert not shadow.refresh()
+    assert shadow.trouble == ""
+
+
+def test_what_the_disk_does_not_give_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+    registry.promote("demand", add(registry, 1.0), force=True)
+    trees = ServedTrees(registry)
+    assert trees.refresh()
+    for sick in ("_served", "current"):
+        registry.promote("demand", add(registry, 2.0), force=True)
+        registry.rollback("demand")
+        monkeypatch.setattr(trees, "_pointer", "another")
+        with monkeypatch.context() as context:
+            context.setattr(registry, sick, _no_disk)
+            assert not trees.refresh()
+            assert (trees.version, trees.trouble) == ("", "no disk")
+            assert np.isnan(said(trees))
+        assert not trees.refresh()  # the same as before: its record goes on
+        assert (trees.version, trees.trouble, said(trees)) == ("demand-0001", "", 1.0)
+
+
+def _no_disk(kind: str) -> None:
+    raise OSError("no disk")
 
 
 def test_its_record_is_beside_the_champion_s(tmp_path: Path) -> None:
