@@ -31,7 +31,7 @@ SETTLE_S, TRIED_S = (
     21 * DAY_S,
 )  # fill the queue, then forecast for calibration, before the train folder's end
 LONGEST_S = 60 * DAY_S  # of a test span
-JUDGED, TRIED = 100, 50  # jobs
+JUDGED, TRIED = 100, 50  # jobs that wait: about so many, and at most so many
 CANDIDATES = 4  # times as many are looked at: those that must wait count
 WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
 FEWEST = 20
@@ -47,7 +47,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A replay of one set. kinds: (job, 4) user, group, size and limit as numbers. tried, judged: candidates."""
+    """A replay of one set. kinds: (job, 4) user, group, size and limit as numbers. tried, judged: candidates.
+
+    Candidates are drawn by their number alone, so that nothing that comes later has a say.
+    """
 
     dataset: str
     jobs: JobTable
@@ -167,23 +170,32 @@ def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
 def forecast(scene: Scene, seed: int, say: Say) -> list[Told]:
     """Forecasts of the judged jobs that had to wait, in order of submission."""
     moments, start_s = watch(scene)
+    return told(scene, moments, start_s, seed, say)
+
+
+def told(scene: Scene, moments: Sequence[Moment], start_s: Ints, seed: int, say: Say = lambda line: None) -> list[Told]:
+    """The same, of a replay that was watched."""
+    tried, judged = chosen(scene, [moment.job for moment in moments], seed)
+    say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
+    player = Player(scene, start_s, seed)
+    rows = [player.tell(moment) for moment in moments if moment.job in tried | judged]
+    return [row for row in rows if row.job in judged]
+
+
+def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
+    """The jobs that are forecast: before the train folder's end and after it, of the candidates that must wait.
+
+    How many candidates are taken after it follows from the share that had to wait before it.
+    """
     rng = np.random.default_rng(seed)
-    wait_s = start_s - scene.jobs.submit_s
-    waited = np.array([moment.job for moment in moments if WAITS_S < wait_s[moment.job] < NEVER_S // 2], np.int64)
-    wanted = [_some(np.intersect1d(waited, rows), count, rng) for rows, count in _spans(scene)]
-    say(f"{scene.dataset}: forecasting {len(wanted[1]):,} jobs that wait, and {len(wanted[0]):,} before, to calibrate")
-    chosen, judged = set(np.concatenate(wanted).tolist()), set(wanted[1].tolist())
-    player = Player(scene, start_s, rng)
-    told = [player.tell(moment) for moment in moments if moment.job in chosen]
-    return [row for row in told if row.job in judged]
-
-
-def _spans(scene: Scene) -> tuple[tuple[Ints, int], tuple[Ints, int]]:
-    return (scene.tried, TRIED), (scene.judged, JUDGED)
+    tried = np.intersect1d(waiting, scene.tried)
+    share = (len(tried) + 1) / (len(scene.tried) + 1)
+    taken = _some(scene.judged, min(2 * JUDGED, round(JUDGED / share)), rng)
+    return set(_some(tried, TRIED, rng).tolist()), set(np.intersect1d(waiting, taken).tolist())
 
 
 def watch(scene: Scene) -> tuple[list[Moment], Ints]:
-    """The replay's own starts (job,), and the moment of every candidate that cannot start at its submission."""
+    """The replay's own starts (job,), and the moment of every candidate that is planned to wait."""
     state = Replay(scene.jobs, scene.run_s.tolist(), scene.capacity)
     candidates = {*scene.tried.tolist(), *scene.judged.tolist()}
     moments = []
@@ -192,7 +204,7 @@ def watch(scene: Scene) -> tuple[list[Moment], Ints]:
         state.submit(job)
         if job in candidates:
             planned_s = state.plan().get(job, submit_s)
-            if planned_s > submit_s:
+            if planned_s > submit_s + WAITS_S:
                 moments.append(Moment(job, state.fork(state.run_s), planned_s))
     state.advance(NEVER_S)
     start_s = np.full(len(scene.jobs), NEVER_S, np.int64)
@@ -203,8 +215,8 @@ def watch(scene: Scene) -> tuple[list[Moment], Ints]:
 class Player:
     """Plays moments forward, in their order; knows of run times and waits what had ended by then."""
 
-    def __init__(self, scene: Scene, start_s: Ints, rng: np.random.Generator) -> None:
-        self._scene, self._start_s, self._rng = scene, start_s, rng
+    def __init__(self, scene: Scene, start_s: Ints, seed: int) -> None:
+        self._scene, self._start_s, self._seed = scene, start_s, seed
         self._pools, self._ratios = RunPools(), WaitRatios()
         end_s = start_s + scene.run_s
         self._ends: Iterator[tuple[int, int]] = iter(sorted(zip(end_s.tolist(), range(len(end_s)), strict=True)))
@@ -232,11 +244,12 @@ class Player:
         """The job's start on each path."""
         state = moment.state
         until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
-        return [state.fork(run_s).play(moment.job, until_s) for run_s in self._draw(state)]
+        rng = np.random.default_rng((self._seed, moment.job))
+        return [state.fork(run_s).play(moment.job, until_s) for run_s in self._draw(state, rng)]
 
-    def _draw(self, state: Replay) -> list[dict[int, int]]:
-        """job → run time, once a path, of all that run or wait."""
-        running = state.running()
+    def _draw(self, state: Replay, rng: np.random.Generator) -> list[dict[int, int]]:
+        """job → run time, once a path, of all that run or wait: in the order of their numbers, which tells nothing."""
+        running = sorted(state.running())
         jobs = [*running, *state.waiting()]
         ages_s = np.array([state.now_s - state.start_s[job] for job in running] + [0] * (len(jobs) - len(running)))
         kinds = self._scene.kinds[jobs]
@@ -246,7 +259,7 @@ class Player:
         order = np.argsort(inverse, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1):
             key, limit_s = keys_of(kinds[rows[0]]), self._limit_s(kinds[rows[0]])
-            own = self._rng.standard_normal((PATHS, len(rows)))
+            own = rng.standard_normal((PATHS, len(rows)))
             drawn[:, rows] = np.round(self._pools.draw(key, limit_s, ages_s[rows].astype(float), own, spread(PATHS)))
         return [dict(zip(jobs, row, strict=True)) for row in np.maximum(drawn, 1).tolist()]
 
@@ -260,7 +273,7 @@ def _judge(results: Results, scene: Scene, rows: Sequence[Told], seed: int) -> N
     planned = np.array([row.planned_s for row in rows])
     longer = actual > LONG_S
     for method, point, bound in (("ours", ours[:, 1], ours[:, 2]), (scene.planned_by, planned, planned)):
-        model = f"paths, {scene.capacity} at most" if method == "ours" else f"plan, {scene.capacity} at most"
+        model = _model(method, scene)
         near = (np.abs(point - actual) <= WITHIN_S)[longer].astype(float)
         metrics = {
             "within_10min": (near, None),
@@ -274,20 +287,22 @@ def _judge(results: Results, scene: Scene, rows: Sequence[Told], seed: int) -> N
     results.predictions += [_predicted(scene, rows)]
 
 
+def _model(method: str, scene: Scene) -> str:
+    """What spoke, and the capacity that it was asked for."""
+    return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
+
+
 def _predicted(scene: Scene, rows: Sequence[Told]) -> dict[str, Sequence[Any]]:
-    """Long form: a line a job, method and level; waits in seconds."""
-    lines = [
-        (str(scene.history.job[row.job]), method, level, value, row.actual_s)
-        for row in rows
-        for method, pairs in (
-            ("ours", list(zip(LEVELS, row.ours_s, strict=True))),
-            (scene.planned_by, [(0.5, row.planned_s)]),
-        )
-        for level, value in pairs
-    ]
-    jobs, methods, levels, values, actual = (list(column) for column in zip(*lines, strict=True))
-    same = {"dataset": scene.dataset, "target": "start", "series": "all"}
+    """A line a job and level of ours; waits in seconds from its submission."""
+    size = len(rows) * len(LEVELS)
+    same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}
+    job = np.array([row.job for row in rows])
     return {
-        **{name: [word] * len(lines) for name, word in same.items()},
-        **{"job": jobs, "model": methods, "quantile": levels, "value": values, "actual": actual},
+        **{name: [word] * size for name, word in same.items()},
+        "job": np.repeat(scene.history.job[job], len(LEVELS)).tolist(),
+        "issued_ms": np.repeat(scene.jobs.submit_s[job] * 1000, len(LEVELS)).tolist(),
+        "horizon_s": [None] * size,
+        "quantile": LEVELS * len(rows),
+        "value": [value for row in rows for value in row.ours_s],
+        "actual": [row.actual_s for row in rows for _ in LEVELS],
     }

@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 
 from training import evaluate_start
-from training.evaluate_start import DAY_S, Player, evaluate, watch
+from training.evaluate_start import DAY_S, Scene, evaluate, watch
 from training.run_pools import RunPools, spread
 from training.wait_ratios import WaitRatios
 
 SPLIT_S = 40 * DAY_S
+CONTRACT = ("dataset", "target", "series", "horizon_s", "quantile", "value", "actual", "model")
 
 
 def history(seed: int = 0) -> pd.DataFrame:
@@ -62,6 +63,10 @@ def test_ours_is_nearer_than_the_limits_and_its_bound_holds(split) -> None:
     assert value["ours", "bound_90_width"] < value["limit", "bound_90_width"]
     (columns,) = results.predictions
     assert len({len(column) for column in columns.values()}) == 1
+    assert set(columns) == {*CONTRACT, "job", "issued_ms"}
+    assert min(columns["issued_ms"]) >= SPLIT_S * 1000
+    ours = next(row for row in results.rows if row.method == "ours")
+    assert set(columns["model"]) == {ours.model}
 
 
 def test_the_same_seed_gives_the_same_numbers(split) -> None:
@@ -69,23 +74,32 @@ def test_the_same_seed_gives_the_same_numbers(split) -> None:
     assert evaluate(*folders, 3, lambda line: None).rows == evaluate(*folders, 3, lambda line: None).rows
 
 
-def test_run_times_of_jobs_that_still_run_change_nothing_before_their_end(split) -> None:
-    one = evaluate_start.read_job_sets(*split(history()))[0]
-    scene = evaluate_start.scene_of(one, 0)
+def test_what_comes_after_t_and_how_long_jobs_still_run_changes_no_forecast_before_t(
+    split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_start, "JUDGED", 80)  # neighbours, too
+    one = evaluate_start.read_job_sets(*split(history().assign(procs_alloc=1)))[0]
+    scene = evaluate_start.scene_of(one, 0, capacity=6)
     assert not isinstance(scene, str)
     moments, start_s = watch(scene)
-    moments = [moment for moment in moments if start_s[moment.job] > scene.jobs.submit_s[moment.job] + 60]
-    until_s = int(scene.jobs.submit_s[moments[len(moments) // 2].job])
-    later = replace(scene, run_s=np.where(start_s + scene.run_s >= until_s, scene.run_s * 3, scene.run_s))
-    others, later_start_s = watch(later)
-    told = []
-    for world, found, starts_s in ((scene, moments, start_s), (later, others, later_start_s)):
-        player = Player(world, starts_s, np.random.default_rng(0))
-        known = {moment.job for moment in moments}
-        asked = [row for row in found if row.job in known and world.jobs.submit_s[row.job] < until_s]
-        told.append([(row.job, row.planned_s, row.ours_s) for row in map(player.tell, asked)])
-    assert told[0] == told[1]
-    assert len(told[0]) > 5
+    until_s = int(scene.jobs.submit_s[moments[-2].job])  # jobs of its burst wait before it
+    still = start_s + scene.run_s >= until_s
+    cores = np.where(scene.jobs.submit_s >= until_s, 5, scene.jobs.cores)
+    told = told_before(scene, until_s)
+    assert len(told) > 5
+    for seed in range(3):
+        factor = np.random.default_rng(seed).uniform(0.2, 5.0, len(still))
+        run_s = np.where(still, np.maximum(until_s - start_s, scene.run_s * factor), scene.run_s).astype(np.int64)
+        later = replace(scene, run_s=run_s, jobs=replace(scene.jobs, cores=cores))
+        assert told_before(later, until_s) == told
+        assert told_before(later, 2 * until_s) != told_before(scene, 2 * until_s)
+
+
+def told_before(scene: Scene, until_s: int) -> dict[int, tuple[float, tuple[float, float, float]]]:
+    """Forecasts of the jobs that were submitted before a moment."""
+    moments, start_s = watch(scene)
+    rows = evaluate_start.told(scene, moments, start_s, 0)
+    return {row.job: (row.planned_s, row.ours_s) for row in rows if scene.jobs.submit_s[row.job] < until_s}
 
 
 def test_a_set_without_limits_and_waits_is_skipped_with_the_reason(split) -> None:
