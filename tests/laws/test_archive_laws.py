@@ -94,7 +94,7 @@ class Life:
         return rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(STEPS)
 def test_each_series_and_time_is_there_once_and_the_first_value_stays(steps: list[list[Reading] | str]) -> None:
     with tempfile.TemporaryDirectory() as name:
