@@ -18,6 +18,7 @@ from service.routes.table import Param, Query, Row, answer, encode
 
 STATES = get_args(shapes.JobState)
 MAX_ROWS = 100_000
+OVER = "it is over"
 NOT_TOLD = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
 LIST_PARAMS = (
     Param("state", str, "only jobs in this state", choices=STATES),
@@ -86,11 +87,13 @@ async def job(request: Request, context: Context, query: Query) -> Response:
 
 def _reasons(state: str) -> dict[str, str]:
     """Why what may be null is, in this state; the start of a job that waits has reasons of its own."""
-    start, left = {
-        "queued": ("", "it waits"),
-        "running": ("it has started", NO_RUNS),
-    }.get(state, ("it is over", "it is over"))
-    return {"run_s": NOT_TOLD, "remaining_s": left, **({"start_ms": start} if start else {})}
+    match state:
+        case "queued":
+            return {"run_s": NOT_TOLD, "remaining_s": "it waits"}
+        case "running":
+            return {"run_s": NOT_TOLD, "remaining_s": NO_RUNS, "start_ms": "it has started"}
+        case _:
+            return {"run_s": "nothing was told before it was over", "remaining_s": OVER, "start_ms": OVER}
 
 
 async def _start(

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from features.arrays_file import read_arrays, write_arrays
 from features.run_history import COLUMN, FEATURES, JobShape
 from features.run_past import LEVELS
 from features.similarity import kinds
@@ -157,6 +158,29 @@ def test_jobs_that_are_over_before_the_first_look_tell_of_their_kinds_and_a_rest
         assert (known.kind, known.model) == ("user, name and GPUs", BASELINE)
         assert 600 <= known.quantiles["p50"] <= known.quantiles["p99"] <= 720
         assert not one.runs.book.outcomes  # told of too late to be a forecast
+
+
+def test_of_an_older_snapshot_the_jobs_themselves_tell_of_runs(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    pipeline.take(batch(*past(), came("train-99", NOW_MS), began("train-99", NOW_MS)))
+    asyncio.run(pipeline.save())
+    (folder,) = (tmp_path / "snapshot").iterdir()
+    document, tables = read_arrays(folder / "state.arrays")
+    write_arrays(folder / "state.arrays", {k: v for k, v in document.items() if k != "tells_runs"}, tables)
+    for name in ("runs", "peaks", "told"):
+        (folder / f"{name}.arrays").unlink()
+    again = pipeline_in(tmp_path)
+    assert len(again.state.runs) == 1
+    shape = JobShape(user="ada", name="train-5", queue="train", gpus=2)
+    np.testing.assert_array_equal(again.state.runs.features(shape, NOW_MS), pipeline.state.runs.features(shape, NOW_MS))
+    tick(again)
+    assert run_time(board_of(tmp_path), shape) is not None
+    assert row_of(tmp_path, "train-99")["run_s"]["p50"] >= 600
+    about, arrays = again.runs.book.dump()
+    newer = RunBook()
+    newer.load({**about, "version": 1}, arrays)  # what another version told is told anew; kinds stay
+    assert not newer.told
+    assert len(newer.table()[0]) == len(again.runs.book.table()[0]) > 0
 
 
 def test_runs_that_end_before_they_were_looked_at_are_scored_and_late_ones_are_not(tmp_path: Path) -> None:
