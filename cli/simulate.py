@@ -153,6 +153,25 @@ def steps(
     typer.echo(f"{len(written)} folders below {out}", err=True)
 
 
+@app.command("compare")
+def compare(
+    seed: Annotated[int, typer.Option(help="Seed of the simulated side.")] = 1,
+) -> None:
+    """How far healthy simulated telemetry is from recorded H100 runs: a Kolmogorov-Smirnov distance a quantity.
+
+    Reads telemetry/h100-phases below FLEETCAST_DATA; 0 is alike, 1 has nothing in common.
+    """
+    from cli.data import data_folder
+    from simulator.h100 import FOLDER
+    from simulator.realism import HEADER, compare_with_recordings
+
+    rows = list(compare_with_recordings(data_folder(), seed))
+    if not rows:
+        typer.echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
+        raise typer.Exit(2)
+    typer.echo("\n".join([HEADER, *(row.line() for row in rows)]))
+
+
 def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
     from simulator.instrument import simulate_faults
 
