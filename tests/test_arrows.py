@@ -1,6 +1,8 @@
 """The import arrows of the house, walked module by module."""
 
 import ast
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,30 +37,35 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+@cache
+def imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """What a module imports: anywhere in it, and at import time."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    return named(ast.walk(tree)), named(tree.body)
+
+
+def named(nodes: Iterable[ast.AST]) -> frozenset[str]:
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module)
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_a_package_imports_only_along_its_arrows(package: str) -> None:
     allowed = MAY_IMPORT[package] | {package}
     for path in modules(package):
-        ours = {name for name in imports(path) if name.split(".")[0] in MAY_IMPORT}
+        ours = {name for name in imports(path)[0] if name.split(".")[0] in MAY_IMPORT}
         wrong = {name for name in ours if name.split(".")[0] not in allowed}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}, {package} may import {sorted(allowed)}"
 
 
 def test_schedulers_see_only_the_types_of_models() -> None:
     for path in modules("schedulers"):
-        seen = {name for name in imports(path) if name.split(".")[0] == "models"}
+        seen = {name for name in imports(path)[0] if name.split(".")[0] == "models"}
         assert seen <= SCHEDULERS_MAY_SEE_OF_MODELS, f"{path.name} imports {sorted(seen)}"
 
 
@@ -73,5 +80,5 @@ def test_an_init_file_holds_a_docstring_only(package: str) -> None:
 @pytest.mark.parametrize("package", ["fleet", "ingest", "features", "models", "placement", "service", "cli"])
 def test_heavy_libraries_are_imported_inside_functions_only(package: str) -> None:
     for path in modules(package):
-        heavy = {name for name in imports(path, top_level_only=True) if name.split(".")[0] in HEAVY}
+        heavy = {name for name in imports(path)[1] if name.split(".")[0] in HEAVY}
         assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)} at import time"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,7 +67,9 @@ def test_problems_are_errors_with_the_services_words(door: Door, status: int, ki
     assert len(door.paths) == 1
 
 
-def test_a_service_that_is_away_is_asked_again(door: Door) -> None:
+def test_a_service_that_is_away_is_asked_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("fleetcast_client.client.time", SimpleNamespace(sleep=pauses.append))
     door.script = [503, 502]
     assert Client(door.url).jobs()["rows"] == []
     assert len(door.paths) == 3
@@ -74,6 +77,7 @@ def test_a_service_that_is_away_is_asked_again(door: Door) -> None:
     with pytest.raises(ApiError):
         Client(door.url).place({"request_id": "a"})
     assert len(door.paths) == 6
+    assert pauses == [0.2, 0.4] * 2
 
 
 def test_giving_back_is_tried_once(door: Door) -> None:
