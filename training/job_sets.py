@@ -154,6 +154,11 @@ def read_jobs(folder: Path) -> tuple[JobTable, Counter[str]]:
             if layout is not None:
                 parts.append(_checked(layout(table), skipped))
     table = _joined(parts)
+    rows = pd.DataFrame({name: getattr(table, name) for name in ("job", "submit_s", "start_s", "run_s", "gpus")})
+    twice = rows.duplicated().to_numpy() & (table.job != "")
+    if twice.any():
+        skipped["told twice"] += int(twice.sum())
+    table = table.take(~twice)
     return table.take(np.argsort(table.submit_s, kind="stable")), skipped
 
 

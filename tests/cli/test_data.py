@@ -222,3 +222,15 @@ def test_a_header_that_no_reader_can_split_is_named(tmp_path: Path) -> None:
     (tmp_path / "cluster_log.csv").write_text('"' + "a" * 200_000)
     with pytest.raises(ConfigError, match="its header is unreadable"):
         read_history("helios", tmp_path)
+
+
+@pytest.mark.parametrize("at", ["2020-07-01T02:00:00+02:00", "2020-07-01T00:00:00Z", "2020-07-01"])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_moment_and_times_may_have_a_zone_or_none(data, tmp_path, at, zone):
+    path = data / "demand" / "venus" / "series.csv"
+    table = pd.read_csv(path, parse_dates=["time"])
+    table["time"] = table["time"].dt.tz_localize(zone).astype(str)
+    table.to_csv(path, index=False)
+    invoke("split", "demand/venus", "--at", at, "--data", data, "--out", tmp_path / "out")
+    assert len(pd.read_csv(tmp_path / "out/train/demand/venus/series.csv")) == 2
+    assert len(pd.read_csv(tmp_path / "out/test/demand/venus/series.csv")) == 2

@@ -29,6 +29,7 @@ def test_swf_unknowns_are_no_values(tmp_path: Path) -> None:
         swf(1, 50, 30),
         swf(3, 200, -1),
         swf(4, 300, 9, status=5),
+        swf(4, 300, 9, status=5),
     ]
     table, skipped = read_jobs(write(tmp_path, "s", rows))
     assert table.job.tolist() == ["1", "2", "4"]
@@ -37,7 +38,7 @@ def test_swf_unknowns_are_no_values(tmp_path: Path) -> None:
     assert table.gpus.tolist() == [2, 4, 2]
     assert table.failed.tolist() == pytest.approx([0, float("nan"), 1], nan_ok=True)
     assert (table.user[0], table.group[0], table.limit_s[0]) == ("7", "", 600)
-    assert dict(skipped) == {"no run time": 1}
+    assert dict(skipped) == {"no run time": 1, "told twice": 1}
 
 
 def test_helios_and_philly_columns_are_recognised(tmp_path: Path) -> None:
