@@ -19,6 +19,7 @@ a pool has beyond its listed groups, so that groups add up. A scope takes 130 kB
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from features.job_records import JobRecords
 from features.request_series import RequestSeries
 from fleet.jobs import JobAttempt
 
+Key = tuple[str, int]  # job, attempt
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
 TARGETS: tuple[Target, ...] = ("arriving", "arriving_jobs", "running", "queued", "wanted")
 EVERYTHING = "all"
@@ -40,6 +42,7 @@ MOST_POOLS = 200
 MOST_CLASSES = 200
 MOST_GROUPS = 200
 CLEARLY = 2.0  # a group takes another one's place when it has so many times its GPUs
+MOST_SWAPS = 20  # of groups at once
 
 
 class Scope(NamedTuple):
@@ -130,7 +133,9 @@ class DemandSeries:
         self.requests = RequestSeries()
         self.records = JobRecords()
         self.residency = GpuResidency()
-        self._known: dict[tuple[str, int], Contribution] = {}
+        self._known: dict[Key, Contribution] = {}  # of attempts that are awake
+        self._left_out: dict[Key, frozenset[Scope]] = {}  # scopes that had no room for it
+        self._sizes: Counter[Scope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
         self._bins: dict[tuple[Scope, int], DeltaBins] = {(Scope(), bin_s): _empty(bin_s) for bin_s in BINS}
         self._attempts: dict[Scope, int] = {}  # attempts that count in a scope; all but `Scope()`
         self._listed: Counter[str] = Counter()  # how many of these there are, by kind
@@ -146,14 +151,38 @@ class DemandSeries:
         if new == old:
             return
         if old is not None:
-            self._add(old, -1, old.scopes())
-            del self._known[key]
+            left_out = self._left_out.get(key, frozenset())
+            self._add(old, -1, [scope for scope in old.scopes() if scope in self and scope not in left_out])
+            self._unknow(key)
         if new is not None:
-            self._add(new, 1, new.scopes())
-            self._known[key] = new
+            scopes = new.scopes()
+            kept = [scope for scope in scopes if self._has(scope)]
+            self._add(new, 1, kept)
+            self._know(key, new, frozenset(scopes) - frozenset(kept))
+
+    def __contains__(self, scope: Scope) -> bool:
+        return (scope, 60) in self._bins
+
+    def _know(self, key: Key, change: Contribution, left_out: frozenset[Scope]) -> None:
+        self._known[key] = change
+        if left_out:
+            self._left_out[key] = left_out
+        self._sizes.update({scope: change.gpus for scope in change.scopes() if scope.kind == "group"})
+
+    def _unknow(self, key: Key) -> None:
+        change = self._known.pop(key, None)
+        self._left_out.pop(key, None)
+        if change is None:
+            return
+        for scope in change.scopes():
+            if scope.kind == "group":
+                self._sizes[scope] -= change.gpus
+                if not self._sizes[scope]:
+                    del self._sizes[scope]
 
     def _add(self, change: Contribution, sign: int, scopes: Iterable[Scope]) -> None:
-        kept = [scope for scope in scopes if self._has(scope)]
+        """Into scopes that there are bins of."""
+        kept = list(scopes)
         holders = [self._bins[scope, bin_s] for scope in kept for bin_s in BINS]
         for time_ms, arriving, jobs, running, queued in change.edges():
             amounts = (sign * arriving, sign * jobs, sign * running, sign * queued, sign)
@@ -165,7 +194,7 @@ class DemandSeries:
 
     def _has(self, scope: Scope) -> bool:
         """Whether there are bins of a scope, made when it is new; there are none when there are too many such."""
-        if (scope, 60) in self._bins:
+        if scope in self:
             return True
         if self._listed[scope.kind] >= MOST[scope.kind]:
             return False
@@ -223,27 +252,36 @@ class DemandSeries:
         return np.maximum(rest, 0.0)
 
     def rank_groups(self, now_ms: int) -> None:
-        """Where there are more groups than room, let clearly larger ones take the places of the smallest.
+        """Where there are more groups than room, let clearly larger ones take the places of the smallest, a few a call.
 
         By the GPUs of attempts that are awake. Of a group that was not listed before, only those are known.
         """
-        listed = [scope for scope in self._attempts if scope.kind == "group"]
-        if len(listed) < MOST_GROUPS:
+        if self._listed["group"] < MOST_GROUPS:
             return
-        sizes: Counter[Scope] = Counter()
-        for change in self._known.values():
-            for scope in change.scopes():
-                if scope.kind == "group":
-                    sizes[scope] += change.gpus
-        waiting = sorted(sizes.keys() - set(listed), key=lambda scope: (-sizes[scope], scope))
-        for small, large in zip(sorted(listed, key=lambda scope: (sizes[scope], scope)), waiting, strict=False):
-            if sizes[large] <= CLEARLY * sizes[small]:
-                break
-            self._drop(small)
-            self._since[large] = now_ms
-            for change in self._known.values():
-                if large in change.scopes():
-                    self._add(change, 1, [large])
+        sizes = self._sizes
+        listed = sorted((sizes[scope], scope) for scope in self._attempts if scope.kind == "group")
+        waiting = nsmallest(MOST_SWAPS, ((-size, scope) for scope, size in sizes.items() if scope not in self))
+        pairs = zip(listed, waiting, strict=False)
+        swaps = {large: small for (less, small), (more, large) in pairs if -more > CLEARLY * less}
+        if swaps:
+            self._swap(frozenset(swaps.values()), frozenset(swaps), now_ms)
+
+    def _swap(self, gone: frozenset[Scope], come: frozenset[Scope], now_ms: int) -> None:
+        """List `come` in the places of `gone`."""
+        for scope in gone:
+            self._drop(scope)
+        for scope in come:
+            assert self._has(scope), "there is room for as many as went"
+            self._since[scope] = now_ms
+        names = {scope.group for scope in gone | come}
+        for key, change in self._known.items():
+            if change.group not in names:
+                continue
+            scopes = frozenset(change.scopes())
+            self._add(change, 1, scopes & come)
+            left_out = (self._left_out.pop(key, frozenset()) - come) | (scopes & gone)
+            if left_out:
+                self._left_out[key] = left_out
 
     def _drop(self, scope: Scope) -> None:
         del self._attempts[scope]
@@ -258,19 +296,26 @@ class DemandSeries:
 
     def forget(self, attempt: JobAttempt) -> None:
         """Drop the memory of an attempt that changes no more; its part of the series stays."""
-        self._known.pop((attempt.job, attempt.attempt), None)
+        self._unknow((attempt.job, attempt.attempt))
 
     def recall(self, attempt: JobAttempt) -> None:
-        """The inverse of `forget`, before an attempt changes after all: what it added is known again."""
+        """The inverse of `forget`, before an attempt changes after all: what it added is known again.
+
+        A group that was listed after it arrived had no room for it.
+        """
         added = contribution(attempt)
         if added is not None:
-            self._known[attempt.job, attempt.attempt] = added
+            arrived_ms = added.edges()[0][0]
+            scopes = added.scopes()
+            kept = (scope for scope in scopes if scope in self and self._since.get(scope, 0) <= arrived_ms)
+            self._know((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
         requests, arrays = self.requests.dump()
         about: dict[str, Any] = {
             "known": [(*key, *added.row()) for key, added in self._known.items()],
+            "left_out": [(*key, [*map(list, scopes)]) for key, scopes in self._left_out.items()],
             "attempts": [(*scope, attempts) for scope, attempts in self._attempts.items()],
             "since": [(*scope, since_ms) for scope, since_ms in self._since.items()],
             "runs": self._runs.dump(),
@@ -301,7 +346,9 @@ class DemandSeries:
         self._listed = Counter(scope.kind for scope in self._attempts)
         self._bins = {key: bins for key, bins in self._bins.items() if key[0] not in idle}
         self._since = {Scope(*row[:3]): row[3] for row in about.get("since", ()) if Scope(*row[:3]) not in idle}
-        self._known = {(job, attempt): Contribution(*added) for job, attempt, *added in about["known"]}
+        left_out = {(job, at): frozenset(Scope(*row) for row in rows) for job, at, rows in about.get("left_out", ())}
+        for job, at, *added in about["known"]:
+            self._know((job, at), Contribution(*added), left_out.get((job, at), frozenset()))
         self._runs.load(about["runs"])
         self.requests.load(about.get("requests", {}), arrays)
         self.records.load(about.get("records", {}))

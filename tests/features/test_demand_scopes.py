@@ -103,6 +103,56 @@ def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeyp
     assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g3"]
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_what_a_scope_had_no_room_for_is_not_taken_off_it(monkeypatch: pytest.MonkeyPatch, is_restored: bool) -> None:
+    monkeypatch.setitem(demand_series.MOST, "group", 2)
+    demand, jobs = DemandSeries(), JobTable()
+    tell(demand, submitted("j0", 1, group="g0"), submitted("j1", 2, group="g1"), jobs=jobs)
+    monkeypatch.setitem(demand_series.MOST, "group", 4)
+    tell(demand, submitted("j2", 3, 1, group="g1"), jobs=jobs)
+    if is_restored:
+        about, arrays = demand.dump()
+        demand = DemandSeries()
+        demand.load(json.loads(json.dumps(about)), arrays)
+    assert read(demand, "a", "queued", group="g1")[-1] == 1
+    tell(demand, Started(job="j1", sequence=2, time_ms=at(12), nodes=("n1",)), jobs=jobs)
+    assert read(demand, "a", "queued", group="g1")[-1] == 1
+    assert read(demand, "a", "running", group="g1")[-1] == 8  # what changes is counted as a whole
+    assert min(np.nanmin(read(demand, "a", "queued", group=group)) for group in ("g0", "g1")) >= 0
+
+
+def test_a_group_that_lost_its_place_and_gets_it_again_counts_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_series, "MOST_GROUPS", 2)
+    monkeypatch.setitem(demand_series.MOST, "group", 2)
+    demand, jobs = DemandSeries(), JobTable()
+    tell(demand, submitted("j0", 1, 2, group="g0"), submitted("j1", 2, 8, group="g1"), jobs=jobs)
+    demand.rank_groups(NOW)
+    assert {scope.group for scope in demand.scopes("group")} == {"g1"}
+    tell(demand, submitted("j2", 3, 64, group="g0"), jobs=jobs)
+    demand.rank_groups(NOW)
+    assert {scope.group for scope in demand.scopes("group")} == {"g0"}
+    tell(
+        demand,
+        Finished(job="j0", sequence=3, time_ms=at(30)),
+        Finished(job="j1", sequence=3, time_ms=at(31)),
+        jobs=jobs,
+    )
+    assert read(demand, "a", "queued", group="g0")[-1] == 64
+
+
+def test_a_few_groups_a_call_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("MOST_GROUPS", 6), ("MOST_SWAPS", 2)):
+        monkeypatch.setattr(demand_series, name, most)
+    monkeypatch.setitem(demand_series.MOST, "group", 6)
+    small = [submitted(f"s{n}", n, 1, group=f"s{n}") for n in range(3)]
+    demand = tell(DemandSeries(), *small, *(submitted(f"l{n}", n, 9 - n, group=f"l{n}") for n in range(3)))
+    listed = []
+    for _ in range(3):
+        demand.rank_groups(NOW)
+        listed.append({scope.group for scope in demand.scopes("group") if scope.pool == "all"} & {"l0", "l1", "l2"})
+    assert listed == [{"l0"}, {"l0", "l1"}, {"l0", "l1", "l2"}]
+
+
 def test_a_snapshot_keeps_every_scope() -> None:
     jobs, demand = JobTable(), DemandSeries()
     tell(demand, *crowd()[:40], jobs=jobs)
