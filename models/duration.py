@@ -54,8 +54,9 @@ class DurationModel:
         a job that still runs then is right-censored. With fewer than FEWEST_ROWS ended jobs nothing is fitted."""
         known = rows.until(until_s)
         first = known.elapsed_s == 0
-        submissions = self._sampled(known.take(first))
-        outcomes, survival = told(submissions, until_s)
+        everyone = known.take(first)
+        submissions = self._sampled(everyone)
+        outcomes, _ = told(submissions, until_s)
         if int((outcomes.weight == 1).sum()) < FEWEST_ROWS:
             return self
         boundary_s = float(np.quantile(submissions.at_s, 1 - HELD_OUT))
@@ -63,7 +64,7 @@ class DurationModel:
         self._boosted = self._boost(before, told(before, boundary_s)[0])
         self._settle(submissions.take(submissions.at_s > boundary_s), until_s)
         self._boosted = self._boost(submissions, outcomes)
-        self._remaining.fit(self._sampled(known.take(~first)), until_s, survival)
+        self._remaining.fit(self._sampled(known.take(~first)), until_s, everyone)
         self.fitted_until_ms = int(until_s * 1000)
         return self
 

@@ -3,13 +3,16 @@
     log remaining at a level = (1 - near) * (base + trust * boosted correction) + near * similar
 
 base is what the survival curve of all jobs says of those that ran longer than elapsed_s (Kaplan-Meier), so the model
-learns only how this job differs from them. similar is what the last 200 similar jobs say of it. Few jobs run for days,
-so the correction is worth less there; trust and near at each elapsed time are those that served best in a back-test
-inside the training data.
+learns only how this job differs from them. similar is what the last 200 similar jobs say of it. trust and near at each
+elapsed time are those that served best in a back-test inside the training data, drawn by n / (n + PRIOR_JOBS) from a
+usual blend, n being the jobs that told of it. Few jobs run for days, and what is learnt of them is worth little: from
+LONG_S on the usual blend is the survival curve alone.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +26,13 @@ Array = NDArray[np.float64]
 Features = NDArray[np.float32]
 
 REMAINING_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-BLENDS = tuple((trust, near) for trust in (0.0, 0.5, 1.0) for near in (0.0, 0.25, 0.5, 0.75))
-USUAL_BLEND = (0.5, 0.5)
+BLENDS = np.array([(trust, near) for trust in (0.0, 0.5, 1.0) for near in (0.0, 0.25, 0.5, 0.75, 1.0)])
+USUAL_BLEND, LONG_BLEND = (1.0, 0.5), (0.0, 0.0)
+LONG_S = 86_400.0
+PRIOR_JOBS = 200
 KNOTS_S = (300.0, 1800.0, 3600.0, 10_800.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0)
 FEWEST_ROWS = 50
-HELD_OUT = 0.25  # the last part of the rows that the weights are chosen on
+TRIED = (0.5, 0.75)  # parts of the rows that are fitted on, to choose the weights on those up to the next
 SHORTEST_S = 1.0
 _EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
 
@@ -39,20 +44,38 @@ class RemainingModel:
         self._options = {"seed": seed, "threads": threads}
         self._survival = Survival(np.empty(0), np.empty(0))
         self._boosted: BoostedQuantiles | None = None
-        self._blend = np.tile(USUAL_BLEND, (len(KNOTS_S), 1))
+        self._blend = _usual_blend()
 
-    def fit(self, rows: RunRows, until_s: float, survival: Survival) -> "RemainingModel":
-        """rows: moments while jobs ran. survival: of all jobs from their start. Nothing after until_s is looked at."""
-        self._survival = survival
+    def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
+        """rows: moments while jobs ran; submissions: of all jobs. Nothing after until_s is looked at."""
         known = rows.until(until_s)
-        if len(known) < FEWEST_ROWS:
-            return self
-        boundary_s = float(np.quantile(known.at_s, 1 - HELD_OUT))
-        tried = self._boost(known.until(boundary_s), boundary_s, (0.5,))
-        if tried is not None:
-            self._blend = self._best_blend(tried, known.take(known.at_s > boundary_s), until_s)
-        self._boosted = self._boost(known, until_s)
+        if len(known) >= FEWEST_ROWS:
+            bounds = [*np.quantile(known.at_s, TRIED).tolist(), until_s]
+            tried = [self._tried(known, submissions, *window, until_s) for window in pairwise(bounds)]
+            self._blend = _best_blend([one for one in tried if one is not None])
+        self._survival = told(submissions.until(until_s), until_s)[1]
+        self._boosted = self._boost(known, until_s) if len(known) >= FEWEST_ROWS else None
         return self
+
+    def _tried(
+        self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
+    ) -> "_Tried | None":
+        """Fit on what was known at fit_s, and hold it against the rows from then to end_s, as known at until_s."""
+        self._survival = told(submissions.until(fit_s), fit_s)[1]
+        boosted = self._boost(rows.until(fit_s), fit_s, (0.5,))
+        later = rows.take((rows.at_s > fit_s) & (rows.at_s <= end_s))
+        outcomes, _ = told(later, until_s)
+        if boosted is None or not len(outcomes.row):
+            return None
+        later = later.take(outcomes.row)
+        elapsed_s, features = later.elapsed_s, later.features
+        base = self._base(elapsed_s, (0.5,))[:, 0]
+        correction = boosted.predict(self._inputs(features, elapsed_s))[0]
+        similar = _log_left(beyond(features[:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
+        actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
+        trust, near = BLENDS.T[:, :, None]
+        errors = np.abs(actual - (1 - near) * (base + trust * correction) - near * similar)
+        return _Tried(elapsed_s, later.begin_s, outcomes.weight, errors)
 
     def _boost(
         self, rows: RunRows, until_s: float, levels: tuple[float, ...] = REMAINING_LEVELS
@@ -64,28 +87,6 @@ class RemainingModel:
         target = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))[:, None] - self._base(elapsed_s, levels)
         model = BoostedQuantiles(levels, **self._options)
         return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
-
-    def _best_blend(self, tried: BoostedQuantiles, rows: RunRows, until_s: float) -> Array:
-        """(knot, 2) trust and near, by the error of the median near each elapsed time."""
-        outcomes, _ = told(rows, until_s)
-        elapsed_s = rows.elapsed_s[outcomes.row]
-        actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
-        base = self._base(elapsed_s, (0.5,))[:, 0]
-        correction = tried.predict(self._inputs(rows.features[outcomes.row], elapsed_s))[0]
-        similar = _log_left(beyond(rows.features[outcomes.row][:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
-        close = np.abs(np.log(np.array(KNOTS_S)[:, None] / np.maximum(elapsed_s, 1.0))) < np.log(2.5)
-        found, last = [], np.array(USUAL_BLEND)
-        for mask in close:
-            if mask.sum() >= FEWEST_ROWS:
-                errors = []
-                for trust, near in BLENDS:
-                    left = actual - (1 - near) * (base + trust * correction) - near * similar
-                    errors.append(np.average(np.abs(left)[mask], weights=outcomes.weight[mask]))
-                last = (
-                    np.array(USUAL_BLEND) + BLENDS[int(np.argmin(errors))]
-                ) / 2  # the back-test is one stretch of time
-            found.append(last)
-        return np.array(found)
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         """(row, level) seconds from now."""
@@ -135,6 +136,36 @@ class RemainingModel:
         if about["trees"] is not None:
             made._boosted = BoostedQuantiles.load(folder, "remaining", about["trees"], threads)
         return made
+
+
+class _Tried(NamedTuple):
+    """Of moments held out: elapsed_s, begin_s of their jobs, weight, and errors (blend, row) of the median."""
+
+    elapsed_s: Array
+    begin_s: Array
+    weight: Array
+    errors: Array
+
+
+def _usual_blend() -> Array:
+    """(knot, 2)"""
+    return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
+
+
+def _best_blend(tried: Sequence[_Tried]) -> Array:
+    """(knot, 2) trust and near, by the error of the median near each elapsed time."""
+    found = _usual_blend()
+    if not tried:
+        return found
+    elapsed_s, begin_s, weight = (np.concatenate(column) for column in list(zip(*tried, strict=True))[:3])
+    errors = np.concatenate([one.errors for one in tried], axis=1)
+    for at, knot_s in enumerate(KNOTS_S):
+        close = np.flatnonzero(np.abs(np.log(knot_s / np.maximum(elapsed_s, 1.0))) < np.log(2.5))
+        if weight[close].sum() > 0:
+            best = BLENDS[int(np.argmin(np.average(errors[:, close], axis=1, weights=weight[close])))]
+            jobs = len(np.unique(begin_s[close]))
+            found[at] += jobs / (jobs + PRIOR_JOBS) * (best - found[at])
+    return found
 
 
 def _log_left(left_s: Array, otherwise: Array) -> Array:

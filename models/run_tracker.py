@@ -1,15 +1,23 @@
-"""RunTracker: keeps quantiles of run times honest by what has ended since (conformal quantile tracking).
+"""RunTracker: keeps quantiles of run times honest by what has ended since.
 
-Each level has an offset. Once an hour in which jobs ended it moves by
+    served = model + weight * (similar jobs - model) + offset          logarithms, at each level
+
+The offset, one for all jobs, follows coverage (conformal quantile tracking: Gibbs and Candès 2021; Angelopoulos et al.
+2023). Once an hour in which jobs ended it moves by
 
     step * mean over those jobs of (level - 1[run <= what was issued])
 
-so that in the long run the share below a level is the level, whatever the jobs do (Gibbs and Candès 2021; Angelopoulos
-et al. 2023). Feedback comes late, with the end of the job, and a sweep of a thousand jobs ends within minutes: a step
-for each of them would run away before the first corrected forecast is checked. So an hour is one step, and a busy one
-counts for a few. An offset for each group as well made it worse on every history tried.
+Feedback comes late, with the end of the job, and a sweep of a thousand jobs ends within minutes: a step for each of
+them would run away before the first corrected forecast is checked. So an hour is one step, and a busy one counts for a
+few. An offset for each group as well made it worse on every history tried.
+
+The weight, one for each kind of jobs, goes down the slope of the pinball loss, a small step for each job (online
+gradient descent: Zinkevich 2003): where jobs of a kind run otherwise than when the model was fitted, the newest of them
+have more to say. They move the model's answer by MOST_APART at most, so that no sweep can spoil it. Before the first
+outcome the model speaks alone.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,36 +26,51 @@ from numpy.typing import NDArray
 from features.run_past import LEVELS
 
 Array = NDArray[np.float64]
+Kind = tuple[str, float]  # group or queue, GPUs
 
 STEP = 0.12  # of a logarithm
 PERIOD_S = 3600.0
 USUAL, POWER, MOST = 20, 0.7, 8.0  # an hour of n jobs counts (n / USUAL) ** POWER, at most MOST
 FARTHEST = 3.0
+WEIGHT_STEP, MOST_WEIGHT = 0.02, 0.9
+MOST_APART = 1.0  # of a logarithm
+KINDS_KEPT = 4096
 _LEVELS = np.array(LEVELS)
+_NO_WEIGHT = np.zeros(len(LEVELS))
 
 
 class RunTracker:
-    """Offsets to the logarithms of the quantiles at LEVELS."""
+    """Offsets to the logarithms of the quantiles at LEVELS, and by kind the weights of similar jobs."""
 
     def __init__(self) -> None:
         self.offset = np.zeros(len(LEVELS))
+        self._weight: dict[Kind, Array] = {}  # by kind, the one that ended a job longest ago first
         self._push = np.zeros(len(LEVELS))
         self._jobs = 0
         self._since_s: float | None = None
 
-    def served(self, log_run: Array) -> Array:
-        """(…, level) quantiles moved by what was learnt, in order."""
-        return np.sort(log_run + self.offset, axis=-1)
+    def served(self, log_run: Array, similar: Array, kinds: Sequence[Kind]) -> Array:
+        """(job, level) quantiles moved by what was learnt, in order. similar: (job, level) of similar jobs, NaN where
+        these are not known."""
+        weight = np.array([self._weight.get(kind, _NO_WEIGHT) for kind in kinds]).reshape(log_run.shape)
+        apart = np.nan_to_num(similar - log_run).clip(-MOST_APART, MOST_APART)
+        return np.sort(log_run + weight * apart + self.offset, axis=-1)
 
-    def learn(self, issued: Array, log_run: float, now_s: float) -> None:
+    def learn(self, issued: Array, similar: Array, kind: Kind, log_run: float, now_s: float) -> None:
         """The outcome, at now_s, of a job whose quantiles (level,) were issued; each is to be told once."""
         if self._since_s is None:
             self._since_s = now_s
-        self._push += _LEVELS - (log_run <= issued)
+        miss = _LEVELS - (log_run <= issued)
+        weight = self._weight.pop(kind, _NO_WEIGHT)
+        apart = np.nan_to_num((similar + self.offset - issued) / (1 - weight)).clip(-MOST_APART, MOST_APART)
+        self._weight[kind] = (weight + WEIGHT_STEP * miss * apart).clip(0.0, MOST_WEIGHT)
+        if len(self._weight) > KINDS_KEPT:
+            del self._weight[next(iter(self._weight))]
+        self._push += miss
         self._jobs += 1
         if now_s - self._since_s >= PERIOD_S:
-            weight = min(MOST, (self._jobs / USUAL) ** POWER)
-            self.offset = (self.offset + STEP * weight * self._push / self._jobs).clip(-FARTHEST, FARTHEST)
+            busy = min(MOST, (self._jobs / USUAL) ** POWER)
+            self.offset = (self.offset + STEP * busy * self._push / self._jobs).clip(-FARTHEST, FARTHEST)
             self._push, self._jobs, self._since_s = np.zeros(len(LEVELS)), 0, now_s
 
     def dump(self) -> dict[str, Any]:
@@ -57,9 +80,11 @@ class RunTracker:
             "push": self._push.tolist(),
             "jobs": self._jobs,
             "since_s": self._since_s,
+            "weight": [[kind, row.tolist()] for kind, row in self._weight.items()],
         }
 
     def load(self, kept: dict[str, Any]) -> None:
         """The inverse of `dump`."""
         self.offset, self._push = (np.array(kept[name], np.float64) for name in ("offset", "push"))
         self._jobs, self._since_s = kept["jobs"], kept["since_s"]
+        self._weight = {tuple(kind): np.array(row, np.float64) for kind, row in kept.get("weight", ())}

@@ -115,7 +115,7 @@ class RunBook:
             self.model, self.tracker = model, RunTracker()
             self._due = dict.fromkeys(self._shapes)
 
-    def score(self, told: ToldRun, run_s: float, ended_ms: int) -> None:
+    def score(self, told: ToldRun, shape: JobShape, run_s: float, ended_ms: int) -> None:
         """A run is over: was it within its bounds? What is told of later ones moves a little towards it."""
         if told.said is None or not told.in_time:
             return
@@ -134,7 +134,7 @@ class RunBook:
             )
         )
         if told.model == self.model:
-            self.tracker.learn(issued, log_run, ended_ms / 1000)
+            self.tracker.learn(issued, similar, (shape.kin, shape.gpus), log_run, ended_ms / 1000)
 
     # -- kinds
 

@@ -62,9 +62,11 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A pass's question. kinds: features of each; aging, old: running attempts and their features, as of now."""
+    """A pass's question. due, kinds: kinds by a shape that stands for them, and features of each; aging, old: running
+    attempts and their features, as of now."""
 
     new: Sequence[New]
+    due: Sequence[JobShape]
     kinds: Sequence[Array]
     aging: Sequence[JobAttempt]
     old: Sequence[Array]
@@ -113,7 +115,7 @@ class RunForecasts:
             kinds = await _sliced(due, lambda row: state.runs.features(row[1], now_ms))
             aging = self._aging(live, kept, now_ms)
             old = await _sliced(aging, lambda row: _features_now(state, row, now_ms))
-            asked = Asked(new, kinds, aging, old)
+            asked = Asked(new, [shape for _, shape in due], kinds, aging, old)
             run_s, told = await in_thread(lambda: self._tell(asked, kept, now_ms))
             book.told = told
             book.spoken_by(self.model.name)
@@ -167,7 +169,7 @@ class RunForecasts:
         return None
 
     def _score(self, told: ToldRun, run: ClosedRun) -> None:
-        self.book.score(told, min(run.run_s, run.shape.limit_s or run.run_s), run.ended_ms)
+        self.book.score(told, run.shape, min(run.run_s, run.shape.limit_s or run.run_s), run.ended_ms)
 
     def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> list[JobAttempt]:
         """Running attempts to look at: all of them once a minute, else those that nothing was told of yet."""
@@ -183,12 +185,15 @@ class RunForecasts:
     def _tell(self, asked: Asked, kept: Mapping[Attempt, ToldRun], now_ms: int) -> tuple[Array, dict[Attempt, ToldRun]]:
         """(kind, LEVELS) run times, no limit caps these; what is told from now on. In a thread."""
         self.model.refresh()
-        new, features = asked.new, _stacked([row.features for row in asked.new])
-        log_run = self.model.log_run(np.concatenate((features, _stacked(asked.kinds))))
+        new, features = asked.new, _stacked([*(row.features for row in asked.new), *asked.kinds])
+        similar = features[:, _SIMILAR].astype(np.float64)
+        shapes = [*(row.shape for row in new), *asked.due]
         tracker = self.book.tracker if self.model.name == self.book.model else RunTracker()
-        run_s = np.exp(tracker.served(log_run)).astype(np.float32)
+        log_run = tracker.served(self.model.log_run(features), similar, [(shape.kin, shape.gpus) for shape in shapes])
+        run_s = np.exp(log_run).astype(np.float32)
         limits_s = np.array([row.shape.limit_s or np.inf for row in new], np.float32)[:, None]
-        own_s, similar_s = (np.minimum(rows, limits_s) for rows in (run_s[: len(new)], np.exp(features[:, _SIMILAR])))
+        both = run_s, np.exp(similar).astype(np.float32)
+        own_s, similar_s = (np.minimum(rows[: len(new)], limits_s) for rows in both)
         told = {
             row.key: told_run(own, similar, self.model.name, row.in_time, row.closed is not None)
             for row, own, similar in zip(new, own_s, similar_s, strict=True)

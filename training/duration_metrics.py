@@ -78,13 +78,14 @@ def judge_remaining(results: Results, judged: "Judged", seed: int) -> None:
 
 
 def _run_scores(actual: Array, values: Array) -> Iterator[tuple[str, Array]]:
-    """(metric, score of each job) of what a method tells."""
+    """(metric, score of each job) of what a method tells; NaN, which counts for nothing, where no end is known."""
     for at, level in enumerate(LEVELS):
         left = actual - values[:, at]
         if np.isfinite(left).any():
             yield f"pinball_{round(level * 100):02}", np.maximum(level * left, (level - 1) * left)
     left = actual - values[:, POINT]
     known = np.isfinite(left)
+    ended = np.isfinite(actual)
     yield "log_mae", np.abs(left)
     yield "within_2x", np.where(known, np.abs(left) <= WITHIN, np.nan)
     yield "under_share", np.where(known, left > 0, np.nan)
@@ -92,7 +93,7 @@ def _run_scores(actual: Array, values: Array) -> Iterator[tuple[str, Array]]:
         below, above = values[:, LEVELS.index(low)], values[:, LEVELS.index(high)]
         inside = (below <= actual) & (actual <= above)
         if np.isfinite(below).any():
-            yield f"coverage_{percent}", np.where(np.isfinite(below), inside, np.nan)
+            yield f"coverage_{percent}", np.where(np.isfinite(below) & ended, inside, np.nan)
 
 
 def _add(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.run_history import COLUMN
+from features.run_history import COLUMN, EMPIRICAL
 from features.run_past import LEVELS
 from models.duration import DurationModel, capped
 from models.run_rows import Survival
@@ -29,6 +29,7 @@ Say = Callable[[str], None]
 WATCHED = 15_000  # train jobs whose landmarks are fitted on
 FEWEST_OF_GROUP = 20
 POINT = LEVELS.index(0.5)
+_SIMILAR = [COLUMN[name] for name in EMPIRICAL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def _some(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
 def tracked(model: DurationModel, table: JobTable, rows: DurationRows) -> Array:
     """(row, level) the model's quantiles, moved by the outcomes known at each submission, capped by the limit."""
     issued = model.log_run(rows.features)
+    similar = rows.features[:, _SIMILAR].astype(np.float64)
+    kinds = list(zip(kin(table)[rows.job].tolist(), table.gpus[rows.job].tolist(), strict=True))
     actual, ends = np.log(table.run_s[rows.job]), table.end_s[rows.job]
     tracker = RunTracker()
     events = sorted(
@@ -108,9 +111,9 @@ def tracked(model: DurationModel, table: JobTable, rows: DurationRows) -> Array:
     )
     for at, kind, row in events:
         if kind == 1:
-            issued[row] = tracker.served(issued[row])
+            issued[row] = tracker.served(issued[row : row + 1], similar[row : row + 1], kinds[row : row + 1])[0]
         else:
-            tracker.learn(issued[row], float(actual[row]), at)
+            tracker.learn(issued[row], similar[row], kinds[row], float(actual[row]), at)
     return capped(issued, rows.features)
 
 
@@ -175,16 +178,25 @@ def conditionals(one: JobSet, rows: DurationRows) -> dict[str, Array]:
     curve = _survival(train, one.train_end_s)
     everyone = np.log(np.maximum(1.0, curve.beyond(rows.elapsed_s, 0.5) - rows.elapsed_s))
     own = everyone.copy()
-    of_train, of_rows = kin(train), kin(one.table)[rows.job]
-    for name in set(of_rows.tolist()):
-        part = train.take(of_train == name)
-        mine = np.flatnonzero(of_rows == name)
-        longer = np.array([(part.run_s > elapsed).sum() for elapsed in rows.elapsed_s[mine].tolist()])
+    train_of, rows_of = _places(kin(train)), _places(kin(one.table)[rows.job])
+    for name, mine in rows_of.items():
+        if name not in train_of:
+            continue
+        part = train.take(train_of[name])
+        ended_s = np.sort(part.run_s[np.isfinite(part.run_s)])
+        longer = len(ended_s) - np.searchsorted(ended_s, rows.elapsed_s[mine], side="right")
         mine = mine[longer >= FEWEST_OF_GROUP]
-        if len(mine):
-            left = _survival(part, one.train_end_s).beyond(rows.elapsed_s[mine], 0.5) - rows.elapsed_s[mine]
-            own[mine] = np.log(np.maximum(1.0, left))
+        left = _survival(part, one.train_end_s).beyond(rows.elapsed_s[mine], 0.5) - rows.elapsed_s[mine]
+        own[mine] = np.log(np.maximum(1.0, left))
     return {"global": everyone, "group": own}
+
+
+def _places(names: NDArray[np.object_]) -> dict[str, NDArray[np.int64]]:
+    """Where each name stands."""
+    found, where = np.unique(names.astype(np.str_), return_inverse=True)
+    order = np.argsort(where, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(where[order])) + 1)
+    return dict(zip(found.tolist(), parts, strict=True)) if len(names) else {}
 
 
 def _survival(table: JobTable, now_s: float) -> Survival:

@@ -1,5 +1,6 @@
 """Run times at submission and while jobs run: fitted on little data of our own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from models.run_rows import RunRows, Survival, told
 from models.run_tracker import RunTracker
 
 DAY_S = 86_400.0
+KIND = ("train", 8.0)
 
 
 def features_of(gpus: NDArray[np.float64], limit_s: float = np.nan) -> NDArray[np.float32]:
@@ -154,14 +156,33 @@ def test_a_damaged_folder_is_refused(model: DurationModel, tmp_path: Path) -> No
 def test_the_tracker_restores_coverage_after_a_shift() -> None:
     rng = np.random.default_rng(0)
     tracker, issued = RunTracker(), np.log([10.0, 20, 40, 80, 160, 320, 500, 900])
+    unknown = np.full(len(LEVELS), np.nan)
     covered = []
     for number in range(8000):
-        served = tracker.served(issued)
+        served = tracker.served(issued[None], unknown[None], [KIND])[0]
         log_run = float(rng.normal(np.log(300), 1.2))
         if number > 4000:
             covered.append(log_run <= served)
-        tracker.learn(served, log_run, number * 180.0)
+        tracker.learn(served, unknown, KIND, log_run, number * 180.0)
     assert np.mean(covered, axis=0) == pytest.approx(LEVELS, abs=0.03)
+
+
+def test_where_similar_jobs_know_better_they_are_believed_and_where_they_do_not_they_are_not() -> None:
+    rng = np.random.default_rng(0)
+    tracker, model = RunTracker(), np.log([10.0, 20, 40, 80, 160, 320, 500, 900])
+    fresh = np.stack((model + 0.8, model + 0.8))  # what similar jobs say of either kind
+    both, kinds = np.stack((model, model)), [("moved", 8.0), ("same", 8.0)]
+    first = tracker.served(both, fresh, kinds)
+    for number in range(3000):
+        served = tracker.served(both, fresh, kinds)
+        for row, center in enumerate((0.8, 0.0)):
+            log_run = float(rng.normal(np.log(80) + center, 1.3))
+            tracker.learn(served[row], fresh[row], kinds[row], log_run, number * 1800.0)
+    moved, same = tracker.served(both, fresh, kinds)
+    assert (moved - same > 0.3).all()
+    assert (tracker.served(both, fresh + 9, kinds) - tracker.offset - model <= 1).all()  # however far apart they are
     other = RunTracker()
-    other.load(tracker.dump())
-    np.testing.assert_array_equal(other.served(issued), tracker.served(issued))
+    other.load(json.loads(json.dumps(tracker.dump())))
+    np.testing.assert_array_equal(other.served(both, fresh, kinds), np.stack((moved, same)))
+    np.testing.assert_array_equal(tracker.served(both, fresh * np.nan, kinds)[0], np.sort(model + tracker.offset))
+    assert (first[0] == first[1]).all()

@@ -427,8 +427,8 @@ def test_what_is_told_moves_towards_what_came() -> None:
     told = told_run(run_s[0].astype(np.float32), similar_s, "m", in_time=True)
     book.spoken_by("m")
     for number in range(50):
-        book.score(told, 6000.0, NOW_MS + number * 600_000)
-    moved = np.exp(book.tracker.served(np.log(run_s)))[0]
+        book.score(told, JobShape(queue="train"), 6000.0, NOW_MS + number * 600_000)
+    moved = np.exp(book.tracker.served(np.log(run_s), np.log(run_s), [("train", 1)]))[0]
     assert moved[LEVELS.index(0.9)] > moved[LEVELS.index(0.5)] > 600
     again = RunBook()
     about, arrays = book.dump()

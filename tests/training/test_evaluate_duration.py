@@ -8,9 +8,11 @@ import pytest
 
 from features.run_history import RunHistory
 from features.run_past import LEVELS
+from training.duration_metrics import judge_run
 from training.duration_rows import replay, shape_of
 from training.evaluate_duration import evaluate_sets, predict
 from training.job_sets import JobSet, JobTable
+from training.results import Results
 
 DAY_S = 86_400.0
 TRAIN_END_S = 8 * DAY_S
@@ -117,3 +119,19 @@ def test_outcomes_after_a_moment_change_no_prediction_before_it(jobs: JobTable) 
     before = jobs.submit_s[first.job] < now_s
     assert before.any()
     np.testing.assert_array_equal(first.runs["ours"][before], second.runs["ours"][before])
+
+
+def test_jobs_whose_end_is_not_known_count_neither_as_hits_nor_as_misses(jobs: JobTable) -> None:
+    known = job_set(jobs)
+    running = np.flatnonzero(known.judged)[::3]
+    open_s = jobs.run_s.copy()
+    open_s[running] = np.nan
+    judged = predict(replace(known, table=replace(jobs, run_s=open_s)), 0, lambda line: None)
+    results = Results("duration")
+    judge_run(results, judged, 0)
+    (row,) = results.select(metric="coverage_80", method="ours")
+    ended = judged.job[np.isfinite(open_s[judged.job])]
+    told = judged.runs["ours"][np.isfinite(open_s[judged.job])]
+    inside = (told[:, 1] <= np.log(open_s[ended])) & (np.log(open_s[ended]) <= told[:, 5])
+    assert (row.n, row.value) == (len(ended), pytest.approx(inside.mean()))
+    assert {row.n for row in results.select(method="group")} == {len(ended)}
