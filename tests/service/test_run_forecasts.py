@@ -400,7 +400,8 @@ def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_pa
     pipeline = pipeline_in(tmp_path)
     registry = Registry(pipeline.config.models_folder, pipeline.clock)
     card = Card(kind="duration", created_ms=NOW_MS, made_by="a test", seed=1, fitted_until_ms=NOW_MS - 3_600_000)
-    version = registry.add("duration", fitted().save, card)
+    model = fitted()
+    version = registry.add("duration", model.save, card)
     registry.promote("duration", version, force=True)
     pipeline.take(batch(came("small", NOW_MS, gpus=1), came("large", NOW_MS, gpus=8), began("large", NOW_MS, 8)))
     tick(pipeline)
@@ -410,7 +411,7 @@ def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_pa
     assert large["run_s"]["p50"] == pytest.approx(7200, rel=0.4)
     assert large["remaining_s"]["p50"] > 1000
 
-    again = registry.add("duration", fitted().save, card)
+    again = registry.add("duration", model.save, card)
     registry.promote("duration", again, force=True)
     for folder in (version, again):
         (registry.path("duration", folder) / "duration.json").write_text("{}")
