@@ -21,6 +21,8 @@ LONG_S = 56 * DAY_S
 """With so much history all trees are fitted; below, the last LATE_SHARE of it says how many help."""
 LATE_SHARE = 0.25
 PARSIMONY = 0.005
+DEPTH, LEAF_SHARE = 3, 0.01
+"""Of a long history; a short one has a level more and leaves of `leaf_rows`: there the number of trees is held out."""
 CHANGE = FEATURES.index("change")
 # The usual change of a series that hardly moves, as a share of its scale.
 SMALLEST_CHANGE = 0.005
@@ -33,18 +35,20 @@ class Band:
     name: str
     end_s: float
     leads_s: tuple[int, ...]
-    leaves: int
 
 
 BANDS = (
-    Band("near", HOUR_S, (60, 300, 600, 1200, 1800, 3600), 15),
-    Band("mid", 6 * HOUR_S, tuple(hours * HOUR_S for hours in (1, 2, 3, 4, 6, 9)), 7),
-    Band("far", float("inf"), tuple(hours * HOUR_S for hours in (6, 9, 12, 18, 24, 36, 48, 72)), 7),
+    Band("near", HOUR_S, (60, 300, 600, 1200, 1800, 3600)),
+    Band("mid", 6 * HOUR_S, tuple(hours * HOUR_S for hours in (1, 2, 3, 4, 6, 9))),
+    Band("far", float("inf"), tuple(hours * HOUR_S for hours in (6, 9, 12, 18, 24, 36, 48, 72))),
 )
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model is fitted. rows: at most so many a band; threads: for the quantiles."""
+    """How a model is fitted. rows: at most so many a band; threads: for the quantiles.
+
+    A leaf holds at least `leaf_rows` rows, and LEAF_SHARE of a long history: neighbouring rows tell nearly the same.
+    """
 
     trees: int = 100
     learning_rate: float = 0.08
@@ -85,7 +89,7 @@ def fit_target(pasts: Sequence[Past], settings: Settings, seed: int) -> Bands:
         rows = training_rows(pasts, band, settings.rows, np.random.default_rng((seed, number)))
         if len(rows.z) < 2 * settings.leaf_rows:
             continue
-        parameters = _parameters(settings, band, seed)
+        parameters = _parameters(settings, LEAF_SHARE * len(rows.z) if long else 0, DEPTH + (not long), seed)
         by_change, trees = not long, settings.trees
         if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
             trees = _trees_that_help(rows, settings.trees, parameters)
@@ -146,12 +150,14 @@ def usual_change(x: Rows) -> Array:
     return np.nan_to_num(x[..., CHANGE].astype(np.float64)) + SMALLEST_CHANGE
 
 
-def _parameters(settings: Settings, band: Band, seed: int) -> dict[str, Any]:
+def _parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> dict[str, Any]:
     return {
         "objective": "quantile",
         "learning_rate": settings.learning_rate,
-        "num_leaves": band.leaves,
-        "min_data_in_leaf": settings.leaf_rows,
+        "num_leaves": 2**depth,
+        "max_depth": depth,
+        "min_data_in_leaf": max(settings.leaf_rows, round(leaf_rows)),
+        "extra_trees": True,
         "feature_fraction": settings.columns,
         "bagging_fraction": settings.row_share,
         "bagging_freq": 1,

@@ -26,7 +26,7 @@ WINDOWS_S = (1800, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
 FLOW_WINDOWS_S = (HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S)
 FLOW_TARGETS = ("arriving", "arriving_jobs", "started", "ended")
 """Targets that are counts within a bin: told as differences from the level of the past week, not from the last bin."""
-LEVELS = ("running", "queued", "free")
+LEVELS = ("running", "queued")
 FLOWS = FLOW_TARGETS
 AGE_GROUPS = (0, 3, 6, 9)
 """First age class of models/job_survival.py in each: below half an hour, up to 4 h, up to 2 days, longer."""
@@ -36,14 +36,11 @@ THURSDAY = 3  # 1 January 1970
 
 ORIGIN_FEATURES = (
     "level",
-    "log_scale",
     *(f"lag_{bins}_bins" for bins in LAG_BINS),
     *(f"lag_{lag // HOUR_S}h" for lag in LAGS_S),
     *(f"mean_{window}s" for window in WINDOWS_S),
-    *(f"std_{window}s" for window in WINDOWS_S),
     *LEVELS,
     *(f"{flow}_{window // HOUR_S}h" for flow in FLOWS for window in FLOW_WINDOWS_S),
-    *(f"{flow}_usual" for flow in FLOWS),
     *(f"age_{start}" for start in AGE_GROUPS),
 )
 STEP_FEATURES = (
@@ -70,14 +67,15 @@ FEATURES = (*ORIGIN_FEATURES, *STEP_FEATURES)
 class Past:
     """What one panel needs once, whatever the origins: filled rows and running sums of them.
 
-    filled: (series, bin), NaN before the first known value. sums, squares, counts: (series, bin + 1) of the filled
-    values less `centre` (series,), the first known one, which keeps the sums small. highest: (series, bin) `running`
-    so far: the capacity where none is told. ages: (series, aged, age) of
-    models/job_survival.py at the bins `aged`. started: (series, bin + 1) running sums.
+    filled: (series, bin), NaN before the first known value. sums, squares, counts: running sums, (series, bin + 1) from
+    bin `first` on, a week before the first origin, of the filled values less `centre` (series,), the first known one,
+    which keeps the sums small. highest: (series, bin) `running` so far: the capacity where none is told. ages:
+    (series, aged, age) of models/job_survival.py at the bins `aged`. started: (series, bin + 1) running sums.
     """
 
     panel: Panel
     filled: Array
+    first: int
     sums: Array
     squares: Array
     counts: Array
@@ -99,11 +97,13 @@ class Past:
         starts = None if started is None else _sums(np.nan_to_num(started))
         filled = fill(panel.values)
         known = np.isfinite(filled)
-        first = np.argmax(known, axis=1) if panel.bins else np.zeros(len(panel.names), np.intp)
-        centre = np.nan_to_num(filled[np.arange(len(filled)), first]) if panel.bins else np.zeros(len(filled))
-        around = np.where(known, filled - centre[:, None], 0.0)
-        sums = _sums(around), _sums(around**2), _sums(known.astype(np.float64))
-        return cls(panel, filled, *sums, centre, _highest(panel), survival, _ages(panel, survival, aged), aged, starts)
+        begin = np.argmax(known, axis=1) if panel.bins else np.zeros(len(panel.names), np.intp)
+        centre = np.nan_to_num(filled[np.arange(len(filled)), begin]) if panel.bins else np.zeros(len(filled))
+        first = max(0, int(aged.min(initial=panel.bins)) + 1 - max(1, round(WEEK_S / panel.bin_s)))
+        around = np.nan_to_num(filled[:, first:] - centre[:, None])
+        sums = _sums(around), _sums(around**2), _sums(known[:, first:].astype(np.float64))
+        ages = _ages(panel, survival, aged)
+        return cls(panel, filled, first, *sums, centre, _highest(panel), survival, ages, aged, starts)
 
     def bins(self, seconds: float) -> int:
         return max(1, round(seconds / self.panel.bin_s))
@@ -113,9 +113,9 @@ class Past:
         return at(self.filled, origins - back)
 
     def moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
-        """Mean and standard deviation, (origin, series) each, of the last `bins` bins, or of what there is."""
-        total, square = window(self.sums, origins, bins), window(self.squares, origins, bins)
-        count = window(self.counts, origins, bins)
+        """Mean and standard deviation, (origin, series) each, of the last `bins` bins (a week), or of what there is."""
+        last = origins - self.first
+        total, square, count = (window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / count
             spread = np.sqrt(np.maximum(square / count - mean**2, 0.0))
@@ -139,9 +139,13 @@ class Past:
     def change(self, origins: NDArray[np.intp], step: int) -> Array:
         """(origin, series) mean absolute change over `step` bins within the last two weeks, as known at the origin."""
         bins = self.bins(CHANGE_WINDOW_S)
+        end = int(origins.max(initial=-1)) + 1
         first = max(0, int(origins.min(initial=self.panel.bins)) - step + 1 - bins)
-        filled = self.filled[:, first:]
-        moved = np.abs(filled[:, step:] - filled[:, :-step])
+        filled = self.filled[:, first:end]
+        moved = filled[:, step:] - filled[:, :-step]
+        np.abs(moved, out=moved)
+        if len(origins) == 1 and moved.shape[1] and np.isfinite(moved[:, 0]).all():  # what is known stays known
+            return moved.mean(axis=1)[None]
         known = np.isfinite(moved)
         sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
         last = origins - step - first
@@ -171,36 +175,34 @@ def features(past: Past, origins: NDArray[np.intp], steps: Sequence[int]) -> Row
 
 def _origin_features(past: Past, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
     """(origin, series, feature) that are the same for every step."""
-    columns = [past.at(origins, 0) / scale, np.log10(scale)]
+    columns = [past.at(origins, 0) / scale]
     lags = [*LAG_BINS, *(past.bins(lag) for lag in LAGS_S)]
     columns += [(past.at(origins, lag) - now) / scale for lag in lags]
-    moments = [past.moments(origins, past.bins(seconds)) for seconds in WINDOWS_S]
-    columns += [(mean - now) / scale for mean, _ in moments]
-    columns += [spread / scale for _, spread in moments]
-    columns += _level_columns(past, origins, now, scale)
+    columns += [(past.moments(origins, past.bins(seconds))[0] - now) / scale for seconds in WINDOWS_S]
+    columns += _level_columns(past, origins, scale)
     columns += _flow_columns(past, origins, scale)
     columns += _age_columns(past, origins, scale)
     return np.stack(columns, axis=-1)
 
 
-def _level_columns(past: Past, origins: NDArray[np.intp], now: Array, scale: Array) -> list[Array]:
-    unknown = np.full(now.shape, np.nan)
+def _level_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+    unknown = np.full(scale.shape, np.nan)
     found = {name: at(fill(rows), origins) for name, rows in past.panel.covariates.items() if name in LEVELS}
-    running = found.get("running", past.at(origins, 0) if past.panel.target == "running" else unknown)
-    found.setdefault("running", running)
-    found.setdefault("free", scale - running)
+    found.setdefault(past.panel.target, past.at(origins, 0))
     return [found.get(name, unknown) / scale for name in LEVELS]
 
 
 def _flow_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """Sums of the last hours, less what is usual for as long; then what is usual an hour."""
+    """Sums of the last hours, less what is usual for as long.
+
+    What is usual, like all that moves within weeks, is no feature of its own: trees would tell the months by it.
+    """
     unknown = np.full(scale.shape, np.nan)
-    recent, usual = [], []
+    recent = []
     for name in FLOWS:
         rows = past.panel.covariates.get(name)
         if rows is None:
             recent += [unknown] * len(FLOW_WINDOWS_S)
-            usual.append(unknown)
             continue
         week = past.bins(WEEK_S)
         first = max(0, int(origins.min(initial=past.panel.bins)) + 1 - week)
@@ -210,8 +212,7 @@ def _flow_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[A
         for seconds in FLOW_WINDOWS_S:
             bins = past.bins(seconds)
             recent.append((window(sums, last, bins) - rate * bins) / scale)
-        usual.append(rate * past.bins(HOUR_S) / scale)
-    return [*recent, *usual]
+    return recent
 
 
 def _age_columns(past: Past, origins: NDArray[np.intp], scale: Array) -> list[Array]:

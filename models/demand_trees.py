@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import ModelError
 from models.demand_boosting import BANDS, Band, BandModel, Bands, Settings, each_level, fit_target, serves, usual_change
-from models.demand_features import DAY_S, FEATURES, FLOW_TARGETS, Past, features
+from models.demand_features import DAY_S, FEATURES, FLOW_TARGETS, Past, Rows, features
 from models.forecast import QUANTILES, Panel
 from models.job_survival import JobSurvival
 
@@ -104,12 +104,11 @@ class DemandTrees:
         if bands is None or not len(panel.names):
             return found
         past = Past.of(panel, self.survival, origins)
-        for band, rows in _by_band(steps, panel.bin_s):
-            if band.name not in bands:
-                continue
-            for part in _chunks(origins, len(rows) * len(panel.names)):
-                z = _predict(bands[band.name], past, origins[part], [steps[row] for row in rows], self.settings)
-                found[:, rows, part] = z
+        for part in _chunks(origins, len(steps) * len(panel.names)):
+            x = features(past, origins[part], steps)
+            for band, rows in _by_band(steps, panel.bin_s):
+                if band.name in bands:
+                    found[:, rows, part] = _predict(bands[band.name], past, origins[part], x[rows], self.settings)
         found.sort(axis=0)
         return found
 
@@ -164,11 +163,8 @@ def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
     return JobSurvival.fit(started, ended, running, panel.bin_s)
 
 
-def _predict(
-    model: BandModel, past: Past, origins: NDArray[np.intp], steps: Sequence[int], settings: Settings
-) -> Array:
-    """(quantile, step, origin, series) in the unit of the series."""
-    x = features(past, origins, steps)
+def _predict(model: BandModel, past: Past, origins: NDArray[np.intp], x: Rows, settings: Settings) -> Array:
+    """(quantile, step, origin, series) in the unit of the series, from features of the same shape."""
     flat = x.reshape(-1, x.shape[-1])
     threads = settings.threads if len(flat) >= FEW_ROWS else 1
     levels = each_level(lambda booster: booster.predict(flat, num_threads=1), model.boosters, threads)

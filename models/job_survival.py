@@ -22,6 +22,7 @@ AGES_S = (0, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_80
 ROUNDS = 4
 SMALLEST_HAZARD, LARGEST_HAZARD = 1e-5, 0.95
 FIRST_MEAN_S = 3
+SMALLEST_GONE = 1e-9  # GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +66,37 @@ class JobSurvival:
     ) -> tuple[NDArray[np.float32], Array]:
         """(series, len(bins), age) at the end of these bins, and (age,) what left up to the last of them."""
         begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
-        pass_on = _pass_on(self.bin_s)
+        pass_on, hazard = _pass_on(self.bin_s)[:, None], self.hazard[:, None]
         ages = np.empty((len(begins), len(bins), len(AGES_S)), np.float32)
         left = np.zeros(len(AGES_S))
         wanted: dict[int, list[int]] = {}
         for row, bin in enumerate(bins.tolist()):
             wanted.setdefault(bin, []).append(row)
-        now = _before(running, begins - ends)[:, None] * self.mix
+        now = self.mix[:, None] * _before(running, begins - ends)  # (age, series)
+        older = np.empty_like(now)
         for bin in range(max(wanted, default=-1) + 1):
-            older = now * pass_on
-            now = now - older
-            now[:, 1:] += older[:, :-1]
-            now[:, 0] += begins[:, bin]
-            gone = _share_out(now, self.hazard, ends[:, bin])
-            now = now - gone
-            left += gone.sum(axis=0)
+            np.multiply(now, pass_on, out=older)
+            now -= older
+            now[1:] += older[:-1]
+            now[0] += begins[:, bin]
+            gone = _share_out(now, hazard, ends[:, bin])
+            now -= gone
+            left += gone.sum(axis=1)
             if bin in wanted:
-                ages[:, wanted[bin]] = now[:, None]
+                ages[:, wanted[bin]] = now.T[:, None]
         return ages, left
 
 
 def _share_out(ages: Array, hazard: Array, ended: Array) -> Array:
-    """(series, age) departures that add up to `ended` (series,), or to all there is, by hazard and never below 0."""
-    likely = ages * hazard
-    scaled = likely * (ended / np.maximum(likely.sum(axis=1), 1e-12))[:, None]
-    gone = np.minimum(scaled, ages)
-    lacking = ended - gone.sum(axis=1)
-    room = ages - gone
-    rest = np.clip(lacking / np.maximum(room.sum(axis=1), 1e-12), 0.0, 1.0)
-    return np.asarray(gone + room * rest[:, None])
+    """(age, series) departures that add up to `ended` (series,), or to all there is, by hazard and never below 0."""
+    gone = ages * hazard
+    gone *= ended / np.maximum(gone.sum(axis=0), 1e-12)
+    np.minimum(gone, ages, out=gone)
+    lacking = ended - gone.sum(axis=0)
+    if lacking.max(initial=0.0) > SMALLEST_GONE:
+        room = ages - gone
+        gone += room * np.clip(lacking / np.maximum(room.sum(axis=0), 1e-12), 0.0, 1.0)
+    return gone
 
 
 def _before(running: Array, net: Array) -> Array:
