@@ -160,6 +160,8 @@ def compare(
     """How far healthy simulated telemetry is from recorded H100 runs: a Kolmogorov-Smirnov distance a quantity.
 
     Reads telemetry/h100-phases below FLEETCAST_DATA; 0 is alike, 1 has nothing in common.
+
+      fleetcast simulate compare --seed 2
     """
     from cli.data import data_folder
     from simulator.h100 import FOLDER

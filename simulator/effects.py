@@ -74,6 +74,7 @@ class Effects:
     sbe_per_s: NDArray[np.float64] = field(init=False)
     replays_per_s: NDArray[np.float64] = field(init=False)
     symbols_per_s: NDArray[np.float64] = field(init=False)
+    cnp_per_s: NDArray[np.float64] = field(init=False)  # congestion notifications that the port has to heed
     port_slow: NDArray[np.float64] = field(init=False)  # a transfer takes this many times as long
     port_wait: NDArray[np.float64] = field(init=False)  # share of time that data wait to be sent
     port_speed: NDArray[np.float64] = field(init=False)  # B/s
@@ -107,7 +108,8 @@ class Effects:
         self.thermal_share, self.power_share = np.zeros(shape), np.zeros(shape)
         self.power_limit_w = np.full(shape, MAX_POWER_W)
         self.link_width, self.link_gen = np.full(shape, 16.0), np.full(shape, 5.0)
-        self.sbe_per_s, self.replays_per_s, self.symbols_per_s = (np.zeros(shape) for _ in range(3))
+        self.sbe_per_s, self.replays_per_s = np.zeros(shape), np.zeros(shape)
+        self.symbols_per_s, self.cnp_per_s = np.zeros(shape), np.zeros(shape)
         self.host_slow, self.load = np.ones(shape), np.ones(shape)
         self.util_drop, self.steal = np.zeros(shape), np.zeros(self.nodes)
         self.port_slow, self.port_wait = np.ones(shape), np.zeros(shape)

@@ -103,6 +103,8 @@ class SlowNicKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
     half_rate_slow: Span = (1.5, 2.0)  # times as long a transfer
     slow: Span = (1.2, 1.6)
     wait_share: Span = (0.3, 0.6)
+    congested_share: float = 0.5  # of those at full rate: congestion notifications and retransmissions tell of it
+    notifications_per_s: Span = (50.0, 2000.0)
 
 
 class PowerBrakeKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -63,18 +63,22 @@ class SlowNic(Passing):
     slow: float
     wait_share: float
     half_rate: bool
+    cnp_per_s: float
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kind: SlowNicKind) -> "SlowNic":
         half_rate = bool(rng.random() < kind.half_rate_share)
         slow = rng.uniform(*(kind.half_rate_slow if half_rate else kind.slow))
-        return cls(slow, wait_share=rng.uniform(*kind.wait_share), half_rate=half_rate)
+        wait_share = rng.uniform(*kind.wait_share)
+        congested = not half_rate and rng.random() < kind.congested_share
+        return cls(slow, wait_share, half_rate, rng.uniform(*kind.notifications_per_s) if congested else 0.0)
 
     def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
         effects.port_slow[node, unit] = 1.0 + (self.slow - 1.0) * min(1.0, age_s / 5.0)
         effects.port_wait[node, unit] = self.wait_share
+        effects.cnp_per_s[node, unit] = self.cnp_per_s if load.networked[node, unit] else 0.0
         if self.half_rate:
             effects.port_speed[node, unit] /= 2
         return bool(load.networked[node, unit])

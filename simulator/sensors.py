@@ -23,6 +23,7 @@ from simulator.workload import JobPhase
 FB_TOTAL_MIB = 81_559.0
 FB_RESERVED_MIB = 576.0
 NOISE_TAU_S = 20.0
+RETRANSMITTED = 0.01  # packets sent again for each congestion notification
 GIB = 1024.0**3
 HOST_MEMORY_BYTES = 2048 * GIB
 
@@ -205,6 +206,8 @@ class Sensors:
             self._port_rate[PORT_ROW[f"port_data_{direction}_bytes_total"]] = total
             self._port_rate[PORT_ROW[f"port_packets_{direction}_total"]] = total / physics.PACKET_BYTES
         self._port_rate[PORT_ROW["symbol_error_total"]] = effects.symbols_per_s
+        self._port_rate[PORT_ROW["rp_cnp_packets_handled_total"]] = effects.cnp_per_s
+        self._port_rate[PORT_ROW["roce_adp_retransmits_total"]] = RETRANSMITTED * effects.cnp_per_s
         self.port[PORT_ROW["state_id"]] = np.where(up, 4, 1)
         self.port[PORT_ROW["physical_state_id"]] = np.where(up, 5, 2)
         self.port[PORT_ROW["rate_bytes_per_second"]] = effects.port_speed

@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 from cli.main import app
 
 COMMANDS = (
-    *("", "run", "demo", "bench", "check-config", "simulate", "simulate cluster", "simulate faults", "simulate steps", "simulate compare"),
+    *("", "run", "demo", "bench", "check-config"),
+    *("simulate", "simulate cluster", "simulate faults", "simulate steps", "simulate compare"),
     *(
         "data",
         "data list",
