@@ -6,9 +6,11 @@ every minute in a thread: every series forecast by every forecaster, gated, made
 while the gates still learn the history, which is when it has most to do. It is told in CPU seconds of that thread, as
 `cpu_s` is. Answers are of pools drawn at random, in an open loop, while the board is replaced twice a second, so that
 most answers are made anew from a board that nobody has read yet. `body` is the part of an answer that is made from the
-board, in CPU time of this process, each on a board that was not read before.
+board, in CPU time of this process, each on a board that was not read before. `dump` is how long the pipeline's event
+loop stands still at most while a snapshot copies the gates in a thread; its peer is the copy in the loop.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,7 @@ from service.board import BoardWriter, Section, encode_board
 from service.demand_sections import demand_sections
 from service.feed import BoardFeed
 from service.routes.demand import demand_body
+from service.thread_work import in_thread
 
 SIZES = (20, 200)
 BINS, MINUTES = 28 * 144, 1440
@@ -40,7 +43,7 @@ CHECK_EVERY = 20
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Three records a size in pools."""
+    """Four records a size in pools."""
     for pools in sizes:
         histories = fleet(pools)
         desk, cpu_s = DemandDesk([Sparse()], [Sparse()]), []
@@ -53,6 +56,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         assert len(rows) == sum(len(told.whose) for told in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
         yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
+        yield _dump(desk, size)
         yield _bodies(sections, pools, size)
         yield _answers(sections, pools, size)
 
@@ -80,6 +84,25 @@ def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]
     """(series, bin) 0 or 1 for eight hours on average, and 1 a third of the time."""
     turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
     return np.asarray(turns % 3 == 0, np.float64)
+
+
+def _dump(desk: DemandDesk, size: dict[str, int]) -> dict[str, Any]:
+    """The longest gap between two turns of a loop that has nothing else to do."""
+
+    async def longest() -> float:
+        work, gap_s = asyncio.ensure_future(in_thread(desk.dump)), 0.0
+        while not work.done():
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            gap_s = max(gap_s, time.perf_counter() - began - 0.001)
+        assert len((await work)[1]) > 1, "nothing was kept"
+        return 1000 * gap_s
+
+    began, cpu = time.perf_counter(), time.thread_time()
+    desk.dump()
+    alone_ms, cpu_s = (time.perf_counter() - began) * 1000, time.thread_time() - cpu
+    gaps_ms = [asyncio.run(longest()) for _ in range(REPEATS)]
+    return record("served_demand", "dump", size, gaps_ms, "ms", cpu_s=cpu_s, peer=("in the loop", alone_ms))
 
 
 def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:

@@ -366,14 +366,16 @@ class Pipeline:
         What was taken up to that moment is in the archive's files before there is a snapshot that holds the positions.
         """
         async with self._saving, self.history.still:
-            async with self.demand.free, self.runs.free, self._memory_free:
-                self.time.settle()
-                self._rest()
-                flush = self.history.hand_over()
-                positions = {source.name: source.position() for source in self.sources} | self.history.mark()
-                generation = self.state.topology.generation
-                kept = replace(self.kept, positions=positions, generation=generation, saved_ms=self.time.now_ms())
-                writing = self.snapshot.save(kept)
+            async with self.demand.free:
+                desk = await in_thread(self.desk.dump)
+                async with self.runs.free, self._memory_free:
+                    self.time.settle()
+                    self._rest()
+                    flush = self.history.hand_over()
+                    positions = {source.name: source.position() for source in self.sources} | self.history.mark()
+                    generation = self.state.topology.generation
+                    kept = replace(self.kept, positions=positions, generation=generation, saved_ms=self.time.now_ms())
+                    writing = self.snapshot.save(kept, desk)
             try:
                 await in_thread(flush)
             except BaseException:

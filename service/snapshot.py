@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from features.arrays_file import TornFileError, read_arrays, write_arrays
 from features.job_peaks import JobPeaks
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 KEPT = 2
 Positions = dict[str, dict[str, Any]]
 Work = Callable[[], object]
+Dump = tuple[dict[str, Any], dict[str, NDArray[Any]]]
 _UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, StoreError, TornFileError, msgspec.MsgspecError)
 
 
@@ -126,14 +128,15 @@ class Snapshot:
             book=book,
         )
 
-    def save(self, kept: Kept) -> Coroutine[None, None, Positions | None]:
+    def save(self, kept: Kept, desk: Dump | None = None) -> Coroutine[None, None, Positions | None]:
         """Copy the tables at once; what is returned is to be awaited, and writes while the state goes on.
 
+        desk: what `kept.desk.dump()` gave, where that was asked in a thread; the desk has not changed since.
         It gives the positions of the older one of the snapshots that are kept: what lies before them may be deleted
         at its source (None: nothing may). Raises OSError; then the snapshots from before are still there.
         """
         number = max([0, *self.numbers()]) + 1
-        works = self._works(kept, self.folder / str(number))
+        works = self._works(kept, desk or kept.desk.dump(), self.folder / str(number))
         return self._write(number, kept.positions, next(works), works)
 
     async def _write(
@@ -146,14 +149,14 @@ class Snapshot:
         await in_thread(self._tidy)
         return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
 
-    def _works(self, kept: Kept, folder: Path) -> Iterator[Work]:
+    def _works(self, kept: Kept, desk: Dump, folder: Path) -> Iterator[Work]:
         """To take the next one copies; to do it writes, and may be done in a thread."""
         beside = folder.with_name(f".{folder.name}.tmp")
-        yield self._tables(kept, beside, folder)
+        yield self._tables(kept, desk, beside, folder)
         yield from kept.state.store.saving(beside / "store", becomes=folder / "store")
         yield lambda: _become(beside, folder)
 
-    def _tables(self, kept: Kept, beside: Path, becomes: Path) -> Callable[[], None]:
+    def _tables(self, kept: Kept, desk: Dump, beside: Path, becomes: Path) -> Callable[[], None]:
         state = kept.state
         document = {
             "positions": kept.positions,
@@ -169,7 +172,7 @@ class Snapshot:
         }
         jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
         nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
-        demand, desk, memory = state.demand.dump(), kept.desk.dump(), kept.memory.dump()
+        demand, memory = state.demand.dump(), kept.memory.dump()
         runs, peaks, told = state.runs.dump(), kept.peaks.dump(), kept.book.dump()
 
         def write() -> None:
