@@ -1,5 +1,6 @@
-"""Run times beside a pipeline, with a model that was fitted on jobs made here.
+"""Run times, with a model that is fitted on jobs made here: by itself, and beside a pipeline.
 
+`fit`: a fit, its back-tests included. `tell`: run-time quantiles of one submission after another, as they come.
 `look`: one pass that tells anew what is left of every running job (once a minute, mostly in a thread). `rows`: what it
 adds to a tick to say so in the rows of `/v1/jobs` and in the placer's section. `estimate`: run time and needs of a
 request from the board, as `POST /v1/jobs/estimate` looks them up (the placer's part is `start`).
@@ -34,11 +35,15 @@ NOW_MS = 1_760_000_000_000
 USERS, NAMES = 97, 40
 FITTED_ON = 5_000
 ESTIMATES = 100
+TOLD = 100
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Three records a size."""
-    model = _fitted()
+    """Two records of the model, three a size of the pipeline."""
+    rows = _history()
+    yield measure("runs", "fit", {"jobs": FITTED_ON}, _fit(rows), "s", repeats=1)
+    model = _fitted(rows)
+    yield measure("runs", "tell", {"jobs": TOLD}, _tell(model, rows), "us/job")
     for jobs in sizes:
         size = {"jobs": jobs}
         with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +55,8 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
             yield measure("runs", "estimate", size, _estimate(Path(folder)), "us/request")
 
 
-def _fitted() -> DurationModel:
+def _history() -> RunRows:
+    """Submissions, and the moment after 10 min of those that ran as long."""
     rng = np.random.default_rng(3)
     gpus, at_s = rng.choice([1.0, 4.0, 8.0], FITTED_ON), np.sort(rng.uniform(0, 3e6, FITTED_ON))
     run_s = 600 * gpus * np.exp(rng.normal(0, 1.0, FITTED_ON))
@@ -63,7 +69,29 @@ def _fitted() -> DurationModel:
         np.concatenate((at_s, at_s[late])),
         np.concatenate((at_s + run_s, (at_s + run_s)[late])),
     )
-    return DurationModel(seed=1).fit(rows.take(np.argsort(rows.at_s, kind="stable")), 4e6)
+    return rows.take(np.argsort(rows.at_s, kind="stable"))
+
+
+def _fitted(rows: RunRows) -> DurationModel:
+    return DurationModel(seed=1).fit(rows, 4e6)
+
+
+def _fit(rows: RunRows) -> Callable[[], int]:
+    def one() -> int:
+        assert _fitted(rows).fitted_until_ms is not None
+        return 1
+
+    return one
+
+
+def _tell(model: DurationModel, rows: RunRows) -> Callable[[], int]:
+    def one() -> int:
+        for row in range(TOLD):
+            (told_s,) = model.run_s(rows.features[row : row + 1])
+            assert np.isfinite(told_s).all()
+        return TOLD
+
+    return one
 
 
 class _Served(ServedRunModel):

@@ -45,7 +45,14 @@ def history(count: int = 600, seed: int = 3) -> RunRows:
 
 @pytest.fixture(scope="module")
 def model() -> DurationModel:
-    return DurationModel(seed=1, threads=1).fit(history(), 20 * DAY_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.boosted_quantiles.TREES", 40)
+        return DurationModel(seed=1, threads=1).fit(history(), 20 * DAY_S)
+
+
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.boosted_quantiles.TREES", 8)
 
 
 def test_quantiles_follow_the_size_and_cover_what_they_say(model: DurationModel) -> None:
@@ -158,10 +165,10 @@ def test_the_tracker_restores_coverage_after_a_shift() -> None:
     tracker, issued = RunTracker(), np.log([10.0, 20, 40, 80, 160, 320, 500, 900])
     unknown = np.full(len(LEVELS), np.nan)
     covered = []
-    for number in range(8000):
+    for number in range(6000):
         served = tracker.served(issued[None], unknown[None], [KIND])[0]
         log_run = float(rng.normal(np.log(300), 1.2))
-        if number > 4000:
+        if number > 3000:
             covered.append(log_run <= served)
         tracker.learn(served, unknown, KIND, log_run, number * 180.0)
     assert np.mean(covered, axis=0) == pytest.approx(LEVELS, abs=0.03)
@@ -173,11 +180,11 @@ def test_where_similar_jobs_know_better_they_are_believed_and_where_they_do_not_
     fresh = np.stack((model + 0.8, model + 0.8))  # what similar jobs say of either kind
     both, kinds = np.stack((model, model)), [("moved", 8.0), ("same", 8.0)]
     first = tracker.served(both, fresh, kinds)
-    for number in range(3000):
+    for number in range(1500):
         served = tracker.served(both, fresh, kinds)
         for row, center in enumerate((0.8, 0.0)):
             log_run = float(rng.normal(np.log(80) + center, 1.3))
-            tracker.learn(served[row], fresh[row], kinds[row], log_run, number * 1800.0)
+            tracker.learn(served[row], fresh[row], kinds[row], log_run, number * 3600.0)
     moved, same = tracker.served(both, fresh, kinds)
     assert (moved - same > 0.3).all()
     assert (tracker.served(both, fresh + 9, kinds) - tracker.offset - model <= 1).all()  # however far apart they are
