@@ -30,7 +30,7 @@ class QuantileTracker:
     offset += eta * size * (level - 1[y <= q + offset]): quantile tracking, the P part of conformal PID control
     (Angelopoulos et al., 2023). It starts with a large eta, so that the first weeks of outcomes set the offset to the
     quantile of the residuals, as split conformal does; then eta falls to a floor (Angelopoulos et al., 2024), which is
-    lower for long leads: their outcomes overlap, so that one surprise would count many times.
+    somewhat lower for long leads: their outcomes overlap, so that one surprise counts many times.
     """
 
     levels: Array  # (quantile,)
@@ -77,4 +77,4 @@ class QuantileTracker:
     def eta(self, step: int) -> Array:
         """(series,) the present rate."""
         overlap = self.overlap[step]
-        return np.asarray(np.maximum(ETA_FLOOR / np.sqrt(overlap), ETA_START / (ETA_HALF * overlap + self.seen[step])))
+        return np.asarray(np.maximum(ETA_FLOOR / overlap**0.25, ETA_START / (ETA_HALF * overlap + self.seen[step])))

@@ -6,9 +6,14 @@ have been served, and its calibration learns:
     issue(origin) ──► pending ──► mature(bin): loss of each candidate, by blocks of origins
                                                offsets of its quantiles (models/calibrate.py)
 
-    candidates = the forecasters, and the equal-weight mean of the quantiles of the best three that are near the best
-    served     = per series and band the one with the lowest loss over four weeks, if it beats persistence by 3 %, by
-                 more than chance, over at least 20 origins that do not overlap; else persistence (the first name)
+    candidates = the forecasters, and the mean of their quantiles by weights that follow outcomes
+    served     = per series and band the candidate with the lowest loss over four weeks of those that beat persistence:
+                 a forecaster by 3 % and by more than chance in this series; the mean, which hedges, by 1.5 % and by
+                 more than the standard error of its gain over all series. Else persistence, the first name
+
+Persistence, Theta and trees begin with equal weights, others with little; a weight falls by what the outcome says
+against its owner, in the series and in all of them: exponentiated gradient of the pinball loss (Kivinen and Warmuth,
+1997; for quantiles Berrisch and Ziel, 2021). Few origins that do not overlap must show a clearer gain.
 
 Neighbouring horizons share a band and so a forecaster: a forecast does not jump where the lead grows by an hour. The
 series of a panel are judged together and alone: what wins over all of them needs less evidence in one.
@@ -32,12 +37,14 @@ DAY_S = 86_400
 DAYS_KEPT = 28
 BLOCK_S = 21_600  # losses are summed by the block of the origin; so often a choice is made anew
 BAND_ENDS_S = (3600, 21_600)  # up to an hour, up to six, longer
-BEST = 3
-NEAR = 1.1  # how much worse than the best one may be to enter the mean
-WIN = 0.97
-SURE_T = 2.0
-FEWEST_ORIGINS = 20.0
-FEWEST_BLOCKS = 12
+EQUALS = ("persistence", "theta", "trees")  # who begins with weight 1 in the mean
+OTHERS_WEIGHT = 0.03
+WEIGHT_RATE = 0.25  # of an outcome that does not overlap with others, in units of persistence's usual error
+WEIGHT_HALF = 672.0  # such outcomes after which one counts half: four weeks of hours
+MOST_REGRET, LEAST_STANDING = 3.0, -50.0
+WIN, WIN_MEAN = 0.97, 0.985
+SURE_T, SURE_T_MEAN = 2.0, 1.0
+FEWEST_ORIGINS, FEW_ORIGINS = 3.0, 5.0  # a gain must be 1 + FEW_ORIGINS / origins times as sure
 FEWEST_DAYS = 7
 POOL_ORIGINS = 60.0  # a series is judged as if it had this many origins of the mean series
 BASELINES = ("persistence", "seasonal_naive")
@@ -100,6 +107,7 @@ class Gate:
         self.ceiling = _ceiling(ceiling, len(self.series))
         ends = [step * bin_s for step in self.steps]
         bands = np.searchsorted(BAND_ENDS_S, ends)
+        self._band_of = np.unique(bands, return_inverse=True)[1]
         self._bands = [np.flatnonzero(bands == band) for band in range(len(BAND_ENDS_S) + 1) if (bands == band).any()]
         shape = (len(self.steps), len(self.series))
         candidates = len(self.names)
@@ -109,7 +117,9 @@ class Gate:
         self._counts = np.zeros((kept, *shape), np.float32)
         self._blocks = np.full(kept, -1, np.int64)  # which block each row holds
         self._chosen = np.zeros(shape, np.intp)
-        self._best = np.zeros((BEST, *shape), np.intp)
+        start = np.where(np.isin(names, EQUALS), 1.0, OTHERS_WEIGHT)
+        self._start = np.where(self._shadow[:-1], 0.0, start)
+        self._standing = np.zeros((len(names), len(self._bands), len(self.series)))  # log of what a weight has gained
         self._stamp = -1
         self._pending: dict[int, list[Pending]] = {}
 
@@ -170,6 +180,7 @@ class Gate:
 
     def forget(self, name: str) -> None:
         """A forecaster is another one from now on: as if the one before had said what persistence said."""
+        self._standing[self.names.index(name)] = self._standing[0]
         for at in (self.names.index(name), self.names.index(MEAN)):
             self._losses[:, at] = self._losses[:, 0]
             self.tracker.offset[at] = self.tracker.offset[0]
@@ -179,9 +190,34 @@ class Gate:
 
     def _candidates(self, raw: Array) -> Array:
         """(candidate, quantile, step, series): who cannot forecast says what persistence says; the mean at the end."""
-        known = np.where(np.isfinite(raw).all(axis=1, keepdims=True), raw, raw[:1])
-        best = np.take_along_axis(known, self._best[:, None], axis=0)
-        return np.concatenate([known, best.mean(axis=0, keepdims=True)])
+        heard = np.asarray(np.isfinite(raw).all(axis=1))
+        known = np.where(heard[:, None], raw, raw[:1])
+        heard[0] = True
+        weights = self._weights() * heard
+        mean = np.einsum("kqts,kts->qts", known, weights / weights.sum(axis=0))
+        return np.concatenate([known, mean[None]])
+
+    def _weights(self) -> Array:
+        """(forecaster, step, series) of the mean. A series' own standings add to those of the panel."""
+        size = self.tracker.size[[band[0] for band in self._bands]]
+        total = size.sum(axis=1, keepdims=True)
+        share = np.divide(size, total, out=np.zeros_like(size), where=total > 0)
+        standing = self._standing.copy()
+        if len(self.series) > 1:
+            standing += (standing * share).sum(axis=2, keepdims=True)
+        standing[self._start == 0] = -np.inf
+        behind = np.maximum(standing - standing.max(axis=0), LEAST_STANDING)
+        return np.asarray((self._start[:, None, None] * np.exp(behind))[:, self._band_of])
+
+    def _weigh(self, at: int, raw: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
+        """Who would have drawn the mean towards the outcome stands higher. raw: (candidate, quantile, series)."""
+        mean, size, band = raw[-1], self.tracker.size[at], int(self._band_of[at])
+        slope = (outcome <= mean) - LEVELS[:, None]
+        regret = 2 * (slope * (raw[:-1] - mean)).mean(axis=1)
+        regret = np.divide(regret, size, out=np.zeros_like(regret), where=size > 0).clip(-MOST_REGRET, MOST_REGRET)
+        share = 1 / (len(self._bands[band]) * self.tracker.overlap[at])
+        moved = self._standing[:, band] * 0.5 ** (share / WEIGHT_HALF) - WEIGHT_RATE * share * regret
+        self._standing[:, band] = np.where(known, moved, self._standing[:, band])
 
     def _serve(self, candidates: Array) -> Served:
         calibrated = self._bounded(self.tracker.apply(candidates))
@@ -211,34 +247,36 @@ class Gate:
         self._hits[slot, at] += (served[LOW_80] <= outcome) & (outcome <= served[HIGH_80]) & known
         self._counts[slot, at] += known
         self.tracker.learn(at, raw, outcome, known)
+        self._weigh(at, raw, outcome, known)
 
     def _choose(self) -> None:
         """Choose anew for every band, from what has matured."""
         for band in self._bands:
-            loss, gain, evidence = self._band_losses(band)
+            loss, gain, size, origins = self._band_losses(band)
             lead = max(self.steps[at] for at in band) / self._block
-            ratio, sure = _judged(loss, *_units(gain, lead), evidence)
+            ratio, t, t_of_all = _judged(loss, *_units(gain, lead), size, origins)
             ratio[self._shadow] = np.inf
-            ratio[1:][loss[1:] == loss[0]] = np.inf  # who says nothing of a series is persistence, once in the mean
-            earned = np.where(sure & (ratio <= WIN), ratio, np.inf)
+            doubt = np.where(origins < FEWEST_ORIGINS, np.inf, 1 + FEW_ORIGINS / np.maximum(origins, 1.0))
+            earns = (ratio <= WIN) & (t > SURE_T * doubt)
+            earns[-1] = (ratio[-1] <= WIN_MEAN) & (t_of_all[-1] > SURE_T_MEAN * doubt)
+            earned = np.where(earns, ratio, np.inf)
             earned[0] = 1.0
             self._chosen[band] = earned.argmin(axis=0)
-            self._best[:, band] = _best(ratio[:-1], evidence)[:, None]
 
-    def _band_losses(self, band: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        """loss (candidate, series), gain over persistence (block, candidate, series), origins (series,).
+    def _band_losses(self, band: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+        """loss (candidate, series), gain over persistence (block, candidate, series), size and origins (series,).
 
-        Losses of a lead are in units of persistence's mean loss at that lead, so that leads weigh the same.
+        size is persistence's mean loss, origins those that do not overlap. Losses of a lead are in units of
+        persistence's at that lead, so that leads weigh the same.
         """
         sums = self._losses[:, :-1, band].astype(np.float64)
         counts = self._counts[:, band].astype(np.float64)
         unit = sums[:, 0].sum(axis=0) / np.maximum(counts.sum(axis=0), 1.0)
         scaled = np.divide(sums, unit, out=np.zeros_like(sums), where=unit > 0).sum(axis=2) / len(band)
-        gain = scaled[:, :1] - scaled
-        lead = max(1, min(self.steps[at] for at in band))
         blocks = (counts.sum(axis=1) > 0).sum(axis=0)
-        evidence = np.minimum(counts.sum(axis=0).max(axis=0), blocks * self._block / lead)
-        return scaled.sum(axis=0), gain, np.where(blocks >= FEWEST_BLOCKS, evidence, 0.0)
+        lead = max(1, min(self.steps[at] for at in band))
+        origins = np.minimum(counts.sum(axis=0).max(axis=0), blocks * self._block / lead)
+        return scaled.sum(axis=0), scaled[:, :1] - scaled, unit.sum(axis=0), origins
 
     def dump(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """JSON-able, and arrays by name; `load` takes them into a gate of the same names, steps and series."""
@@ -264,15 +302,16 @@ class Gate:
             "hits": self._hits,
             "counts": self._counts,
             "chosen": self._chosen,
-            "best": self._best,
+            "standing": self._standing,
             "offset": tracker.offset,
             "seen": tracker.seen,
             "size": tracker.size,
         }
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `dump`. Other forecasters or steps: the gate begins anew. Series may come and go."""
-        if about["names"] != list(self.names) or about["steps"] != list(self.steps):
+        """The inverse of `dump`. Other forecasters, steps or arrays: the gate begins anew. Series may come and go."""
+        is_same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
+        if not is_same or not self._arrays().keys() <= arrays.keys():
             return
         old = {name: n for n, name in enumerate(about["series"])}
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
@@ -293,17 +332,6 @@ def _ceiling(ceiling: Array | None, series: int) -> Array:
     return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)
 
 
-def _best(ratio: Array, evidence: Array) -> NDArray[np.intp]:
-    """(BEST, series) the members of the mean: the best three, as far as they are near the best."""
-    order = ratio.argsort(axis=0, kind="stable")[:BEST]
-    near = np.take_along_axis(ratio, order, axis=0) <= NEAR * ratio.min(axis=0)
-    best = np.zeros((BEST, ratio.shape[1]), np.intp)
-    best[:] = order[0]
-    best[: len(order)] = np.where(near, order, order[0])
-    best[:, evidence < FEWEST_ORIGINS] = 0
-    return best
-
-
 def _units(gain: Array, lead: float) -> tuple[Array, float]:
     """(unit, candidate, series) gains of days, or of blocks while there are few days; how many units overlap.
 
@@ -316,26 +344,29 @@ def _units(gain: Array, lead: float) -> tuple[Array, float]:
     return gain, max(1.0, lead)
 
 
-def _judged(loss: Array, gain: Array, overlap: float, evidence: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """(candidate, series) loss relative to persistence, drawn to that of all series; and where a gain is sure.
+def _judged(loss: Array, gain: Array, overlap: float, size: Array, origins: Array) -> tuple[Array, Array, Array]:
+    """(candidate, series) loss relative to persistence, drawn to that of all series, and t of the gain, one-sided.
 
-    The gain of a unit of time is tested by a one-sided t; `overlap` units count as one. In one series a gain that all
-    series show is sure enough when it shows there at all.
+    size: (series,) what they weigh among all. The last returned is t of the gain of all of them, (candidate, 1).
+
+    In one series a gain that all series show is as sure as in all when it shows there at all.
     """
     alone = np.divide(loss, loss[:1], out=np.ones_like(loss), where=loss[:1] > 0)
-    total = loss.sum(axis=1, keepdims=True)
+    total = (loss * size).sum(axis=1, keepdims=True)
     pooled = np.divide(total, total[:1], out=np.ones_like(total), where=total[:1] > 0)
-    ratio = (evidence * alone + POOL_ORIGINS * pooled) / (evidence + POOL_ORIGINS) if loss.shape[1] > 1 else alone
-    seen = (loss[0] > 0) & (evidence >= FEWEST_ORIGINS)
-    t_alone = _t(gain, overlap)
-    t_pooled = _t(gain.sum(axis=2, keepdims=True), overlap)
-    return ratio, ((t_alone > SURE_T) | ((t_pooled > SURE_T) & (t_alone > 0))) & seen
+    ratio = (origins * alone + POOL_ORIGINS * pooled) / (origins + POOL_ORIGINS) if loss.shape[1] > 1 else alone
+    t = _t(gain, overlap)
+    t_pooled = _t((gain * size).sum(axis=2, keepdims=True), overlap)
+    return ratio, np.where(t > 0, np.maximum(t, t_pooled), t), t_pooled
 
 
 def _t(gain: Array, overlap: float) -> Array:
-    """(unit, candidate, series) -> (candidate, series): mean by its standard error; units without outcomes are 0."""
+    """(unit, candidate, series) -> (candidate, series): mean by its standard error; units without outcomes are 0.
+
+    `overlap` units count as one. A gain that never varies is sure.
+    """
     units = np.maximum((np.abs(gain).max(axis=1, keepdims=True) > 0).sum(axis=0), 2)
     mean = gain.sum(axis=0) / units
     variance = np.maximum((gain**2).sum(axis=0) / units - mean**2, 0.0) * units / (units - 1)
     error = np.sqrt(variance * overlap / units)
-    return np.asarray(np.divide(mean, error, out=np.zeros_like(mean), where=error > 0))
+    return np.asarray(np.divide(mean, error, out=np.where(mean > 0, np.inf, 0.0), where=error > 0))

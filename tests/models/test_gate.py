@@ -54,14 +54,16 @@ def persistence(values, origins):
     return {origin: type("S", (), {"values": raw[:, :, n]}) for n, origin in enumerate(origins)}
 
 
-def test_random_walks_are_served_by_persistence_at_its_price():
-    values = np.concatenate([walk(5000, seed) for seed in range(4)])
+def test_random_walks_cost_what_persistence_costs():
+    """Up to six hours it serves; beyond, a month of a walk may look as if it came back, and the mean hedges."""
+    values = np.concatenate([walk(3000, seed) for seed in range(4)])
     served, _ = run(values, every=12)
-    models = np.concatenate([one.model for one in served.values()])
-    assert (models == "persistence").mean() > 0.97
+    models = np.stack([one.model for one in served.values()])
+    assert (models[:, :4] == "persistence").mean() > 0.9
+    assert not np.isin(models, ("seasonal_naive", "recent_level")).any()
     base = persistence(values, list(served))
     for at in range(len(STEPS)):
-        assert loss(served, values, at) <= 1.015 * loss(base, values, at)
+        assert loss(served, values, at) <= 1.01 * loss(base, values, at)
 
 
 def test_a_daily_square_wave_is_served_by_another_and_much_better():
@@ -82,9 +84,26 @@ def test_horizons_of_one_band_share_a_model():
     assert last[4] == last[5]
 
 
-def test_without_twenty_origins_persistence_serves():
-    served, _ = run(squares(144 * 3))
-    assert set(served[max(served)].model[:, 0]) == {"persistence"}
+def test_with_few_outcomes_persistence_serves_and_a_clear_gain_is_soon_seen():
+    values = squares(144 * 7)
+    served, _ = run(values)
+    assert set(served[144 + 36].model[:, 0]) == {"persistence"}
+    assert "persistence" not in served[max(served)].model[:5, 0]
+
+
+def test_the_mean_follows_who_is_right_and_shadows_have_no_part_in_it():
+    outcomes = np.random.default_rng(0).normal(0, 1, 900)
+    spread = np.linspace(-1.0, 1.0, len(QUANTILES))
+    gate = Gate(["persistence", "theta", "told"], (1,), ("a",), shadows=("told",))
+    raw = 50 + spread[None, :, None, None] + np.zeros((3, 1, 1, 1))
+    for origin, outcome in enumerate(outcomes[:-1]):
+        gate.mature(origin, np.array([50 + outcome]))
+        raw[1:] = 50 + outcomes[origin + 1] + spread[None, :, None, None] / 10
+        gate.issue(origin, raw)
+    last = gate._candidates(raw)[-1, 3, 0, 0]
+    assert abs(last - raw[1, 3, 0, 0]) < 0.05
+    raw[1:] = np.nan
+    assert np.array_equal(gate._candidates(raw)[-1], raw[0])
 
 
 def test_what_comes_later_moves_no_earlier_forecast():
