@@ -38,7 +38,7 @@ FEWEST = 20
 PATHS = 3
 BUSY = 0.85  # share of the capacity that the train folder's jobs use, where the largest job does not need more
 LEVELS = (0.1, 0.5, 0.9)
-ASKED = 0.94  # of the outcomes so far lie below the p90 bound
+ASKED = 0.93  # of the outcomes so far lie below the p90 bound
 BLOCK = 10
 
 Say = Callable[[str], None]
@@ -229,10 +229,11 @@ class Player:
         self._learn(now_s)
         planned_s = moment.planned_s - now_s
         middle_s = max(WAITS_S, float(np.median([path - now_s for path in self._paths(moment)])))
-        low, middle, high = (middle_s * ratio for ratio in self._ratios.at((LEVELS[0], LEVELS[1], ASKED), now_s))
+        (middle,) = (middle_s * ratio for ratio in self._ratios.at((LEVELS[1],), now_s))
+        low, high = (middle_s * ratio for ratio in self._ratios.at((LEVELS[0], ASKED), now_s, middle_s))
         high = max(min(high, planned_s), middle)
         self._ratios.issue(now_s, middle_s, int(self._start_s[job]))
-        return Told(job, planned_s, (low, min(middle, high), high), float(self._start_s[job] - now_s))
+        return Told(job, planned_s, (min(low, middle), middle, high), float(self._start_s[job] - now_s))
 
     def _learn(self, now_s: int) -> None:
         while self._next is not None and self._next[0] < now_s:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 KEPT = 120
+NEAR = 50
 FEWEST = 15
 UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.94: 5.0}  # log-normal, until enough is known
 
@@ -33,13 +34,19 @@ class WaitRatios:
         """A wait of `forecast_s` was forecast. start_s: when the job really starts; not looked at before."""
         self._issued.append(_Issued(now_s, forecast_s, start_s))
 
-    def at(self, levels: Sequence[float], now_s: int) -> tuple[float, ...]:
-        """Quantiles of real over forecast waits, as known now; the largest known where the data does not reach."""
-        over = np.array([row.start_s < now_s for row in self._issued], bool)
+    def at(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
+        """Quantiles of real over forecast waits, as known now; the largest known where the data does not reach.
+
+        near_s: of the forecasts nearest to it, since an hour may well become seven and a day will not.
+        """
+        issued = list(self._issued)
+        if near_s is not None:
+            issued = sorted(issued, key=lambda row: abs(np.log(row.forecast_s / near_s)))[:NEAR]
+        over = np.array([row.start_s < now_s for row in issued], bool)
         if over.sum() < FEWEST:
             return tuple(float(np.interp(level, list(UNKNOWN), list(UNKNOWN.values()))) for level in levels)
-        waited = np.array([min(row.start_s, now_s) - row.at_s for row in self._issued], float)
-        ratio = np.maximum(waited, 1.0) / np.array([row.forecast_s for row in self._issued])
+        waited = np.array([min(row.start_s, now_s) - row.at_s for row in issued], float)
+        ratio = np.maximum(waited, 1.0) / np.array([row.forecast_s for row in issued])
         order = np.lexsort((~over, ratio))
         ratio, over = ratio[order], over[order]
         at_risk = np.arange(len(ratio), 0, -1)
