@@ -65,7 +65,7 @@ def _pass(view: ClusterView) -> Callable[[], int]:
 
 
 def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
-    BoardWriter(folder / "board").publish(_sections(view), NOW_MS)
+    BoardWriter(folder / "board").publish(board_sections(view), NOW_MS)
     clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
     patient = {"stale_after_s": 3600.0}
     with ServerProcess.role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
@@ -105,7 +105,7 @@ def _fill(port: int, nodes: int) -> None:
     assert len(load.latency_s) == QUEUED
 
 
-def _sections(view: ClusterView) -> list[Section]:
+def board_sections(view: ClusterView) -> list[Section]:
     """A board of that fleet with the whole free nodes taken, too: jobs of one node each."""
     nodes = len(view)
     whole = np.all(view.free, axis=1, keepdims=True)

@@ -2,17 +2,26 @@
 
 `estimate`: one request inserts itself into paths that are there; p99 over requests of many shapes and levels, and what
 bounds it is asked without each of its constraints, too. `refresh`: sampling those paths anew, in the background.
+`answer`: `POST /v1/jobs/estimate` of a real api and placer, p99 from when each was due, in an open loop; the 10,000 are
+jobs that job events tell of. `cpu_s` is the placer's.
 """
 
+import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.case import record
 from benchmarks.decide import GPUS_PER_NODE, synthetic_view
+from benchmarks.load import Ask, open_loop, post
+from benchmarks.queue import board_sections
+from benchmarks.service import ServerProcess, beside_the_server
 from fleet.requests import LevelName, PlacementRequest, TopologyConstraint
 from placement.options import Options
 from placement.paths import Timelines, timelines
@@ -20,10 +29,13 @@ from placement.queue import Waiting
 from placement.start_time import estimate_start
 from placement.timeline import Running, RunTimes
 from placement.view import ClusterView
+from service.board import BoardWriter, Section
 
 SIZES = (8_000,)
 QUEUED = 10_000
 ESTIMATES = 100
+RATE, SECONDS, CONNECTIONS = 5.0, 20.0, 4
+PATIENCE_S = 180.0
 NOW_MS = 1_760_000_000_000
 SHAPES: tuple[tuple[int, int, LevelName | None], ...] = (
     (1, 1, None),
@@ -37,7 +49,7 @@ SHAPES: tuple[tuple[int, int, LevelName | None], ...] = (
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a size in GPUs."""
+    """Three records a size in GPUs."""
     for gpus in sizes:
         view = busy_view(gpus // GPUS_PER_NODE)
         size = {"gpus": gpus, "nodes": len(view), "queued": QUEUED}
@@ -49,6 +61,8 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         each_s = (time.process_time() - cpu) / ESTIMATES
         yield record("start_time", "estimate, p99", size, [float(np.quantile(values, 0.99))], "ms", cpu_s=each_s)
         yield record("start_time", "refresh", size, [took_s], "s", cpu_s=cpu_s)
+        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            yield _answers(Path(folder), view, size)
 
 
 def busy_view(nodes: int) -> ClusterView:
@@ -79,3 +93,56 @@ def _estimate_ms(paths: Timelines, number: int) -> float:
     assert estimate.start_ms is not None, estimate.sentence
     assert estimate.start_ms["p90"] > NOW_MS
     return took_ms
+
+
+def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
+    BoardWriter(folder / "board").publish(_sections(view), NOW_MS)
+    about: dict[str, Any] = {
+        "clock": {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0},
+        "api": {"stale_after_s": 3600.0},
+    }
+    with ServerProcess.role("placer", folder, **about) as placer:
+        placer.wait("/healthz", b'"warming":false')
+        with ServerProcess.role("api", folder, **about, placer={"port": placer.port}) as api:
+            api.wait("/healthz")
+            _until_sampled(api.port)
+            numbers, before = iter(range(10**9)), placer.cpu_s()
+            load = open_loop(api.port, lambda: _ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+            cpu_s = placer.cpu_s() - before
+    assert load.checked == len(load.latency_s) == RATE * SECONDS
+    return record("start_time", "answer, p99", size, [load.quantile_ms(0.99)], "ms", cpu_s=cpu_s)
+
+
+def _sections(view: ClusterView) -> list[Section]:
+    """The board of a fleet that is all held, with jobs that wait."""
+    rows = [
+        {"submitted_ms": NOW_MS - QUEUED + number, "request": msgspec.to_builtins(request(number))}
+        for number in range(QUEUED)
+    ]
+    changed: dict[str, Any] = {"gpu.job": view.holders, "jobs.queued": msgspec.json.encode(rows)}
+    kept = [section for section in board_sections(view) if section.name not in changed]
+    return [*kept, *(Section(name, data, NOW_MS) for name, data in changed.items())]
+
+
+def _ask(number: int) -> Ask:
+    return Ask(post("/v1/jobs/estimate", msgspec.json.encode(request(number, "asked"))).wire, check=_is_told)
+
+
+def _is_told(head: bytes, body: bytes) -> None:
+    start_ms = msgspec.json.decode(body)["start_ms"]
+    assert start_ms is not None, body
+    assert start_ms["p90"] > NOW_MS + 3_600_000, "there is no queue"
+
+
+def _until_sampled(port: int) -> None:
+    """Until there are paths to read; the first ones are sampled while the first caller waits."""
+    body = msgspec.json.encode(request(0, "first"))
+    url = f"http://127.0.0.1:{port}/v1/jobs/estimate"
+    asked = urllib.request.Request(url, body, {"content-type": "application/json"})
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+            if msgspec.json.decode(response.read())["start_ms"] is not None:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"no start time within {PATIENCE_S:.0f} s")
