@@ -23,7 +23,8 @@ RUNS_KEPT = 1000
 USUAL_LIMIT_OF = 10  # jobs: how fast the usual limit of a kind follows
 SCORED = {"p50": P50, "p90": P90, "p99": P99}
 P10 = LEVELS.index(0.1)
-VERSION = 2  # of what `dump` gives
+ROUNDING = 1e-6  # of a logarithm, by float32: a run that was stopped at its limit is within a bound of that length
+VERSION = 3  # of what `dump` gives
 
 _columns = attrgetter(*(row.name for row in fields(JobShape)))
 _levels = np.array(LEVELS)
@@ -35,13 +36,15 @@ Array = NDArray[np.float32]
 class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
     """What was said of one attempt at its submission. Replaced, never changed.
 
-    run_s: (LEVELS,) seconds, NaN: nothing was known; similar_s: what the quantiles of similar jobs alone would have
-    said. in_time: told as it came, from what was known then; late ones are no measure of a forecast.
+    run_s: (LEVELS,) seconds, not capped by limit_s, NaN: nothing was known; similar_s: what the quantiles of similar
+    jobs alone would have said, likewise. in_time: told as it came, from what was known then; late ones are no measure
+    of a forecast.
     left_s: (LEVELS,) from `left_ms` on, None while it does not run. said, left: of these, what the API tells.
     """
 
     run_s: Array
     similar_s: Array
+    limit_s: float | None
     model: str
     in_time: bool
     said: dict[str, float] | None
@@ -65,10 +68,20 @@ class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, left_s=None, left=None, left_ms=0, is_over=True)
 
 
-def told_run(run_s: Array, similar_s: Array, model: str, in_time: bool, is_over: bool = False) -> ToldRun:
+def told_run(
+    run_s: Array, similar_s: Array, limit_s: float | None, model: str, in_time: bool, is_over: bool = False
+) -> ToldRun:
     """run_s, similar_s: (LEVELS,)."""
-    said = quantiles_of(run_s) if np.isfinite(run_s).all() else None
-    return ToldRun(run_s=run_s, similar_s=similar_s, model=model, in_time=in_time, said=said, is_over=is_over)
+    said = quantiles_of(np.minimum(run_s, limit_s or np.inf)) if np.isfinite(run_s).all() else None
+    return ToldRun(
+        run_s=run_s,
+        similar_s=similar_s,
+        limit_s=limit_s,
+        model=model,
+        in_time=in_time,
+        said=said,
+        is_over=is_over,
+    )
 
 
 class Outcome(NamedTuple):
@@ -119,18 +132,21 @@ class RunBook:
         """A run is over: was it within its bounds? What is told of later ones moves a little towards it."""
         if told.said is None or not told.in_time:
             return
-        log_run, issued = math.log(max(run_s, 1.0)), np.log(np.maximum(told.run_s.astype(np.float64), 1.0))
-        below_p50, below_p90, below_p99 = (bool(run_s <= told.run_s[at]) for at in SCORED.values())
-        similar = np.log(np.maximum(told.similar_s.astype(np.float64), 1.0))
+        limit_s = told.limit_s or np.inf
+        log_run, most = math.log(max(min(run_s, limit_s), 1.0)), np.log(max(limit_s, 1.0))
+        issued, similar = (np.log(np.maximum(row.astype(np.float64), 1.0)) for row in (told.run_s, told.similar_s))
+        capped = np.minimum(issued, most)
+        below = log_run <= capped + ROUNDING
+        below_p50, below_p90, below_p99 = (bool(below[at]) for at in SCORED.values())
         self.outcomes.append(
             Outcome(
                 told.model,
                 below_p50,
                 below_p90,
                 below_p99,
-                bool(told.run_s[P10] <= run_s <= told.run_s[P90]),
-                _loss(issued, log_run),
-                _loss(similar, log_run) if np.isfinite(similar).all() else None,
+                below_p90 and bool(log_run >= capped[P10] - ROUNDING),
+                _loss(capped, log_run),
+                _loss(np.minimum(similar, most), log_run) if np.isfinite(similar).all() else None,
             )
         )
         if told.model == self.model:
@@ -175,7 +191,8 @@ class RunBook:
             "version": VERSION,
             "model": self.model,
             "told": [
-                [*key, row.model, row.in_time, row.left_ms, row.left_s is not None, row.is_over] for key, row in told
+                [*key, row.limit_s, row.model, row.in_time, row.left_ms, row.left_s is not None, row.is_over]
+                for key, row in told
             ],
             "outcomes": list(self.outcomes),
             "tracker": self.tracker.dump(),
@@ -205,8 +222,8 @@ class RunBook:
         self.tracker.load(about["tracker"])
         told: dict[Attempt, ToldRun] = {}
         run_s, similar_s, left_s = (arrays[name].copy() for name in ("run_s", "similar_s", "left_s"))
-        for at, (job, attempt, model, in_time, left_ms, is_left, is_over) in enumerate(about["told"]):
-            told[job, attempt] = told_run(run_s[at], similar_s[at], model, in_time, is_over)
+        for at, (job, attempt, limit_s, model, in_time, left_ms, is_left, is_over) in enumerate(about["told"]):
+            told[job, attempt] = told_run(run_s[at], similar_s[at], limit_s, model, in_time, is_over)
             if is_left:
                 told |= with_left(told, [(job, attempt)], left_s[at : at + 1], left_ms)
         self.told = told

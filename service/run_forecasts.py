@@ -169,7 +169,7 @@ class RunForecasts:
         return None
 
     def _score(self, told: ToldRun, run: ClosedRun) -> None:
-        self.book.score(told, run.shape, min(run.run_s, run.shape.limit_s or run.run_s), run.ended_ms)
+        self.book.score(told, run.shape, run.run_s, run.ended_ms)
 
     def _aging(self, live: Rows, kept: Mapping[Attempt, ToldRun], now_ms: int) -> list[JobAttempt]:
         """Running attempts to look at: all of them once a minute, else those that nothing was told of yet."""
@@ -191,12 +191,12 @@ class RunForecasts:
         tracker = self.book.tracker if self.model.name == self.book.model else RunTracker()
         log_run = tracker.served(self.model.log_run(features), similar, [(shape.kin, shape.gpus) for shape in shapes])
         run_s = np.exp(log_run).astype(np.float32)
-        limits_s = np.array([row.shape.limit_s or np.inf for row in new], np.float32)[:, None]
-        both = run_s, np.exp(similar).astype(np.float32)
-        own_s, similar_s = (np.minimum(rows[: len(new)], limits_s) for rows in both)
+        similar_s = np.exp(similar).astype(np.float32)
         told = {
-            row.key: told_run(own, similar, self.model.name, row.in_time, row.closed is not None)
-            for row, own, similar in zip(new, own_s, similar_s, strict=True)
+            row.key: told_run(
+                run_s[at], similar_s[at], row.shape.limit_s, self.model.name, row.in_time, row.closed is not None
+            )
+            for at, row in enumerate(new)
         }
         told = {**kept, **told}
         keys = [*map(_key, asked.aging)]

@@ -425,12 +425,17 @@ def test_what_is_told_moves_towards_what_came() -> None:
     book = RunBook()
     run_s = np.full((1, len(LEVELS)), 600.0)
     similar_s = np.full(len(LEVELS), 3000, np.float32)
-    told = told_run(run_s[0].astype(np.float32), similar_s, "m", in_time=True)
+    told = told_run(run_s[0].astype(np.float32), similar_s, None, "m", in_time=True)
     book.spoken_by("m")
     for number in range(50):
         book.score(told, JobShape(queue="train"), 6000.0, NOW_MS + number * 600_000)
     moved = np.exp(book.tracker.served(np.log(run_s), np.log(run_s), [("train", 1)]))[0]
     assert moved[LEVELS.index(0.9)] > moved[LEVELS.index(0.5)] > 600
+    again = RunBook()
+    limited = told_run(run_s[0].astype(np.float32) * 9, similar_s, 3599.9, "m", in_time=True)
+    again.score(limited, JobShape(limit_s=3599.9), 3601.0, NOW_MS)  # stopped at its limit
+    assert again.outcomes[0][1:5] == (True, True, True, True)
+    assert again.outcomes[0].loss == pytest.approx(0, abs=1e-6)
     again = RunBook()
     about, arrays = book.dump()
     again.load(json.loads(json.dumps(about)), arrays)
