@@ -32,7 +32,7 @@ def test_the_limit_holds_over_all_members() -> None:
         inflate(packed, "gzip", 1199)
 
 
-@pytest.mark.parametrize(("member", "coding"), [(b"\x03\x00", "deflate"), (gzip.compress(b""), "gzip")])
+@pytest.mark.parametrize(("member", "coding"), [(b"\x03\x00", "deflate"), (gzip.compress(b"", mtime=0), "gzip")])
 def test_empty_members_without_number_are_refused(member: bytes, coding: str) -> None:
     assert inflate(member * MOST_MEMBERS, coding, MOST) == b""
     with pytest.raises(Problem, match="more than 10000 members"):
