@@ -164,13 +164,15 @@ class Replay:
                 left = left[count:]
         return starts
 
-    def fork(self, run_s: Sequence[int] | Mapping[int, int]) -> "Replay":
+    def fork(self, run_s: Sequence[int] | Mapping[int, int], reserved: int | None = None) -> "Replay":
         """The same moment with other run times, of running jobs, too: those end by theirs, but not before now.
 
+        reserved: how many waiting jobs have a place in its plan at most: fewer are faster to play.
         The further it plays on, the longer it is from pass to pass: `COARSER` of the time since the fork.
         """
         other = object.__new__(Replay)
-        other.capacity, other.reserved, other.now_s = self.capacity, self.reserved, self.now_s
+        other.capacity, other.now_s = self.capacity, self.now_s
+        other.reserved = self.reserved if reserved is None else reserved
         other.start_s = {job: self.start_s[job] for _, job in self._running}
         other._cores, other._limit_s, other.run_s = self._cores, self._limit_s, run_s
         other._free = self._free

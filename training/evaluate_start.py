@@ -36,6 +36,7 @@ CANDIDATES = 4  # times as many are looked at: those that must wait count
 WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
 FEWEST = 20
 PATHS = 3
+RESERVED = 30  # jobs with a place in the plan of a path: several times as fast as all, and as near
 BUSY = 0.85  # share of the capacity that the train folder's jobs use, where the largest job does not need more
 LEVELS = (0.1, 0.5, 0.9)
 ASKED = 0.93  # of the outcomes so far lie below the p90 bound
@@ -246,7 +247,7 @@ class Player:
         state = moment.state
         until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
         rng = np.random.default_rng((self._seed, moment.job))
-        return [state.fork(run_s).play(moment.job, until_s) for run_s in self._draw(state, rng)]
+        return [state.fork(run_s, RESERVED).play(moment.job, until_s) for run_s in self._draw(state, rng)]
 
     def _draw(self, state: Replay, rng: np.random.Generator) -> list[dict[int, int]]:
         """job → run time, once a path, of all that run or wait: in the order of their numbers, which tells nothing."""

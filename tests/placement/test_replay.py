@@ -112,3 +112,13 @@ def test_to_plan_and_to_play_on_a_fork_change_nothing() -> None:
     for one in (state, plain):
         one.advance(NEVER_S)
     assert state.start_s == plain.start_s
+
+
+def test_a_fork_may_plan_for_fewer() -> None:
+    # as above: the last starts beside the first gang, and in the way of the second
+    jobs, run_s = table([(0, 6, 1000, 1000), (70, 8, 500, 500), (140, 10, 500, 500), (210, 2, 5000, 10)])
+    state = Replay(jobs, run_s.tolist(), 10)
+    for job in range(4):
+        state.advance(jobs.submit_s[job])
+        state.submit(job)
+    assert [state.fork(state.run_s, reserved).play(3) for reserved in (None, 1)] == [2000, 210]
