@@ -4,6 +4,7 @@ Written and read as TOML, a table a fault kind and a table a decoy. Unknown keys
 """
 
 import difflib
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -25,8 +26,11 @@ class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What runs: `sizes` in whole nodes with their `weights`; run times lognormal; `avoid_s`: nobody places on a node
-    that has shown a fault of its own for so long. `step_every_s`: how often each rank tells of a step; 0: never."""
+    """What runs: `sizes` in whole nodes with their `weights`; run times lognormal around `median_s`.
+
+    `gap_s`: how long nodes stay free on average; `avoid_s`: nobody places on a node that has shown a fault for so long;
+    `step_every_s`: how often each rank tells of a step, 0: never.
+    """
 
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     weights: tuple[float, ...] = (0.35, 0.25, 0.25, 0.15)
@@ -41,8 +45,11 @@ class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How faults come. `scale` multiplies the rates of faults, `decoy_scale` those of decoys; `precursor_share`
-    replaces every kind's own where it is not negative; what was repaired comes again with `repeat_share`."""
+    """How faults come. `scale` multiplies the rates of faults, `decoy_scale` those of decoys; 0: none.
+
+    `precursor_share` replaces every kind's own where it is not negative; a precursor leads up for `precursor_s`;
+    of what was repaired, `repeat_share` comes again within `repeat_within_s`.
+    """
 
     scale: float = 100.0
     decoy_scale: float = 1.0
@@ -57,8 +64,10 @@ class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`--recorded`: each recorded run is played `loops` times, with a fault every `every_s` and a decoy every
-    `decoy_every_s` (0: none) that last at most `limit_s`; `communication_share` of a step waits for the slowest."""
+    """--recorded: the runs are played for `loops` times the longest, with a fault every `every_s` (0: none).
+
+    Faults last from `shortest_s` to `limit_s`; `communication_share` of a step is exchange with the others.
+    """
 
     interval_s: float = 1.0
     loops: int = 12
@@ -82,7 +91,10 @@ def _usual() -> Magnitudes:
 
 
 class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run. `start` is UTC; `kinds` has a table a fault and a decoy, with rates per 1000 node-days."""
+    """One run. `start` is UTC; a table a kind of fault or benign look-alike; `rate` counts per 1000 node-days.
+
+    A fault lasts a lognormal time around `median_s`; [low, high] are ranges that a number is drawn from.
+    """
 
     name: str = "default"
     seed: int = 1
@@ -189,12 +201,19 @@ def to_toml(file: FaultFile) -> str:
     tables = msgspec.to_builtins(file)
     kinds = tables.pop("kinds")
     head = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    parts = ["\n".join(head)]
+    parts = ["\n".join([*_comment(file), *head])]
     named = {key: value for key, value in tables.items() if isinstance(value, dict)}
     named |= {f"kinds.{kind}": kinds[kind] for kind in (*FAULT_KINDS, *DECOY_KINDS)}
     for key, table in named.items():
-        parts.append("\n".join([f"[{key}]", *(f"{name} = {_toml(value)}" for name, value in table.items())]))
+        rows = [f"{name} = {_toml(value)}" for name, value in table.items()]
+        parts.append("\n".join([*_comment(getattr(file, key, None)), f"[{key}]", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def _comment(table: object) -> list[str]:
+    """What a table's own words say, as lines of a comment."""
+    words = inspect.getdoc(table) if table is not None else None
+    return [f"# {line}".rstrip() for line in words.splitlines()] if words else []
 
 
 def _toml(value: Any) -> str:

@@ -141,7 +141,7 @@ def load_recorded_fleet(data: Path | None = None) -> RecordedFleet:
     if not runs:
         raise ConfigError(
             f"no recorded H100 runs in {folder}: expected files such as t2_telemetry.csv.gz; "
-            "set FLEETCAST_DATA to the folder that holds telemetry/h100-phases, or leave out --input h100"
+            "set FLEETCAST_DATA to the folder that holds telemetry/h100-phases, or use simulated runs"
         )
     return RecordedFleet(runs)
 
