@@ -6,7 +6,7 @@ and classes for the others, with the forecasters that cost most; and by ten minu
 The medians of classes, and of groups, add up to their pool's (models/hierarchy.py).
 
 Between two bins every call forecasts anew from the newest values; the gates move when a bin is over. Where contests
-have a long history to test, a call does a part of it.
+have a long history to test, a call does a part of it, of each the same: all have a record soon.
 """
 
 from collections import deque
@@ -116,17 +116,24 @@ class DemandDesk:
         self._contests: dict[tuple[str, str], Contest] = {}  # target, which
         self._series: dict[tuple[Whose, str], Series] = {}
         self._now_ms = 0
-        self.is_behind = False  # there is more history to test than the last call did
-        self._tests = 0  # of history that are left to this call
+        self._behind = 0  # contests with more history to test than the last call did
+        self._tests = 0  # of history for each of them in this call
 
     @property
     def forecasters(self) -> tuple[Forecaster, ...]:
         """All that it asks."""
         return tuple({id(one): one for which in self._forecasters.values() for one in which}.values())
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more history to test than the last call did."""
+        return self._behind > 0
+
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[dict[str, Any]]:
         """Rows of `/demand`, in order; a series without any known value has no row."""
-        self._now_ms, self.is_behind, self._tests = now_ms, False, demand_contest.TESTS_A_CALL
+        self._now_ms = now_ms
+        among = self._behind or sum(len(_contested(told)) for told in histories)
+        self._behind, self._tests = 0, demand_contest.TESTS_A_CALL // max(1, among)
         known = {(whose, told.target) for told in histories for whose in told.whose}
         self._series = {key: series for key, series in self._series.items() if key in known}
         return [row for told in histories for row in self._rows(told)]
@@ -142,14 +149,10 @@ class DemandDesk:
         return self._contests[target, which]
 
     def _rows(self, told: Histories) -> Iterator[dict[str, Any]]:
-        heard = np.asarray(np.isfinite(told.tens).any(axis=1) & np.isfinite(told.minutes).any(axis=1))
-        is_part = np.array([whose.is_part for whose in told.whose], bool)
+        heard = _heard(told)
         forecast = _Forecast.of(len(told.whose))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(told.whose)), np.nan)
-        for which, chosen in ((MINUTES, heard), (BROAD, heard & ~is_part), (GROUPS, heard & is_part)):
-            rows = np.flatnonzero(chosen)
-            if not len(rows):
-                continue
+        for which, rows in _contested(told).items():
             contest = self._contest(told.target, which)
             panel = told.panel(rows, self._now_ms, contest.bin_s)
             self._refresh(contest, panel)
@@ -166,9 +169,8 @@ class DemandDesk:
         if not contest.is_behind(panel):
             contest.refresh(panel)
             return
-        if self._tests > 0:
-            self._tests -= contest.refresh(panel, self._tests)
-        self.is_behind |= contest.is_behind(panel)
+        contest.refresh(panel, self._tests)
+        self._behind += contest.is_behind(panel)
 
     def _lacks_old(self, told: Histories, rows: NDArray[np.intp]) -> bool:
         """Whether a forecast of an hour ago must be made up, after a start, from what was known then."""
@@ -302,6 +304,18 @@ class _Forecast:
         """Of ten minutes and more, once any of that has matured."""
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
+
+
+def _heard(told: Histories) -> NDArray[np.bool_]:
+    """(series,) with any known value."""
+    return np.asarray(np.isfinite(told.tens).any(axis=1) & np.isfinite(told.minutes).any(axis=1))
+
+
+def _contested(told: Histories) -> dict[str, NDArray[np.intp]]:
+    """The series of each contest; contests without any are left out."""
+    heard, is_part = _heard(told), np.array([whose.is_part for whose in told.whose], bool)
+    chosen = {MINUTES: heard, BROAD: heard & ~is_part, GROUPS: heard & is_part}
+    return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 
 
 def _add_up(values: Array, whose: Sequence[Whose], heard: NDArray[np.bool_]) -> None:

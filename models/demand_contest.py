@@ -65,8 +65,8 @@ class Contest:
         """Whether a refresh has more to do than time has brought since the last one."""
         return len(self._over(panel)) > 2 * self._origin_bins
 
-    def refresh(self, panel: Panel, tests: int | None = None) -> int:
-        """Take in what is over since the last call: `tests` origins times series, or a few more; how many it were."""
+    def refresh(self, panel: Panel, tests: int | None = None) -> None:
+        """Take in what is over since the last call: at most `tests` origins times series, but one origin at least."""
         tests = TESTS_A_CALL if tests is None else tests
         first_bin, bins = self._first_bin(panel), self._over(panel)
         self._fit(panel, self._done + 1 - first_bin)
@@ -80,7 +80,6 @@ class Contest:
             if bin in waiting:
                 self._gate.issue(bin, raw[:, :, :, waiting[bin]])
             self._done = bin
-        return len(origins) * len(panel.names)
 
     def serve(self, panel: Panel, back: int = 0) -> Served:
         """As of `back` bins before the last one."""

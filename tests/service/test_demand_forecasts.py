@@ -127,7 +127,7 @@ def test_while_gates_have_a_history_to_learn_forecasts_follow_faster(
     made, rests = DemandForecasts(kept(tmp_path).desk, SystemClock()), []
 
     async def nothing(state: Any) -> None:
-        made._desk.is_behind = not rests
+        made._desk._behind = int(not rests)
 
     async def rest(seconds: float) -> None:
         rests.append(seconds)
