@@ -145,7 +145,7 @@ class Past:
         moved = filled[:, step:] - filled[:, :-step]
         np.abs(moved, out=moved)
         if len(origins) == 1 and moved.shape[1] and np.isfinite(moved[:, 0]).all():  # what is known stays known
-            return moved.mean(axis=1)[None]
+            return np.asarray(moved.mean(axis=1)[None])
         known = np.isfinite(moved)
         sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
         last = origins - step - first
