@@ -27,6 +27,7 @@ from service.board import BoardReader
 from service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
 from service.pipeline import Pipeline
 from service.pipeline_role import allow_open_files, open_sources
+from service.state import FleetState
 from service.urgent import XID
 
 NOW_MS = 1_789_000_000_000
@@ -49,8 +50,8 @@ def started(number: int) -> bytes:
     return msgspec.json.encode(event | {"ranks": ranks, "attempt": 1})
 
 
-async def first_board(folder: Path, torn: bytes = b"") -> int:
-    """How many jobs run on the first board that a starting pipeline publishes."""
+async def first_board(folder: Path, torn: bytes = b"") -> tuple[int, int]:
+    """How many jobs run on the first board that a starting pipeline publishes, and when demand is first forecast."""
     config = Config(state=str(folder))
     writer = InboxWriter(config.inbox, "api")
     await writer.append([started(number) for number in range(JOBS)], NOW_MS)
@@ -59,12 +60,20 @@ async def first_board(folder: Path, torn: bytes = b"") -> int:
         segment.write(torn)
     topology = Topology.build([NodeSpec("n1", 8)])
     pipeline = Pipeline(config, ManualClock(NOW_MS), topology, lambda _: [Trickle(config.inbox)])
-    reader = BoardReader(config.board)
+    reader, forecast = BoardReader(config.board), asyncio.Event()
+    known: list[int] = []
+
+    async def look(state: FleetState) -> None:
+        known.append(len(state.jobs.running()))
+        forecast.set()
+
+    pipeline.demand.forecast = look  # type: ignore[method-assign]
     work = asyncio.create_task(pipeline.run())
     try:
         while (board := reader.latest()) is None:
             await asyncio.sleep(0.005)
-        return len(board.json("occupancy")["running"])
+        await forecast.wait()
+        return len(board.json("occupancy")["running"]), known[0]
     finally:
         work.cancel()
         with suppress(asyncio.CancelledError):
@@ -73,8 +82,8 @@ async def first_board(folder: Path, torn: bytes = b"") -> int:
 
 
 @pytest.mark.parametrize("torn", [b"", b"\x07"], ids=["whole", "torn tail"])
-def test_the_first_board_knows_every_job_on_disk(tmp_path: Path, torn: bytes) -> None:
-    assert asyncio.run(asyncio.wait_for(first_board(tmp_path, torn), 20)) == JOBS
+def test_the_first_board_and_the_first_forecast_know_every_job_on_disk(tmp_path: Path, torn: bytes) -> None:
+    assert asyncio.run(asyncio.wait_for(first_board(tmp_path, torn), 20)) == (JOBS, JOBS)
 
 
 def test_the_fitted_models_of_the_configuration_serve(tmp_path: Path) -> None:
