@@ -4,7 +4,7 @@ from pathlib import Path
 
 from training.results import Results, Row
 
-SHOWN = ("wql", "mae", "pinball_90", "remaining_log_mae", "within_10min")
+SHOWN = ("wql", "mae", "pinball_90", "remaining_log_mae", "within_10min", "harmful_at_73")
 
 
 def write_predictions(results: Results, path: Path) -> None:

@@ -1,0 +1,172 @@
+"""Interference: how fast a job runs beside another one, relative to alone.
+
+    prior       on one GPU min(1, 1 / (u_a + u_b)) of their compute loads; elsewhere what the caller says, usually 1
+    residuals   what co-runs that were observed add to it: the mean of a Gaussian process over (job beside partner)
+    bound       split conformal: nine in ten leave-one-out errors of those co-runs lie above it
+
+The process has a variance for each way in which two co-runs can be alike: same job or partner, same kind of job or of
+partner, same two kinds, alike loads. So one co-run counts a little, three count much, and what is known of the job
+speaks before what is known of its kind (shrinkage as of random effects; Rasmussen and Williams, 2006, ch. 2 and 5.4).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Basis = Literal["rule", "residuals", "observed"]
+
+LOADS = ("compute", "bandwidth", "memory")
+VICTIM, VICTIM_KIND, PARTNER, PARTNER_KIND, BOTH_KINDS = 0.05, 0.05, 0.03, 0.03, 0.03  # standard deviations of speed
+ALIKE_LOAD = 0.10
+LOAD_SPAN = (0.5, 0.5, 1.0)  # over which distance of loads co-runs are alike
+NOISE = 0.04
+BOUND = 0.9
+SLOWEST, FASTEST = 0.01, 1.1
+MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the other one is known
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """n jobs, each beside a partner. NaN: unknown; key 0: unknown.
+
+    load, partner_load: (n, LOADS) ratios, as seen of each alone; keys, partner_keys: (n, 2) the job and its kind.
+    """
+
+    load: Array
+    partner_load: Array
+    keys: NDArray[np.uint64]
+    partner_keys: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.load)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Pairs":
+        return Pairs(self.load[rows], self.partner_load[rows], self.keys[rows], self.partner_keys[rows])
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Sequence[float], Sequence[float], Sequence[int], Sequence[int]]]) -> "Pairs":
+        """From (load, partner's load, keys, partner's keys) a row."""
+        load, partner, keys, partner_keys = zip(*rows, strict=True) if rows else ((), (), (), ())
+        n = len(rows)
+        return cls(
+            np.array(load, np.float64).reshape(n, len(LOADS)),
+            np.array(partner, np.float64).reshape(n, len(LOADS)),
+            np.array(keys, np.uint64).reshape(n, 2),
+            np.array(partner_keys, np.uint64).reshape(n, 2),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """What n observed co-runs teach. weight: (n,) of each in the mean; errors: (n,) actual less leave-one-out mean."""
+
+    pairs: Pairs
+    weight: Array
+    errors: Array
+
+    def correction(self, pairs: Pairs) -> Array:
+        """(m,) to be added to the prior of these pairs."""
+        if not len(self.pairs) or not len(pairs):
+            return np.zeros(len(pairs))
+        return np.asarray(kernel(pairs, self.pairs) @ self.weight)
+
+    def observed(self, pairs: Pairs) -> NDArray[np.int64]:
+        """(m,) co-runs of the job itself; where there is none, of its kind."""
+        seen = [(_same(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
+        return np.where(seen[0] > 0, seen[0], seen[1]).astype(np.int64)
+
+    def met(self, pairs: Pairs) -> NDArray[np.bool_]:
+        """(m,) the job was observed beside this very partner."""
+        own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0])
+        return np.asarray((own & _same(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Speeds relative to alone, (n,). lower_90: NaN where too few co-runs were seen for a bound; known: not a guess."""
+
+    p50: Array
+    lower_90: Array
+    known: NDArray[np.bool_]
+    basis: tuple[Basis, ...]
+    observed: NDArray[np.int64]
+
+
+def rule(load: Array, partner_load: Array) -> Array:
+    """(n,) min(1, 1 / (u_a + u_b)): two jobs share the compute time of one GPU, and no more than there is.
+
+    >>> rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
+    [0.5, 1.0]
+    """
+    both = np.asarray(load, np.float64) + np.asarray(partner_load, np.float64)
+    return np.minimum(1.0, 1.0 / np.maximum(both, 1e-9))
+
+
+def gpu_prior(pairs: Pairs) -> Array:
+    """(n,) the rule; a job of which nothing is known takes all there is, NaN where neither is known."""
+    own, other = pairs.load[:, 0], pairs.partner_load[:, 0]
+    said = rule(np.where(np.isnan(own), MOST_LOAD, own), np.where(np.isnan(other), MOST_LOAD, other))
+    return np.where(np.isnan(own) & np.isnan(other), np.nan, said)
+
+
+def kernel(left: Pairs, right: Pairs) -> Array:
+    """(n, m) covariance of the residuals of two sets of co-runs."""
+    kinds = _same(left.keys[:, 1], right.keys[:, 1])
+    partner_kinds = _same(left.partner_keys[:, 1], right.partner_keys[:, 1])
+    alike = np.concatenate((left.load, left.partner_load), axis=1)[:, None, :]
+    other = np.concatenate((right.load, right.partner_load), axis=1)[None, :, :]
+    far = (((alike - other) / np.array(LOAD_SPAN * 2)) ** 2).sum(axis=2)
+    return np.asarray(
+        VICTIM**2 * _same(left.keys[:, 0], right.keys[:, 0])
+        + VICTIM_KIND**2 * kinds
+        + PARTNER**2 * _same(left.partner_keys[:, 0], right.partner_keys[:, 0])
+        + PARTNER_KIND**2 * partner_kinds
+        + BOTH_KINDS**2 * (kinds & partner_kinds)
+        + ALIKE_LOAD**2 * np.exp(-0.5 * np.where(np.isnan(far), np.inf, far))
+    )
+
+
+def _same(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n, m)"""
+    return np.asarray((left[:, None] == right[None, :]) & (left[:, None] != 0))
+
+
+def learn(pairs: Pairs, residual: Array) -> Residuals:
+    """From observed co-runs: speed less prior, (n,). Costs n^3: some hundred are enough."""
+    if not len(pairs):
+        return Residuals(pairs, np.zeros(0), np.zeros(0))
+    inverse = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs)))
+    weight = inverse @ residual
+    return Residuals(pairs, weight, weight / np.diag(inverse))
+
+
+def margin(errors: Array, share: float = BOUND) -> float:
+    """What to add to a prediction so that `share` of outcomes lie above it; NaN where there are too few errors.
+
+    The k-th smallest of n errors with k = floor((n + 1) (1 - share)) (Vovk et al., 2005).
+
+    >>> margin(np.arange(-9.0, 0.0)), margin(np.arange(-8.0, 0.0))
+    (-9.0, nan)
+    """
+    k = int((len(errors) + 1) * (1 - share) + 1e-9)
+    return float(np.sort(errors)[k - 1]) if k else float("nan")
+
+
+def predict(pairs: Pairs, prior: Array, residuals: Residuals, errors: Array | None = None) -> Prediction:
+    """Speeds of these pairs. `prior`: (n,), NaN where it cannot tell: such a pair is known by co-runs or not at all.
+
+    errors: (k,) of earlier predictions, for the bound; those of `residuals` by default.
+    """
+    observed, met = residuals.observed(pairs), residuals.met(pairs)
+    known = np.isfinite(prior) | (observed > 0)
+    p50 = np.clip(np.nan_to_num(prior, nan=1.0) + residuals.correction(pairs), SLOWEST, FASTEST)
+    lower = np.clip(p50 + margin(residuals.errors if errors is None else errors), 0.0, p50)
+    basis: list[Basis] = []
+    for seen, beside in zip(observed.tolist(), met.tolist(), strict=True):
+        basis.append("observed" if beside else "residuals" if seen else "rule")
+    unknown = np.where(known, 0.0, np.nan)
+    return Prediction(p50 + unknown, lower + unknown, known, tuple(basis), observed)

@@ -1,0 +1,109 @@
+"""Speeds of jobs beside each other: the rule, what co-runs teach, the bound, and when nothing is said."""
+
+import numpy as np
+import pytest
+
+from models.interference import Pairs, gpu_prior, learn, margin, predict
+from models.link_overlap import Turns, overlap, ratio_of
+
+BUSY, LIGHT, UNKNOWN = (0.9, 0.5, 0.2), (0.2, 0.1, 0.1), (np.nan,) * 3
+A, B, C, D = (1, 101), (2, 102), (3, 103), (4, 101)  # job, kind: D is of A's kind
+NOBODY = (0, 0)
+
+
+def one(load: tuple[float, ...], partner: tuple[float, ...], keys: tuple[int, int], other: tuple[int, int]) -> Pairs:
+    return Pairs.of([(load, partner, keys, other)])
+
+
+def taught(speeds: list[float]) -> tuple[Pairs, np.ndarray]:
+    """A was seen beside B that often, at these speeds, where the rule says 1 / 1.1."""
+    pairs = Pairs.of([(BUSY, LIGHT, A, B)] * len(speeds))
+    return pairs, np.array(speeds) - gpu_prior(pairs)
+
+
+def test_without_co_runs_the_rule_speaks_and_gives_no_bound() -> None:
+    found = predict(pairs := one(BUSY, BUSY, A, B), gpu_prior(pairs), learn(Pairs.of([]), np.zeros(0)))
+    assert found.p50.tolist() == [pytest.approx(1 / 1.8)]
+    assert found.known.all()
+    assert found.basis == ("rule",)
+    assert np.isnan(found.lower_90).all()
+
+
+def test_of_two_jobs_of_which_nothing_is_known_nothing_is_said() -> None:
+    found = predict(pairs := one(UNKNOWN, UNKNOWN, C, B), gpu_prior(pairs), learn(*taught([0.6])))
+    assert not found.known.any()
+    assert np.isnan(found.p50).all()
+
+
+def test_where_one_is_known_the_other_is_taken_to_use_all_there_is() -> None:
+    assert gpu_prior(one(BUSY, UNKNOWN, A, NOBODY)).tolist() == [pytest.approx(1 / 1.9)]
+
+
+def test_three_co_runs_move_the_speed_further_than_one_and_never_past_what_was_seen() -> None:
+    pairs = one(BUSY, LIGHT, A, B)
+    said = [predict(pairs, gpu_prior(pairs), learn(*taught([0.6] * n))).p50[0] for n in (0, 1, 3, 30)]
+    assert pytest.approx(said[0]) == 1 / 1.1
+    assert said[0] > said[1] > said[2] > said[3] > 0.6
+    assert said[2] < 0.65
+
+
+def test_a_job_of_the_same_kind_learns_less_than_the_job_itself() -> None:
+    residuals = learn(*taught([0.6] * 3))
+    own, kin, other = (residuals.correction(one(UNKNOWN, UNKNOWN, keys, C))[0] for keys in (A, D, C))
+    assert own < kin < 0
+    assert other == 0
+    assert residuals.observed(one(UNKNOWN, UNKNOWN, D, C)).tolist() == [3]
+
+
+def test_who_was_seen_beside_this_very_partner_is_observed() -> None:
+    residuals = learn(*taught([0.6] * 3))
+    prior = np.ones(1)
+    assert predict(one(BUSY, LIGHT, A, B), prior, residuals).basis == ("observed",)
+    assert predict(one(BUSY, LIGHT, A, C), prior, residuals).basis == ("residuals",)
+
+
+def test_unknown_keys_are_not_alike() -> None:
+    residuals = learn(Pairs.of([(UNKNOWN, UNKNOWN, NOBODY, NOBODY)] * 3), np.full(3, -0.4))
+    assert residuals.correction(one(UNKNOWN, UNKNOWN, NOBODY, NOBODY)).tolist() == [0.0]
+
+
+def test_leave_one_out_errors_are_those_of_learning_without_the_one() -> None:
+    rng = np.random.default_rng(0)
+    loads = rng.uniform(0.1, 0.9, (12, 2, 3))
+    rows = [(mine, other, (n % 4 + 1, 7), (n % 3 + 1, 8)) for n, (mine, other) in enumerate(loads.tolist())]
+    pairs, residual = Pairs.of(rows), rng.normal(0, 0.1, 12)
+    errors = learn(pairs, residual).errors
+    for n in range(12):
+        others = np.arange(12) != n
+        without = learn(pairs.take(others), residual[others])
+        assert errors[n] == pytest.approx(residual[n] - without.correction(pairs.take(np.array([n])))[0])
+
+
+def test_nine_in_ten_outcomes_lie_above_the_bound() -> None:
+    rng = np.random.default_rng(1)
+    held = [(rng.normal(0, 0.1) >= margin(rng.normal(0, 0.1, 19))) for _ in range(2000)]
+    assert np.mean(held) == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.parametrize(("a_s", "b_s", "turns"), [(1.0, 1.01, (1, 1)), (3.0, 2.0, (2, 3)), (1.0, 1.387, None)])
+def test_periods_are_rounded_to_small_whole_numbers(a_s: float, b_s: float, turns: tuple[int, int] | None) -> None:
+    assert ratio_of(a_s, b_s) == turns
+
+
+def test_two_halves_of_a_circle_fit_and_two_wholes_never_do() -> None:
+    half, whole = Turns(2.0, 0.5), Turns(2.0, 1.0)
+    assert overlap(half, half).compatibility == pytest.approx(1.0)
+    assert overlap(half, half).speed_a.min() == pytest.approx(1 / 1.5)
+    assert overlap(whole, whole).compatibility == pytest.approx(0.5)
+
+
+def test_jobs_that_drift_meet_as_often_as_chance_has_it() -> None:
+    met = overlap(Turns(1.0, 0.5), Turns(1.387, 0.4))
+    assert not met.locked
+    assert met.speed_a == pytest.approx(1 / (1 + 0.5 * 0.4))
+    assert met.speed_b == pytest.approx(1 / (1 + 0.4 * 0.5))
+
+
+def test_a_link_with_room_for_both_slows_nobody() -> None:
+    met = overlap(Turns(1.0, 0.9, rate=0.4), Turns(1.0, 0.9, rate=0.5))
+    assert met.speed_a.min() == met.speed_b.min() == 1.0

@@ -1,0 +1,248 @@
+"""`fleetcast evaluate interference`: how fast jobs run beside another one on a GPU, beside fair baselines.
+
+    unseen_pair     both models are in the train folder, this pair is not (one folder for both: a fifth of the pairs)
+    unseen_family   a model of the pair is not in the train folder (none is: each family of models left out in turn)
+
+Judged are co-runs that no method has seen. Each job of an unseen family has been observed in three co-runs, which are
+left out of all that is judged: `ours_3_co_runs` and `rule_3_co_runs` learn from them, the others do not.
+
+    ours              the rule, and trees for what it misses, fitted on the train folder's co-runs
+    ours_3_co_runs    the same, and what the three co-runs of each job teach (models.interference)
+    rule_3_co_runs    the rule and those three: what a site starts with, for no trees ship
+    site, site_3_co_runs   the rule and what models.interference learns of the train folder's co-runs, as a site does
+    rule, constant, lucid_label (sum of labels at most 2; they come from measured co-runs), sum_100 (u1 + u2 <= 100)
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.interference import Pairs, gpu_prior, learn, margin
+from training.co_run_sets import CoRuns, CoRunSet, family, read_co_run_sets
+from training.results import Results, Row, interval
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+HARM = 0.85
+ACCEPTED = 0.73
+CO_RUNS = 3
+FOLDS = 5
+TREES = 200
+FEWEST = 40  # rows to fit on
+CO_RUNS_KEPT = 512  # rows of the train folder that a site remembers
+BOUND_FAMILIES = 4  # left out in turn on the train folder, for the bound
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge every set of co-runs that is in both folders."""
+    results = Results("interference")
+    for one in read_co_run_sets(train, test, results.skipped):
+        for reason, count in sorted(one.left_out.items()):
+            say(f"{one.dataset}: left out {count:,} co-runs: {reason}")
+        evaluate_set(results, one, seed, say)
+    return results
+
+
+def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
+    """The rows of one set, for pairs and for families that were not seen."""
+    found: dict[str, list[tuple[CoRuns, dict[str, Array]]]] = {}
+    for target, fitted, judged, new in splits(one, seed):
+        if len(fitted) < FEWEST or not len(judged):
+            results.skipped.append(f"{one.dataset} {target}: {len(fitted)} rows to fit on, {len(judged)} to judge")
+            continue
+        of = f" of {', '.join(sorted(new))}" if new else ""
+        say(f"{one.dataset} {target}: fitting on {len(fitted):,} rows, judging {len(judged):,}{of}")
+        found.setdefault(target, []).append(predictions(fitted, judged, new, seed))
+    for target, parts in found.items():
+        judge(results, one.dataset, target, parts, seed)
+
+
+def splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRuns, CoRuns, set[str]]]:
+    """(target, rows to fit on, rows to judge, models that are new there)."""
+    rows, found = one.rows, []
+    train, test = rows.take(~one.in_test), rows.take(one.in_test)
+    if len(test):
+        seen = test.take(~test.has(one.new_models)) if one.new_models else test
+        found.append(("unseen_pair", train, seen, set[str]()))
+    else:
+        fold = np.random.default_rng(seed).integers(0, FOLDS, int(rows.pair.max()) + 1)[rows.pair]
+        found += [("unseen_pair", rows.take(fold != k), rows.take(fold == k), set[str]()) for k in range(FOLDS)]
+    if one.new_models:
+        found.append(("unseen_family", train, test.take(test.has(one.new_models)), one.new_models))
+        return found
+    judged = test if len(test) else rows
+    for models in _families(judged):
+        found.append(("unseen_family", train.take(~train.has(models)), judged.take(judged.has(models)), models))
+    return found
+
+
+def _families(rows: CoRuns) -> list[set[str]]:
+    """Models of each family."""
+    groups: dict[str, set[str]] = {}
+    for model in sorted({*rows.model.tolist(), *rows.partner_model.tolist()}):
+        groups.setdefault(family(model), set()).add(model)
+    return list(groups.values())
+
+
+def predictions(fitted: CoRuns, judged: CoRuns, new: set[str], seed: int) -> tuple[CoRuns, dict[str, Array]]:
+    """What remains to be judged, and each method's speeds of it: method -> (row,); `…|bound` their lower bounds."""
+    shown = revealed(judged, new, seed)
+    taught, rest = judged.take(shown), judged.take(~shown)
+    rule, trees = gpu_prior(rest.pairs), trees_of(fitted, seed)
+    ours = rule + trees(rest.pairs)
+    some = np.random.default_rng(seed).permutation(len(fitted))[:CO_RUNS_KEPT]
+    site = fitted.take(np.sort(some))
+    errors = _left_out_errors(fitted, seed)
+    found = {
+        "ours": ours,
+        "rule": rule,
+        "constant": np.full(len(rest), fitted.speed.mean()),
+        "site": rule + _taught(site, gpu_prior(site.pairs), rest),
+        "ours|bound": ours + margin(errors),
+        "label": -rest.label,
+        "load": -(rest.pairs.load[:, 0] + rest.pairs.partner_load[:, 0]),
+    }
+    if len(taught):
+        prior = gpu_prior(taught.pairs)
+        both = _join(site, taught)
+        found["ours_3_co_runs"] = ours + _taught(taught, prior + trees(taught.pairs), rest)
+        found["rule_3_co_runs"] = rule + _taught(taught, prior, rest)
+        found["site_3_co_runs"] = rule + _taught(both, gpu_prior(both.pairs), rest)
+    return rest, found
+
+
+def _taught(seen: CoRuns, prior: Array, asked: CoRuns) -> Array:
+    return learn(seen.pairs, seen.speed - prior).correction(asked.pairs)
+
+
+def _join(one: CoRuns, other: CoRuns) -> CoRuns:
+    pairs = Pairs(
+        *(np.concatenate([getattr(rows.pairs, name) for rows in (one, other)]) for name in Pairs.__dataclass_fields__)
+    )
+    names = [name for name in CoRuns.__dataclass_fields__ if name != "pairs"]
+    return CoRuns(pairs, *(np.concatenate([getattr(rows, name) for rows in (one, other)]) for name in names))
+
+
+def revealed(judged: CoRuns, new: set[str], seed: int) -> NDArray[np.bool_]:
+    """(row,) of co-runs drawn so that every configuration of a new model has been seen in CO_RUNS of them.
+
+    Never in more than half of those that it has: the rest is to be judged.
+    """
+    rng = np.random.default_rng(seed)
+    own = np.isin(judged.model, list(new))
+    drawn: set[int] = set()
+    for config in rng.permutation(np.unique(judged.pairs.keys[own, 0])):
+        mine = rng.permutation(np.unique(judged.pair[judged.pairs.keys[:, 0] == config])).tolist()
+        lacks = min(CO_RUNS, len(mine) // 2) - len(drawn.intersection(mine))
+        drawn.update([pair for pair in mine if pair not in drawn][: max(0, lacks)])
+    return np.asarray(np.isin(judged.pair, list(drawn)))
+
+
+def features(pairs: Pairs) -> Array:
+    """(n, feature) loads of both, what they are together, and the rule."""
+    (u, m, memory), (v, w, partner_memory) = pairs.load.T, pairs.partner_load.T
+    both = np.maximum(u + v, 1e-6)
+    columns = [u, v, m, w, memory, partner_memory, u + v, np.maximum(0, u + v - 1), m + w, np.maximum(0, m + w - 1)]
+    return np.column_stack([*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), gpu_prior(pairs)])
+
+
+def trees_of(fitted: CoRuns, seed: int) -> Callable[[Pairs], Array]:
+    """Extremely randomised trees (Geurts et al., 2006) on what the rule misses."""
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    model = ExtraTreesRegressor(TREES, min_samples_leaf=5, max_features=0.5, random_state=seed, n_jobs=1)
+    model.fit(features(fitted.pairs), fitted.speed - gpu_prior(fitted.pairs))
+    return lambda pairs: np.asarray(model.predict(features(pairs))) if len(pairs) else np.zeros(0)
+
+
+def _left_out_errors(fitted: CoRuns, seed: int) -> Array:
+    """Errors on families of the train folder that are left out in turn: what a bound for unseen ones is made of."""
+    errors = []
+    for models in _families(fitted)[:BOUND_FAMILIES]:
+        own = fitted.has(models)
+        if (~own).sum() >= FEWEST and own.any():
+            rows = fitted.take(own)
+            errors.append(rows.speed - gpu_prior(rows.pairs) - trees_of(fitted.take(~own), seed)(rows.pairs))
+    return np.concatenate(errors) if errors else np.zeros(0)
+
+
+def judge(results: Results, dataset: str, target: str, parts: list[tuple[CoRuns, dict[str, Array]]], seed: int) -> None:
+    """Rows of all methods on the outcomes of one target; several left-out parts are judged together."""
+    speed = np.concatenate([rows.speed for rows, _ in parts])
+    pair = np.concatenate([rows.pair + 1_000_000 * n for n, (rows, _) in enumerate(parts)])
+    methods = {
+        name: np.concatenate([found[name] for _, found in parts])
+        for name in parts[0][1]
+        if all(name in found for _, found in parts)
+    }
+
+    def add(method: str, metric: str, top: Array, below: Array | None = None) -> None:
+        value, low, high = interval(top, below, block=4, seed=seed)
+        if value is not None:
+            results.rows.append(Row(dataset, target, "all", None, method, method, metric, value, low, high, len(top)))
+
+    order = np.argsort(pair, kind="stable")
+    for method in [name for name in methods if name not in ("label", "load", "ours|bound")]:
+        add(method, "mae", np.abs(methods[method] - speed)[order])
+        add(method, "auc_085", _auc(methods[method], speed < HARM))
+        add(method, "harmful_at_73", *_harm(methods[method], speed, order))
+    add("ours", "coverage_lower_90", (speed >= methods["ours|bound"]).astype(np.float64)[order])
+    if np.isfinite(methods["label"]).all():
+        _accepts(add, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
+    _accepts(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
+    _predict(results, dataset, target, methods, speed)
+
+
+def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
+    """(harmed row,) the share of the others that were said to be faster: the mean is the area under the ROC curve."""
+    fine = np.sort(said[~harmed])
+    if not len(fine):
+        return np.zeros(0)
+    at = [np.searchsorted(fine, said[harmed], side) for side in ("left", "right")]
+    return 1 - (at[0] + at[1]) / (2 * len(fine))
+
+
+def _harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Array]:
+    """(row,) harmed and accepted, and accepted, where the fastest 73 % are; ties are accepted in equal parts."""
+    count = ACCEPTED * len(said)
+    edge = np.sort(said)[::-1][max(0, round(count) - 1)]
+    above, tied = said > edge, said == edge
+    share = above + tied * (count - above.sum()) / tied.sum()
+    return (share * (speed < HARM))[order], share[order]
+
+
+def _accepts(
+    add: Callable[[str, str, Array, Array | None], None],
+    method: str,
+    accepted: NDArray[np.bool_],
+    said: Array,
+    speed: Array,
+    order: NDArray[np.intp],
+) -> None:
+    """A rule of yes and no: what it accepts, how much of that is harmed, and the same at 73 %."""
+    add(method, "accepted_share", accepted.astype(np.float64)[order], None)
+    if accepted.any():
+        add(method, "harmful_accepted", (accepted & (speed < HARM)).astype(np.float64)[order], accepted[order] * 1.0)
+    add(method, "auc_085", _auc(said, speed < HARM), None)
+    add(method, "harmful_at_73", *_harm(said, speed, order))
+
+
+def _predict(results: Results, dataset: str, target: str, methods: Mapping[str, Array], speed: Array) -> None:
+    for method in ("ours", "ours_3_co_runs"):
+        if method in methods:
+            n = len(speed)
+            results.predictions.append(
+                {
+                    "dataset": [dataset] * n,
+                    "job": list(range(n)),
+                    "target": [target] * n,
+                    "series": ["all"] * n,
+                    "quantile": [0.5] * n,
+                    "value": methods[method],
+                    "actual": speed,
+                    "model": [method] * n,
+                }
+            )
