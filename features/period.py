@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import signal
 
 Array = NDArray[np.float64]
 
@@ -70,6 +69,8 @@ def find_period(channels: Array, interval_s: float) -> Period:
 
 def _filled(row: Array) -> Array:
     """Gaps bridged, stalls clipped, slow drift taken off; the mean stays."""
+    from scipy import signal
+
     known = np.isfinite(row)
     whole = np.interp(np.arange(len(row)), np.flatnonzero(known), row[known])
     low, high = np.quantile(whole, (0.01, 0.99))
@@ -84,7 +85,8 @@ def _swing(row: Array) -> float:
 
 def _autocorrelation(rows: list[Array]) -> Array:
     """The mean of the rows' autocorrelations, at FINE lags a sample: hills lie between samples, too."""
-    from statsmodels.tsa.stattools import acf  # slow to import: only who looks for a period waits for it
+    from scipy import signal  # slow to import, both: only who looks for a period waits
+    from statsmodels.tsa.stattools import acf
 
     lags = min(len(rows[0]) // LONGEST_PERIODS, LAGS)
     curve = np.mean([acf(row, nlags=lags, fft=True, adjusted=True) for row in rows], axis=0)
@@ -93,6 +95,8 @@ def _autocorrelation(rows: list[Array]) -> Array:
 
 
 def _first_hill(curve: Array) -> int | None:
+    from scipy import signal
+
     hills, _ = signal.find_peaks(curve, height=HILL, prominence=HILL / 2)
     if not len(hills):
         return None
@@ -112,6 +116,8 @@ def _is_beat(rows: list[Array], period: float) -> bool:
 
 
 def _spectrum(row: Array) -> Array:
+    from scipy import signal
+
     _, power = signal.periodogram(row / row.std(), window="hann", detrend="constant")
     return np.asarray(power)
 

@@ -4,7 +4,17 @@ from pathlib import Path
 
 from training.results import Results, Row
 
-SHOWN = ("wql", "mae", "pinball_90", "remaining_log_mae", "within_10min", "harmful_at_73")
+SHOWN = (
+    "wql",
+    "mae",
+    "pinball_90",
+    "remaining_log_mae",
+    "within_10min",
+    "harmful_at_73",
+    "period_within_2pct",
+    "phase_f1",
+    "checkpoint_hit",
+)
 
 
 def write_predictions(results: Results, path: Path) -> None:

@@ -1,0 +1,73 @@
+"""What kind of work a job's telemetry looks like: shape and relative levels of its channels, and a class with odds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.period import Period
+
+Array = NDArray[np.float64]
+
+CLASSES = ("training", "inference", "idle")
+IDLE_ACTIVITY = 0.02
+ACTIVE_SHARE = 0.05  # of the samples; a job that computes less is idle
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Levels while it computes, 0..1, NaN where unknown; `exchange_ratio`: bytes between GPUs by host bytes."""
+
+    active_share: float
+    activity: float
+    tensor_share: float  # of SM activity that is tensor work
+    steadiness: float  # 1 minus spread over mean of activity
+    exchange_ratio: float
+    periodic: float  # strength of its period
+
+
+def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, period: Period) -> Shape:
+    """The shape of channels (sample,), means over a job's GPUs; NaN where nothing was reported."""
+    on = activity > IDLE_ACTIVITY
+    known = np.isfinite(activity)
+    if not on.any():
+        return Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    level = float(np.mean(activity[on]))
+    return Shape(
+        active_share=float(on.sum() / known.sum()),
+        activity=level,
+        tensor_share=_mean(tensor[on]) / level,
+        steadiness=max(0.0, 1 - float(np.std(activity[on])) / level),
+        exchange_ratio=_mean(exchange[on]) / np.fmax(_mean(host[on]), 1.0),
+        periodic=period.strength if period.period_s is not None else 0.0,
+    )
+
+
+def class_of(shape: Shape) -> dict[str, float]:
+    """Odds of CLASSES as probabilities that add up to 1.
+
+    Training keeps SMs busy, mostly with tensor work, exchanges gradients and repeats itself; inference decodes: memory
+    bound, little tensor work, no period. The weights are ours, set on eight recorded runs; too few to calibrate them.
+
+    >>> odds = class_of(Shape(1.0, 0.65, 0.3, 0.95, 100.0, 0.9))
+    >>> max(odds, key=odds.get)
+    'training'
+    """
+    if shape.active_share < ACTIVE_SHARE:
+        idle = 0.98 - 2 * shape.active_share
+        return {"training": (1 - idle) / 2, "inference": (1 - idle) / 2, "idle": idle}
+    parts = [
+        6 * (shape.activity - 0.35),
+        8 * (shape.tensor_share - 0.2),
+        float(np.clip(np.log10(np.maximum(shape.exchange_ratio, 0.01)), -1, 1)),
+        2 * shape.periodic,
+    ]
+    score = float(np.nansum(parts))
+    training = float(1 / (1 + np.exp(-score)))
+    busy = 1 - 0.02 / max(shape.active_share, ACTIVE_SHARE)
+    return {"training": busy * training, "inference": busy * (1 - training), "idle": 1 - busy}
+
+
+def _mean(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else np.nan

@@ -1,0 +1,136 @@
+"""The phase that a job is in, from levels relative to its own: absolute ones do not transfer from job to job.
+
+    init         nothing in memory yet
+    loading      memory fills, nothing computes
+    warmup       the first half minute of computing (or, of a job that does not compute, of full memory)
+    steady       after that
+    evaluation   less than its usual activity, and next to no exchange between GPUs
+    checkpoint   no activity, memory kept, more host traffic than usual
+    cooldown     after computing, memory given back, or no activity for long
+
+Each sample is judged by itself and those before it, so the last one is the phase now.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+PHASES = ("init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown")
+INIT, LOADING, WARMUP, STEADY, EVALUATION, CHECKPOINT, COOLDOWN = range(len(PHASES))
+
+CONTEXT_GIB = 0.25  # less is no more than a driver's context
+ACTIVE = 0.02  # of SM activity; below it nothing computes
+GONE = 0.25  # of the usual activity: it has stopped
+REDUCED = 0.8  # of the usual activity, with next to no exchange: evaluation
+NO_EXCHANGE = 0.1  # of the usual traffic between GPUs
+HOST = 2.0  # times the usual host traffic: something is written or read
+KEPT = 0.97  # of the most memory so far
+FULL_S = 20.0  # without more memory: loading is over, where nothing computes
+LONG_S = 120.0  # without activity
+USUAL_S = 120.0  # the usual is the median of so much active time
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Means over a job's GPUs, each (sample,), regular in time; NaN where nothing was reported.
+
+    activity: SM activity 0..1; memory_gib; exchange: bytes/s between GPUs (NVLink, InfiniBand); host: PCIe bytes/s.
+    age_s: of the job at the first sample, 0 where it is not known.
+    """
+
+    interval_s: float
+    activity: Array
+    memory_gib: Array
+    exchange: Array
+    host: Array
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRule:
+    """`warmup_s`: what is learnt of a site; half a minute in every recorded run."""
+
+    warmup_s: float = 30.0
+
+    def phases(self, levels: Levels) -> NDArray[np.int8]:
+        """(sample,) index into PHASES."""
+        track = _Track(levels, self.warmup_s)
+        return np.array([track.step(at) for at in range(len(levels.activity))], np.int8)
+
+
+class _Track:
+    """What is known of a job up to a sample."""
+
+    def __init__(self, levels: Levels, warmup_s: float) -> None:
+        self.levels = levels
+        self.warmup_s = warmup_s
+        many = max(3, round(USUAL_S / levels.interval_s))
+        self.activity: deque[float] = deque(maxlen=many)
+        self.exchange: deque[float] = deque(maxlen=many)
+        self.host: deque[float] = deque(maxlen=many)
+        self.most_gib = 0.0
+        self.grew = 0  # the sample that last had more memory
+        self.began: int | None = None  # the first sample that computed
+        self.stopped: int | None = None  # since when it does not
+
+    def step(self, at: int) -> int:
+        """The phase at the next sample."""
+        levels = self.levels
+        activity = _known(levels.activity[at])
+        memory = _known(levels.memory_gib[at], self.most_gib)
+        if memory > self.most_gib * 1.02:
+            self.most_gib, self.grew = memory, at
+        usual = float(np.median(self.activity)) if self.activity else 0.0
+        if activity > max(ACTIVE, GONE * usual):
+            self.stopped = None
+            if self.began is None:
+                self.began = at
+            return self._computing(at, activity, usual)
+        if self.began is None:
+            return self._not_yet(at, memory)
+        return self._pausing(at, memory)
+
+    def _computing(self, at: int, activity: float, usual: float) -> int:
+        exchange, host = _known(self.levels.exchange[at]), _known(self.levels.host[at])
+        usual_exchange = float(np.median(self.exchange)) if self.exchange else 0.0
+        alone = usual_exchange > 0 and exchange < NO_EXCHANGE * usual_exchange
+        if alone and activity < REDUCED * usual and not self._is_warm(at):
+            return EVALUATION
+        self.activity.append(activity)
+        self.exchange.append(exchange)
+        self.host.append(host)
+        return WARMUP if self._is_warm(at) else STEADY
+
+    def _is_warm(self, at: int) -> bool:
+        """Whether it warms up still; a job that was older than that at the first sample computed before."""
+        assert self.began is not None
+        if self.began == 0 and self.levels.age_s > self.warmup_s:
+            return False
+        return (at - self.began) * self.levels.interval_s < self.warmup_s
+
+    def _not_yet(self, at: int, memory: float) -> int:
+        if memory < CONTEXT_GIB:
+            return INIT if self.most_gib < CONTEXT_GIB else COOLDOWN
+        full_s = (at - self.grew) * self.levels.interval_s + (self.levels.age_s if self.grew == 0 else 0.0)
+        if full_s < FULL_S:
+            return LOADING
+        return WARMUP if full_s < FULL_S + self.warmup_s else STEADY
+
+    def _pausing(self, at: int, memory: float) -> int:
+        if self.stopped is None:
+            self.stopped = at
+        long = (at - self.stopped) * self.levels.interval_s >= LONG_S
+        if memory < KEPT * self.most_gib or long:
+            return COOLDOWN
+        usual_host = float(np.median(self.host)) if self.host else 0.0
+        if _known(self.levels.host[at]) > HOST * usual_host:
+            return CHECKPOINT
+        return WARMUP if self._is_warm(at) else STEADY
+
+
+def _known(value: float, otherwise: float = 0.0) -> float:
+    return float(value) if np.isfinite(value) else otherwise
