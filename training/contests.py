@@ -7,14 +7,22 @@ from training.results import Row
 
 OURS, ALL = "ours", "all"
 LEVEL = 0.01  # a difference below this is none
-MORE_IS_BETTER = frozenset({"within_2x", "within_10min", "bound_90_correct"})
+MORE_IS_BETTER = frozenset(
+    {"within_2x", "within_10min", "bound_90_correct", "auroc", "ap", "precision_top20", "recall_top5pct", "brier_skill"}
+)
 MAIN = {
     "demand": ("wql", "mae"),
     "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
     "start": ("within_10min",),
+    "risk": ("auroc", "precision_top20", "brier_skill"),
 }
 TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time"}
 WORDS = {
+    "auroc": "AUROC",
+    "ap": "average precision",
+    "precision_top20": "precision of the 20 riskiest nodes a day",
+    "recall_top5pct": "faults among the riskiest 5 % of node-days",
+    "brier_skill": "Brier skill",
     "wql": "WQL",
     "mae": "MAE",
     "mase": "MASE",

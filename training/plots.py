@@ -210,6 +210,24 @@ def calibration_svg(points: Mapping[str, Sequence[tuple[float, float]]], label: 
     return canvas.svg
 
 
+def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: str) -> str:
+    """Observed frequency against probability told, both small: (told, observed, low, high) a dot."""
+    told, observed, low, high = np.array(points, np.float64).T
+    most = 1.08 * max(float(told.max()), float(high.max()), 1e-6)
+    with drawn(label, width=3.4, height=3.1) as canvas:
+        axes = canvas.axes
+        axes.plot([0, most], [0, most], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as told")
+        bars = (observed - low, high - observed)
+        axes.errorbar(told, observed, bars, fmt="o", color=OURS_INK, markersize=4, linewidth=1.0, label="ours")
+        axes.set_xlim(0, most)
+        axes.set_ylim(0, most)
+        axes.set_xlabel("probability told")
+        axes.set_ylabel("share that failed")
+        axes.grid(visible=True, axis="both")
+        axes.legend(loc="upper left", fontsize=8, handlelength=1.6, borderpad=0.1)
+    return canvas.svg
+
+
 def course_svg(course: Course, label: str, y_label: str) -> str:
     """The series in ink, and on it each forecast as a fan: nested intervals, paler outwards, and its median."""
     from matplotlib import dates

@@ -22,13 +22,15 @@ from training.contests import (
 )
 from training.fans import Shares, courses, served
 from training.page import listed, page, panel, panels, section, table, text_of
-from training.plots import bars_svg, calibration_svg, course_svg, lines_svg
+from training.plots import bars_svg, calibration_svg, course_svg, lines_svg, reliability_svg
 from training.results import Results, Row
+from training.risk_metrics import reliability
 
 TITLES = {
     "demand": "Demand forecasts beside their baselines",
     "duration": "Run times and remaining times beside their baselines",
     "start": "Start times beside their baselines",
+    "risk": "Node risk beside its baselines",
 }
 NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9}
 FAR_OFF = 0.03
@@ -53,7 +55,7 @@ def report_html(results: Results) -> str:
 
 def sections(results: Results) -> Iterator[str]:
     """A section a set, as its task asks for."""
-    tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration}
+    tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration, "risk": _risk}
     return tasks.get(results.task, _start)(results)
 
 
@@ -247,6 +249,28 @@ def _start(results: Results) -> Iterator[str]:
             inner.append(panel(svg, "The p90 bound over the actual wait, less is better"))
         inner.append(_methods_table(rows))
         yield section(f"{dataset}, {target_words(target)}" if target else dataset, panels(inner))
+
+
+# -- node risk ------------------------------------------------------------------------------------------------------
+
+
+def _risk(results: Results) -> Iterator[str]:
+    """A table and a reliability plot a horizon; rows without one are of the trace, not of a method."""
+    for (dataset, _), rows in sets_of(results.rows).items():
+        inner = []
+        for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):
+            points = reliability(results.predictions, dataset, horizon)
+            if points:
+                svg = reliability_svg(points, f"{dataset}: reliability within {lead(horizon)}")
+                note = "Tenths of the node-days by probability; on the dotted line faults come as often as told."
+                inner.append(panel(svg, f"Is the probability within {lead(horizon)} true?", note, "small"))
+            inner.append(_methods_table([row for row in rows if row.horizon_s == horizon]))
+        for row in rows:
+            if row.metric == "first_fault_share":
+                share = f"{row.value or 0.0:.0%}".replace("%", " %")
+                said = f"{share} of the {row.n} faults judged hit a node that never had one: no history tells of those."
+                inner.append(panel("", said))
+        yield section(dataset, panels(inner))
 
 
 # -- everything -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ SHOWN = (
     "period_within_2pct",
     "phase_f1",
     "checkpoint_hit",
+    "auroc",
+    "precision_top20",
+    "brier_skill",
 )
 
 
