@@ -77,7 +77,7 @@ class Residuals:
     def observed(self, pairs: Pairs) -> NDArray[np.int64]:
         """(m,) co-runs of the job itself; where there is none, of its kind."""
         seen = [(_same(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
-        return np.where(seen[0] > 0, seen[0], seen[1]).astype(np.int64)
+        return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
 
     def met(self, pairs: Pairs) -> NDArray[np.bool_]:
         """(m,) the job was observed beside this very partner."""

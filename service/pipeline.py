@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from features.extract import extract
+from features.mig import mig_instances
 from features.serving import served_instances
 from features.similarity import tell_history
 from fleet.clock import Clock
@@ -43,6 +44,7 @@ from service.demand_forecasts import DemandForecasts
 from service.disk_trouble import said
 from service.fleet_metrics import fleet_page
 from service.history import History
+from service.interference import sharing_sections
 from service.locals import About, local_sections
 from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
@@ -281,6 +283,7 @@ class Pipeline:
             told=state.told(self._ended.values()),
             interval_s=self.config.scrape.interval_s,
             served=served_instances(state.store, now_ms),
+            mig=mig_instances(state.store, now_ms),
             told_runs=self.runs.told,
         )
 
@@ -300,6 +303,7 @@ class Pipeline:
         self.demand.watch(tick, given.served)
         sections = [*score_sections(tick), *self.demand.sections]
         sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick)]
+        sections += sharing_sections(self.kept.co_runs, tick, given.mig)
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)
             self._published_generation = topology.generation

@@ -1,7 +1,7 @@
 """State to disk and back: rings, jobs, nodes, what models remember, and the positions of the sources.
 
     snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   demand.arrays   desk.arrays
-                    memory.arrays   runs.arrays   peaks.arrays   told.arrays
+                    memory.arrays   runs.arrays   peaks.arrays   told.arrays   co_runs.arrays
                     state.arrays: positions, nodes, and what else is small
 
 A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.arrays_file import TornFileError, read_arrays, write_arrays
+from features.co_runs import CoRuns
 from features.job_peaks import JobPeaks
 from features.similarity import tell_history
 from features.store import OtherIntervalError, WindowStore
@@ -71,6 +72,7 @@ class Kept:
     occupancy_known: bool = True
     peaks: JobPeaks = field(default_factory=JobPeaks)
     book: RunBook = field(default_factory=RunBook)
+    co_runs: CoRuns = field(default_factory=CoRuns)
 
 
 class Snapshot:
@@ -126,6 +128,7 @@ class Snapshot:
             occupancy_known=document["occupancy_known"],
             peaks=peaks,
             book=book,
+            co_runs=_load_co_runs(folder) if document.get("tells_co_runs") else CoRuns(),
         )
 
     def save(self, kept: Kept, desk: Dump | None = None) -> Coroutine[None, None, Positions | None]:
@@ -169,11 +172,13 @@ class Snapshot:
             "newest_sample_ms": state.counts.newest_sample_ms,
             "desk": None,  # in a file of its own
             "tells_runs": True,
+            "tells_co_runs": True,  # absent in snapshots of versions that kept none
         }
         jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
         nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
         demand, memory = state.demand.dump(), kept.memory.dump()
         runs, peaks, told = state.runs.dump(), kept.peaks.dump(), kept.book.dump()
+        co_runs = np.frombuffer(msgspec.msgpack.encode(kept.co_runs.dump()), np.uint8)
 
         def write() -> None:
             shutil.rmtree(beside, ignore_errors=True)  # by a save that was given up
@@ -186,6 +191,7 @@ class Snapshot:
             write_arrays(beside / "runs.arrays", {}, {"history": packed})
             write_arrays(beside / "peaks.arrays", *peaks)
             write_arrays(beside / "told.arrays", *told)
+            write_arrays(beside / "co_runs.arrays", {}, {"kept": co_runs})
             write_arrays(beside / "state.arrays", {**document, "jobs": names}, {"nodes": nodes})
 
         return write
@@ -215,6 +221,12 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _load_co_runs(folder: Path) -> CoRuns:
+    co_runs = CoRuns()
+    co_runs.load(msgspec.msgpack.decode(read_arrays(folder / "co_runs.arrays")[1]["kept"].tobytes()))
+    return co_runs
 
 
 def _load_runs(folder: Path, state: FleetState) -> tuple[JobPeaks, RunBook]:

@@ -225,7 +225,12 @@ def _accepts(
     """A rule of yes and no: what it accepts, how much of that is harmed, and the same at 73 %."""
     add(method, "accepted_share", accepted.astype(np.float64)[order], None)
     if accepted.any():
-        add(method, "harmful_accepted", (accepted & (speed < HARM)).astype(np.float64)[order], accepted[order] * 1.0)
+        add(
+            method,
+            "harmful_accepted",
+            (accepted & (speed < HARM)).astype(np.float64)[order],
+            accepted[order].astype(np.float64),
+        )
     add(method, "auc_085", _auc(said, speed < HARM), None)
     add(method, "harmful_at_73", *_harm(said, speed, order))
 
@@ -241,8 +246,8 @@ def _predict(results: Results, dataset: str, target: str, methods: Mapping[str, 
                     "target": [target] * n,
                     "series": ["all"] * n,
                     "quantile": [0.5] * n,
-                    "value": methods[method],
-                    "actual": speed,
+                    "value": methods[method].tolist(),
+                    "actual": speed.tolist(),
                     "model": [method] * n,
                 }
             )

@@ -39,8 +39,6 @@ ROWS = (
         "jobs",
         "failure rates by job are not fitted yet",
     ),
-    _row("POST", "/v1/interference", "How much two jobs slow each other", "jobs", "interference is not modelled yet"),
-    _row("POST", "/v1/isolation/verify", "Whether an isolation holds", "jobs", "isolation is not observed yet"),
     _row("GET", "/v1/spikes", "Load peaks ahead by domain", "fleet", "peaks by domain are not forecast yet"),
     _row("GET", "/v1/utilisation", "What jobs make of their GPUs", "jobs", "utilisation verdicts are not built yet"),
     _row(

@@ -158,7 +158,7 @@ def test_nonsense_is_refused_with_a_reason_and_never_a_500(two_racks: Service) -
         ("DELETE", "/v1/queue/nothing", None, 404),
         ("PUT", "/v1/queue", None, 405),
         ("POST", "/v1/jobs/estimate", {"request_id": "x", "gang": 0}, 422),
-        ("POST", "/v1/interference", {}, 501),
+        ("POST", "/v1/interference", {}, 422),
     ]
     for method, path, body, expected in cases:
         status, answer, headers = service.request(method, path, body)

@@ -23,6 +23,7 @@ FILES = (
     "runs.arrays",
     "peaks.arrays",
     "told.arrays",
+    "co_runs.arrays",
     "store/state.arrays",
     "store/000001.slots",
     "jobs/000001.jobs",

@@ -1,0 +1,250 @@
+"""CoRuns: which jobs share hardware, how fast each went alone and beside the other, and what each takes alone.
+
+    share      two attempts hold the same GPU (gpu; mig where the GPU has MIG instances), or both span several nodes
+               and meet on one (nic). Who has more than one such neighbour counts for nothing.
+    alone      median of the step times that began since nobody shared with it any more
+    together   the same since the two began to share
+    co-run     together and alone are both known (in either order): speed = alone / together, one for each job
+
+Steps of the first MIXED steps after a change do not count. What is kept is small and bounded; the newest co-runs stay.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.run_history import JobShape
+from features.similarity import shape_of
+from fleet.events import Step
+from fleet.jobs import JobAttempt
+
+Share = Literal["gpu", "mig", "pcie", "nic", "rail"]
+Attempt = tuple[str, int]
+Keys = tuple[int, int]
+
+FEWEST_STEPS = 8
+MIXED = 1
+SETTLED_S = 60.0  # a load is read when a job has been alone for so long
+MOST_CO_RUNS, MOST_KEPT = 256, 4096
+LATELY_MS = 120_000
+CROWD = "crowd"
+
+
+def job_keys(shape: JobShape) -> Keys:
+    """The job (user, name without numbers, GPUs) and its kind (without GPUs), as 64-bit keys that are never 0."""
+    name = shape.words or shape.name
+    return _key(shape.user, name, f"{shape.gpus:g}"), _key(shape.user, name)
+
+
+def _key(*parts: str) -> int:
+    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+@dataclass(frozen=True, slots=True)
+class CoRun:
+    """One attempt beside one partner: `speed` relative to alone."""
+
+    share: Share
+    keys: Keys
+    partner_keys: Keys
+    speed: float
+
+
+@dataclass(slots=True)
+class _Watched:
+    """An attempt that runs: whom it shares with since when, and its pace alone. company: None is alone."""
+
+    keys: Keys
+    company: Attempt | None
+    share: str
+    since_ms: int
+    alone_s: float | None = None
+
+
+class CoRuns:
+    """One writer. `see` at each tick; everything may be seen as often as one likes."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Attempt, _Watched] = {}
+        self._together: dict[tuple[Attempt, Attempt], tuple[str, Keys, Keys, float]] = {}  # and seconds of a step
+        self._found: dict[tuple[Attempt, Attempt], CoRun] = {}  # oldest first
+        self._loads: dict[int, tuple[float, ...]] = {}  # key -> load alone, the oldest first
+        self._turns: dict[int, tuple[float, ...]] = {}
+        self._keys: dict[tuple[str, int, int, bool], Keys] = {}
+
+    @property
+    def found(self) -> list[CoRun]:
+        return list(self._found.values())
+
+    @property
+    def loads(self) -> Mapping[int, tuple[float, ...]]:
+        """Job and kind -> compute, bandwidth, memory (ratios) as last seen of one that ran alone; NaN: unknown."""
+        return self._loads
+
+    @property
+    def turns(self) -> Mapping[int, tuple[float, ...]]:
+        """Job and kind -> seconds of a step alone, and the share of it that is communication, where steps tell it."""
+        return self._turns
+
+    def keys_of(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
+        """The keys of these attempts; of those that were asked for before they are remembered."""
+        known, self._keys = self._keys, {}
+        found = {}
+        for row in attempts:
+            about = row.job, row.attempt, row.gpus, row.submission is None
+            keys = self._keys[about] = known.get(about) or job_keys(shape_of(row))
+            found[row.job, row.attempt] = keys
+        return found
+
+    def see(
+        self,
+        running: Sequence[JobAttempt],
+        keys: Mapping[Attempt, Keys],
+        divided: Collection[str],
+        loads: NDArray[np.floating],
+        now_ms: int,
+    ) -> None:
+        """Take in one moment.
+
+        keys: of the running ones; divided: GPUs (`node/index`) with MIG instances; loads: (running, 3)
+        compute, bandwidth and memory, NaN unknown.
+        """
+        neighbours = neighbours_of(running, divided)
+        before, self._watched = self._watched, {}
+        rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
+        for number, (key, attempt) in enumerate(rows.items()):
+            around = neighbours.get(key, {})
+            company = next(iter(around)) if len(around) == 1 else None
+            share = around[company] if company is not None else CROWD if around else ""
+            joined_ms = max(rows[one].started_ms or now_ms for one in (key, company) if one is not None)
+            watched = _go_on(before.get(key), keys[key], company, share, joined_ms, now_ms)
+            self._watched[key] = watched
+            if not around:
+                self._alone(watched, attempt, loads[number], now_ms)
+            elif company is not None and len(neighbours[company]) == 1:
+                self._beside(key, company, keys[company], watched, attempt)
+        self._match()
+
+    def _alone(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> None:
+        steps = _since(attempt, watched.since_ms)
+        if len(steps) >= FEWEST_STEPS:
+            watched.alone_s = _median(steps)
+            told = [step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0]
+            if told:
+                _keep(self._turns, watched.keys, (watched.alone_s, min(1.0, float(np.median(told)))))
+        if now_ms - watched.since_ms >= SETTLED_S * 1000 and np.isfinite(load[0]):
+            _keep(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
+
+    def _beside(self, key: Attempt, company: Attempt, partner: Keys, watched: _Watched, attempt: JobAttempt) -> None:
+        steps = _since(attempt, watched.since_ms)
+        if len(steps) >= FEWEST_STEPS:
+            self._together[key, company] = watched.share, watched.keys, partner, _median(steps)
+
+    def _match(self) -> None:
+        """Co-runs of which both paces are known; what belongs to attempts that run no more is forgotten."""
+        for pair, (share, keys, partner, together_s) in list(self._together.items()):
+            watched = self._watched.get(pair[0])
+            if watched is None:
+                del self._together[pair]
+            elif watched.alone_s and together_s > 0:
+                self._found.pop(pair, None)
+                self._found[pair] = CoRun(share, keys, partner, watched.alone_s / together_s)  # type: ignore[arg-type]
+                while len(self._found) > MOST_CO_RUNS:
+                    del self._found[next(iter(self._found))]
+
+    def dump(self) -> dict[str, Any]:
+        """What a snapshot keeps: plain lists and numbers, copied."""
+        return {
+            "watched": [
+                [*key, row.keys, row.company, row.share, row.since_ms, row.alone_s]
+                for key, row in self._watched.items()
+            ],
+            "together": [[*one, *other, *rest] for (one, other), rest in self._together.items()],
+            "found": [
+                [*one, *other, row.share, row.keys, row.partner_keys, row.speed]
+                for (one, other), row in self._found.items()
+            ],
+            "loads": [[key, *load] for key, load in self._loads.items()],
+            "turns": [[key, *turns] for key, turns in self._turns.items()],
+        }
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        for job, attempt, keys, company, *rest in kept["watched"]:
+            self._watched[job, attempt] = _Watched(_pair(keys), tuple(company) if company else None, *rest)
+        for job, attempt, other, number, share, keys, partner, seconds in kept["together"]:
+            self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds
+        for job, attempt, other, number, share, keys, partner, speed in kept["found"]:
+            self._found[(job, attempt), (other, number)] = CoRun(share, _pair(keys), _pair(partner), speed)
+        self._loads = {key: tuple(load) for key, *load in kept["loads"]}
+        self._turns = {key: tuple(turns) for key, *turns in kept["turns"]}
+
+
+def _go_on(
+    last: _Watched | None, keys: Keys, company: Attempt | None, share: str, joined_ms: int, now_ms: int
+) -> _Watched:
+    """What was watched, or a new watch where the company or the size has changed.
+
+    It counts from when the younger of the two started, if that was lately and nobody else was there before.
+    """
+    if last is not None and last.keys != keys:
+        last = None
+    if last is not None and (last.company, last.share) == (company, share):
+        return last
+    came = joined_ms >= now_ms - LATELY_MS and (last is None or (last.share == "" and company is not None))
+    return _Watched(keys, company, share, joined_ms if came else now_ms, None if last is None else last.alone_s)
+
+
+def _pair(keys: Sequence[int]) -> Keys:
+    return keys[0], keys[1]
+
+
+def neighbours_of(running: Sequence[JobAttempt], divided: Collection[str]) -> dict[Attempt, dict[Attempt, str]]:
+    """Who shares what with whom: attempt -> neighbour -> gpu, mig or nic, the tightest of them."""
+    gpus: dict[tuple[str, int], list[Attempt]] = {}
+    hosts: dict[str, list[Attempt]] = {}
+    for attempt in running:
+        key = (attempt.job, attempt.attempt)
+        for place in {(rank.node, gpu) for rank in attempt.ranks for gpu in rank.gpus}:
+            gpus.setdefault(place, []).append(key)
+        if len(attempt.hosts) > 1:
+            for host in attempt.hosts:
+                hosts.setdefault(host, []).append(key)
+    found: dict[Attempt, dict[Attempt, str]] = {}
+    for host_keys in hosts.values():
+        _meet(found, host_keys, "nic")
+    for (node, gpu), held in gpus.items():
+        _meet(found, held, "mig" if f"{node}/{gpu}" in divided else "gpu")
+    return found
+
+
+def _meet(found: dict[Attempt, dict[Attempt, str]], keys: Sequence[Attempt], share: str) -> None:
+    for one in keys if len(keys) > 1 else ():
+        found.setdefault(one, {}).update((other, share) for other in keys if other != one)
+
+
+def _since(attempt: JobAttempt, since_ms: int) -> list[Step]:
+    """The job's own steps, or those of one rank, that began after `since_ms`; the first ones are of both times."""
+    steps = [step for step in attempt.steps if step.rank is None]
+    if not steps and attempt.steps:
+        rank = min(step.rank for step in attempt.steps if step.rank is not None)
+        steps = [step for step in attempt.steps if step.rank == rank]
+    return [step for step in steps if step.time_ms - step.duration_s * 1000 >= since_ms][MIXED:]
+
+
+def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
+    """Of the job and of its kind; what was kept longest ago makes room."""
+    for key in keys:
+        table.pop(key, None)
+        table[key] = values
+    while len(table) > MOST_KEPT:
+        del table[next(iter(table))]
+
+
+def _median(steps: Sequence[Step]) -> float:
+    return float(np.median([step.duration_s for step in steps]))

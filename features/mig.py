@@ -1,0 +1,28 @@
+"""MIG instances that telemetry tells of, with the memory of each."""
+
+import numpy as np
+
+from features.store import WindowStore
+from fleet.samples import EntityKind
+
+INSTANCE = EntityKind.GPU_INSTANCE
+STALE_MS = 600_000
+GIB = 2.0**30
+
+
+def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float]]:
+    """GPU (`node/index`) -> instance id -> GiB of memory (NaN: not told), of those heard of in the last ten minutes."""
+    if INSTANCE not in store.rings and not len(store.entities[INSTANCE]):
+        return {}
+    ring = store.ring(INSTANCE)
+    heard_ms = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
+    used, free, total = (
+        ring.raw[ring.layout.metrics.index(name), : ring.size]
+        for name in ("fb_used_bytes", "fb_free_bytes", "fb_total_bytes")
+    )
+    memory_gib = np.where(total > 0, total, used + free) / GIB
+    found: dict[str, dict[str, float]] = {}
+    for row in np.flatnonzero(heard_ms >= now_ms - STALE_MS).tolist():
+        gpu, _, instance = store.entities[INSTANCE].names[row].rpartition("/")
+        found.setdefault(gpu, {})[instance] = float(memory_gib[row])
+    return found

@@ -1,0 +1,176 @@
+"""Whether an isolation that somebody relies on is in force, as telemetry and job events see it.
+
+    gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
+    doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}
+
+Each field has one check. What cannot be seen is neither right nor wrong: `ok` is null, and so is the answer's, unless
+another field says otherwise.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from service.board import Section
+from service.publish import Tick, encode
+
+OBSERVED = (
+    "pcie_link_gen",
+    "pcie_link_width",
+    "pcie_tx_bytes_per_s",
+    "pcie_rx_bytes_per_s",
+    "fb_used_bytes",
+    "sm_active",
+    "power_w",
+)
+READINGS, NETWORK, DOCUMENT = "gpu.isolation", "node.network", "doc.isolation"
+GIB = 2.0**30
+LEAST_OF_NOMINAL, MOST_OF_NOMINAL = 0.8, 1.02  # of a profile's memory: some is kept back, GB may mean GiB
+_PROFILE = re.compile(r"(?:MIG )?\d+c?\.?\d*g?\.(\d+)gb.*")
+SLACK = 1.01
+
+
+class Expected(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is relied upon. mig_profile: as `1g.10gb`; jobs: those that hold the GPU, and no others."""
+
+    mig: bool | None = None
+    mig_profile: str | None = None
+    jobs: list[str] | None = None
+    pcie_link_gen: int | None = None
+    pcie_link_width: int | None = None
+    pcie_max_bytes_per_s: float | None = None
+    network_max_bytes_per_s: float | None = None
+    gpu_memory_max_gib: float | None = None
+    sm_active_max: float | None = None
+    power_max_w: float | None = None
+
+
+class Seen(msgspec.Struct):
+    """The document of the section."""
+
+    mig: dict[str, dict[str, float | None]]
+    holders: dict[str, list[str]]
+
+
+class Sight(msgspec.Struct):
+    """What is observed of one GPU; NaN unknown."""
+
+    readings: dict[str, float]
+    network: float
+    mig: dict[str, float | None]
+    holders: list[str]
+
+
+def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float]]) -> list[Section]:
+    """Readings of every GPU and what shares it."""
+    rows = tick.gpu_rows
+    values = np.full((*rows.shape, len(OBSERVED)), np.nan, np.float32)
+    if tick.gpu is not None and len(tick.gpu.values):
+        heard = (rows >= 0) & (rows < len(tick.gpu.values))
+        for column, name in enumerate(OBSERVED):
+            values[..., column][heard] = tick.gpu.column(name)[rows[heard]]
+    network = np.full(len(tick.topology), np.nan, np.float32)
+    if tick.node is not None and len(tick.node.values):
+        both = tick.node.column("net_rx_bytes") + tick.node.column("net_tx_bytes")
+        network[: len(both)] = both[: len(network)]
+    told = {
+        gpu: {name: round(gib, 2) if math.isfinite(gib) else None for name, gib in found.items()}
+        for gpu, found in mig.items()
+    }
+    data: dict[str, NDArray[Any] | bytes] = {
+        READINGS: values,
+        NETWORK: network,
+        DOCUMENT: encode(Seen(told, holders_of(tick.running))),
+    }
+    return [Section(name, part, tick.now_ms) for name, part in data.items()]
+
+
+def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
+    """GPU -> the jobs that hold it, where events name GPUs."""
+    found: dict[str, list[str]] = {}
+    for attempt in running:
+        for rank in attempt.ranks:
+            for gpu in rank.gpus:
+                jobs = found.setdefault(f"{rank.node}/{gpu}", [])
+                if attempt.job not in jobs:
+                    jobs.append(attempt.job)
+    return found
+
+
+def checks(expected: Expected, sight: Sight, as_of_ms: int) -> list[dict[str, Any]]:
+    """A row for every field that is expected, in the order of the fields."""
+    found = []
+    for field, wanted in msgspec.structs.asdict(expected).items():
+        if wanted is not None:
+            observed, ok = _check(field, wanted, sight)
+            row = {"field": field, "expected": wanted, "observed": observed, "ok": ok, "as_of_ms": as_of_ms}
+            found.append(row)
+    return found
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> bool | None:
+    """False where a field says otherwise, null where one cannot be seen, else true."""
+    answers = [row["ok"] for row in rows]
+    return False if False in answers else None if None in answers else True
+
+
+def _check(field: str, wanted: Any, sight: Sight) -> tuple[Any, bool | None]:
+    read = sight.readings
+    match field:
+        case "mig":
+            return bool(sight.mig), bool(sight.mig) is wanted
+        case "mig_profile":
+            return _profile(wanted, sight.mig)
+        case "jobs":
+            return sight.holders, sorted(sight.holders) == sorted(wanted)
+        case "pcie_link_gen" | "pcie_link_width":
+            return _number(read[field]), _known(read[field], read[field] >= wanted)
+        case "pcie_max_bytes_per_s":
+            return _most(read["pcie_tx_bytes_per_s"] + read["pcie_rx_bytes_per_s"], wanted)
+        case "network_max_bytes_per_s":
+            return _most(sight.network, wanted)
+        case "gpu_memory_max_gib":
+            return _most(read["fb_used_bytes"] / GIB, wanted)
+        case "sm_active_max":
+            return _most(read["sm_active"], wanted)
+    return _most(read["power_w"], wanted)
+
+
+def gib_of_profile(profile: str) -> float | None:
+    """Memory that a MIG profile names; None where it names none.
+
+    >>> gib_of_profile("1g.10gb"), gib_of_profile("MIG 3g.40gb"), gib_of_profile("half")
+    (10.0, 40.0, None)
+    """
+    found = _PROFILE.fullmatch(profile.strip())
+    return float(found.group(1)) if found else None
+
+
+def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
+    """Whether an instance has the memory that the profile names: telemetry tells memory, not slices."""
+    gib = gib_of_profile(wanted)
+    if not mig:
+        return "no MIG instance", False
+    sizes = sorted(size for size in mig.values() if size is not None)
+    if gib is None or not sizes:
+        return None, None
+    shown = ", ".join(f"{size:g} GiB" for size in sizes)
+    return shown, any(LEAST_OF_NOMINAL * gib <= size <= MOST_OF_NOMINAL * gib for size in sizes)
+
+
+def _most(value: float, wanted: float) -> tuple[float | None, bool | None]:
+    return _number(value), _known(value, value <= wanted * SLACK)
+
+
+def _known(value: float, ok: bool) -> bool | None:
+    return bool(ok) if math.isfinite(value) else None
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,0 +1,170 @@
+"""Co-runs out of the job table: who shares what, and what a job's steps say of it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from features.co_runs import CoRuns, neighbours_of
+from fleet.events import Finished, Started, Step, Submitted
+from fleet.jobs import JobAttempt, JobTable
+from fleet.requests import RankPlacement
+
+NOW_MS = 1_789_000_000_000
+NAN = np.full(3, np.nan)
+
+
+class World:
+    """Jobs on GPUs, watched after everything that happens."""
+
+    def __init__(self, divided: Sequence[str] = ()) -> None:
+        self.table, self.co_runs, self.now_ms = JobTable(), CoRuns(), NOW_MS
+        self.divided = divided
+        self.load = NAN
+        self.sequences: dict[str, int] = {}
+
+    def _next(self, job: str) -> int:
+        self.sequences[job] = self.sequences.get(job, 0) + 1
+        return self.sequences[job]
+
+    def start(self, job: str, *gpus: tuple[str, int]) -> None:
+        self.table.apply(Submitted(job=job, sequence=self._next(job), time_ms=self.now_ms, user="ada", name=job))
+        ranks = tuple(RankPlacement(rank, node, (gpu,)) for rank, (node, gpu) in enumerate(gpus))
+        self.table.apply(Started(job=job, sequence=self._next(job), time_ms=self.now_ms, ranks=ranks))
+        self.look()
+
+    def step(self, times: int, **seconds: float) -> None:
+        """Steps of each job, side by side, and a look after them."""
+        for job, duration_s in seconds.items():
+            for number in range(times):
+                at_ms = self.now_ms + round((number + 1) * duration_s * 1000)
+                sequence = self._next(job)
+                self.table.apply(Step(job=job, sequence=sequence, time_ms=at_ms, step=sequence, duration_s=duration_s))
+        self.now_ms += round(times * max(seconds.values()) * 1000)
+        self.look()
+
+    def end(self, job: str) -> None:
+        self.table.apply(Finished(job=job, sequence=self._next(job), time_ms=self.now_ms))
+        self.look()
+
+    def look(self) -> None:
+        running = self.table.running()
+        loads = np.tile(self.load, (len(running), 1))
+        self.co_runs.see(running, self.co_runs.keys_of(running), self.divided, loads, self.now_ms)
+
+    def speeds(self) -> list[tuple[str, float]]:
+        return sorted((row.share, round(row.speed, 2)) for row in self.co_runs.found)
+
+
+GPU = ("n1", 0)
+
+
+def test_a_job_that_was_alone_first_is_slower_beside_another() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.step(10, a=1.25, b=2.0)
+    assert world.speeds() == [("gpu", 0.8)]
+
+
+def test_who_was_alone_only_afterwards_is_known_then() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.step(10, a=1.25, b=2.0)
+    world.end("a")
+    world.step(12, b=1.0)
+    assert world.speeds() == [("gpu", 0.5), ("gpu", 0.8)]
+
+
+def test_a_few_steps_are_no_co_run() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.step(6, a=1.25, b=2.0)
+    assert world.speeds() == []
+
+
+def test_of_three_on_one_gpu_nobody_knows_who_slows_whom() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.start("c", GPU)
+    world.step(12, a=3.0, b=3.0, c=3.0)
+    assert world.speeds() == []
+    world.end("c")
+    assert world.speeds() == []
+    world.step(12, a=1.25, b=1.0)
+    assert world.speeds() == [("gpu", 0.8)]
+
+
+def test_slices_of_a_divided_gpu_are_told_apart_from_a_shared_one() -> None:
+    world = World(divided=["n1/0"])
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.step(10, a=1.25, b=2.0)
+    assert world.speeds() == [("mig", 0.8)]
+
+
+def placed(job: str, *gpus: tuple[str, int]) -> JobAttempt:
+    ranks = tuple(RankPlacement(rank, node, (gpu,)) for rank, (node, gpu) in enumerate(gpus))
+    return JobAttempt(job, 1, started_ms=NOW_MS, ranks=ranks)
+
+
+def test_jobs_over_several_nodes_share_the_adapters_of_a_node_where_they_meet() -> None:
+    a, b, local = placed("a", ("n1", 0), ("n2", 0)), placed("b", ("n2", 1), ("n3", 0)), placed("c", ("n2", 2))
+    assert neighbours_of([a, b, local], ()) == {("a", 1): {("b", 1): "nic"}, ("b", 1): {("a", 1): "nic"}}
+    same = placed("d", ("n1", 0), ("n2", 3))
+    assert neighbours_of([a, same], ())["a", 1] == {("d", 1): "gpu"}
+
+
+def test_the_load_of_a_job_is_that_of_a_minute_and_more_alone() -> None:
+    world = World()
+    world.load = np.array([0.6, 0.3, np.nan])
+    world.start("a", GPU)
+    assert not world.co_runs.loads
+    world.step(70, a=1.0)
+    world.load = np.array([0.9, 0.9, 0.9])
+    world.start("b", GPU)
+    world.step(70, a=1.5, b=1.5)
+    key, kind = world.co_runs.keys_of(world.table.running())["a", 1]
+    assert world.co_runs.loads[key][:2] == world.co_runs.loads[kind][:2] == (0.6, 0.3)
+    assert len(world.co_runs.loads) == 2
+
+
+def test_names_that_differ_in_numbers_are_one_job() -> None:
+    world = World()
+    world.start("train-1", GPU)
+    world.start("train-2", ("n1", 1))
+    world.start("other", ("n1", 2))
+    first, second, other = world.co_runs.keys_of(world.table.running()).values()
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("after", range(1, 4))
+def test_a_restart_at_any_moment_ends_in_the_same_co_runs(after: int) -> None:
+    world, moment = World(), 0
+
+    def restart() -> None:
+        nonlocal moment
+        moment += 1
+        if moment == after:
+            kept, world.co_runs = world.co_runs.dump(), CoRuns()
+            world.co_runs.load(kept)
+
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    restart()
+    world.start("b", GPU)
+    world.step(10, a=1.25, b=2.0)
+    restart()
+    world.end("a")
+    world.step(12, b=1.0)
+    restart()
+    assert world.speeds() == [("gpu", 0.5), ("gpu", 0.8)]

@@ -1,0 +1,209 @@
+"""`POST /v1/interference` and `POST /v1/isolation/verify`, from job events and telemetry to the answer."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.clock import ManualClock
+from fleet.events import Finished, Started, Step, StepParts, Submitted
+from fleet.metrics import metric_row
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind, SampleBatch
+from ingest.source import Batch
+from service.api import create_app
+from service.isolation import Expected, Sight, checks, verdict
+from service.pipeline import Pipeline
+from tests.service.api_world import Client, config
+from tests.service.runs_world import GIB, NOW_MS, pipeline_in
+
+LOADS = {"n1/0": 0.6, "n1/1": 0.7}
+
+
+class Fleet:
+    """A pipeline of one node whose jobs begin, step and end, and the API over its board."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now_ms = folder, NOW_MS
+        self.pipeline: Pipeline = pipeline_in(folder)
+        self.sequence = 0
+
+    def take(self, **more: Any) -> None:
+        self.pipeline.take(Batch(**more))
+
+    def event(self, kind: Any, job: str, **more: Any) -> Any:
+        self.sequence += 1
+        return kind(job=job, sequence=self.sequence, **({"time_ms": self.now_ms} | more))
+
+    def start(self, job: str, gpu: int) -> None:
+        ranks = (RankPlacement(0, "n1", (gpu,)),)
+        self.take(events=(self.event(Submitted, job, user="ada", name=job), self.event(Started, job, ranks=ranks)))
+        self.tick()
+
+    def steps(self, times: int, **seconds: float) -> None:
+        for job, duration_s in seconds.items():
+            parts = StepParts(compute=duration_s / 2, communication=duration_s / 2)
+            for number in range(times):
+                at_ms = self.now_ms + round((number + 1) * duration_s * 1000)
+                self.take(
+                    events=(self.event(Step, job, time_ms=at_ms, step=number, duration_s=duration_s, parts=parts),)
+                )
+        self.pass_s(times * max(seconds.values()))
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1000)
+        self.pipeline.clock.advance(seconds)  # type: ignore[attr-defined]
+        self.read()
+        self.tick()
+
+    def read(self, **more: float) -> None:
+        entities, rows = self.pipeline.state.entities, []
+        for name, load in LOADS.items():
+            index = int(name[-1])
+            values = {"sm_active": load, "fb_used_bytes": 20 * GIB, "fb_free_bytes": 60 * GIB, **more}
+            row = entities.of_node(EntityKind.GPU, "n1", index)
+            rows += [(metric_row(EntityKind.GPU, metric), row, self.now_ms, value) for metric, value in values.items()]
+        self.take(samples=(SampleBatch.of(EntityKind.GPU, rows),))
+
+    def slices(self, *memory_gib: float) -> None:
+        entities, rows = self.pipeline.state.entities, []
+        for number, gib in enumerate(memory_gib):
+            row = entities.of_node(EntityKind.GPU_INSTANCE, "n1", 0, number)
+            for name, value in (("fb_used_bytes", 0.0), ("fb_free_bytes", gib * GIB)):
+                rows.append((metric_row(EntityKind.GPU_INSTANCE, name), row, self.now_ms, value))
+        self.take(samples=(SampleBatch.of(EntityKind.GPU_INSTANCE, rows),))
+
+    def end(self, job: str) -> None:
+        self.take(events=(self.event(Finished, job),))
+        self.tick()
+
+    def tick(self) -> None:
+        asyncio.run(self.pipeline.tick())
+
+    def restart(self) -> None:
+        asyncio.run(self.pipeline.save())
+        asyncio.run(self.pipeline.close())
+        self.pipeline = pipeline_in(self.folder, self.now_ms)
+        self.tick()
+
+    def post(self, path: str, body: Any, status: int = 200) -> Any:
+        with Client(create_app(config(self.folder), ManualClock(self.now_ms))) as client:
+            answer = client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def ask(self, a: Any, b: Any, share: str = "gpu") -> Any:
+        return self.post("/v1/interference", {"a": a, "b": b, "share": share})
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    found = Fleet(tmp_path)
+    found.read()
+    found.tick()
+    yield found
+    asyncio.run(found.pipeline.close())
+
+
+def test_of_jobs_that_nobody_knows_nothing_is_guessed(fleet: Fleet) -> None:
+    told = fleet.ask("a", "b")
+    assert not told["known"]
+    assert told["speed_a"] == told["speed_b"] == {"p50": None, "lower_90": None}
+
+
+def test_jobs_that_ran_alone_are_told_by_the_rule_and_those_like_them(fleet: Fleet) -> None:
+    fleet.start("a-1", 0)
+    fleet.start("b-1", 1)
+    fleet.steps(70, **{"a-1": 1.0, "b-1": 1.0})
+    told = fleet.ask("a-1", {"user": "ada", "name": "b-7"})
+    assert (told["known"], told["basis"], told["observed"]) == (True, "rule", 0)
+    assert told["speed_a"]["p50"] == told["speed_b"]["p50"] == pytest.approx(1 / 1.3, abs=0.01)
+    assert "nine co-runs" in told["reasons"]["lower_90"]
+    half = fleet.ask("a-1", "stranger")
+    assert half["speed_a"]["p50"] == pytest.approx(1 / 1.6, abs=0.01)
+    assert "use all" in half["reasons"]["b"]
+
+
+def test_a_co_run_that_was_observed_moves_the_answer_and_survives_a_restart(fleet: Fleet) -> None:
+    fleet.start("a-1", 0)
+    fleet.steps(70, **{"a-1": 1.0})
+    fleet.start("b-1", 0)
+    fleet.steps(20, **{"a-1": 2.5, "b-1": 2.5})
+    before = fleet.ask("a-1", "b-1")
+    assert (before["basis"], before["observed"]) == ("observed", 1)
+    assert before["speed_a"]["p50"] < 1 / 1.6 - 0.05
+    fleet.restart()
+    after = fleet.ask("a-1", "b-1")
+    assert {**after, "as_of_ms": 0} == {**before, "as_of_ms": 0}
+
+
+def test_periodic_jobs_on_a_link_are_told_by_how_their_turns_meet(fleet: Fleet) -> None:
+    fleet.start("a-1", 0)
+    fleet.start("b-1", 1)
+    fleet.steps(70, **{"a-1": 1.0, "b-1": 1.0})
+    told = fleet.ask("a-1", "b-1", "nic")
+    assert told["known"]
+    assert told["compatibility"] == pytest.approx(1.0, abs=0.01)
+    assert told["speed_a"]["lower_90"] < told["speed_a"]["p50"] < 1.0
+
+
+@pytest.mark.parametrize(
+    "body", [{"a": "x"}, {"a": "x", "b": "y", "share": "disk"}, {"a": "x", "b": "y", "c": 1}, {"a": 3, "b": "y"}]
+)
+def test_what_is_no_question_is_refused(fleet: Fleet, body: Any) -> None:
+    assert fleet.post("/v1/interference", body, 422)["errors"]
+
+
+def test_an_isolation_in_force_is_confirmed_and_what_says_otherwise_is_named(fleet: Fleet) -> None:
+    fleet.start("a-1", 0)
+    fleet.read(pcie_link_gen=3.0)
+    fleet.slices(9.5, 9.5)
+    fleet.tick()
+    ask = {"node": "n1", "gpu": 0, "expected": {"mig_profile": "1g.10gb", "jobs": ["a-1"], "pcie_link_gen": 3}}
+    told = fleet.post("/v1/isolation/verify", ask)
+    assert (told["ok"], [row["ok"] for row in told["checks"]]) == (True, [True, True, True])
+    ask["expected"] = {"mig_profile": "3g.40gb", "pcie_link_gen": 5, "jobs": ["a-1"]}
+    told = fleet.post("/v1/isolation/verify", ask)
+    assert told["ok"] is False
+    assert {row["field"]: row["ok"] for row in told["checks"]} == {
+        "mig_profile": False,
+        "jobs": True,
+        "pcie_link_gen": False,
+    }
+    assert "pcie_link_gen is 3.0, not 5" in told["sentence"]
+
+
+def test_what_cannot_be_seen_is_neither_right_nor_wrong(fleet: Fleet) -> None:
+    ask = {"node": "n1", "gpu": 1, "expected": {"network_max_bytes_per_s": 1e9, "mig": False}}
+    told = fleet.post("/v1/isolation/verify", ask)
+    assert told["ok"] is None
+    assert "network_max_bytes_per_s" in told["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"node": "n9", "gpu": 0, "expected": {"mig": True}}, 404),
+        ({"node": "n1", "gpu": 99, "expected": {"mig": True}}, 404),
+        ({"node": "n1", "gpu": 0, "expected": {}}, 422),
+        ({"node": "n1", "gpu": 0, "expected": {"colour": 1}}, 422),
+    ],
+)
+def test_an_isolation_of_nothing_known_is_refused(fleet: Fleet, body: Any, status: int) -> None:
+    fleet.post("/v1/isolation/verify", body, status)
+
+
+def test_limits_hold_up_to_a_hundredth() -> None:
+    readings = {"fb_used_bytes": 10 * GIB, "sm_active": 0.5, "power_w": float("nan")}
+    sight = Sight(readings, 2e9, {}, ["a", "b"])
+    expected = Expected(gpu_memory_max_gib=10.0, sm_active_max=0.4, power_max_w=300.0, jobs=["b", "a"])
+    rows = checks(expected, sight, 0)
+    assert {row["field"]: row["ok"] for row in rows} == {
+        "jobs": True,
+        "gpu_memory_max_gib": True,
+        "sm_active_max": False,
+        "power_max_w": None,
+    }
+    assert verdict(rows) is False
