@@ -6,6 +6,7 @@ Everything that writes state runs in one event loop with no await in between, so
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     demand (every minute)      forecasts, in a thread on copied series
     runs (every ten seconds)   run times of new jobs and what is left of running ones, in a thread
+    fingerprints (every 15 s)  what some of the running jobs look like, in a thread on copied windows
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
     archive                    what was taken is in files before a snapshot says so (service.history)
 
@@ -42,6 +43,7 @@ from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.demand_forecasts import DemandForecasts
 from service.disk_trouble import said
+from service.fingerprints import Fingerprints
 from service.fleet_metrics import fleet_page
 from service.history import History
 from service.interference import sharing_sections
@@ -122,6 +124,7 @@ class Pipeline:
         self.demand = DemandForecasts(self.desk, clock, last)
         self.models = ModelWatch.of(config)
         self.runs = RunForecasts(self.kept.book, ServedRunModel(Registry(config.models_folder, clock)), clock)
+        self.fingerprints = Fingerprints(clock)
         self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules and peaks while it scores
         self._saving = asyncio.Lock()
         self._ended = {
@@ -159,6 +162,7 @@ class Pipeline:
             if self.share.first:
                 group.create_task(self._forecast_forever())
                 group.create_task(self.runs.forecast_forever(self.state))
+                group.create_task(self.fingerprints.look_forever(self.state))
             if self.siblings:
                 group.create_task(self._look_forever(self.siblings))
 
@@ -302,7 +306,7 @@ class Pipeline:
         tick = tick_of(given, fleet)
         self.demand.watch(tick, given.served)
         sections = [*score_sections(tick), *self.demand.sections]
-        sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick)]
+        sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick), *self.fingerprints.sections]
         sections += sharing_sections(self.kept.co_runs, tick, given.mig)
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)

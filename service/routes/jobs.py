@@ -45,7 +45,7 @@ class Head(msgspec.Struct):
     state: str
 
 
-def _find(feed: BoardFeed, board: Board, name: str) -> dict[str, Any]:
+def find_job(feed: BoardFeed, board: Board, name: str) -> dict[str, Any]:
     """The row of a job's latest attempt."""
     latest = feed.kept(board, "latest_attempts", lambda: _latest(feed.document(board, "doc.jobs", list[Head])))
     if name not in latest:
@@ -63,7 +63,7 @@ def _latest(heads: list[Head]) -> dict[str, int]:
     return latest
 
 
-def _part(feed: BoardFeed, board: Board, section: str, name: str) -> dict[str, Any] | None:
+def part_of(feed: BoardFeed, board: Board, section: str, name: str) -> dict[str, Any] | None:
     """What a section says of one job."""
     parts = feed.document(board, section, dict[str, msgspec.Raw])
     return msgspec.json.decode(parts[name]) if name in parts else None
@@ -73,9 +73,9 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     """One job's latest attempt, with its placement and last events."""
     feed, board = context.feed, context.feed.board()
     name = request.path_params["job"]
-    row = _find(feed, board, name)
+    row = find_job(feed, board, name)
     as_of_ms = feed.as_of_ms(board, "doc.job")
-    detail = _part(feed, board, "doc.job", name) or {"placement": [], "events": []}
+    detail = part_of(feed, board, "doc.job", name) or {"placement": [], "events": []}
     asked = detail.pop("asks", None)
     body = {"as_of_ms": as_of_ms, **row, **detail, "start_ms": None}
     reasons = {name: why for name, why in _reasons(row["state"]).items() if body.get(name) is None}
@@ -127,9 +127,9 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
     """Whether a job is slow, since when, and who or what slows it."""
     feed, board = context.feed, context.feed.board()
     name = request.path_params["job"]
-    score = _part(feed, board, "doc.stragglers", name)
+    score = part_of(feed, board, "doc.stragglers", name)
     if score is None:
-        _find(feed, board, name)
+        find_job(feed, board, name)
     as_of_ms = feed.as_of_ms(board, "doc.stragglers")
     return answer(context, board, as_of_ms, encode({**(score or NO_SCORE), "as_of_ms": as_of_ms}))
 

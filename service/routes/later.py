@@ -27,20 +27,12 @@ ROWS = (
     ),
     _row(
         "GET",
-        "/v1/jobs/{job:path}/fingerprint",
-        "A job's class, period and phase",
-        "jobs",
-        "no fingerprints are taken yet",
-    ),
-    _row(
-        "GET",
         "/v1/jobs/{job:path}/checkpoint",
         "The best checkpoint interval",
         "jobs",
         "failure rates by job are not fitted yet",
     ),
     _row("GET", "/v1/spikes", "Load peaks ahead by domain", "fleet", "peaks by domain are not forecast yet"),
-    _row("GET", "/v1/utilisation", "What jobs make of their GPUs", "jobs", "utilisation verdicts are not built yet"),
     _row(
         "POST",
         "/v1/adapters/{name}/{verb}",

@@ -87,6 +87,11 @@ def documents() -> dict[str, Any]:
         "meta": {"fleet": "test", "generation": 1, "now_ms": NOW_MS, "warming": {"have_s": 60, "need_s": 1800}},
         "doc.jobs": [job_row("team/a", "running"), job_row("b", "queued"), job_row("c", "failed", 1)],
         "doc.job": {"team/a": {"placement": [{"rank": 0, "node": "n001", "gpus": [0]}], "events": []}},
+        "doc.fingerprints": {"team/a": {"job": "team/a", "as_of_ms": NOW_MS, "class": "training", "period_s": 1.5}},
+        "doc.utilisation": [
+            {"job": "team/a", "gpus": 8, "idle_s": 0.0, "verdict": "works"},
+            {"job": "d", "gpus": 2, "idle_s": 1800.0, "verdict": "abandoned"},
+        ],
         "doc.stragglers": {"team/a": {"slow": True, "ratio": 1.8, "sentence": "n002 is slow"}},
         "doc.ingestion": {
             "as_of_ms": NOW_MS,

@@ -1,0 +1,187 @@
+"""What jobs look like from their telemetry: one job's fingerprint, and what all of them make of their GPUs."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.routes.context import Context
+from service.routes.jobs import find_job, part_of
+from service.routes.table import Param, Query, Row, answer, encode
+
+VERDICTS = (
+    "works",
+    "busy_but_little_work",
+    "waits_for_data",
+    "waits_for_communication",
+    "idle",
+    "abandoned",
+    "unknown",
+)
+MAX_ROWS = 100_000
+
+
+class Quantiles(msgspec.Struct):
+    """Unix ms."""
+
+    p10: int
+    p50: int
+    p90: int
+
+
+class Expected(msgspec.Struct):
+    """A reading of the whole job at that time from now."""
+
+    metric: str
+    horizon_s: int
+    p50: float
+    p90: float
+
+
+class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
+    """`class` is what telemetry looks like, `class_told` what the job was submitted as; null where nobody knows."""
+
+    job: str
+    attempt: int
+    as_of_ms: int
+    class_: str
+    class_p: float | None
+    class_told: str
+    period_s: float | None
+    period_basis: Literal["steps", "telemetry"] | None
+    period_reason: str
+    phase: str | None
+    phase_since_ms: int | None
+    phase_ends_ms: Quantiles | None
+    next_checkpoint_ms: Quantiles | None
+    next_evaluation_ms: Quantiles | None
+    expected: list[Expected]
+
+
+class UseRow(msgspec.Struct, rename={"class_": "class"}):
+    """Of the last ten minutes; null where not known. `busy` is GPU utilisation, `mfu` needs a label of the job."""
+
+    job: str
+    class_: str
+    gpus: int
+    looked_ms: int
+    user: str
+    loaded_share: float | None
+    busy: float | None
+    sm_active: float | None
+    tensor_active: float | None
+    mfu: float | None
+    data_share: float | None
+    communication_share: float | None
+    idle_s: float | None
+    held_gpu_memory_gib: float | None
+    verdict: str
+
+
+class Utilisation(msgspec.Struct):
+    as_of_ms: int
+    rows: list[UseRow]
+
+
+async def fingerprint(request: Request, context: Context, query: Query) -> Response:
+    """One running job's fingerprint."""
+    feed, board = context.feed, context.feed.board()
+    name = request.path_params["job"]
+    found = part_of(feed, board, "doc.fingerprints", name)
+    if found is None:
+        found = _unseen(find_job(feed, board, name), feed.as_of_ms(board, "doc.fingerprints"))
+    return answer(context, board, found["as_of_ms"], encode(found))
+
+
+def _unseen(row: Mapping[str, Any], as_of_ms: int) -> dict[str, Any]:
+    """A job that does not run, or was not looked at yet."""
+    state = row["state"]
+    why = "it was not looked at yet" if state == "running" else f"it is {state}: only what runs has a fingerprint"
+    about = {"job": row["job"], "attempt": row["attempt"], "as_of_ms": as_of_ms}
+    classes = {"class": row["class"], "class_p": None, "class_told": row["class"]}
+    nothing = dict.fromkeys(("period_s", "period_basis", "phase", "phase_since_ms"))
+    later = dict.fromkeys(("phase_ends_ms", "next_checkpoint_ms", "next_evaluation_ms"))
+    return {**about, **classes, **nothing, "period_reason": why, **later, "expected": []}
+
+
+async def utilisation(request: Request, context: Context, query: Query) -> Response:
+    """What running jobs make of their GPUs, those that hold most for nothing first."""
+    feed, board = context.feed, context.feed.board()
+    as_of_ms = feed.as_of_ms(board, "doc.utilisation")
+    rows = feed.document(board, "doc.utilisation", list[dict[str, object]])
+    chosen = [row for row in rows if query["verdict"] is None or row["verdict"] == query["verdict"]]
+    chosen = sorted(chosen, key=_wasted, reverse=True)[: query["limit"]]
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": chosen}))
+
+
+def _wasted(row: dict[str, object]) -> float:
+    """GPU seconds without work."""
+    idle_s, gpus = row["idle_s"], row["gpus"]
+    return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0
+
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/jobs/{job:path}/fingerprint",
+        fingerprint,
+        "A running job's class, period, phase, and when it checkpoints next",
+        "jobs",
+        answer=Fingerprint,
+        problems=(404, 503),
+        example={
+            "job": "train-42",
+            "attempt": 1,
+            "as_of_ms": 1760000000000,
+            "class": "training",
+            "class_p": 0.97,
+            "class_told": "training",
+            "period_s": 1.62,
+            "period_basis": "steps",
+            "period_reason": "",
+            "phase": "steady",
+            "phase_since_ms": 1759991090000,
+            "phase_ends_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
+            "next_checkpoint_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
+            "next_evaluation_ms": None,
+            "expected": [{"metric": "power_w", "horizon_s": 300, "p50": 35_210.0, "p90": 36_900.0}],
+        },
+    ),
+    Row(
+        "GET",
+        "/v1/utilisation",
+        utilisation,
+        "What running jobs make of their GPUs, those that hold most for nothing first",
+        "jobs",
+        params=(
+            Param("verdict", str, "only jobs with this verdict", choices=VERDICTS),
+            Param("limit", int, "at most this many rows", MAX_ROWS, least=1, most=MAX_ROWS),
+        ),
+        answer=Utilisation,
+        problems=(422, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "rows": [
+                {
+                    "job": "notebook-7",
+                    "class": "interactive",
+                    "gpus": 2,
+                    "looked_ms": 1759999990000,
+                    "user": "ada",
+                    "loaded_share": 1.0,
+                    "busy": 0.0,
+                    "sm_active": 0.0,
+                    "tensor_active": 0.0,
+                    "mfu": None,
+                    "data_share": None,
+                    "communication_share": None,
+                    "idle_s": 1800.0,
+                    "held_gpu_memory_gib": 131.5,
+                    "verdict": "abandoned",
+                }
+            ],
+        },
+    ),
+)
