@@ -45,6 +45,7 @@ from service.routes import (
     events,
     fingerprints,
     fleet,
+    gang_risk,
     health,
     interference,
     jobs,
@@ -70,6 +71,7 @@ GRACE_S = 5
 
 ROWS: tuple[Row, ...] = (
     *risk.ROWS,
+    *gang_risk.ROWS,
     *placements.ROWS,
     *adapters.ROWS,
     *events.ROWS,

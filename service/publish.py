@@ -118,6 +118,18 @@ def usable_gpus(tick: Tick) -> NDArray[np.bool_]:
     return usable
 
 
+def hottest_gpu(tick: Tick) -> NDArray[np.float32]:
+    """(n,) temperature of each node's hottest GPU, NaN where none tells."""
+    hottest = np.full(len(tick.topology), np.nan, np.float32)
+    if tick.gpu is not None and len(tick.gpu.values):
+        temperature = tick.gpu.column("gpu_temp_c")
+        rows = tick.gpu_rows
+        known = (rows >= 0) & (rows < len(temperature))
+        each = np.where(known, temperature[np.where(known, rows, 0)], np.nan)
+        hottest = np.fmax.reduce(each, axis=1).astype(np.float32) if each.shape[1] else hottest
+    return hottest
+
+
 def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
     """What changes only with a new topology generation."""
     models = sorted({node.gpu_model for node in topology.nodes if node.gpu_model})
@@ -136,6 +148,12 @@ def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
         "node.host_memory_gib": np.array([node.host_memory_gib or np.nan for node in topology.nodes], np.float32),
         "node.pool": np.array([pool_codes[node.pool] for node in topology.nodes], np.int16),
     }
+    powers = sorted({node.power_domain for node in topology.nodes if node.power_domain})
+    power_codes = {name: code for code, name in enumerate(powers)}
+    arrays["names.power"] = "\n".join(powers).encode()
+    arrays["node.domain.power"] = np.array(
+        [power_codes.get(node.power_domain, -1) for node in topology.nodes], np.int32
+    )
     for level in DOMAIN_LEVELS:
         arrays[f"names.{level}"] = "\n".join(topology.domain_names[level]).encode()
         arrays[f"node.domain.{level}"] = topology.domain[level]
@@ -153,6 +171,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "node.state": tick.node_state,
         "node.flagged": flags,
         "node.risk": tick.risk.values,
+        "node.gpu_temp_c": hottest_gpu(tick),
         "risk.reason": encode(_first_reasons(tick)),
         "gpu.usable": usable,
         "gpu.job": tick.occupancy.holder,

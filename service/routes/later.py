@@ -23,9 +23,6 @@ def _row(method: str, path: str, summary: str, tag: str, reason: str) -> Row:
 
 ROWS = (
     _row(
-        "POST", "/v1/risk/gang", "Risk of a set of nodes together", "risk", "gang risk needs correlated failure domains"
-    ),
-    _row(
         "GET",
         "/v1/jobs/{job:path}/checkpoint",
         "The best checkpoint interval",
