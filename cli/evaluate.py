@@ -10,7 +10,7 @@ from cli.given import HtmlOption, JsonOption, SeedOption, check_folder, check_ou
 if TYPE_CHECKING:
     from training.results import Results
 
-TASKS = ("demand", "duration", "start", "risk", "fingerprint", "interference")
+TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
 
 
 def evaluate(

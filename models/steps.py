@@ -1,11 +1,12 @@
 """Step times of one job: how fast it goes, how fast it should, and since when it does not.
 
     observed   median of the last 3 steps
-    expected   the best sustained pace: the lowest median among blocks of 8 earlier steps
-    slow       the last 4 steps above the limit: 1.10 times expected, 4 sigmas of its noise, and what 4 steps in a
-               row of this very job exceed every now and then (where a member has a reason, 2 steps will do)
+    expected   median of the steps before the window that is looked at; while the job is slow it stays
+    slow       a window of its last steps is above the limit: 3 steps by 12 %, 8 by 8 %, 16 by 7 %, 32 by 6 %, and by
+               more than the job's own noise (see change_point); where a member has a reason, 2 steps will do
 
-Steps that a checkpoint falls into do not count: everybody waits for it, and it ends by itself.
+Steps that a checkpoint falls into do not count: everybody waits for it, and it ends by itself. Steps that are long
+because of what is in them (see step_model) are slow, and nobody is to blame.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from fleet.events import Step
 from fleet.jobs import JobAttempt
+from models.change_point import SCALES, Measure, measure_of, slowed, still_slow
+from models.step_model import explained
 
 Array = NDArray[np.float64]
 
@@ -23,9 +26,8 @@ WINDOW = 4
 VOTES = 3
 BLOCK = 8
 FEWEST = 16
-PEAK_QUANTILE, PEAK_MARGIN = 0.95, 1.03
+FEWEST_PEERS = 3
 SLOW_RATIO = 1.10
-NOISE_SIGMAS = 4.0
 PAUSES = frozenset({"init", "loading", "evaluation", "checkpoint", "cooldown"})
 PARTS = ("compute", "communication", "data")
 
@@ -46,6 +48,7 @@ class Pace:
     worker_excess_s: float = 0.0
     lately: bool = False  # the last two steps were: enough where a member has a reason to be slow
     first_ms: int = 0  # end of the oldest step that counts
+    window: int = 0  # how many steps it took to see that it is slow; 0: it is not
 
 
 def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
@@ -66,51 +69,38 @@ def _judge(
     if not len(duration):
         return Pace(0)
     observed_s = float(np.median(duration[-LAST:]))
-    measure = _measure(duration, before)
-    if measure is None:
+    shown = _shown(duration, before)
+    measure = shown or measure_of(duration, SCALES[0])
+    if measure is None or measure.usual_s <= 0:
         return Pace(len(duration), observed_s, first_ms=int(end_ms[0]))
-    expected_s, limit_s = measure
-    over = duration >= limit_s
+    over = duration >= measure.limit_s
     runs = attempt.phase not in PAUSES
-    slow = bool(runs and over[-WINDOW:].all())
+    slow = runs and shown is not None
     worker, excess_s = slow_worker(attempt) if slow else (None, 0.0)
     return Pace(
         steps=len(duration),
         observed_s=observed_s,
-        expected_s=expected_s,
-        limit_s=limit_s,
-        ratio=observed_s / expected_s,
+        expected_s=measure.usual_s,
+        limit_s=measure.limit_s,
+        ratio=observed_s / measure.usual_s,
         slow=slow,
         lately=bool(runs and over[-2:].all()),
-        since_ms=_since(over, duration, end_ms) if over[-1] else None,
-        cause=_cause(steps) if slow else "unknown",
+        since_ms=_began(over, duration, end_ms, measure, before) if over[-1] or shown else None,
+        cause=_cause(steps, duration, measure) if slow else "unknown",
         worker=worker,
         worker_excess_s=excess_s,
         first_ms=int(end_ms[0]),
+        window=measure.steps if shown else 0,
     )
 
 
-def _measure(duration: Array, before: Pace | None) -> tuple[float, float] | None:
-    """(expected, limit) in seconds; None until there are enough steps."""
-    if before is not None and before.since_ms is not None and before.expected_s and before.limit_s:
-        return before.expected_s, before.limit_s
-    reference = reference_pace(duration[:-WINDOW]) if len(duration) >= FEWEST else None
-    if reference is None or reference[0] <= 0:
-        return None
-    expected_s, noise = reference
-    return expected_s, max(expected_s * max(SLOW_RATIO, 1 + NOISE_SIGMAS * noise), usual_peak(duration[:-WINDOW]))
-
-
-def usual_peak(duration: Array) -> float:
-    """What 4 steps in a row of this job exceed every now and then, so that it is no alarm: 0 if unknown.
-
-    >>> usual_peak(np.repeat([1.0, 2.0, 1.0], 8))
-    2.06
-    """
-    if len(duration) < BLOCK:
-        return 0.0
-    windows = np.lib.stride_tricks.sliding_window_view(duration, WINDOW)
-    return PEAK_MARGIN * float(np.quantile(windows.min(axis=1), PEAK_QUANTILE))
+def _shown(duration: Array, before: Pace | None) -> Measure | None:
+    """The measure by which the job is slow: the one it was slow by, while it is, else that of a new change."""
+    if before is not None and before.window and before.expected_s and before.limit_s:
+        held = Measure(before.expected_s, before.limit_s, before.window)
+        if still_slow(duration, held):
+            return held
+    return slowed(duration)
 
 
 def whole_steps(steps: list[Step]) -> list[Step]:
@@ -160,18 +150,25 @@ def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int6
     return inside
 
 
-def _since(over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64]) -> int:
-    """When the first of the slow steps began: after the last two ordinary ones in a row."""
+def _began(
+    over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64], measure: Measure, before: Pace | None
+) -> int:
+    """When the first of the slow steps began: after the last two ordinary ones in a row; it stays while it lasts."""
+    if before is not None and before.window and before.since_ms and before.limit_s == measure.limit_s:
+        return before.since_ms
     ordinary = ~over
     pairs = np.flatnonzero(ordinary[:-1] & ordinary[1:])
     first = int(pairs[-1]) + 2 if len(pairs) else 0
     slow = np.flatnonzero(over[first:])
-    at = first + (int(slow[0]) if len(slow) else 0)
+    at = first + int(slow[0]) if len(slow) else len(duration) - min(measure.steps, len(duration))
     return int(end_ms[at] - duration[at] * 1000)
 
 
-def _cause(steps: list[Step]) -> str:
-    """Which part of the step grew most since the reference; unknown where parts are not reported."""
+def _cause(steps: list[Step], duration: Array, measure: Measure) -> str:
+    """Unusual work, or which part of the step grew most since the reference; unknown where neither is reported."""
+    without = explained(steps, duration, measure.steps)
+    if without is not None and not still_slow(without, measure):
+        return "sequence_length"
     timed = [step for step in steps if step.parts is not None]
     if len(timed) < FEWEST:
         return "unknown"
@@ -187,17 +184,19 @@ def _cause(steps: list[Step]) -> str:
 def slow_worker(attempt: JobAttempt) -> tuple[int | None, float]:
     """The rank whose own compute exceeds its peers' in 3 of the last 4 steps, and by how many seconds.
 
-    Peers are the ranks of the same pipeline stage. Waiting for others is communication, so it names nobody.
+    Peers are the ranks of the same pipeline stage. Waiting for others is communication, so it names nobody. Where
+    ranks tell how long their sequences were, a rank must be slow for the length of its own, too.
     """
-    by_step: dict[int, dict[tuple[int | None, int], float]] = {}
+    by_step: dict[int, dict[int | None, dict[int, tuple[float, float]]]] = {}
     for step in attempt.steps:
         if step.rank is not None and step.parts is not None and step.parts.compute > 0:
-            by_step.setdefault(step.step, {})[(step.stage, step.rank)] = step.parts.compute
-    last = [row for _, row in sorted(by_step.items())[-WINDOW:]]
+            row = by_step.setdefault(step.step, {}).setdefault(step.stage, {})
+            row[step.rank] = (step.parts.compute, step.sequence_length or 0.0)
     votes: dict[int, list[float]] = {}
-    for row in last:
-        for rank, excess_s in _over_peers(row):
-            votes.setdefault(rank, []).append(excess_s)
+    for _, stages in sorted(by_step.items())[-WINDOW:]:
+        for members in stages.values():
+            for rank, excess_s in _over_peers(members):
+                votes.setdefault(rank, []).append(excess_s)
     known = {rank: excess for rank, excess in votes.items() if len(excess) >= VOTES}
     if not known:
         return None, 0.0
@@ -205,14 +204,14 @@ def slow_worker(attempt: JobAttempt) -> tuple[int | None, float]:
     return rank, float(np.median(known[rank]))
 
 
-def _over_peers(row: dict[tuple[int | None, int], float]) -> list[tuple[int, float]]:
-    stages: dict[int | None, list[tuple[int, float]]] = {}
-    for (stage, rank), seconds in row.items():
-        stages.setdefault(stage, []).append((rank, seconds))
-    over = []
-    for members in stages.values():
-        if len(members) < 3:
-            continue
-        median = float(np.median([seconds for _, seconds in members]))
-        over += [(rank, seconds - median) for rank, seconds in members if seconds >= SLOW_RATIO * median]
-    return over
+def _over_peers(members: dict[int, tuple[float, float]]) -> list[tuple[int, float]]:
+    """(rank, seconds above the median) of who is slow among rank -> (compute seconds, sequence length, 0 untold)."""
+    if len(members) < FEWEST_PEERS:
+        return []
+    seconds, length = np.array(list(members.values())).T
+    median = float(np.median(seconds))
+    over = seconds >= SLOW_RATIO * median
+    if (length > 0).all():
+        rate = seconds / length
+        over &= rate >= SLOW_RATIO * np.median(rate)
+    return [(rank, float(excess)) for rank, excess, slow in zip(members, seconds - median, over, strict=True) if slow]

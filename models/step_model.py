@@ -1,0 +1,71 @@
+"""What a step should take, from what was in it: T = a N + b sum l^2 + c, N tokens in sequences of length l.
+
+The linear layers cost by the token, attention by the square of a sequence (so tokens times their usual length). Where
+the steps of a job do not tell both, or their times do not follow them, there is no model.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from fleet.events import Step
+
+Array = NDArray[np.float64]
+
+FEWEST = 16
+EXPLAINED = 0.5  # the least share of the spread of step times that the model must explain
+VARIED = 0.02  # less variation of the work than this teaches nothing
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Seconds by token, by token and length, and in any case; none is below 0."""
+
+    token_s: float
+    attention_s: float
+    fixed_s: float
+
+    def predict(self, work: Array) -> Array:
+        """(step,) seconds for `work` (step, 2) as `work_of` gives it."""
+        return np.asarray(work @ np.array([self.token_s, self.attention_s]) + self.fixed_s)
+
+
+def work_of(steps: list[Step]) -> Array | None:
+    """(step, 2) tokens N and sum of l^2; None where a step does not tell its tokens or its sequence length."""
+    rows = [(step.tokens, step.sequence_length) for step in steps if step.tokens and step.sequence_length]
+    if not rows or len(rows) != len(steps):
+        return None
+    work = np.array(rows, np.float64)
+    return np.column_stack((work[:, 0], work[:, 0] * work[:, 1]))
+
+
+def fit_steps(work: Array, duration: Array) -> StepModel | None:
+    """Least squares without negative costs; None when the work explains too little of the times.
+
+    >>> tokens = np.tile([1000.0, 2000.0, 3000.0, 4000.0], 6)
+    >>> model = fit_steps(np.column_stack((tokens, tokens * 512)), 1.0 + tokens / 1000)
+    >>> [round(float(seconds), 2) for seconds in model.predict(np.array([[5000.0, 5000.0 * 512]]))]
+    [6.0]
+    """
+    if len(duration) < FEWEST or float((work.std(axis=0) / work.mean(axis=0)).max()) < VARIED:
+        return None
+    usual = np.abs(duration - np.median(duration)) <= 10 * (np.median(np.abs(duration - np.median(duration))) + 1e-9)
+    scale = work.mean(axis=0)
+    table = np.column_stack((work / scale, np.ones(len(work))))
+    cost, _ = nnls(table[usual], duration[usual])
+    left = duration[usual] - table[usual] @ cost
+    if left.var() > (1 - EXPLAINED) * duration[usual].var():
+        return None
+    return StepModel(float(cost[0] / scale[0]), float(cost[1] / scale[1]), float(cost[2]))
+
+
+def explained(steps: list[Step], duration: Array, last: int) -> Array | None:
+    """(step,) `duration` less what unusual work explains; None without a model, fitted on all but the `last` steps."""
+    work = work_of(steps)
+    model = fit_steps(work[:-last], duration[:-last]) if work is not None and len(work) > last else None
+    if work is None or model is None:
+        return None
+    predicted = model.predict(work)
+    return duration * float(np.median(predicted[:-last])) / np.maximum(predicted, 1e-9)
