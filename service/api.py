@@ -39,6 +39,7 @@ from service.process_memory import keep_one_heap
 from service.recent import RecentIdentities
 from service.routes import (
     adapters,
+    checkpoint,
     console,
     demand,
     estimate,
@@ -85,6 +86,7 @@ ROWS: tuple[Row, ...] = (
     *demand.ROWS,
     *jobs.ROWS,
     *fingerprints.ROWS,
+    *checkpoint.ROWS,
     *estimate.ROWS,
     *interference.ROWS,
     *later.ROWS,

@@ -67,6 +67,8 @@ def fingerprint_of(seen: Seen) -> dict[str, Any]:
         "phase_since_ms": since_ms,
         "phase_ends_ms": _phase_ends(phase, since_ms, lasts, upcoming, evaluation, now_ms),
         "next_checkpoint_ms": _quantiles(upcoming),
+        "checkpoint_every_s": float(np.median(np.diff(checkpoints)) / 1000) if len(checkpoints) > 1 else None,
+        **_checkpoint_cost(attempt, lasts),
         "next_evaluation_ms": _quantiles(evaluation),
         "expected": _expected(window) if window else [],
     }
@@ -90,6 +92,14 @@ def utilisation_of(seen: Seen) -> dict[str, Any]:
     about = {"job": attempt.job, "class": attempt.class_, "gpus": attempt.gpus, "looked_ms": seen.now_ms}
     user = attempt.submission.user if attempt.submission else ""
     return {**about, "user": user, **rounded}
+
+
+def _checkpoint_cost(attempt: JobAttempt, lasts: list[float]) -> dict[str, Any]:
+    """The median of what its checkpoints took, else what it was submitted with."""
+    told = attempt.submission.checkpoint_cost_s if attempt.submission else None
+    if lasts:
+        return {"checkpoint_cost_s": float(np.median(lasts)), "checkpoint_cost_basis": "measured"}
+    return {"checkpoint_cost_s": told, "checkpoint_cost_basis": None if told is None else "told"}
 
 
 def episodes(edges: list[Checkpoint]) -> tuple[list[int], list[float]]:

@@ -56,6 +56,9 @@ class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
     phase_since_ms: int | None
     phase_ends_ms: Quantiles | None
     next_checkpoint_ms: Quantiles | None
+    checkpoint_every_s: float | None
+    checkpoint_cost_s: float | None
+    checkpoint_cost_basis: Literal["measured", "told"] | None
     next_evaluation_ms: Quantiles | None
     expected: list[Expected]
 
@@ -103,7 +106,8 @@ def _unseen(row: Mapping[str, Any], as_of_ms: int) -> dict[str, Any]:
     classes = {"class": row["class"], "class_p": None, "class_told": row["class"]}
     nothing = dict.fromkeys(("period_s", "period_basis", "phase", "phase_since_ms"))
     later = dict.fromkeys(("phase_ends_ms", "next_checkpoint_ms", "next_evaluation_ms"))
-    return {**about, **classes, **nothing, "period_reason": why, **later, "expected": []}
+    checkpoints = dict.fromkeys(("checkpoint_every_s", "checkpoint_cost_s", "checkpoint_cost_basis"))
+    return {**about, **classes, **nothing, "period_reason": why, **later, **checkpoints, "expected": []}
 
 
 async def utilisation(request: Request, context: Context, query: Query) -> Response:
@@ -145,6 +149,9 @@ ROWS = (
             "phase_since_ms": 1759991090000,
             "phase_ends_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
             "next_checkpoint_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
+            "checkpoint_every_s": 1200.0,
+            "checkpoint_cost_s": 31.0,
+            "checkpoint_cost_basis": "measured",
             "next_evaluation_ms": None,
             "expected": [{"metric": "power_w", "horizon_s": 300, "p50": 35_210.0, "p90": 36_900.0}],
         },
