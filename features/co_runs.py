@@ -10,6 +10,8 @@ Steps of the first MIXED steps after a change do not count. What is kept is smal
 """
 
 import hashlib
+import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 
 from features.run_history import JobShape
 from features.similarity import shape_of
-from fleet.events import Step
+from fleet.events import Step, Submitted
 from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
 
 Share = Literal["gpu", "mig", "pcie", "nic", "rail"]
 Attempt = tuple[str, int]
@@ -31,6 +34,8 @@ MIXED = 1
 SETTLED_S = 60.0  # a load is read when a job has been alone for so long
 MOST_CO_RUNS, MOST_KEPT = 256, 4096
 LATELY_MS = 120_000
+LOOK_MS = 60_000  # a pace that is known is measured again after so long
+STEPS_LOOKED = 64
 CROWD = "crowd"
 
 
@@ -64,6 +69,16 @@ class _Watched:
     share: str
     since_ms: int
     alone_s: float | None = None
+    look_ms: int = 0  # when its steps and its load are looked at again
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The keys of an attempt, and what they were made of."""
+
+    told: Submitted | None
+    ranks: tuple[RankPlacement, ...]
+    keys: Keys
 
 
 class CoRuns:
@@ -75,11 +90,19 @@ class CoRuns:
         self._found: dict[tuple[Attempt, Attempt], CoRun] = {}  # oldest first
         self._loads: dict[int, tuple[float, ...]] = {}  # key -> load alone, the oldest first
         self._turns: dict[int, tuple[float, ...]] = {}
-        self._keys: dict[tuple[str, int, int, bool], Keys] = {}
+        self._keys: dict[Attempt, _Named] = {}
+        self._places: list[object] = []
+        self._divided: set[str] = set()
+        self._met: Mapping[Attempt, Mapping[Attempt, str]] = {}
 
     @property
     def found(self) -> list[CoRun]:
         return list(self._found.values())
+
+    @property
+    def pairs(self) -> frozenset[object]:
+        """Which attempts were found beside which."""
+        return frozenset(self._found)
 
     @property
     def loads(self) -> Mapping[int, tuple[float, ...]]:
@@ -94,12 +117,13 @@ class CoRuns:
     def keys_of(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
         """The keys of these attempts; of those that were asked for before they are remembered."""
         known, self._keys = self._keys, {}
-        found = {}
         for row in attempts:
-            about = row.job, row.attempt, row.gpus, row.submission is None
-            keys = self._keys[about] = known.get(about) or job_keys(shape_of(row))
-            found[row.job, row.attempt] = keys
-        return found
+            key = row.job, row.attempt
+            named = known.get(key)
+            if named is None or named.told is not row.submission or named.ranks is not row.ranks:
+                named = _Named(row.submission, row.ranks, job_keys(shape_of(row)))
+            self._keys[key] = named
+        return {key: named.keys for key, named in self._keys.items()}
 
     def see(
         self,
@@ -114,7 +138,7 @@ class CoRuns:
         keys: of the running ones; divided: GPUs (`node/index`) with MIG instances; loads: (running, 3)
         compute, bandwidth and memory, NaN unknown.
         """
-        neighbours = neighbours_of(running, divided)
+        neighbours = self._neighbours(running, divided)
         before, self._watched = self._watched, {}
         rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
         for number, (key, attempt) in enumerate(rows.items()):
@@ -124,26 +148,43 @@ class CoRuns:
             joined_ms = max(rows[one].started_ms or now_ms for one in (key, company) if one is not None)
             watched = _go_on(before.get(key), keys[key], company, share, joined_ms, now_ms)
             self._watched[key] = watched
+            if now_ms < watched.look_ms:
+                continue
             if not around:
                 self._alone(watched, attempt, loads[number], now_ms)
             elif company is not None and len(neighbours[company]) == 1:
-                self._beside(key, company, keys[company], watched, attempt)
+                self._beside(key, company, keys[company], watched, attempt, now_ms)
         self._match()
+
+    def _neighbours(
+        self, running: Sequence[JobAttempt], divided: Collection[str]
+    ) -> Mapping[Attempt, Mapping[Attempt, str]]:
+        """`neighbours_of`, made again only when something began, ended, moved or was divided."""
+        places: list[object] = [part for row in running for part in (row.job, row.attempt, row.ranks, row.nodes)]
+        if set(divided) != self._divided or places != self._places:
+            self._places, self._divided = places, set(divided)
+            self._met = neighbours_of(running, divided)
+        return self._met
 
     def _alone(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> None:
         steps = _since(attempt, watched.since_ms)
         if len(steps) >= FEWEST_STEPS:
-            watched.alone_s = _median(steps)
+            watched.alone_s, watched.look_ms = _median(step.duration_s for step in steps), now_ms + LOOK_MS
             told = [step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0]
             if told:
-                _keep(self._turns, watched.keys, (watched.alone_s, min(1.0, float(np.median(told)))))
-        if now_ms - watched.since_ms >= SETTLED_S * 1000 and np.isfinite(load[0]):
+                _keep(self._turns, watched.keys, (watched.alone_s, min(1.0, _median(told))))
+        if now_ms - watched.since_ms >= SETTLED_S * 1000 and math.isfinite(load[0]):
+            watched.look_ms = now_ms + LOOK_MS
             _keep(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
 
-    def _beside(self, key: Attempt, company: Attempt, partner: Keys, watched: _Watched, attempt: JobAttempt) -> None:
+    def _beside(
+        self, key: Attempt, company: Attempt, partner: Keys, watched: _Watched, attempt: JobAttempt, now_ms: int
+    ) -> None:
         steps = _since(attempt, watched.since_ms)
         if len(steps) >= FEWEST_STEPS:
-            self._together[key, company] = watched.share, watched.keys, partner, _median(steps)
+            pace_s = _median(step.duration_s for step in steps)
+            self._together[key, company] = watched.share, watched.keys, partner, pace_s
+            watched.look_ms = now_ms + LOOK_MS
 
     def _match(self) -> None:
         """Co-runs of which both paces are known; what belongs to attempts that run no more is forgotten."""
@@ -161,7 +202,7 @@ class CoRuns:
         """What a snapshot keeps: plain lists and numbers, copied."""
         return {
             "watched": [
-                [*key, row.keys, row.company, row.share, row.since_ms, row.alone_s]
+                [*key, row.keys, row.company, row.share, row.since_ms, row.alone_s, row.look_ms]
                 for key, row in self._watched.items()
             ],
             "together": [[*one, *other, *rest] for (one, other), rest in self._together.items()],
@@ -230,11 +271,17 @@ def _meet(found: dict[Attempt, dict[Attempt, str]], keys: Sequence[Attempt], sha
 
 def _since(attempt: JobAttempt, since_ms: int) -> list[Step]:
     """The job's own steps, or those of one rank, that began after `since_ms`; the first ones are of both times."""
-    steps = [step for step in attempt.steps if step.rank is None]
-    if not steps and attempt.steps:
-        rank = min(step.rank for step in attempt.steps if step.rank is not None)
-        steps = [step for step in attempt.steps if step.rank == rank]
-    return [step for step in steps if step.time_ms - step.duration_s * 1000 >= since_ms][MIXED:]
+    if not attempt.steps or attempt.steps[-1].time_ms <= since_ms:
+        return []
+    ranks = {step.rank for step in attempt.steps[-FEWEST_STEPS:]}
+    one = None if None in ranks else min(rank for rank in ranks if rank is not None)
+    found: list[Step] = []
+    for step in reversed(attempt.steps):
+        if step.time_ms - step.duration_s * 1000 < since_ms or len(found) == STEPS_LOOKED:
+            break
+        if step.rank == one:
+            found.append(step)
+    return found[-1 - MIXED :: -1]
 
 
 def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
@@ -246,5 +293,6 @@ def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, 
         del table[next(iter(table))]
 
 
-def _median(steps: Sequence[Step]) -> float:
-    return float(np.median([step.duration_s for step in steps]))
+def _median(values: Iterable[float]) -> float:
+    """Of some tens of numbers, for which numpy takes longer."""
+    return float(statistics.median(values))

@@ -1,28 +1,36 @@
-"""What is known of jobs that share hardware, from the pipeline to the API: one board section, learned once.
+"""What is known of jobs that share hardware, from the pipeline to the API.
 
-    doc.interference   jobs {job: keys}   loads {key: compute, bandwidth, memory}   turns {key: seconds, communication}
-                       shares {gpu|mig|pcie|nic|rail: co-runs, what they teach}
+    share.job       (k,) uint64 hashes of job names, sorted    share.job.keys    (k, 2) uint64: the job and its kind
+    share.load      (k,) uint64 keys, sorted                   share.load.alone  (k, ALONE) NaN unknown
+    doc.interference    gpu|mig|pcie|nic|rail -> co-runs and what they teach
 
-Keys are texts of 64-bit numbers. The rule speaks for jobs that share a GPU; MIG slices divide it, so nothing is lost
-by them; on a link it is how often two periodic jobs meet. What co-runs add comes on top (models.interference).
+A look-up is two bisections in the mapped file. The rule speaks for jobs that share a GPU; MIG slices divide it, so
+nothing is lost by them; on a link it is how often two periodic jobs meet. What co-runs add comes on top
+(models.interference); it is learnt again when another co-run is seen, and once a minute as the known ones go on.
 """
 
+import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from features.co_runs import CoRun, CoRuns, Keys
-from models.interference import LOADS, Pairs, Prediction, Residuals, gpu_prior, learn, predict
+from models.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, predict
 from models.link_overlap import Overlap, Turns, overlap
-from service.board import Section
+from service.board import Board, Section
 from service.isolation import isolation_sections
 from service.publish import Tick, encode
 
 SECTION = "doc.interference"
+JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alone")
+ALONE = (*LOADS, "step_s", "communication")
+LEARN_MS = 60_000
 READ = (("sm_active", "gpu_util"), ("dram_active", "mem_copy_util"))  # the first that is known
 NOBODY: Keys = (0, 0)
 UNKNOWN = (math.nan,) * len(LOADS)
@@ -39,13 +47,30 @@ class Taught(msgspec.Struct):
     errors: list[float]
 
 
-class Known(msgspec.Struct):
-    """The section."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the board tells: tables as above, and the co-runs of one kind of hardware."""
 
-    jobs: dict[str, Keys]
-    loads: dict[str, list[float | None]]
-    turns: dict[str, tuple[float, float]]
-    shares: dict[str, Taught]
+    jobs: NDArray[np.uint64]
+    job_keys: NDArray[np.uint64]
+    keys: NDArray[np.uint64]
+    alone: NDArray[np.float32]
+
+    @classmethod
+    def on(cls, board: Board) -> "Known":
+        """KeyError while the pipeline has not published it."""
+        return cls(*(board.array(name) for name in (*JOBS, *ALONE_OF)))
+
+    def of_job(self, job: str) -> Keys | None:
+        at = _place(self.jobs, name_key(job))
+        return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
+
+    def party(self, keys: Keys | None) -> "Party":
+        """What is known of the job itself, else of its kind; of None nothing is."""
+        if keys is None:
+            return Party(NOBODY)
+        rows = [self.alone[at].tolist() for key in keys if (at := _place(self.keys, key)) >= 0]
+        return _party(keys, rows)
 
 
 class Party(msgspec.Struct):
@@ -67,28 +92,57 @@ class Speeds(msgspec.Struct):
     meets: Overlap | None
 
 
-def sharing_sections(co_runs: CoRuns, tick: Tick, mig: Mapping[str, Mapping[str, float]]) -> list[Section]:
-    """What jobs that share hardware do to each other, and what isolations rest on. mig: GPU -> instance -> GiB."""
-    return [interference_section(co_runs, tick, mig), *isolation_sections(tick, mig)]
+class Sharing:
+    """The pipeline's side: what was learnt last, and the sections of a tick."""
+
+    def __init__(self, co_runs: CoRuns) -> None:
+        self.co_runs = co_runs
+        self._pairs: frozenset[object] = frozenset()
+        self._learnt_ms = -LEARN_MS
+        self._document = encode({})
+
+    def sections(self, tick: Tick, mig: Mapping[str, Mapping[str, float]]) -> list[Section]:
+        """What jobs that share hardware do to each other, and what isolations rest on. mig: GPU -> instance -> GiB."""
+        keys = self.co_runs.keys_of([*tick.running, *tick.queued])
+        self.co_runs.see(tick.running, keys, mig, loads_of(tick), tick.now_ms)
+        jobs = {name_key(job): of for (job, _), of in keys.items()}
+        alone = _alone(self.co_runs)
+        if self.co_runs.pairs != self._pairs or tick.now_ms >= self._learnt_ms + LEARN_MS:
+            self._pairs, self._learnt_ms = self.co_runs.pairs, tick.now_ms
+            self._document = encode(_learnt(self.co_runs.found, alone))
+        data: list[tuple[str, NDArray[Any] | bytes]] = [
+            *zip(JOBS, _table(jobs, 2, np.uint64), strict=True),
+            *zip(ALONE_OF, _table(alone, len(ALONE), np.float32), strict=True),
+            (SECTION, self._document),
+        ]
+        return [Section(name, part, tick.now_ms) for name, part in data] + isolation_sections(tick, mig)
 
 
-def interference_section(co_runs: CoRuns, tick: Tick, divided: Collection[str]) -> Section:
-    """What this tick teaches, and all that is known after it. divided: GPUs (`node/index`) with MIG instances."""
-    keys = co_runs.keys_of([*tick.running, *tick.queued])
-    co_runs.see(tick.running, keys, divided, loads_of(tick), tick.now_ms)
-    known = Known(
-        jobs={job: of for (job, _), of in keys.items()},
-        loads={str(key): [_told(value) for value in load] for key, load in co_runs.loads.items()},
-        turns={str(key): (turns[0], turns[1]) for key, turns in co_runs.turns.items()},
-        shares={},
-    )
-    for share in sorted({row.share for row in co_runs.found}):
-        known.shares[share] = _taught(known, [row for row in co_runs.found if row.share == share])
-    return Section(SECTION, encode(known), tick.now_ms)
+def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
+    """Key -> ALONE."""
+    unknown = (math.nan,) * 2
+    found = {key: (*load, *co_runs.turns.get(key, unknown)) for key, load in co_runs.loads.items()}
+    return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.turns.items() if key not in found}
 
 
-def _told(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
+    """Keys, sorted, and the values of each."""
+    keys = np.fromiter(rows, np.uint64, len(rows))
+    values = np.array(list(rows.values()), kind).reshape(len(rows), width)
+    order = np.argsort(keys)
+    return keys[order], values[order]
+
+
+def _place(keys: NDArray[np.uint64], key: int) -> int:
+    """Row of a key in a sorted column, -1 where it is not there."""
+    at = int(np.searchsorted(keys, np.uint64(key)))
+    return at if at < len(keys) and int(keys[at]) == key else -1
+
+
+@lru_cache(65_536)
+def name_key(job: str) -> int:
+    digest = hashlib.blake2b(job.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def loads_of(tick: Tick) -> Array:
@@ -122,8 +176,19 @@ def _mean(number: NDArray[np.int32], values: Array, length: int) -> Array:
     return means
 
 
-def _taught(known: Known, rows: Sequence[CoRun]) -> Taught:
-    parties = [(_party(known, row.keys), _party(known, row.partner_keys)) for row in rows]
+def _learnt(found: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> dict[str, Taught]:
+    """By the hardware that was shared."""
+    return {
+        share: _taught([row for row in found if row.share == share], alone)
+        for share in sorted({row.share for row in found})
+    }
+
+
+def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> Taught:
+    parties = [
+        [_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
+        for row in rows
+    ]
     pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
     prior = np.array([prior_of(one, other, row.share)[0] for (one, other), row in zip(parties, rows, strict=True)])
     residuals = learn(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
@@ -134,17 +199,15 @@ def _taught(known: Known, rows: Sequence[CoRun]) -> Taught:
     return Taught(told, residuals.weight.tolist(), residuals.errors.tolist())
 
 
-def _party(known: Known, keys: Keys) -> Party:
-    """What is known of the job itself, else of its kind."""
-    load = next((found for key in keys if (found := known.loads.get(str(key)))), None)
-    turns = next((pace for key in keys if (pace := known.turns.get(str(key)))), None)
-    told = UNKNOWN if load is None else [math.nan if value is None else value for value in load]
-    return Party(keys, told, None if turns is None else Turns(turns[0], turns[1]))
+def _told(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
-def party(known: Known, keys: Keys | None) -> Party:
-    """The job of these keys; None is one that nobody knows."""
-    return Party(NOBODY) if keys is None else _party(known, keys)
+def _party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
+    """alone: rows of ALONE, of the job itself and of its kind, as far as there are any."""
+    load = next((row[: len(LOADS)] for row in alone if math.isfinite(row[0])), UNKNOWN)
+    turns = next((row[len(LOADS) :] for row in alone if math.isfinite(row[len(LOADS)])), None)
+    return Party(keys, load, None if turns is None else Turns(turns[0], turns[1]))
 
 
 def residuals_of(taught: Taught | None) -> Residuals:
@@ -160,13 +223,24 @@ def residuals_of(taught: Taught | None) -> Residuals:
 def prior_of(a: Party, b: Party, share: str) -> tuple[float, Overlap | None]:
     """How fast a should be beside b before any co-run is looked at; NaN where that cannot be told."""
     if share == "gpu":
-        return float(gpu_prior(Pairs.of([(a.load, b.load, a.keys, b.keys)]))[0]), None
+        return _gpu_rule(a.load[0], b.load[0]), None
     if share == "mig":
         return (1.0 if a.known or b.known else math.nan), None
     if a.turns is None or b.turns is None:
         return math.nan, None
-    meets = overlap(a.turns, b.turns)
+    meets = _meets(a.turns, b.turns)
     return float(meets.speed_a.mean()), meets
+
+
+_meets = lru_cache(4096)(overlap)
+
+
+def _gpu_rule(own: float, other: float) -> float:
+    """`gpu_prior` of one pair."""
+    if math.isnan(own) and math.isnan(other):
+        return math.nan
+    both = sum(MOST_LOAD if math.isnan(load) else load for load in (own, other))
+    return min(1.0, 1.0 / max(both, 1e-9))
 
 
 def speeds(a: Party, b: Party, share: str, residuals: Residuals) -> Speeds:

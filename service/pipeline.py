@@ -46,7 +46,7 @@ from service.disk_trouble import said
 from service.fingerprints import Fingerprints
 from service.fleet_metrics import fleet_page
 from service.history import History
-from service.interference import sharing_sections
+from service.interference import Sharing
 from service.locals import About, local_sections
 from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
@@ -122,6 +122,7 @@ class Pipeline:
         self.urgent = UrgentRows(self.board)
         self._hard = HardSignals(self.state.entities)
         self.demand = DemandForecasts(self.desk, clock, last)
+        self.sharing = Sharing(self.kept.co_runs)
         self.models = ModelWatch.of(config)
         self.runs = RunForecasts(self.kept.book, ServedRunModel(Registry(config.models_folder, clock)), clock)
         self.fingerprints = Fingerprints(clock)
@@ -307,7 +308,7 @@ class Pipeline:
         self.demand.watch(tick, given.served)
         sections = [*score_sections(tick), *self.demand.sections]
         sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick), *self.fingerprints.sections]
-        sections += sharing_sections(self.kept.co_runs, tick, given.mig)
+        sections += self.sharing.sections(tick, given.mig)
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)
             self._published_generation = topology.generation

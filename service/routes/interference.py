@@ -13,7 +13,7 @@ from fleet.errors import UnknownEntity
 from service.access import Scope
 from service.board import Board
 from service.documents import number
-from service.interference import SECTION, Known, Party, Speeds, party, residuals_of, speeds
+from service.interference import SECTION, Known, Party, Speeds, Taught, residuals_of, speeds
 from service.isolation import DOCUMENT, NETWORK, OBSERVED, READINGS, Expected, Seen, Sight, checks, verdict
 from service.placement_body import field_of
 from service.problems import FieldError, Problem, unprocessable
@@ -89,9 +89,10 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
     """Speeds of two jobs side by side; `known` is false, and no number is made up, where nothing is known of either."""
     asked = _read(await read_body(request, context.config.api.max_body_bytes), Asked)
     feed, board = context.feed, context.feed.board()
-    known: Known = feed.document(board, SECTION, Known)
-    a, b = (party(known, _keys(known, one)) for one in (asked.a, asked.b))
-    residuals = feed.kept(board, ("co-runs", asked.share), lambda: residuals_of(known.shares.get(asked.share)))
+    shares: dict[str, Taught] = feed.document(board, SECTION, dict[str, Taught])
+    known = Known.on(board)
+    a, b = (known.party(_keys(known, one)) for one in (asked.a, asked.b))
+    residuals = feed.kept(board, ("co-runs", asked.share), lambda: residuals_of(shares.get(asked.share)))
     told = speeds(a, b, asked.share, residuals)
     as_of_ms = feed.as_of_ms(board, SECTION)
     return answer(context, board, as_of_ms, encode(_answer(told, a, b, asked.share, as_of_ms)))
@@ -110,7 +111,7 @@ def _read(body: bytes, kind: Any) -> Any:
 
 def _keys(known: Known, asked: str | JobLike) -> Keys | None:
     if isinstance(asked, str):
-        return known.jobs.get(asked)
+        return known.of_job(asked)
     return job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
 
 
