@@ -2,20 +2,26 @@
 
     loop   copies what the rings hold of these jobs      thread   periods, phases, use      loop   publish
 
-A pass copies at most MOST_JOBS jobs and works on them for BUDGET_WALL_S at most; the rest is next. What was seen of
-evaluations is kept here and begins anew with the process.
+A pass copies at most MOST_JOBS jobs and works on them for BUDGET_WALL_S at most; the rest is next. Load peaks are summed
+over all jobs that were looked at. What was seen of evaluations is kept here and begins anew with the process.
 """
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from features.job_window import window_of
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
+from fleet.topology import Topology
+from models.spikes import Load, spikes
 from service.board import Section
 from service.fingerprint_answers import Seen, evaluations_in, fingerprint_of, utilisation_of
+from service.job_loads import load_of, rail_capacity, shares_of
 from service.publish import encode
 from service.state import FleetState
 from service.thread_work import in_thread
@@ -28,7 +34,15 @@ BUDGET_WALL_S = 0.25
 EVALUATIONS_KEPT = 17
 
 Attempt = tuple[str, int]
-Answers = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Of one job: its fingerprint, its use of GPUs, and the load that it is to others."""
+
+    fingerprint: dict[str, Any]
+    use: dict[str, Any]
+    load: Load
 
 
 class Fingerprints:
@@ -38,8 +52,7 @@ class Fingerprints:
         self._clock = clock
         self._answers: dict[Attempt, Answers] = {}  # the one that was looked at longest ago first
         self._evaluations: dict[Attempt, set[int]] = {}
-        self.sections: list[Section] = []
-        self._publish(clock.now_ms())
+        self.sections = self._encoded([], clock.now_ms())
 
     async def look_forever(self, state: FleetState) -> None:
         while True:
@@ -53,12 +66,8 @@ class Fingerprints:
         self._forget(running)
         models = {node.name: node.gpu_model for node in state.topology.nodes} if running else {}
         seen = [self._see(state, row, models, now_ms) for row in self._due(running)]
-        made = await in_thread(lambda: _answered(seen))
-        for one, answers in zip(seen, made, strict=False):
-            key = (one.attempt.job, one.attempt.attempt)
-            self._answers.pop(key, None)
-            self._answers[key] = answers
-        self._publish(now_ms)
+        topology = state.topology
+        self.sections = await in_thread(lambda: self._answer(seen, topology, now_ms))
 
     def _forget(self, running: Mapping[Attempt, JobAttempt]) -> None:
         """What runs no more, and take in evaluations of what does."""
@@ -87,18 +96,25 @@ class Fingerprints:
         model = models.get(row.hosts[0], "") if row.hosts else ""
         return Seen(row.copy(), window_of(state.store, row), evaluations, model, now_ms)
 
-    def _publish(self, now_ms: int) -> None:
-        fingerprints = {job: answers[0] for (job, _), answers in self._answers.items()}
-        use = [answers[1] for answers in self._answers.values()]
-        documents = {"doc.fingerprints": fingerprints, "doc.utilisation": use}
-        self.sections = [Section(name, encode(body), now_ms) for name, body in documents.items()]
+    def _answer(self, seen: Sequence[Seen], topology: Topology, now_ms: int) -> list[Section]:
+        """Answers of the first of `seen`, as many as the budget allows, at least one; then what all of them come to."""
+        began = time.monotonic()
+        rows = {name: row for row, name in enumerate(topology.names)} if seen else {}
+        for one in seen:
+            attempt = one.attempt
+            load = load_of(attempt, one.window, shares_of(attempt, topology, rows), one.now_ms)
+            self._answers.pop((attempt.job, attempt.attempt), None)
+            self._answers[attempt.job, attempt.attempt] = Answers(fingerprint_of(one), utilisation_of(one), load)
+            if time.monotonic() - began > BUDGET_WALL_S:
+                break
+        loads = [answers.load for answers in self._answers.values()]
+        rng = np.random.default_rng(now_ms)
+        return self._encoded(spikes(loads, now_ms, rail_capacity(topology) if loads else {}, rng), now_ms)
 
-
-def _answered(seen: Sequence[Seen]) -> list[Answers]:
-    """The answers of the first ones, as many as the budget allows; at least one."""
-    began, made = time.monotonic(), []
-    for one in seen:
-        made.append((fingerprint_of(one), utilisation_of(one)))
-        if time.monotonic() - began > BUDGET_WALL_S:
-            break
-    return made
+    def _encoded(self, spikes: list[dict[str, Any]], now_ms: int) -> list[Section]:
+        documents = {
+            "doc.fingerprints": {job: answers.fingerprint for (job, _), answers in self._answers.items()},
+            "doc.utilisation": [answers.use for answers in self._answers.values()],
+            "doc.spikes": spikes,
+        }
+        return [Section(name, encode(body), now_ms) for name, body in documents.items()]

@@ -1,7 +1,7 @@
 """What jobs look like from their telemetry: one job's fingerprint, and what all of them make of their GPUs."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,7 @@ VERDICTS = (
     "unknown",
 )
 MAX_ROWS = 100_000
+DomainKind = Literal["rack", "rail", "power", "storage"]
 
 
 class Quantiles(msgspec.Struct):
@@ -88,6 +89,25 @@ class Utilisation(msgspec.Struct):
     rows: list[UseRow]
 
 
+class Spike(msgspec.Struct):
+    """The minute of the next 15 whose p90 is highest; p50 and p90 are of that minute. capacity: null where unknown."""
+
+    domain_kind: DomainKind
+    domain: str
+    quantity: str
+    unit: str
+    peak_ms: int
+    p50: float
+    p90: float
+    capacity: float | None
+    jobs: int
+
+
+class Spikes(msgspec.Struct):
+    as_of_ms: int
+    rows: list[Spike]
+
+
 async def fingerprint(request: Request, context: Context, query: Query) -> Response:
     """One running job's fingerprint."""
     feed, board = context.feed, context.feed.board()
@@ -126,7 +146,45 @@ def _wasted(row: dict[str, object]) -> float:
     return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0
 
 
+async def spikes(request: Request, context: Context, query: Query) -> Response:
+    """Load peaks ahead, by domain."""
+    feed, board = context.feed, context.feed.board()
+    as_of_ms = feed.as_of_ms(board, "doc.spikes")
+    rows = feed.document(board, "doc.spikes", list[dict[str, Any]])
+    chosen = [row for row in rows if query["domain_kind"] in (None, row["domain_kind"])][: query["limit"]]
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": chosen}))
+
+
 ROWS = (
+    Row(
+        "GET",
+        "/v1/spikes",
+        spikes,
+        "Load peaks of the next 15 minutes, summed over jobs by rack, rail group, power domain and checkpoint store",
+        "fleet",
+        params=(
+            Param("domain_kind", str, "only domains of this kind", choices=get_args(DomainKind)),
+            Param("limit", int, "at most this many rows", MAX_ROWS, least=1, most=MAX_ROWS),
+        ),
+        answer=Spikes,
+        problems=(422, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "rows": [
+                {
+                    "domain_kind": "storage",
+                    "domain": "lustre",
+                    "quantity": "checkpoint_bytes_per_s",
+                    "unit": "B/s",
+                    "peak_ms": 1760000390000,
+                    "p50": 2.1e10,
+                    "p90": 4.2e10,
+                    "capacity": None,
+                    "jobs": 7,
+                }
+            ],
+        },
+    ),
     Row(
         "GET",
         "/v1/jobs/{job:path}/fingerprint",

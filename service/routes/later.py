@@ -22,7 +22,6 @@ def _row(method: str, path: str, summary: str, tag: str, reason: str) -> Row:
 
 
 ROWS = (
-    _row("GET", "/v1/spikes", "Load peaks ahead by domain", "fleet", "peaks by domain are not forecast yet"),
     _row(
         "POST",
         "/v1/adapters/{name}/{verb}",

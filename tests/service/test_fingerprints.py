@@ -15,7 +15,7 @@ from fleet.events import Checkpoint, JobEvent, Phase, Started, Step, StepParts, 
 from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
+from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
 from service import fingerprints
 from service.api import create_app
@@ -34,7 +34,10 @@ def world() -> FleetState:
     for node in ("n1", "n2"):
         for gpu in range(8):
             entities.of_node(EntityKind.GPU, node, gpu)
-    topology = Topology.build([NodeSpec(name, gpus=8, gpu_model="NVIDIA H100 80GB HBM3") for name in ("n1", "n2")])
+    about = {"gpus": 8, "gpu_model": "NVIDIA H100 80GB HBM3", "domains": {Level.RACK: "r1"}}
+    topology = Topology.build([NodeSpec(name, **about) for name in ("n1", "n2")])  # type: ignore[arg-type]
+        [NodeSpec(name, gpus=8, gpu_model="NVIDIA H100 80GB HBM3", domains={Level.RACK: "r1"}) for name in ("n1", "n2")]
+    )
     return FleetState(entities, WindowStore(entities, interval_s=INTERVAL_S), topology)
 
 
@@ -123,6 +126,25 @@ def test_a_job_that_only_telemetry_tells_of() -> None:
     assert use["held"]["verdict"] == "idle"
 
 
+def test_jobs_together_are_the_load_of_a_rack_and_of_a_store() -> None:
+    state = world()
+    for number, job in enumerate(("a", "b")):
+        tell(state, *start(job, "n1", number))
+        for turn in range(4):
+            at = NOW_MS - 1000 - 600_000 * (4 - turn) + 120_000
+            begin = Checkpoint(job=job, sequence=10 + 2 * turn, time_ms=at, edge="begin", bytes=10**11, target="s3")
+            tell(state, begin, Checkpoint(job=job, sequence=11 + 2 * turn, time_ms=at + 50_000, edge="end"))
+    feed(state, "power_w", np.full((SLOTS, 8), 600.0))
+    prints = Fingerprints(ManualClock(NOW_MS))
+    for _ in range(2):
+        asyncio.run(prints.look(state))
+    body = {section.name: msgspec.json.decode(section.data) for section in prints.sections}
+    rows = {(row["domain_kind"], row["domain"]): row for row in body["doc.spikes"]}
+    assert (rows["rack", "r1"]["p90"], rows["rack", "r1"]["jobs"]) == (1200.0, 2)
+    assert rows["storage", "s3"]["p90"] == pytest.approx(2 * 10**11 / 50)
+    assert 60_000 < rows["storage", "s3"]["peak_ms"] - NOW_MS < 240_000
+
+
 def test_a_few_jobs_a_pass_the_longest_unseen_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprints, "MOST_JOBS", 2)
     monkeypatch.setattr(fingerprints, "BUDGET_WALL_S", 60.0)
@@ -156,3 +178,5 @@ def test_the_routes_answer_for_jobs_seen_unseen_and_unknown(tmp_path: Path) -> N
         only = client.get("/v1/utilisation?verdict=works").json()["rows"]
         assert [row["job"] for row in only] == ["team/a"]
         assert client.get("/v1/utilisation?verdict=lazy").status_code == 422
+        rows = client.get("/v1/spikes?domain_kind=rack").json()["rows"]
+        assert rows == [{"domain_kind": "rack", "domain": "r01"}]
