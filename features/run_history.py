@@ -231,9 +231,12 @@ class RunHistory:
             del self._unstarted[next(iter(self._unstarted))]
 
     def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
-        """All is known: count the run under every key, and remember that it was counted."""
+        """All is known: count the run under every key, and remember that it was counted.
+
+        One that ended before it began is no run: a clock was wrong, and nobody knows which.
+        """
         self._leave(identity, live)
-        if live.outcome not in TRUNCATED:
+        if live.outcome not in TRUNCATED and run_ms >= 0:
             run_s = max(1.0, run_ms / 1000)
             log_run = live.run.log_run = round(math.log(run_s), DIGITS_KEPT)
             for past in live.pasts:

@@ -105,9 +105,10 @@ class Given:
 def job_table(attempts: Sequence[JobAttempt]) -> JobTable:
     """The attempts that asked for GPUs, as a job history: one that waits starts at infinity, one that runs has no end.
 
-    Attempts that were preempted are left out: how long they ran says when they were stopped.
+    Attempts that were preempted are left out: how long they ran says when they were stopped; so are those that ended
+    before they began.
     """
-    rows = [row for row in attempts if row.gpus > 0 and row.outcome != "preempted" and _came_ms(row) is not None]
+    rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
     rows.sort(key=lambda row: (_came_ms(row) or 0, row.job, row.attempt))
     asked = [row.submission for row in rows]
     submit_s = _numbers([(_came_ms(row) or 0) / 1000 for row in rows])
@@ -128,6 +129,12 @@ def job_table(attempts: Sequence[JobAttempt]) -> JobTable:
         limit_s=_numbers([one.limit_s if one else None for one in asked]),
         failed=_numbers([over.get(row.outcome, 1.0) for row in rows]),
     )
+
+
+def _is_whole(attempt: JobAttempt) -> bool:
+    begin_ms, end_ms = attempt.started_ms, attempt.over_ms
+    backwards = begin_ms is not None and end_ms is not None and end_ms < begin_ms
+    return attempt.outcome != "preempted" and _came_ms(attempt) is not None and not backwards
 
 
 def _came_ms(attempt: JobAttempt) -> int | None:

@@ -119,11 +119,12 @@ def test_a_job_that_is_cancelled_while_it_waits_waits_no_more() -> None:
         assert value(one, "user_count") == pytest.approx(math.log(2))
 
 
-def test_a_preempted_attempt_is_no_run_time() -> None:
+@pytest.mark.parametrize(("run_s", "outcome"), [(50, "preempted"), (-1, "finished")])
+def test_an_attempt_that_was_preempted_or_ended_before_it_began_is_no_run_time(run_s: int, outcome: str) -> None:
     history = RunHistory()
-    run(history, "a", 0, 50, "preempted")
+    run(history, "a", 100, run_s, outcome)
     assert math.isnan(value(history, "user_last"))
-    assert len(history) == 0
+    assert (len(history), history.closed()) == (0, [])
 
 
 def test_quantiles_back_off_to_the_group_and_to_all() -> None:

@@ -25,6 +25,9 @@ def attempts() -> JobTable:
         Submitted(job="gone", sequence=0, time_ms=T0 + 3000),
         Started(job="gone", sequence=1, time_ms=T0 + 3000, nodes=("n1",)),
         Preempted(job="gone", sequence=2, time_ms=T0 + 4000),
+        Submitted(job="back", sequence=0, time_ms=T0 + 4000),
+        Started(job="back", sequence=1, time_ms=T0 + 9000, nodes=("n1",)),
+        Finished(job="back", sequence=2, time_ms=T0 + 8000),
         Submitted(job="cpu", sequence=0, time_ms=T0 + 5000, gpus_per_node=0),
     ):
         table.apply(event)
@@ -33,7 +36,7 @@ def attempts() -> JobTable:
 
 def test_attempts_are_a_job_history() -> None:
     table = job_table(list(attempts()))
-    assert table.job.tolist() == ["a/1", "waits/1", "runs/1"]  # neither preempted nor without GPUs
+    assert table.job.tolist() == ["a/1", "waits/1", "runs/1"]  # neither preempted nor without GPUs nor backwards
     np.testing.assert_array_equal(table.start_s - T0 / 1000, [60, np.inf, 2])
     np.testing.assert_array_equal(table.run_s, [300, np.nan, np.nan])
     assert table.gpus.tolist() == [8, 1, 1]
