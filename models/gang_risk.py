@@ -17,14 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.shared_domains import shared_hazard
 from models.scores import RISK_HORIZONS_S
 
 Array = NDArray[np.float64]
 
 HIGHEST_P = 1 - 1e-9
 TINY = 1e-12
-DOMAINS_PER_DAY = {"rack": 2e-4, "power": 1e-4, "rail": 2e-4}  # faults a day of what a whole domain shares
-SPREADS = 0.1  # share of a member's own excess hazard that its domain has in common with it
 HOT_C, HOTTEST_C = 75.0, 90.0  # of a GPU: no carry-over below, all of it above
 CARRY_OVER = 0.05  # slow hazard that a node at HOTTEST_C brings into its next job
 COOLS_S = 600.0
@@ -85,14 +84,6 @@ def carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
     return np.asarray(CARRY_OVER * hot * (1 - np.exp(-duration_s / COOLS_S)))
 
 
-def shared_hazard(level: str, excess: Array, duration_s: float) -> float:
-    """What a domain adds to the hazard of those in it: faults of its own, and what its worst member may share.
-
-    excess: (n,) hazards of its members above the usual.
-    """
-    return DOMAINS_PER_DAY[level] * duration_s / 86_400 + SPREADS * float(excess.max())
-
-
 def gang_risk(
     risk: Array,
     domains: Sequence[tuple[str, Sequence[str]]],
@@ -103,7 +94,7 @@ def gang_risk(
     """Risk of a gang of n >= 1 members.
 
     risk: (kind, horizon, n) probabilities, NaN where nothing is known: `prior`, (kind, horizon), then. domains:
-    (level, (n,) name of each member's domain, "" unknown), levels of DOMAINS_PER_DAY; gpu_temp_c: (n,).
+    (level, (n,) name of each member's domain, "" unknown), levels of FAULTS_PER_DAY; gpu_temp_c: (n,).
     """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
     hazard = hazard_within(known, duration_s)
@@ -117,7 +108,9 @@ def gang_risk(
         for name in sorted({name for name in names if name}):
             inside = np.array([own == name for own in names])
             if inside.sum() > 1:
-                found.append((level, name, int(inside.sum()), shared_hazard(level, excess[inside], duration_s)))
+                found.append(
+                    (level, name, int(inside.sum()), float(shared_hazard(level, excess[inside].max(), duration_s)))
+                )
     total = float(interrupts.sum()) + sum(common for *_, common in found)
     rows = [SharedDomain(level, name, nodes, common / max(total, TINY)) for level, name, nodes, common in found]
     p = 1 - np.exp(-interrupts)

@@ -1,7 +1,8 @@
 """Scorers: name → score in [0, 1], for nodes (in which order a domain is filled) and for whole gangs (which domain).
 
 risk     chance that the gang is not interrupted within the horizon: the product of (1 - p_fail) over its nodes,
-         so the same node costs a large gang more than a small one
+         so the same node costs a large gang more than a small one, less what racks, power domains and rails that
+         hold two or more of them add (fleet/shared_domains.py)
 slow     chance that no node slows down (a synchronous gang runs at the pace of its slowest member)
 fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng et
          al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
+from fleet.shared_domains import shared_hazard
 from fleet.topology import Level
 from placement.filters import Screen
 from placement.options import Options, known_risk
@@ -54,7 +56,9 @@ def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np
 class NodeScores:
     """Scores of the candidates of one request, over c candidate rows.
 
-    rows, room, free, gpus: (c,); survives, keeps_pace: (c,) log probabilities; extra: name → (c,).
+    rows, room, free, gpus: (c,); survives, keeps_pace: (c,) log probabilities;
+    excess: (c,) hazard above the candidates' median; shared: level → (c,) numbers of domains, -1 unknown;
+    extra: name → (c,).
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -66,6 +70,13 @@ class NodeScores:
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.survives = np.log1p(-np.clip(known_risk(view.p_fail, options.prior_risk)[rows], 0, HIGHEST_RISK))
         self.keeps_pace = np.log1p(-np.clip(known_risk(view.p_slow, options.prior_risk)[rows], 0, HIGHEST_RISK))
+        self.shared = {
+            "rack": view.topology.domain[Level.RACK][rows],
+            "power": view.inventory.power[rows],
+            "rail": view.topology.domain[Level.RAIL_GROUP][rows],
+        }
+        self.excess = np.maximum(np.median(self.survives) - self.survives, 0.0) if len(rows) else np.zeros(0)
+        self.horizon_s = view.risk_horizon_s
         self.extra = {
             name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
             for name, scorer in options.scorers
@@ -106,12 +117,28 @@ class NodeScores:
         span = -(-size // max(1, int(self.room.max(initial=1))))
         node = node_fit(self.free[at], take * each, self.gpus[at])
         return {
-            "risk": np.exp(np.bincount(domain, self.survives[at], n)),
+            "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.shared_risk(at, domain, n)),
             "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
             "fit": np.bincount(domain, node * take, n) / size,
             "packing": 0.5 * LEVEL_SCORE[level] + 0.5 * span / np.maximum(used, 1),
             **{name: np.bincount(domain, part[at] * take, n) / size for name, part in self.extra.items()},
         }
+
+    def shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+        """(n,) hazard that the gangs' members have in common; arguments as in `of_gangs`."""
+        found = np.zeros(n)
+        for level, numbers in self.shared.items():
+            own = numbers[at].astype(np.int64)
+            known = own >= 0
+            if not known.any():
+                continue
+            width = int(own.max()) + 1
+            keys, place, count = np.unique(domain[known] * width + own[known], return_inverse=True, return_counts=True)
+            worst = np.zeros(len(keys))
+            np.maximum.at(worst, place, self.excess[at[known]])
+            more = count > 1
+            found += np.bincount(keys[more] // width, shared_hazard(level, worst[more], self.horizon_s), n)
+        return found
 
     def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """(n,) weighted mean of the parts."""

@@ -14,6 +14,7 @@ class Inventory:
     """What the n nodes of a topology are made of, as columns; made once a topology generation.
 
     gpu_model: (n,) index into `gpu_models`, -1 unknown; gpu_memory_gib, cpus, host_memory_gib: (n,) NaN = unknown.
+    power: (n,) number of the power domain, -1 unknown.
     """
 
     gpu_model: NDArray[np.int32]
@@ -22,10 +23,12 @@ class Inventory:
     cpus: NDArray[np.float64]
     host_memory_gib: NDArray[np.float64]
     row: dict[str, int]
+    power: NDArray[np.int32]
 
     @classmethod
     def of(cls, topology: Topology) -> "Inventory":
         models: dict[str, int] = {"": -1}
+        powers: dict[str, int] = {"": -1}
         nodes = topology.nodes
         return cls(
             gpu_model=np.array([models.setdefault(node.gpu_model, len(models) - 1) for node in nodes], np.int32),
@@ -34,6 +37,7 @@ class Inventory:
             cpus=_known([node.cpus for node in nodes]),
             host_memory_gib=_known([node.host_memory_gib for node in nodes]),
             row={node.name: row for row, node in enumerate(nodes)},
+            power=np.array([powers.setdefault(node.power_domain, len(powers) - 1) for node in nodes], np.int32),
         )
 
 

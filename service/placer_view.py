@@ -167,6 +167,8 @@ def topology_of(board: Board, generation: int) -> Topology:
         np.nan_to_num(board.array(f"node.{name}"), nan=0).tolist()
         for name in ("gpus", "gpu_model", "gpu_memory_gib", "cpus", "host_memory_gib", "pool")
     ]
+    powers = (*(board.names("names.power") if "names.power" in board else ()), "")  # the last is of -1
+    power = board.array("node.domain.power").tolist() if len(powers) > 1 else [-1] * len(columns[0])
     lists: dict[Level, list[int]] = {level: domain[level].tolist() for level in DOMAIN_LEVELS}
     specs = [
         NodeSpec(
@@ -178,6 +180,7 @@ def topology_of(board: Board, generation: int) -> Topology:
             host_memory_gib=host,
             pool=pools[pool] if 0 <= pool < len(pools) else "default",
             domains=_domains(row, lists, names),
+            power_domain=powers[power[row]],
         )
         for row, (name, gpus, model, memory, cpus, host, pool) in enumerate(
             zip(board.names("names.node"), *columns, strict=True)
