@@ -18,6 +18,7 @@ from training.data_folders import read_table
 from training.fit_hazard import fit_horizon
 from training.results import Results, Row
 from training.risk_metrics import METRICS, NodeDays, Ranked, with_intervals
+from training.risk_runs import judge_runs
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -91,6 +92,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
             results.skipped.append(f"{dataset}: {found}")
         else:
             judge_set(results, found, seed, say)
+    judge_runs(results, test, seed, say)
     return results
 
 

@@ -1,0 +1,162 @@
+"""Node risk on simulated telemetry: how well the next hour's probability ranks nodes, and how early it warns.
+
+Every run is replayed through the code that serves. A row is a node and a minute in which no fault of it is active; the
+label says whether one begins within the hour. What a run's faults had for precursors stands in its truth, so each
+number is told for the faults that had one, for those that had none, and for all; runs drawn with other shares of
+precursors are further sets. Benign look-alikes are no faults. Nothing is fitted here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.extract import extract
+from fleet.samples import EntityKind, SampleBatch
+from models.score import score_fleet, score_local
+from models.scores import RISK_HORIZONS_S
+from training.dataset import Observer
+from training.fault_runs import FaultRun, FaultTruth, Round, read_fault_runs
+from training.results import Results, Row
+from training.risk_metrics import NodeDays, Ranked, with_intervals
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+HORIZON_MS = 1000 * RISK_HORIZONS_S[0]
+EVERY_MS = 60_000
+BLOCK_MS = 600_000  # of moments that the bootstrap draws together, a few in a row
+ALARM_SHARE = 0.01  # of the moments before no fault that may be above the alarm
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """m moments of n nodes. p: (m, n) the likeliest kind within the hour; signs: (m, n) any evidence at all."""
+
+    time_ms: NDArray[np.int64]
+    p: Array
+    signs: NDArray[np.bool_]
+
+
+def judge_runs(results: Results, test: Path, seed: int, say: Say) -> None:
+    """Rows of every run with faults that lies in the folder."""
+    for run in read_fault_runs(test):
+        dataset = run.folder.relative_to(test).as_posix()
+        faults = tuple(fault for fault in run.truth if not fault.benign)
+        if not faults:
+            results.skipped.append(f"{dataset}: it has no faults")
+            continue
+        say(f"{dataset}: replaying {run.nodes} nodes, {len(faults)} faults")
+        judge_run(results, dataset, watch(run), run.topology.names, faults, seed)
+
+
+def watch(run: FaultRun) -> Watched:
+    """The scores that a service would have given, a row a minute."""
+    observer = Observer(run.topology, run.interval_s)
+    times: list[int] = []
+    p: list[Array] = []
+    signs: list[NDArray[np.bool_]] = []
+    for moment in run.rounds(observer.entities):
+        values, reasons = _scored(observer, moment)
+        if not times or moment.time_ms - times[-1] >= EVERY_MS:
+            times.append(moment.time_ms)
+            p.append(np.nan_to_num(values))
+            signs.append(np.isin(np.arange(run.nodes), reasons))
+    return Watched(np.array(times, np.int64), np.array(p), np.array(signs))
+
+
+def _scored(observer: Observer, moment: Round) -> tuple[Array, list[int]]:
+    """(n,) the likeliest kind within the hour, and the nodes that anything speaks against."""
+    for event in moment.events:
+        observer.jobs.apply(event)
+    batches: dict[EntityKind, list[SampleBatch]] = {}
+    for batch in moment.batches:
+        batches.setdefault(batch.kind, []).append(batch)
+    for parts in batches.values():
+        observer.store.write(SampleBatch.concat(parts), moment.time_ms)
+    now_ms, topology = moment.time_ms, observer.topology
+    frames = extract(observer.store, now_ms, topology.generation)
+    local = score_local(frames, observer.entities, topology, observer.memory, now_ms)
+    risk = score_fleet([local], observer.jobs.running(), observer.nodes.nodes, topology, now_ms, observer.memory).risk
+    return risk.values[:, 0].max(axis=0), list(risk.reasons)
+
+
+def judge_run(
+    results: Results, dataset: str, seen: Watched, names: tuple[str, ...], faults: tuple[FaultTruth, ...], seed: int
+) -> None:
+    """AUROC, AP and warning of one run, for all faults and by whether they had a precursor."""
+    row = {name: at for at, name in enumerate(names)}
+    active, before = _marks(seen, row, faults)
+    alarm = float(np.quantile(seen.p[~active & ~before], 1 - ALARM_SHARE)) if (~active & ~before).any() else 1.0
+    groups = {
+        "all": faults,
+        "with precursor": tuple(fault for fault in faults if fault.precursor),
+        "without precursor": tuple(fault for fault in faults if not fault.precursor),
+    }
+    share = len(groups["with precursor"]) / len(faults)
+    results.rows.append(_row(dataset, "all", "truth", "precursor_share", share, None, None, len(faults)))
+    for series, own in groups.items():
+        if not own:
+            continue
+        labels = _marks(seen, row, own)[1]
+        counted = ~active & (labels | ~before)  # other faults' hours are neither
+        _rank(results, dataset, series, seen, counted, labels, seed)
+        leads = np.array([_lead_s(seen, row[fault.node], active, fault, alarm) for fault in own])
+        warned = leads[leads > 0]
+        results.rows.append(_row(dataset, series, "ours", "warned_share", len(warned) / len(own), None, None, len(own)))
+        if len(warned):
+            low, middle, high = np.quantile(warned, (0.1, 0.5, 0.9)).tolist()
+            results.rows.append(_row(dataset, series, "ours", "lead_s", middle, low, high, len(warned)))
+
+
+def _rank(
+    results: Results,
+    dataset: str,
+    series: str,
+    seen: Watched,
+    counted: NDArray[np.bool_],
+    labels: NDArray[np.bool_],
+    seed: int,
+) -> None:
+    block = ((seen.time_ms - seen.time_ms[0]) // BLOCK_MS)[:, None] + np.zeros(labels.shape[1], np.int64)
+    rows = NodeDays(block[counted], labels[counted], int(block.max()) + 1)
+    for method, score in (("ours", seen.p), ("any_signal", seen.signs.astype(np.float64))):
+        found = with_intervals(Ranked(rows, score[counted]), rows.days, seed)
+        for metric in ("auroc", "ap"):
+            if metric in found:
+                results.rows.append(_row(dataset, series, method, metric, *found[metric], int(rows.labels.sum())))
+
+
+def _marks(
+    seen: Watched, row: dict[str, int], faults: tuple[FaultTruth, ...]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(m, n) a fault is active; (m, n) one begins within the hour."""
+    active, before = np.zeros(seen.p.shape, bool), np.zeros(seen.p.shape, bool)
+    for fault in faults:
+        lasts = np.ones(len(seen.time_ms), bool) if fault.end_ms is None else seen.time_ms < fault.end_ms
+        active[:, row[fault.node]] |= (seen.time_ms >= fault.start_ms) & lasts
+        comes = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS)
+        before[:, row[fault.node]] |= comes
+    return active, before
+
+
+def _lead_s(seen: Watched, node: int, active: NDArray[np.bool_], fault: FaultTruth, alarm: float) -> float:
+    """Seconds from the first alarm of the hour before a fault to it; 0 where there was none."""
+    hour = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS) & ~active[:, node]
+    at = np.flatnonzero(hour & (seen.p[:, node] > alarm))
+    return float(fault.start_ms - seen.time_ms[at[0]]) / 1000 if len(at) else 0.0
+
+
+def _row(
+    dataset: str,
+    series: str,
+    method: str,
+    metric: str,
+    value: float,
+    low: float | None,
+    high: float | None,
+    n: int,
+) -> Row:
+    return Row(dataset, "simulated fault", series, HORIZON_MS // 1000, method, "", metric, value, low, high, n)
