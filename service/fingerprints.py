@@ -2,8 +2,8 @@
 
     loop   copies what the rings hold of these jobs      thread   periods, phases, use      loop   publish
 
-A pass copies at most MOST_JOBS jobs and works on them for BUDGET_WALL_S at most; the rest is next. Load peaks are summed
-over all jobs that were looked at. What was seen of evaluations is kept here and begins anew with the process.
+A pass copies at most MOST_JOBS jobs and works on them for BUDGET_WALL_S at most; the rest is next. Load peaks are
+summed over all jobs that were looked at. What was seen of evaluations is kept here and begins anew with the process.
 """
 
 import asyncio

@@ -34,10 +34,9 @@ def world() -> FleetState:
     for node in ("n1", "n2"):
         for gpu in range(8):
             entities.of_node(EntityKind.GPU, node, gpu)
-    about = {"gpus": 8, "gpu_model": "NVIDIA H100 80GB HBM3", "domains": {Level.RACK: "r1"}}
-    topology = Topology.build([NodeSpec(name, **about) for name in ("n1", "n2")])  # type: ignore[arg-type]
-        [NodeSpec(name, gpus=8, gpu_model="NVIDIA H100 80GB HBM3", domains={Level.RACK: "r1"}) for name in ("n1", "n2")]
-    )
+    racks = {Level.RACK: "r1"}
+    nodes = [NodeSpec(name, gpus=8, gpu_model="NVIDIA H100 80GB HBM3", domains=racks) for name in ("n1", "n2")]
+    topology = Topology.build(nodes)
     return FleetState(entities, WindowStore(entities, interval_s=INTERVAL_S), topology)
 
 
