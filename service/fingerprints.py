@@ -26,10 +26,10 @@ from service.publish import encode
 from service.state import FleetState
 from service.thread_work import in_thread
 
-PERIOD_S = 15.0
+PERIOD_S = 5.0
 SHORTEST_PAUSE_WALL_S = 0.5
-MOST_JOBS = 40
-MOST_GPUS = 20_000  # readings of so many GPUs are copied a pass
+MOST_JOBS = 10
+MOST_GPUS = 4000  # readings of so many GPUs are copied a pass
 BUDGET_WALL_S = 0.25
 EVALUATIONS_KEPT = 17
 

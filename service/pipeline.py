@@ -6,7 +6,7 @@ Everything that writes state runs in one event loop with no await in between, so
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     demand (every minute)      forecasts, in a thread on copied series
     runs (every ten seconds)   run times of new jobs and what is left of running ones, in a thread
-    fingerprints (every 15 s)  what some of the running jobs look like, in a thread on copied windows
+    fingerprints (every 5 s)   what some of the running jobs look like, in a thread on copied windows
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
     archive                    what was taken is in files before a snapshot says so (service.history)
 
