@@ -10,8 +10,8 @@ STALE_MS = 600_000
 GIB = 2.0**30
 
 
-def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float]]:
-    """GPU (`node/index`) -> instance id -> GiB of memory (NaN: not told), of those heard of in the last ten minutes."""
+def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float | None]]:
+    """GPU (`node/index`) -> instance id -> GiB (None: not told), of those heard of in the last ten minutes."""
     if INSTANCE not in store.rings and not len(store.entities[INSTANCE]):
         return {}
     ring = store.ring(INSTANCE)
@@ -21,8 +21,9 @@ def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float]
         for name in ("fb_used_bytes", "fb_free_bytes", "fb_total_bytes")
     )
     memory_gib = np.where(total > 0, total, used + free) / GIB
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float | None]] = {}
     for row in np.flatnonzero(heard_ms >= now_ms - STALE_MS).tolist():
         gpu, _, instance = store.entities[INSTANCE].names[row].rpartition("/")
-        found.setdefault(gpu, {})[instance] = float(memory_gib[row])
+        gib = float(memory_gib[row])
+        found.setdefault(gpu, {})[instance] = round(gib, 2) if np.isfinite(gib) else None
     return found

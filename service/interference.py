@@ -31,7 +31,8 @@ SECTION = "doc.interference"
 JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alone")
 ALONE = (*LOADS, "step_s", "communication")
 LEARN_MS = 60_000
-READ = (("sm_active", "gpu_util"), ("dram_active", "mem_copy_util"))  # the first that is known
+READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
+FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
 NOBODY: Keys = (0, 0)
 UNKNOWN = (math.nan,) * len(LOADS)
 QUANTILE = 0.1
@@ -101,7 +102,7 @@ class Sharing:
         self._learnt_ms = -LEARN_MS
         self._document = encode({})
 
-    def sections(self, tick: Tick, mig: Mapping[str, Mapping[str, float]]) -> list[Section]:
+    def sections(self, tick: Tick, mig: Mapping[str, Mapping[str, float | None]]) -> list[Section]:
         """What jobs that share hardware do to each other, and what isolations rest on. mig: GPU -> instance -> GiB."""
         keys = self.co_runs.keys_of([*tick.running, *tick.queued])
         self.co_runs.see(tick.running, keys, mig, loads_of(tick), tick.now_ms)
@@ -153,19 +154,13 @@ def loads_of(tick: Tick) -> Array:
     seen = (tick.occupancy.holder >= 0) & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(tick.gpu.values))
     number, rows = tick.occupancy.holder[seen], tick.gpu_rows[seen]
     for column, names in enumerate(READ):
-        first, other = (_lately(tick, name)[rows] for name in names)
+        first, other = (tick.gpu.column(name)[rows].astype(np.float64) for name in names)
         found[:, column] = _mean(number, np.where(np.isfinite(first), first, other), len(found))
     used, free = (tick.gpu.column(name)[rows].astype(np.float64) for name in ("fb_used_bytes", "fb_free_bytes"))
     total = used + free
     share = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
     found[:, 2] = _mean(number, share, len(found))
     return found
-
-
-def _lately(tick: Tick, name: str) -> Array:
-    assert tick.gpu is not None
-    mean = f"{name}_mean_2m"
-    return tick.gpu.column(mean if mean in tick.gpu.names else name).astype(np.float64)
 
 
 def _mean(number: NDArray[np.int32], values: Array, length: int) -> Array:

@@ -67,7 +67,7 @@ class Sight(msgspec.Struct):
     holders: list[str]
 
 
-def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float]]) -> list[Section]:
+def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float | None]]) -> list[Section]:
     """Readings of every GPU and what shares it."""
     rows = tick.gpu_rows
     values = np.full((*rows.shape, len(OBSERVED)), np.nan, np.float32)
@@ -79,14 +79,10 @@ def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float]]) -> li
     if tick.node is not None and len(tick.node.values):
         both = tick.node.column("net_rx_bytes") + tick.node.column("net_tx_bytes")
         network[: len(both)] = both[: len(network)]
-    told = {
-        gpu: {name: round(gib, 2) if math.isfinite(gib) else None for name, gib in found.items()}
-        for gpu, found in mig.items()
-    }
     data: dict[str, NDArray[Any] | bytes] = {
         READINGS: values,
         NETWORK: network,
-        DOCUMENT: encode(Seen(told, holders_of(tick.running))),
+        DOCUMENT: encode({"mig": mig, "holders": holders_of(tick.running)}),
     }
     return [Section(name, part, tick.now_ms) for name, part in data.items()]
 

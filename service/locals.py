@@ -25,10 +25,12 @@ from models.signals import Signals
 from service.board import Board, Section
 from service.documents import READINGS
 from service.host_answers import HOST
+from service.interference import FEATURES
+from service.isolation import OBSERVED
 from service.publish import Given, encode
 
 SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metrics show
-    EntityKind.GPU: ("silent_s", *READINGS, "fb_used_bytes"),
+    EntityKind.GPU: tuple(dict.fromkeys(("silent_s", *READINGS, "fb_used_bytes", *FEATURES, *OBSERVED))),
     EntityKind.NODE: ("scrape_up", "age_s", *HOST.values()),
 }
 SIGNAL_COLUMNS = ("node", "value", "usual", "strength", "since_ms", "firm")
@@ -42,6 +44,7 @@ class About(msgspec.Struct):
     models: dict[str, str] = {}
     ingestion: dict[str, Any] = {}
     served: list[ServedInstance] = []
+    mig: dict[str, dict[str, float | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)

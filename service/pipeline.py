@@ -300,7 +300,9 @@ class Pipeline:
             local = replace(local, own=self._own_rows.own()[: len(local.nodes)])
         if self.siblings is None:
             ingestion = documents["doc.ingestion"]
-            about = About(self.share.instance, self.share.instances, self._models, ingestion, list(given.served))
+            about = About(
+                self.share.instance, self.share.instances, self._models, ingestion, list(given.served), dict(given.mig)
+            )
             return local_sections(local, given, about)
         given, locals = self.siblings.join(given, local)
         fleet = score_fleet(locals, told.running, told.nodes, topology, now_ms, self.memory, self.fit)

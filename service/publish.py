@@ -47,7 +47,7 @@ class Given:
     told: Told
     interval_s: float
     served: Sequence[ServedInstance] = ()
-    mig: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # GPU -> MIG instance -> GiB
+    mig: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # GPU -> MIG instance -> GiB
     told_runs: Mapping[Attempt, ToldRun] = field(default_factory=dict)
 
 

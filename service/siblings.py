@@ -126,7 +126,8 @@ class Siblings:
         gpu, gpu_rows = _joined_gpus(given, reports, rows)
         frames = Frames(gpu, given.frames.port, _joined_nodes(given, reports, rows))
         served = [*given.served, *(one for report in reports for one in report.about.served)]
-        return replace(given, frames=frames, gpu_rows=gpu_rows, served=served), [
+        mig = {**given.mig, **{gpu: found for report in reports for gpu, found in report.about.mig.items()}}
+        return replace(given, frames=frames, gpu_rows=gpu_rows, served=served, mig=mig), [
             local,
             *(report.local for report in reports),
         ]
