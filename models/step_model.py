@@ -5,10 +5,10 @@ the steps of a job do not tell both, or their times do not follow them, there is
 """
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from fleet.events import Step
 
@@ -54,11 +54,25 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
     usual = np.abs(duration - np.median(duration)) <= 10 * (np.median(np.abs(duration - np.median(duration))) + 1e-9)
     scale = work.mean(axis=0)
     table = np.column_stack((work / scale, np.ones(len(work))))
-    cost, _ = nnls(table[usual], duration[usual])
+    cost = _without_negatives(table[usual], duration[usual])
     left = duration[usual] - table[usual] @ cost
     if left.var() > (1 - EXPLAINED) * duration[usual].var():
         return None
     return StepModel(float(cost[0] / scale[0]), float(cost[1] / scale[1]), float(cost[2]))
+
+
+def _without_negatives(table: Array, seconds: Array) -> Array:
+    """(column,) least squares with no cost below 0: the best of all choices of columns, which are few."""
+    columns = table.shape[1]
+    best, least = np.zeros(columns), float((seconds**2).sum())
+    for count in range(1, columns + 1):
+        for chosen in combinations(range(columns), count):
+            cost = np.linalg.lstsq(table[:, chosen], seconds, rcond=None)[0]
+            left = float(((seconds - table[:, chosen] @ cost) ** 2).sum())
+            if (cost >= 0).all() and left < least:
+                best, least = np.zeros(columns), left
+                best[list(chosen)] = cost
+    return best
 
 
 def explained(steps: list[Step], duration: Array, last: int) -> Array | None:
