@@ -10,6 +10,7 @@ Array = NDArray[np.float64]
 
 ETA_FLOOR = 0.01
 SIZE_RATE = 0.01
+FAR, FEW_SEEN = 100.0, 20  # after so many outcomes one counts as at most FAR times the size (or one unit)
 HALF_TRUST = 30.0  # outcomes that do not overlap
 ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outcomes that do not overlap
 
@@ -69,6 +70,8 @@ class QuantileTracker:
         self.seen[step] += known
         rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
         off = np.abs(outcome - quantiles[0, quantiles.shape[1] // 2])
+        most = np.where(self.seen[step] > FEW_SEEN, FAR * np.maximum(self.size[step], 1.0), np.inf)
+        off = np.minimum(off, most)  # one absurd job must not widen every band for weeks
         self.size[step] += rate * (off - self.size[step])
         eta = self.eta(step) * self.size[step] * known
         hit = outcome <= quantiles + self.offset[:, :, step]

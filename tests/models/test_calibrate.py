@@ -31,3 +31,11 @@ def test_an_unknown_outcome_moves_nothing() -> None:
 def test_the_first_outcomes_are_believed_little() -> None:
     assert followed([5.0]).trust().max() < 0.05
     assert followed([5.0] * 300).trust().min() > 0.9
+
+
+def test_one_absurd_outcome_widens_little_and_a_new_size_is_learnt() -> None:
+    usual = [float(n % 7) for n in range(300)]
+    calm, shocked = followed(usual), followed([*usual, 1e9])
+    assert shocked.size.item() < 3 * calm.size.item()
+    assert np.abs(shocked.offset - calm.offset).max() < calm.size.item()
+    assert followed([*[0.0] * 300, *[5000.0] * 100]).size.item() > 1500
