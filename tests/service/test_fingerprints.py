@@ -72,7 +72,7 @@ def looked(state: FleetState) -> tuple[dict[str, Any], dict[str, Any]]:
     prints = Fingerprints(ManualClock(NOW_MS))
     for _ in state.jobs.running():  # a pass may end after the first one: its budget is wall time
         asyncio.run(prints.look(state))
-    body = {section.name: msgspec.json.decode(section.data) for section in prints.sections}
+    body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.sections}
     return body["doc.fingerprints"], {row["job"]: row for row in body["doc.utilisation"]}
 
 
@@ -137,7 +137,7 @@ def test_jobs_together_are_the_load_of_a_rack_and_of_a_store() -> None:
     prints = Fingerprints(ManualClock(NOW_MS))
     for _ in range(2):
         asyncio.run(prints.look(state))
-    body = {section.name: msgspec.json.decode(section.data) for section in prints.sections}
+    body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.sections}
     rows = {(row["domain_kind"], row["domain"]): row for row in body["doc.spikes"]}
     assert (rows["rack", "r1"]["p90"], rows["rack", "r1"]["jobs"]) == (1200.0, 2)
     assert rows["storage", "s3"]["p90"] == pytest.approx(2 * 10**11 / 50)
@@ -159,8 +159,10 @@ def test_a_few_jobs_a_pass_the_longest_unseen_first(monkeypatch: pytest.MonkeyPa
 
 
 def test_ranks_that_begin_one_checkpoint_begin_one() -> None:
-    edges = [Checkpoint(job="a", sequence=n, time_ms=t, edge=e) for n, (t, e) in enumerate(
-        [(0, "begin"), (5, "begin"), (9000, "end"), (9005, "end"), (60_000, "begin"), (70_000, "end")])]  # type: ignore[arg-type]  # fmt: skip
+    edges = [
+        Checkpoint(job="a", sequence=at, time_ms=at, edge="end" if at in (9000, 9005, 70_000) else "begin")
+        for at in (0, 5, 9000, 9005, 60_000, 70_000)
+    ]
     assert episodes(edges) == ([0, 60_000], [9.0, 10.0])
 
 
