@@ -44,7 +44,7 @@ class About(msgspec.Struct):
     models: dict[str, str] = {}
     ingestion: dict[str, Any] = {}
     served: list[ServedInstance] = []
-    mig: dict[str, dict[str, float | None]] = {}
+    mig: Mapping[str, Mapping[str, float | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)

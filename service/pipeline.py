@@ -301,7 +301,7 @@ class Pipeline:
         if self.siblings is None:
             ingestion = documents["doc.ingestion"]
             about = About(
-                self.share.instance, self.share.instances, self._models, ingestion, list(given.served), dict(given.mig)
+                self.share.instance, self.share.instances, self._models, ingestion, list(given.served), given.mig
             )
             return local_sections(local, given, about)
         given, locals = self.siblings.join(given, local)
