@@ -65,7 +65,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
         "similar": {
             "run_s": run.kind if run else None,
             "needs": likely.kind if likely else None,
-            "runs_seen": likely.runs if likely else 0,
+            "runs_seen": run.runs if run else 0,
         },
         "reasons": {name: why for name, why in missing.items() if why},
     }

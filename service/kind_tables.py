@@ -1,13 +1,15 @@
 """What is known of jobs by their kind, as board sections: written by the pipeline, read by api and placer.
 
     kinds.run          (k,) uint64 keys, sorted             kinds.run.run_s      (k, LEVELS) seconds from the start
+                                                            kinds.run.runs       (k,) ended runs
     kinds.peak         (k,) uint64 keys, sorted             kinds.peak.likely    (k, 3) GiB a GPU, W a GPU, runs seen
 
 A look-up is some hashes and bisections in the mapped file: nothing is decoded, no model is loaded, and it works while
-the pipeline is away. `features.similarity` makes the keys; the most telling kind that is known speaks.
+the pipeline is away. `features.similarity` makes the keys; the most telling kind that is known speaks,
+of run times the most telling one of which a run has ended.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,17 +22,19 @@ from service.board import Board, Section
 
 P50, P90, P99 = (LEVELS.index(level) for level in (0.5, 0.9, 0.99))
 RUN, PEAK = ("kinds.run", "kinds.run.run_s"), ("kinds.peak", "kinds.peak.likely")
+RUNS_SEEN = "kinds.run.runs"
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Quantiles of a run time at LEVELS, in seconds, who speaks (`kind`) and by which model."""
+    """Quantiles of a run time at LEVELS, in seconds, who speaks (`kind`), by which model, after how many runs."""
 
     run_s: tuple[float, ...]
     kind: Kind
     model: str
+    runs: int = 0
 
     @property
     def quantiles(self) -> dict[str, float]:
@@ -62,20 +66,23 @@ def table_sections(
 
 def run_time(board: Board, shape: JobShape) -> RunTime | None:
     """How long such a job should run, never longer than its limit; None while no job of any size is known."""
-    found = _row_of(board, RUN, kinds(shape))
-    if found is None:
+    found = list(_rows_of(board, RUN, kinds(shape)))
+    if not found:
         return None
-    kind, values = found
+    seen = board.array(RUNS_SEEN) if RUNS_SEEN in board else np.zeros(len(board.array(RUN[0])), np.uint32)
+    kind, at = next((row for row in found if seen[row[1]]), found[0])
+    values = board.array(RUN[1])[at]
     run_s = np.minimum(values, shape.limit_s) if shape.limit_s is not None else values
-    return RunTime(tuple(run_s.tolist()), kind, board.meta(RUN[1])["model"])
+    return RunTime(tuple(run_s.tolist()), kind, board.meta(RUN[1])["model"], int(seen[at]))
 
 
 def needs(board: Board, shape: JobShape) -> Needs | None:
     """What such a job should need of each GPU; None where telemetry saw no job like it."""
-    found = _row_of(board, PEAK, kinds(shape))
+    found = next(_rows_of(board, PEAK, kinds(shape)), None)
     if found is None:
         return None
-    kind, (memory_gib, power_w, runs) = found
+    kind, at = found
+    memory_gib, power_w, runs = board.array(PEAK[1])[at]
     return Needs(_known(memory_gib), _known(power_w), kind, int(runs))
 
 
@@ -83,14 +90,13 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _row_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> tuple[Kind, Array] | None:
-    """The row of the first kind that the table has; None without one, and without a table."""
+def _rows_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
+    """The rows of those kinds that the table has, the most telling first; none without a table."""
     try:
         keys, values = (board.array(name) for name in names)
     except KeyError:
-        return None
+        return
     for kind, key in wanted.items():
         at = int(np.searchsorted(keys, np.uint64(key)))
         if at < len(keys) and keys[at] == key and at < len(values):
-            return kind, values[at]
-    return None
+            yield kind, at

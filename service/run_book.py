@@ -106,6 +106,8 @@ class RunBook:
         self.tracker = RunTracker()
         self._shapes: dict[int, JobShape] = {}  # by kind, the one that was used longest ago first
         self._run_s: dict[int, Array] = {}
+        self._runs: dict[int, int] = {}  # ended ones of each kind that had some
+        self._bare: dict[int, None] = {}  # kinds without one, likewise
         self._due: dict[int, None] = {}
 
     def coverage(self) -> dict[str, float]:
@@ -154,15 +156,23 @@ class RunBook:
 
     # -- kinds
 
-    def touch(self, shape: JobShape) -> None:
-        """A job of this shape came or went: what is said of its kinds is to be made anew."""
+    def touch(self, shape: JobShape, *, is_over: bool = False) -> None:
+        """A job of this shape came or ended its run: what is said of its kinds is to be made anew.
+
+        Of too many kinds those without a run go first: nothing but submissions pushes out what is known of real ones.
+        """
         for kind, key in kinds(shape).items():
             before = self._shapes.pop(key, None)
             self._shapes[key] = _of_kind(shape, kind, before)
             self._due[key] = None
+            self._bare.pop(key, None)
+            if is_over:
+                self._runs[key] = self._runs.get(key, 0) + 1
+            elif key not in self._runs:
+                self._bare[key] = None
             if len(self._shapes) > MOST_KINDS:
-                oldest = next(iter(self._shapes))
-                for kept in (self._shapes, self._run_s, self._due):
+                oldest = next(iter(self._bare or self._shapes))
+                for kept in (self._shapes, self._run_s, self._due, self._runs, self._bare):
                     kept.pop(oldest, None)
 
     def due(self, most: int) -> list[tuple[int, JobShape]]:
@@ -176,11 +186,11 @@ class RunBook:
         """run_s: (kind, LEVELS)."""
         self._run_s.update((key, row) for key, row in zip(keys, run_s, strict=True) if key in self._shapes)
 
-    def table(self) -> tuple[NDArray[np.uint64], Array]:
-        """keys (k,), sorted, and run times (k, LEVELS) of the kinds of which something is known."""
+    def table(self) -> tuple[NDArray[np.uint64], Array, NDArray[np.uint32]]:
+        """keys (k,), sorted, run times (k, LEVELS) and ended runs (k,) of the kinds of which something is known."""
         known = sorted(key for key, row in self._run_s.items() if np.isfinite(row).all())
         values = np.array([self._run_s[key] for key in known], np.float32).reshape(-1, len(LEVELS))
-        return np.array(known, np.uint64), values
+        return np.array(known, np.uint64), values, np.array([self._runs.get(key, 0) for key in known], np.uint32)
 
     # -- snapshots
 
@@ -196,7 +206,7 @@ class RunBook:
             ],
             "outcomes": list(self.outcomes),
             "tracker": self.tracker.dump(),
-            "kinds": [[key, _columns(shape)] for key, shape in self._shapes.items()],
+            "kinds": [[key, _columns(shape), self._runs.get(key, 0)] for key, shape in self._shapes.items()],
             "due": list(self._due),
         }
         none = np.full(len(LEVELS), np.nan, np.float32)
@@ -212,7 +222,9 @@ class RunBook:
         """The inverse of `dump`, into an empty one. What another version told is told anew, and not scored."""
         if arrays["kinds.run_s"].shape[1] != len(LEVELS):
             return
-        self._shapes = {key: JobShape(*shape) for key, shape in about["kinds"]}
+        self._shapes = {key: JobShape(*shape) for key, shape, *_ in about["kinds"]}
+        self._runs = {key: runs for key, _, *counted in about["kinds"] for runs in counted if runs}
+        self._bare = dict.fromkeys(key for key in self._shapes if key not in self._runs)
         self._run_s = dict(zip(self._shapes, arrays["kinds.run_s"].copy(), strict=True))
         self._due = dict.fromkeys(key for key in about["due"] if key in self._shapes)
         if about.get("version") != VERSION:

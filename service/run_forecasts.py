@@ -26,7 +26,7 @@ from models.remaining import beyond
 from models.run_tracker import RunTracker
 from service.board import Section
 from service.exposition import Page
-from service.kind_tables import PEAK, RUN, table_sections
+from service.kind_tables import PEAK, RUN, RUNS_SEEN, table_sections
 from service.publish import ENDED_KEPT_MS, Tick
 from service.run_book import Attempt, RunBook, ToldRun, told_run, with_left
 from service.run_model import BASELINE, ServedRunModel
@@ -130,8 +130,10 @@ class RunForecasts:
 
     def _table(self, now_ms: int) -> list[Section]:
         """What is known by kind; none before anything is."""
-        keys, run_s = self.book.table()
-        return table_sections(RUN, keys, run_s, now_ms, self.book.model) if len(keys) else []
+        keys, run_s, runs = self.book.table()
+        if not len(keys):
+            return []
+        return [*table_sections(RUN, keys, run_s, now_ms, self.book.model), Section(RUNS_SEEN, runs, now_ms)]
 
     def _kept(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, ToldRun]:
         """What was told, without what is long over."""
@@ -160,7 +162,7 @@ class RunForecasts:
         Of what came late and ended long ago nothing need be told.
         """
         key = (run.job, run.attempt)
-        self.book.touch(run.shape)
+        self.book.touch(run.shape, is_over=True)
         told, in_time = self.book.told.get(key), self._in_time(run.shape)
         if told is not None:
             self._score(told, run)

@@ -12,7 +12,7 @@ class RunQuantiles(msgspec.Struct):
 
 
 class Similar(msgspec.Struct):
-    """By which kind of job it was told; `runs_seen`: finished jobs of that kind that telemetry saw."""
+    """By which kind of job it was told; `runs_seen`: ended runs of the kind behind `run_s`."""
 
     run_s: str | None
     needs: str | None

@@ -13,9 +13,9 @@ from features.similarity import kinds
 from fleet.clock import ManualClock
 from fleet.requests import PlacementRequest
 from service.api import create_app
-from service.board import BoardWriter
+from service.board import BoardWriter, Section
 from service.estimates import NO_READINGS, NO_RUNS, Start, sentence, shape_of_request, span
-from service.kind_tables import PEAK, RUN, RunTime, table_sections
+from service.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, table_sections
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, job_row, running, sections
 
 REQUEST = {"request_id": "train-7", "user": "ada", "queue": "train", "gang": 2, "gpus_per_node": 8}
@@ -36,6 +36,7 @@ def tables(memory_gib: float = 71.26, power_w: float = 590.4) -> list[Any]:
     keys = np.array([key], np.uint64)
     return [
         *table_sections(RUN, keys, np.array([RUN_S], np.float32), NOW_MS, "duration-0003"),
+        Section(RUNS_SEEN, np.array([40], np.uint32), NOW_MS),
         *table_sections(PEAK, keys, np.array([[memory_gib, power_w, 12]], np.float32), NOW_MS),
     ]
 
@@ -72,7 +73,7 @@ def test_an_estimate_tells_run_time_needs_and_start(tmp_path: Path, placer: Fake
         "constraint": "topology",
         "sentence": f"{START['sentence']}. It should run 1 h 30 min (p90 8 h 37 min).",
         "model": "duration-0003",
-        "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 12},
+        "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 40},
         "reasons": {},
     }
     method, path, body = placer.asked[0]

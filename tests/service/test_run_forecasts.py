@@ -215,6 +215,36 @@ def test_a_kind_is_not_capped_by_the_limit_of_its_newest_job(tmp_path: Path) -> 
     assert usual[kinds(JobShape())["all jobs"]] == pytest.approx(36_000 * (60 / 36_000) ** 0.1)
 
 
+def test_submissions_without_a_run_do_not_push_out_what_is_known_of_kinds_with_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.run_book.MOST_KINDS", 8)
+    ada, book = JobShape(user="ada", name="train-5", queue="train", gpus=2), RunBook()
+    book.touch(ada)
+    book.touch(ada, is_over=True)
+    for number in range(50):
+        book.touch(JobShape(user=f"u{number}", name="flood", queue="train", gpus=2))
+    known = {key for key, _ in book.due(99)}
+    assert len(known) == 8
+    assert set(kinds(ada).values()) < known
+    book.say([*kinds(ada).values()], np.ones((7, len(LEVELS)), np.float32))
+    again = RunBook()
+    again.load(*book.dump())
+    assert again.table()[2].tolist() == [1] * 7
+    for number in range(3):
+        again.touch(JobShape(user=f"v{number}"), is_over=True)  # of those with a run the one of longest ago goes
+    assert len(again.due(99)) == 8
+
+
+def test_a_kind_of_which_no_run_has_ended_leaves_the_word_to_one_that_has_some(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    pipeline.take(batch(*past(), came("other-1", NOW_MS)))
+    tick(pipeline)
+    known = run_time(board_of(tmp_path), JobShape(user="ada", name="other-1", queue="train", gpus=2))
+    assert known is not None
+    assert (known.kind, known.runs) == ("user and GPUs", len(past()) // 3)
+
+
 def test_what_came_of_run_times_stands_beside_the_card_of_the_version_that_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
