@@ -115,6 +115,7 @@ class DemandDesk:
         self._shadows = tuple(shadow.name for shadow in shadows)
         self._contests: dict[tuple[str, str], Contest] = {}  # target, which
         self._series: dict[tuple[Whose, str], Series] = {}
+        self._versions: dict[str, str] = {}  # forecaster -> the version that its record is of
         self._now_ms = 0
         self._behind = 0  # contests with more history to test than the last call did
         self._tests = 0  # of history for each of them in this call
@@ -219,8 +220,11 @@ class DemandDesk:
             series.old = now_ms - OLD_MS, _points(old, now_ms - OLD_MS, BIN_HORIZONS_S, OLD_FAN)
         series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
 
-    def forget(self, name: str) -> None:
-        """A forecaster is another one from now on: as if the one before had said what persistence said."""
+    def use(self, name: str, version: str) -> None:
+        """A forecaster is this version from now on; of another one it is as if it had said what persistence said."""
+        if self._versions.get(name, "") == version:
+            return
+        self._versions[name] = version
         for (_, which), contest in self._contests.items():
             if any(forecaster.name == name for forecaster in self._forecasters[which]):
                 contest.forget(name)
@@ -264,10 +268,11 @@ class DemandDesk:
             for (whose, target), series in self._series.items()
             if series.issued
         ]
-        return {"contests": contests, "issued": issued}, arrays
+        return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
         """The inverse of `dump`, into this desk. What gates lack there is tested again, from the histories."""
+        self._versions = dict(about.get("versions", {}))
         for row in about.get("issued", ()):
             whose = Whose(row["pool"], row.get("class_", EVERYTHING), row.get("group", EVERYTHING))
             issued = [(int(issued_ms), points) for issued_ms, points in row["rows"]]

@@ -106,7 +106,7 @@ class DemandForecasts:
     ) -> None:
         for trees in (self._trees, self._shadow):
             if trees is not None and trees.refresh():
-                self._desk.forget(trees.name)
+                self._desk.use(trees.name, trees.version)
         rows = self._desk.update(histories, now_ms)
         cold = cold_starts(records)
         for row in rows:

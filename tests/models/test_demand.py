@@ -230,5 +230,16 @@ def test_a_challenger_of_the_operator_serves_when_it_wins_and_a_shadow_only_look
     loss, scored = desk.losses()["queued"]["period_97"]
     assert loss < 0.5
     assert scored > 100
-    desk.forget("period_97")
-    assert desk.losses()["queued"]["period_97"][0] == 1.0
+
+
+def test_a_restart_keeps_the_record_of_the_same_version_and_another_begins_anew():
+    history = np.tile(np.random.default_rng(2).uniform(100, 900, 97), 20)
+    before, again = (DemandDesk(shadows=[Period97()]) for _ in range(2))
+    before.use("period_97", "demand-0001")
+    rows_of(history, target="queued", desk=before)
+    about, arrays = before.dump()
+    again.load(json.loads(json.dumps(about)), arrays)
+    again.use("period_97", "demand-0001")
+    assert again.losses()["queued"]["period_97"][0] < 0.5
+    again.use("period_97", "demand-0002")
+    assert again.losses()["queued"]["period_97"][0] == 1.0
