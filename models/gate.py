@@ -179,13 +179,16 @@ class Gate:
         return {name: (float(scaled[at].sum() / n) if n else 1.0, n) for at, name in enumerate(self.names)}
 
     def forget(self, name: str) -> None:
-        """A forecaster is another one from now on: as if the one before had said what persistence said."""
-        self._standing[self.names.index(name)] = self._standing[0]
-        for at in (self.names.index(name), self.names.index(MEAN)):
-            self._losses[:, at] = self._losses[:, 0]
-            self.tracker.offset[at] = self.tracker.offset[0]
-            for row in (row for rows in self._pending.values() for row in rows):
-                row.raw[at] = row.raw[0]
+        """A forecaster is another one from now on: as if the one before had said what persistence said.
+
+        The mean keeps its record: its weights follow outcomes whoever forecasts.
+        """
+        at = self.names.index(name)
+        self._standing[at] = self._standing[0]
+        self._losses[:, at] = self._losses[:, 0]
+        self.tracker.offset[at] = self.tracker.offset[0]
+        for row in (row for rows in self._pending.values() for row in rows):
+            row.raw[at] = row.raw[0]
         self._choose()
 
     def _candidates(self, raw: Array) -> Array:

@@ -40,7 +40,10 @@ def test_who_wins_serves_and_a_shadow_that_wins_does_not() -> None:
 def test_a_replaced_forecaster_has_no_record() -> None:
     gate = Gate(["persistence", "oracle"], [3], ["s"])
     run(gate)
+    mean = gate.losses()["mean"]
     gate.forget("oracle")
     assert gate.losses()["oracle"] == gate.losses()["persistence"]
+    assert gate.losses()["mean"] == mean
+    assert mean[0] < 0.5
     raw = np.zeros((2, len(QUANTILES), 1, 1))
-    assert gate.serve(raw).model.tolist() == [["persistence"]]
+    assert gate.serve(raw).model.tolist() == [["mean"]]
