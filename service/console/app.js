@@ -137,7 +137,7 @@ feed.add({
   apply: (body) => drawer.update(object(body), { nowMs: clock.nowMs(), risk: seen.of(text(object(body).node)), jobs: state.jobs }),
   failed: (error) => drawer.failed(error),
 });
-feed.add({ name: "queue", everyMs: 1900, path: () => "/queue", apply: (body) => queue.update(body, clock.nowMs()), failed: note("queue-foot") });
+feed.add({ name: "queue", everyMs: 1900, path: () => "/queue", apply: (body) => queue.update(body, clock.nowMs(), state.header), failed: note("queue-foot") });
 feed.add({
   name: "placements",
   everyMs: 1900,

@@ -17,6 +17,7 @@ import {
   percent,
   rows,
   sentence,
+  span,
   text,
   whole,
 } from "./format.js";
@@ -64,14 +65,17 @@ export function look(ranking, horizonS, open) {
   say(byId("look-detail"), sentence(first.reason) || advice(first.action, ""));
 }
 
-/** Hours ahead at which a path first is at or below the line, interpolated; null when it is not. */
+/** The two horizons [after, by] between which a path first comes to the line or below it; null when it does not. */
 function firstBelow(path, limit) {
-  for (let at = 1; at < path.length; at++) {
-    const [t0, v0] = path[at - 1];
-    const [t1, v1] = path[at];
-    if (v1 <= limit) return v0 <= limit ? t1 : t0 + ((v0 - limit) / (v0 - v1)) * (t1 - t0);
-  }
-  return null;
+  const at = path.findIndex(([, value], index) => index > 0 && value <= limit);
+  return at < 0 ? null : [path[at - 1][0], path[at][0]];
+}
+
+/** "In 30–60 min": no finer than the horizons, between which nothing is forecast. */
+function between([after, by], nowMs) {
+  const [soon, late] = [Math.max(0, (after - nowMs) / 1000), (by - nowMs) / 1000];
+  if (late <= 600) return "Any moment";
+  return soon === 0 ? `Within ${duration(late)}` : `In ${span(soon, late)}`;
 }
 
 /** When demand (running plus queued) will fit in what is in service. `series`: the "wanted" forecast of all pools. */
@@ -96,9 +100,9 @@ export function room(header, series, nowMs) {
     const at = firstBelow(path, capacity);
     const early = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.05)], capacity);
     const late = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.95)], capacity);
-    say(line, at === null ? `${early === null ? "Not" : "Perhaps not"} in ${within}` : at <= nowMs + 600_000 ? "Any moment" : `In about ${duration((at - nowMs) / 1000)}, near ${clockTime(at, nowMs)}`);
-    const opens = late === null ? `after ${clockTime(ends, nowMs)}` : clockTime(late, nowMs);
-    const range = `It opens between ${clockTime(Math.max(early ?? nowMs, nowMs), nowMs)} and ${opens} (90 %).`;
+    say(line, at === null ? `${early === null ? "Not" : "Perhaps not"} in ${within}` : between(at, nowMs));
+    const opens = late === null ? `after ${clockTime(ends, nowMs)}` : clockTime(late[1], nowMs);
+    const range = `It opens between ${clockTime(Math.max(early?.[0] ?? nowMs, nowMs), nowMs)} and ${opens} (90 %, to the horizons of the forecast).`;
     say(detail, `${whole(queued)} GPUs wait, ${whole(free)} are free. ${early === null ? "Demand stays above what is in service, even at its 5 % quantile." : range}`);
     return;
   }

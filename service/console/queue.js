@@ -23,6 +23,13 @@ export function start(startMs, nowMs) {
   return late < 60 ? { line: "any moment", times } : { line: `in ${span(soon, late)}`, times };
 }
 
+/** Nobody in this queue; jobs of Slurm or Kubernetes may wait in theirs. */
+function nobody(header) {
+  const jobs = num(header.queued_jobs) ?? 0;
+  if (jobs === 0) return "Nobody waits.";
+  return `Nobody waits in this engine's queue; ${count(jobs, "job")} with ${count(num(header.queued_gpus) ?? 0, "GPU")} ${jobs === 1 ? "waits" : "wait"} in others.`;
+}
+
 export class Queue {
   constructor({ select }) {
     this.select = select;
@@ -36,15 +43,16 @@ export class Queue {
     if (this.body) this.update(this.body, this.nowMs);
   }
 
-  update(body, nowMs) {
-    Object.assign(this, { body, nowMs });
+  /** header: of the fleet; it counts jobs that wait by their events, too. */
+  update(body, nowMs, header = this.header) {
+    Object.assign(this, { body, nowMs, header });
     const waiting = unique(rows(object(body).rows).filter((row) => text(row.request_id) || text(row.job)), (row) => text(row.request_id) || text(row.job));
     const shown = this.all ? waiting : waiting.slice(0, SHOWN);
     const gpus = waiting.reduce((sum, row) => sum + (num(row.gang) ?? num(object(row.gang).desired) ?? 1) * (num(row.gpus_per_node) ?? 1), 0);
     say(byId("queue-sub"), waiting.length ? `${count(waiting.length, "job")}, ${whole(gpus)} GPUs` : "");
     keyed(this.root, shown, (row) => text(row.request_id) || text(row.job), () => this.make(), (item, row) => this.write(item, row, nowMs));
     const foot = byId("queue-foot");
-    if (waiting.length <= SHOWN) return say(foot, waiting.length ? "Start times are p50–p90." : "Nobody waits.");
+    if (waiting.length <= SHOWN) return say(foot, waiting.length ? "Start times are p50–p90." : nobody(object(header)));
     say(this.more, this.all ? "show fewer" : `show all ${waiting.length}`);
     if (!foot.contains(this.more)) foot.replaceChildren("Start times are p50–p90 · ", this.more);
   }

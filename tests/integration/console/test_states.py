@@ -14,6 +14,7 @@ from tests.service.console_scene import Scene
 pytestmark = pytest.mark.integration
 
 UPDATE_MS = 50  # of the main thread, for a new board of 10,000 nodes
+GPUS = {"total": 1064, "running": 1000, "free": 0}
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
 NAMELESS = """() => [...document.querySelectorAll('button, input, select, a')]
     .filter((control) => !(control.textContent.trim() || control.ariaLabel || control.labels?.length))
@@ -68,6 +69,26 @@ def test_an_empty_fleet_is_told_how_to_begin(open_console: Opener) -> None:
     expect(page.locator("#map")).to_contain_text("fleetcast run --scrape")
     expect(page.locator("#queue-foot")).to_have_text("Nobody waits.")
     expect(page.locator("#health")).to_have_text("No node yet")
+
+
+class Elsewhere(Scene):
+    """Slurm's own jobs wait, none in this engine's queue, and demand falls between two horizons that lie far apart."""
+
+    def fleet(self) -> dict[str, Any]:
+        return super().fleet() | {"queued_gpus": 1920, "queued_jobs": 15, "gpus": GPUS}
+
+
+def test_who_waits_elsewhere_is_said_and_no_minute_that_no_forecast_knows(open_console: Opener) -> None:
+    quantiles = (0.05, 0.5, 0.95)
+    issued_ms = Scene(drift=False).fleet()["as_of_ms"]
+    series = {"pool": "all", "class": "all", "target": "wanted", "now": 3000, "issued_ms": issued_ms}
+    series |= {"quantiles": quantiles, "horizons_s": [600, 3600, 7200], "values": [[2000, 900, 900]] * 3}
+    override = {"/v1/queue": {"rows": []}, "/v1/demand": {"as_of_ms": issued_ms, "series": [series]}}
+    page = open_console(Elsewhere(drift=False), override=override).page
+    waits = "Nobody waits in this engine's queue; 15 jobs with 1,920 GPUs wait in others."
+    expect(page.locator("#queue-foot")).to_have_text(waits)
+    expect(page.locator("#room")).to_have_text(re.compile(r"^In \d+–\d+\smin$"))
+    expect(page.locator("#room-detail")).to_contain_text("(90 %, to the horizons of the forecast)")
 
 
 def test_nodes_that_nobody_heard_of_are_not_called_healthy(open_console: Opener) -> None:
