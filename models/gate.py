@@ -311,11 +311,11 @@ class Gate:
             "size": tracker.size,
         }
 
-    def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `dump`. Other forecasters, steps or arrays: the gate begins anew. Series may come and go."""
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
+        """The inverse of `dump`; series may come and go. False, and nothing is taken, of another layout."""
         is_same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
         if not is_same or not self._arrays().keys() <= arrays.keys():
-            return
+            return False
         old = {name: n for n, name in enumerate(about["series"])}
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
         to, source = (np.array([pair[side] for pair in pairs], np.intp) for side in (0, 1))
@@ -328,6 +328,7 @@ class Gate:
             served = np.full((len(QUANTILES), len(self.series)), np.nan, np.float32)
             raw[..., to], served[..., to] = arrays["raw"][number][..., source], arrays["served"][number][..., source]
             self._pending.setdefault(due, []).append(Pending(origin, step, raw, served))
+        return True
 
 
 def _ceiling(ceiling: Array | None, series: int) -> Array:

@@ -188,6 +188,15 @@ def test_a_snapshot_that_had_no_gates_loads():
     assert desk.record()["train|running"]["old"] == issued[0][1]
 
 
+def test_gates_of_an_older_layout_are_tested_again():
+    before, again = DemandDesk(), DemandDesk()
+    (row,) = rows_of(walk(500), desk=before)
+    about, arrays = before.dump()
+    again.load(about, {name: rows for name, rows in arrays.items() if not name.endswith("standing")})
+    assert rows_of(walk(500), desk=again)[0]["record"] == row["record"]
+    assert row["record"]["origins"] > 0
+
+
 def test_the_fan_holds_the_forecast_of_an_hour_ago_against_what_came():
     history = walk(900)
     desk = DemandDesk()
