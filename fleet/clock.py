@@ -10,6 +10,7 @@ A clock may be set: by NTP, by an administrator, by a virtual machine that was s
 import asyncio
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -132,3 +133,12 @@ class ClockWatch:
             if best[1] <= self.SURE_MS:
                 break
         return best
+
+
+def moment(time_ms: int) -> str:
+    """A moment as a message names it.
+
+    >>> moment(1_600_000_000_999)
+    '2020-09-13 12:26:39 UTC'
+    """
+    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.demand_series import BINS, EVERYTHING, TARGETS, DemandSeries, Target
+from fleet.clock import moment
 from fleet.entities import Entities
 from fleet.errors import FleetcastError
 from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
@@ -112,6 +113,9 @@ def read_history(
         replay.rest(day_ms(day) + DAY_MS)
         say(f"{day}: {len(events):,} events, {len(replay.attempts):,} attempts so far")
     if first_bin < 0:
+        first = next((events[0].time_ms for _, events in _days(files, ALL_TIME, {}) if events), None)
+        if first is not None:
+            raise FleetcastError(f"{files.url}: no job events before --until; the first is at {moment(first)}")
         raise FleetcastError(f"{files.url}: no job events there; name the archive of a Fleetcast that is told of jobs")
     while (left := newest // bin_ms - end_bin) > 0:
         parts.append(_read(replay.demand, end_bin, min(left, BINS[bin_s]), bin_s))

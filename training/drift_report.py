@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.clock import moment
 from fleet.errors import FleetcastError
 from models.demand_features import FEATURES as DEMAND_FEATURES
 from models.demand_features import Past, features
@@ -41,6 +42,7 @@ class FeatureDrift:
 def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
     """Of each set and target: features of forecasts an hour ahead, issued before and after a moment."""
     found = []
+    newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)
     for row in sets:
         panel = row.panel
         cut = (since_ms - panel.first_ms) // (panel.bin_s * 1000)
@@ -52,7 +54,7 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
             for first, end in ((0, cut), (cut, panel.bins))
         )
         found.append(_drift(f"{row.dataset} {panel.target}", DEMAND_FEATURES, before, now))
-    return _some(found)
+    return _some(found, since_ms, newest_ms)
 
 
 def duration_drift(tables: Sequence[tuple[str, JobTable]], since_ms: int) -> list[FeatureDrift]:
@@ -70,7 +72,8 @@ def duration_drift(tables: Sequence[tuple[str, JobTable]], since_ms: int) -> lis
         rows = replay(table, submissions=chosen)
         later = rows.job >= cut
         found.append(_drift(name, FEATURES, rows.features[~later], rows.features[later]))
-    return _some(found)
+    newest_s = max((float(table.submit_s[-1]) for _, table in tables if len(table)), default=0.0)
+    return _some(found, since_ms, round(newest_s * 1000))
 
 
 def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
@@ -86,10 +89,16 @@ def _drift(name: str, names: Sequence[str], before: NDArray[np.float32], now: ND
     return FeatureDrift(name, moved(chosen, then, later), chosen, then, later)
 
 
-def _some(found: list[FeatureDrift]) -> list[FeatureDrift]:
-    if not found:
-        raise FleetcastError("nothing to compare: the history ends before that moment, or begins after it")
-    return found
+def _some(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[FeatureDrift]:
+    if found:
+        return found
+    since, newest = moment(since_ms), moment(newest_ms)
+    if newest_ms <= since_ms:
+        raise FleetcastError(
+            f"nothing to compare yet: the history ends at {newest}, and what came after {since} is asked for; "
+            "come back later, or name an earlier moment by --since"
+        )
+    raise FleetcastError(f"nothing to compare: the history begins after {since}, and ends at {newest}; say --since")
 
 
 def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:

@@ -130,10 +130,12 @@ def test_durations_of_a_data_set(data: Path, tmp_path: Path) -> None:
         (("backtest", "starts"), "task 'starts'"),
         (("drift", "demand", "--data", "{data}"), "say --since"),
         (("drift", "risk"), "kind 'risk'"),
+        (("drift", "demand", "--data", "{data}", "--since", "2020-04-10"), "ends at 2020-04-10 00:00:00 .* come back"),
+        (("train", "duration", "--archive", "{state}/archive", "--until", "2020-01-01"), "the first is at 20.* UTC"),
     ],
 )
-def test_what_is_wrong_is_named(words: tuple[str, ...], says: str, data: Path, tmp_path: Path) -> None:
-    named = [word.format(data=data, tmp=tmp_path) for word in words]
+def test_what_is_wrong_is_named(words: tuple[str, ...], says: str, data: Path, state: Path, tmp_path: Path) -> None:
+    named = [word.format(data=data, tmp=tmp_path, state=state) for word in words]
     with pytest.raises(FleetcastError, match=says):
         run(*named, "--state", tmp_path)
     assert not list(tmp_path.rglob("card.json"))
