@@ -3,6 +3,8 @@
 The only place where training meets the simulator.
 """
 
+import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -38,6 +40,7 @@ app = typer.Typer(
     "           fleetcast train duration --data ~/data --set jobs/ricc",
 )
 
+PASSWORD = re.compile(r"//[^/@]*@")  # of a URL, with the user
 EPOCH_MS = 1_750_000_000_000
 SCRAPE_MS = 15_000
 KEEP_EVERY = 4  # scrapes: a row a node and minute
@@ -55,6 +58,7 @@ DriftOption = Annotated[
 
 @app.command("demand")
 def demand(
+    context: typer.Context,
     data: DataOption = None,
     archive: ArchiveOption = None,
     sets: SetOption = None,
@@ -82,12 +86,13 @@ def demand(
     """
     from training.retrain import Plan
 
-    plan = Plan("demand", "fleetcast train demand", seed, windows, dask, processes)
+    plan = Plan("demand", _command_line(context), seed, windows, dask, processes)
     _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
 
 
 @app.command("duration")
 def duration(
+    context: typer.Context,
     data: DataOption = None,
     archive: ArchiveOption = None,
     sets: SetOption = None,
@@ -113,8 +118,25 @@ def duration(
     """
     from training.retrain import Plan
 
-    plan = Plan("duration", "fleetcast train duration", seed, windows, dask, processes)
+    plan = Plan("duration", _command_line(context), seed, windows, dask, processes)
     _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
+
+
+def _command_line(context: typer.Context) -> str:
+    """What was asked for, with the options that were given; passwords in URLs are left out."""
+    words = ["fleetcast", "train", context.info_name or ""]
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        if isinstance(value, bool):
+            words.append(option.opts[0] if value else (option.secondary_opts or option.opts)[0])
+        else:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [option.opts[0], PASSWORD.sub("//…@", str(one))]
+    return shlex.join(words)
 
 
 def _train(

@@ -14,7 +14,7 @@ A saved model is LightGBM's own text, a file a band and quantile, beside `model.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -79,7 +79,9 @@ class DemandTrees:
     survival: JobSurvival | None = None
     name: str = "trees"
 
-    def fit(self, panels: Sequence[Panel], until: Sequence[int]) -> Self:
+    def fit(
+        self, panels: Sequence[Panel], until: Sequence[int], say: Callable[[str], None] = lambda line: None
+    ) -> Self:
         """Fit a model of each target on the panels that have it; of panel k, bins before until[k] alone are read.
 
         A target without a single known outcome gets no model. Raises ModelError where that is so of all of them.
@@ -87,7 +89,9 @@ class DemandTrees:
         known = [panel.until(max(bins, 0)) for panel, bins in zip(panels, until, strict=True)]
         self.models = {}
         self.survival = _fit_survival(known)
-        for target in dict.fromkeys(panel.target for panel in known):
+        targets = dict.fromkeys(panel.target for panel in known)
+        for done, target in enumerate(targets):
+            say(f"fitting {target}: {done} of {len(targets)} targets done")
             pasts = [Past.of(panel, self.survival) for panel in known if panel.target == target]
             bands = fit_target(pasts, self.settings, self.seed)
             if bands:

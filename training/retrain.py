@@ -83,10 +83,10 @@ def train(
                 f"{len(tables)} job histories, each with users and a clock of its own ({names}): name one by --set"
             )
         windows = duration_windows(tables, plan.windows, plan.seed)
-    say(f"judging on {len(windows)} windows that are not fitted on")
+    say(f"1 of 2: judging on windows that are not fitted on: 0 of {len(windows)} done")
     results = backtest(plan.kind, windows, address=plan.address, processes=plan.processes, say=say)
-    say("fitting on all of it")
-    fit = fit_demand(sets, plan.seed) if plan.kind == "demand" else fit_duration(tables, plan.seed)
+    say("2 of 2: fitting on all of it")
+    fit = fit_demand(sets, plan.seed, say) if plan.kind == "demand" else fit_duration(tables, plan.seed)
     card = _card(fit, plan, results, now_ms)
     version = registry.add(plan.kind, fit.model.save, card, card_html)
     objection = "it was not asked for (--no-promote)"
@@ -117,7 +117,7 @@ def _card(fit: Fit, plan: Plan, results: Results, now_ms: int) -> Card:
     )
 
 
-def fit_demand(sets: Sequence[DemandSet], seed: int) -> Fit:
+def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: None) -> Fit:
     """The trees of every target, on all bins."""
     import msgspec
 
@@ -125,7 +125,7 @@ def fit_demand(sets: Sequence[DemandSet], seed: int) -> Fit:
     from models.demand_trees import DemandTrees
 
     panels = [row.panel for row in sets]
-    model = DemandTrees(seed).fit(panels, [panel.bins for panel in panels])
+    model = DemandTrees(seed).fit(panels, [panel.bins for panel in panels], say)
     data = tuple(
         Span(f"{row.dataset} {panel.target}", panel.first_ms, panel.end_ms(panel.bins - 1), panel.values.size)
         for row, panel in zip(sets, panels, strict=True)
@@ -136,7 +136,8 @@ def fit_demand(sets: Sequence[DemandSet], seed: int) -> Fit:
 def fit_duration(tables: Sequence[tuple[str, JobTable]], seed: int) -> Fit:
     """Run and remaining times, on all that was known at the last submission or end."""
     from features.run_history import FEATURES
-    from models.duration import DurationModel
+    from models.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
+    from models.duration import HELD_OUT, ROWS_FITTED, DurationModel
     from training.duration_rows import LANDMARKS_S, replay
     from training.evaluate_duration import _some
 
@@ -148,4 +149,6 @@ def fit_duration(tables: Sequence[tuple[str, JobTable]], seed: int) -> Fit:
     if model.fitted_until_ms is None:
         raise FleetcastError(f"{name}: {len(table):,} jobs, too few of them ended to fit on")
     span = Span(name, round(float(table.submit_s.min()) * 1000), round(until_s * 1000), len(table))
-    return Fit(model, model.fitted_until_ms, (span,), FEATURES, {})
+    kept = {name: value for name, value in PARAMETERS.items() if name != "verbose"}
+    settings = {**kept, "trees": TREES, "leaf_rows": LEAF_ROWS, "rows": ROWS_FITTED, "held_out": HELD_OUT}
+    return Fit(model, model.fitted_until_ms, (span,), FEATURES, settings)
