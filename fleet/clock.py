@@ -139,6 +139,6 @@ def moment(time_ms: int) -> str:
     """A moment as a message names it.
 
     >>> moment(1_600_000_000_999)
-    '2020-09-13 12:26:39 UTC'
+    '2020-09-13 12:26:40 UTC'
     """
     return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
