@@ -9,7 +9,7 @@ demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, fore
 	$(BIN)/fleetcast demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## set up and pass the tests
-	$(BIN)/python -m pytest -m "not integration" $(ARGS)
+	$(BIN)/python -m pytest -m "not integration" -n auto --dist loadfile $(ARGS)
 
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
 	$(BIN)/python -m pytest -m integration $(ARGS)
