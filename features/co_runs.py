@@ -171,7 +171,7 @@ class CoRuns:
         if len(steps) >= FEWEST_STEPS:
             watched.alone_s, watched.look_ms = _median(step.duration_s for step in steps), now_ms + LOOK_MS
             told = [step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0]
-            if told:
+            if told and watched.alone_s > 0:
                 _keep(self._turns, watched.keys, (watched.alone_s, min(1.0, _median(told))))
         if now_ms - watched.since_ms >= SETTLED_S * 1000 and math.isfinite(load[0]):
             watched.look_ms = now_ms + LOOK_MS

@@ -53,11 +53,13 @@ class Overlap:
 
 
 def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
-    """Turns of a and of b that take about as long; None where no small numbers do.
+    """Turns of a and of b that take about as long; None where no small numbers do, or a period is none.
 
     >>> ratio_of(1.0, 2.01), ratio_of(1.0, 1.0), ratio_of(1.0, 1.387)
     ((2, 1), (1, 1), None)
     """
+    if not (0 < a_s < math.inf and 0 < b_s < math.inf and math.isfinite(b_s / a_s)):
+        return None
     found = Fraction(b_s / a_s).limit_denominator(MOST_TURNS)
     turns = found.numerator, found.denominator
     near = 0 < max(turns) <= MOST_TURNS and abs(turns[0] * a_s / (turns[1] * b_s) - 1) <= RATIO_ERROR

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from features.co_runs import CoRuns, neighbours_of
-from fleet.events import Finished, Started, Step, Submitted
+from fleet.events import Finished, Started, Step, StepParts, Submitted
 from fleet.jobs import JobAttempt, JobTable
 from fleet.requests import RankPlacement
 
@@ -33,13 +33,15 @@ class World:
         self.table.apply(Started(job=job, sequence=self._next(job), time_ms=self.now_ms, ranks=ranks))
         self.look()
 
-    def step(self, times: int, **seconds: float) -> None:
+    def step(self, times: int, parts: StepParts | None = None, **seconds: float) -> None:
         """Steps of each job, side by side, and a look after them."""
         for job, duration_s in seconds.items():
             for number in range(times):
                 at_ms = self.now_ms + round((number + 1) * duration_s * 1000)
                 sequence = self._next(job)
-                self.table.apply(Step(job=job, sequence=sequence, time_ms=at_ms, step=sequence, duration_s=duration_s))
+                self.table.apply(
+                    Step(job=job, sequence=sequence, time_ms=at_ms, step=sequence, duration_s=duration_s, parts=parts)
+                )
         self.now_ms += round(times * max(seconds.values()) * 1000)
         self.look()
 
@@ -135,6 +137,22 @@ def test_the_load_of_a_job_is_that_of_a_minute_and_more_alone() -> None:
     key, kind = world.co_runs.keys_of(world.table.running())["a", 1]
     assert world.co_runs.loads[key][:2] == world.co_runs.loads[kind][:2] == (0.6, 0.3)
     assert len(world.co_runs.loads) == 2
+
+
+def test_steps_that_take_no_time_tell_of_no_turns() -> None:
+    world, parts = World(), StepParts(compute=0.5, communication=0.5)
+    world.start("a", GPU)
+    world.start("b", ("n1", 1))
+    world.now_ms += 1
+    world.step(20, parts, a=0.0, b=0.0)
+    world.step(1, parts, a=1.0, b=1.0)
+    world.now_ms += 61_000
+    world.look()
+    assert not world.co_runs.turns
+    world.step(40, parts, b=1.0)
+    world.now_ms += 61_000
+    world.look()
+    assert [turns[0] for turns in world.co_runs.turns.values()] == [1.0, 1.0]
 
 
 def test_names_that_differ_in_numbers_are_one_job() -> None:

@@ -90,6 +90,14 @@ def test_periods_are_rounded_to_small_whole_numbers(a_s: float, b_s: float, turn
     assert ratio_of(a_s, b_s) == turns
 
 
+@pytest.mark.parametrize(("a_s", "b_s"), [(0.0, 1.0), (1.0, 0.0), (np.inf, 1.0), (1.0, np.nan), (1e-300, 1e300)])
+def test_what_is_no_period_has_no_turns_and_still_an_answer(a_s: float, b_s: float) -> None:
+    assert ratio_of(a_s, b_s) is None
+    met = overlap(Turns(a_s, 0.5), Turns(b_s, 0.5))
+    assert not met.locked
+    assert met.compatibility == pytest.approx(1 / 1.25)
+
+
 def test_two_halves_of_a_circle_fit_and_two_wholes_never_do() -> None:
     half, whole = Turns(2.0, 0.5), Turns(2.0, 1.0)
     assert overlap(half, half).compatibility == pytest.approx(1.0)
