@@ -10,7 +10,7 @@ another field says otherwise.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -32,7 +32,8 @@ OBSERVED = (
 READINGS, NETWORK, DOCUMENT = "gpu.isolation", "node.network", "doc.isolation"
 GIB = 2.0**30
 LEAST_OF_NOMINAL, MOST_OF_NOMINAL = 0.8, 1.02  # of a profile's memory: some is kept back, GB may mean GiB
-_PROFILE = re.compile(r"(?:MIG )?\d+c?\.?\d*g?\.(\d+)gb.*")
+LONGEST_PROFILE = 64
+_PROFILE = re.compile(r"(?:MIG )?\d+(?:c\.\d+)?g\.(\d+)gb.*")
 SLACK = 1.01
 
 
@@ -40,7 +41,7 @@ class Expected(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is relied upon. mig_profile: as `1g.10gb`; jobs: those that hold the GPU, and no others."""
 
     mig: bool | None = None
-    mig_profile: str | None = None
+    mig_profile: Annotated[str, msgspec.Meta(max_length=LONGEST_PROFILE)] | None = None
     jobs: list[str] | None = None
     pcie_link_gen: int | None = None
     pcie_link_width: int | None = None
@@ -141,7 +142,7 @@ def _check(field: str, wanted: Any, sight: Sight) -> tuple[Any, bool | None]:
 def gib_of_profile(profile: str) -> float | None:
     """Memory that a MIG profile names; None where it names none.
 
-    >>> gib_of_profile("1g.10gb"), gib_of_profile("MIG 3g.40gb"), gib_of_profile("half")
+    >>> gib_of_profile("1g.10gb"), gib_of_profile("MIG 1c.3g.40gb+me"), gib_of_profile("half")
     (10.0, 40.0, None)
     """
     found = _PROFILE.fullmatch(profile.strip())

@@ -14,7 +14,7 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from ingest.source import Batch
 from service.api import create_app
-from service.isolation import Expected, Sight, checks, verdict
+from service.isolation import Expected, Sight, checks, gib_of_profile, verdict
 from service.pipeline import Pipeline
 from tests.service.api_world import Client, config
 from tests.service.runs_world import GIB, NOW_MS, pipeline_in
@@ -189,10 +189,19 @@ def test_what_cannot_be_seen_is_neither_right_nor_wrong(fleet: Fleet) -> None:
         ({"node": "n1", "gpu": 99, "expected": {"mig": True}}, 404),
         ({"node": "n1", "gpu": 0, "expected": {}}, 422),
         ({"node": "n1", "gpu": 0, "expected": {"colour": 1}}, 422),
+        ({"node": "n1", "gpu": 0, "expected": {"mig_profile": "1" * 65}}, 422),
     ],
 )
 def test_an_isolation_of_nothing_known_is_refused(fleet: Fleet, body: Any, status: int) -> None:
     fleet.post("/v1/isolation/verify", body, status)
+
+
+@pytest.mark.parametrize(
+    ("profile", "gib"),
+    [("1g.10gb", 10), ("MIG 3g.40gb", 40), ("1c.2g.20gb", 20), ("1g.5gb+me", 5), ("12.10gb", None), ("1" * 64, None)],
+)
+def test_the_memory_of_a_profile_is_read_from_its_name(profile: str, gib: float | None) -> None:
+    assert gib_of_profile(profile) == gib
 
 
 def test_limits_hold_up_to_a_hundredth() -> None:
