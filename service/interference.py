@@ -106,7 +106,7 @@ class Sharing:
         """What jobs that share hardware do to each other, and what isolations rest on. mig: GPU -> instance -> GiB."""
         keys = self.co_runs.keys_of([*tick.running, *tick.queued])
         self.co_runs.see(tick.running, keys, mig, loads_of(tick), tick.now_ms)
-        jobs = {name_key(job): of for (job, _), of in keys.items()}
+        jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}
         alone = _alone(self.co_runs)
         if self.co_runs.pairs != self._pairs or tick.now_ms >= self._learnt_ms + LEARN_MS:
             self._pairs, self._learnt_ms = self.co_runs.pairs, tick.now_ms
@@ -140,10 +140,12 @@ def _place(keys: NDArray[np.uint64], key: int) -> int:
     return at if at < len(keys) and int(keys[at]) == key else -1
 
 
-@lru_cache(65_536)
 def name_key(job: str) -> int:
     digest = hashlib.blake2b(job.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+_kept_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of what a client asks
 
 
 def loads_of(tick: Tick) -> Array:

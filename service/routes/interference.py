@@ -1,6 +1,6 @@
 """How much two jobs slow each other on shared hardware, and whether an isolation is in force."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from features.co_runs import Keys, job_keys
 from features.run_history import JobShape
+from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import UnknownEntity
 from service.access import Scope
 from service.board import Board
@@ -23,21 +24,22 @@ from service.routes.table import Query, Row, answer, encode
 
 ShareName = Literal["gpu", "mig", "pcie", "nic", "rail"]
 Basis = Literal["rule", "residuals", "observed"]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
 class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A job that has not come yet, as it will be submitted."""
 
-    user: str = ""
-    name: str = ""
+    user: Name = ""
+    name: Name = ""
     gpus: int = 1
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
     """Two jobs by name (they run or wait), or as they will be submitted."""
 
-    a: str | JobLike
-    b: str | JobLike
+    a: Name | JobLike
+    b: Name | JobLike
     share: ShareName = "gpu"
 
 

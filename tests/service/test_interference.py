@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.clock import ManualClock
+from fleet.entities import MAX_NAME_LENGTH
 from fleet.events import Finished, Started, Step, StepParts, Submitted
 from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
@@ -150,7 +151,16 @@ def test_periodic_jobs_on_a_link_are_told_by_how_their_turns_meet(fleet: Fleet) 
 
 
 @pytest.mark.parametrize(
-    "body", [{"a": "x"}, {"a": "x", "b": "y", "share": "disk"}, {"a": "x", "b": "y", "c": 1}, {"a": 3, "b": "y"}]
+    "body",
+    [
+        {"a": "x"},
+        {"a": "x", "b": "y", "share": "disk"},
+        {"a": "x", "b": "y", "c": 1},
+        {"a": 3, "b": "y"},
+        {"a": "x" * (MAX_NAME_LENGTH + 1), "b": "y"},
+        {"a": "x", "b": {"user": "x" * (MAX_NAME_LENGTH + 1)}},
+        {"a": "x", "b": {"name": "x" * (MAX_NAME_LENGTH + 1)}},
+    ],
 )
 def test_what_is_no_question_is_refused(fleet: Fleet, body: Any) -> None:
     assert fleet.post("/v1/interference", body, 422)["errors"]
