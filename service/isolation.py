@@ -35,6 +35,7 @@ LEAST_OF_NOMINAL, MOST_OF_NOMINAL = 0.8, 1.02  # of a profile's memory: some is 
 LONGEST_PROFILE = 64
 _PROFILE = re.compile(r"(?:MIG )?\d+(?:c\.\d+)?g\.(\d+)gb.*")
 SLACK = 1.01
+Small = Annotated[int, msgspec.Meta(ge=0, le=1_000)]
 
 
 class Expected(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -43,8 +44,8 @@ class Expected(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     mig: bool | None = None
     mig_profile: Annotated[str, msgspec.Meta(max_length=LONGEST_PROFILE)] | None = None
     jobs: list[str] | None = None
-    pcie_link_gen: int | None = None
-    pcie_link_width: int | None = None
+    pcie_link_gen: Small | None = None
+    pcie_link_width: Small | None = None
     pcie_max_bytes_per_s: float | None = None
     network_max_bytes_per_s: float | None = None
     gpu_memory_max_gib: float | None = None

@@ -24,6 +24,7 @@ from service.routes.table import Query, Row, answer, encode
 
 ShareName = Literal["gpu", "mig", "pcie", "nic", "rail"]
 Basis = Literal["rule", "residuals", "observed"]
+MOST_GPUS = 1_000_000  # of one job
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
@@ -32,7 +33,7 @@ class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     user: Name = ""
     name: Name = ""
-    gpus: int = 1
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)] = 1
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):

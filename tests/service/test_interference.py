@@ -160,6 +160,8 @@ def test_periodic_jobs_on_a_link_are_told_by_how_their_turns_meet(fleet: Fleet) 
         {"a": "x" * (MAX_NAME_LENGTH + 1), "b": "y"},
         {"a": "x", "b": {"user": "x" * (MAX_NAME_LENGTH + 1)}},
         {"a": "x", "b": {"name": "x" * (MAX_NAME_LENGTH + 1)}},
+        {"a": {"gpus": 10**399}, "b": "y"},
+        {"a": "x", "b": {"gpus": 0}},
     ],
 )
 def test_what_is_no_question_is_refused(fleet: Fleet, body: Any) -> None:
@@ -200,6 +202,8 @@ def test_what_cannot_be_seen_is_neither_right_nor_wrong(fleet: Fleet) -> None:
         ({"node": "n1", "gpu": 0, "expected": {}}, 422),
         ({"node": "n1", "gpu": 0, "expected": {"colour": 1}}, 422),
         ({"node": "n1", "gpu": 0, "expected": {"mig_profile": "1" * 65}}, 422),
+        ({"node": "n1", "gpu": 0, "expected": {"pcie_link_gen": 10**30}}, 422),
+        ({"node": "n1", "gpu": 10**399, "expected": {"mig": True}}, 404),
     ],
 )
 def test_an_isolation_of_nothing_known_is_refused(fleet: Fleet, body: Any, status: int) -> None:
