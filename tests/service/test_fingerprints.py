@@ -19,7 +19,7 @@ from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
 from service import fingerprints
 from service.api import create_app
-from service.fingerprint_answers import episodes
+from service.fingerprint_answers import Seen, episodes, fingerprint_of
 from service.fingerprints import Fingerprints
 from service.state import FleetState
 from tests.service.api_world import Client, config, publish
@@ -156,6 +156,30 @@ def test_a_few_jobs_a_pass_the_longest_unseen_first(monkeypatch: pytest.MonkeyPa
         asyncio.run(prints.look(state))
         seen.append([job for job, _ in prints._answers])
     assert seen == [["j0", "j1"], ["j1", "j2", "j0"], ["j0", "j1", "j2"]]
+
+
+def test_a_job_whose_numbers_are_odd_is_unknown_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def picky(seen: Seen) -> dict[str, Any]:
+        if seen.attempt.job == "odd" and seen.window is not None:
+            raise IndexError("list index out of range")
+        return fingerprint_of(seen)
+
+    monkeypatch.setattr(fingerprints, "fingerprint_of", picky)
+    state = world()
+    tell(state, *start("odd", "n1", 0, 1), *start("fine", "n1", 2))
+    feed(state, "power_w", np.full((SLOTS, 8), 600.0))
+    prints = Fingerprints(ManualClock(NOW_MS))
+    for _ in range(4):
+        asyncio.run(prints.look(state))
+    body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.sections}
+    assert body["doc.fingerprints"]["odd"]["period_s"] is None
+    assert "list index out of range" in body["doc.fingerprints"]["odd"]["period_reason"]
+    assert body["doc.fingerprints"]["fine"]["expected"]
+    assert {row["job"]: row["gpus"] for row in body["doc.utilisation"]} == {"odd": 2, "fine": 1}
+    assert state.counts.bad == {"odd_fingerprint": 1}
+    assert len(caplog.records) == 1
 
 
 def test_ranks_that_begin_one_checkpoint_begin_one() -> None:
