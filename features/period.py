@@ -79,8 +79,10 @@ def _filled(row: Array) -> Array:
 
 
 def _swing(row: Array) -> float:
+    """0 where nothing swings, or numbers are too large to tell."""
     mean = float(np.abs(row).mean())
-    return float(row.std()) / mean if mean > 0 else 0.0
+    swing = float(row.std()) / mean if mean > 0 else 0.0
+    return swing if np.isfinite(swing) else 0.0
 
 
 def _autocorrelation(rows: list[Array]) -> Array:
@@ -131,8 +133,8 @@ def _refined(curve: Array, lag: int) -> float:
         if at + reach + 1 >= len(curve):
             break
         top = at - reach + int(np.argmax(curve[at - reach : at + reach + 1]))
-        if curve[top] < curve[lag] / 2 or not 0 < top < len(curve) - 1:
-            break
+        if curve[top] < curve[lag] / 2 or not at - reach < top < at + reach:
+            break  # on the edge of what is looked at nothing is a hill: a parabola there leads anywhere
         period = _vertex(curve, top) / many
     return period
 

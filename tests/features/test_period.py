@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from features.period import find_period
+from features.period import _refined, find_period
 
 RNG = np.random.default_rng(5)
 
@@ -47,6 +47,22 @@ def test_micro_batches_are_not_the_step() -> None:
     exchange = np.concatenate([np.zeros(24), np.ones(6)])
     found = find_period(np.tile(np.stack([step, exchange]), 20), 1.0)
     assert found.period_s == pytest.approx(30, rel=0.01)
+
+
+@pytest.mark.parametrize("bend", [-1e-6, 1e-6])
+def test_a_slope_where_a_multiple_should_be_moves_no_period(bend: float) -> None:
+    curve = np.zeros(80)
+    curve[15:18] = 0.8, 1.0, 0.8
+    rise = np.arange(13)
+    curve[27:40] = 0.5 + 0.02 * rise + bend * rise**2 / 2
+    assert _refined(curve, 16) == 16
+
+
+def test_numbers_too_large_to_tell_have_no_period() -> None:
+    with np.errstate(all="ignore"):
+        found = find_period(np.tile([1e308, -1e308, 1e307, 1e308], (1, 30)), 1.0)
+    assert found.period_s is None
+    assert found.reason
 
 
 def test_gaps_are_bridged() -> None:
