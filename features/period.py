@@ -79,10 +79,8 @@ def _filled(row: Array) -> Array:
 
 
 def _swing(row: Array) -> float:
-    """0 where nothing swings, or numbers are too large to tell."""
     mean = float(np.abs(row).mean())
-    swing = float(row.std()) / mean if mean > 0 else 0.0
-    return swing if np.isfinite(swing) else 0.0
+    return float(row.std()) / mean if mean > 0 else 0.0
 
 
 def _autocorrelation(rows: list[Array]) -> Array:
