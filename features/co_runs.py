@@ -33,6 +33,7 @@ FEWEST_STEPS = 8
 MIXED = 1
 SETTLED_S = 60.0  # a load is read when a job has been alone for so long
 MOST_CO_RUNS, MOST_KEPT = 256, 4096
+SLOWEST, FASTEST = 0.01, 1.1  # relative to alone: the rest is a mistake
 LATELY_MS = 120_000
 LOOK_MS = 60_000  # a pace that is known is measured again after so long
 STEPS_LOOKED = 64
@@ -169,9 +170,9 @@ class CoRuns:
     def _alone(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> None:
         steps = _since(attempt, watched.since_ms)
         if len(steps) >= FEWEST_STEPS:
-            watched.alone_s, watched.look_ms = _median(step.duration_s for step in steps), now_ms + LOOK_MS
+            watched.alone_s, watched.look_ms = _pace(steps), now_ms + LOOK_MS
             told = [step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0]
-            if told and watched.alone_s > 0:
+            if told and watched.alone_s is not None:
                 _keep(self._turns, watched.keys, (watched.alone_s, min(1.0, _median(told))))
         if now_ms - watched.since_ms >= SETTLED_S * 1000 and math.isfinite(load[0]):
             watched.look_ms = now_ms + LOOK_MS
@@ -182,21 +183,26 @@ class CoRuns:
     ) -> None:
         steps = _since(attempt, watched.since_ms)
         if len(steps) >= FEWEST_STEPS:
-            pace_s = _median(step.duration_s for step in steps)
-            self._together[key, company] = watched.share, watched.keys, partner, pace_s
             watched.look_ms = now_ms + LOOK_MS
+            pace_s = _pace(steps)
+            if pace_s is not None:
+                self._together[key, company] = watched.share, watched.keys, partner, pace_s
 
     def _match(self) -> None:
-        """Co-runs of which both paces are known; what belongs to attempts that run no more is forgotten."""
+        """Co-runs of which both paces are known. A pace beside another waits until then, or until its own job ends."""
         for pair, (share, keys, partner, together_s) in list(self._together.items()):
             watched = self._watched.get(pair[0])
             if watched is None:
                 del self._together[pair]
-            elif watched.alone_s and together_s > 0:
+            elif watched.alone_s:
+                del self._together[pair]
                 self._found.pop(pair, None)
-                self._found[pair] = CoRun(share, keys, partner, watched.alone_s / together_s)  # type: ignore[arg-type]
+                speed = _clipped(watched.alone_s / together_s)
+                self._found[pair] = CoRun(share, keys, partner, speed)  # type: ignore[arg-type]
                 while len(self._found) > MOST_CO_RUNS:
                     del self._found[next(iter(self._found))]
+        while len(self._together) > MOST_CO_RUNS:
+            del self._together[next(iter(self._together))]
 
     def dump(self) -> dict[str, Any]:
         """What a snapshot keeps: plain lists and numbers, copied."""
@@ -215,13 +221,17 @@ class CoRuns:
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """The inverse of `dump`, into an empty one; what is no speed is left out."""
         for job, attempt, keys, company, *rest in kept["watched"]:
             self._watched[job, attempt] = _Watched(_pair(keys), tuple(company) if company else None, *rest)
         for job, attempt, other, number, share, keys, partner, seconds in kept["together"]:
-            self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds
+            if seconds > 0:
+                self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds
         for job, attempt, other, number, share, keys, partner, speed in kept["found"]:
-            self._found[(job, attempt), (other, number)] = CoRun(share, _pair(keys), _pair(partner), speed)
+            if math.isfinite(speed):
+                self._found[(job, attempt), (other, number)] = CoRun(
+                    share, _pair(keys), _pair(partner), _clipped(speed)
+                )
         self._loads = {key: tuple(load) for key, *load in kept["loads"]}
         self._turns = {key: tuple(turns) for key, *turns in kept["turns"]}
 
@@ -291,6 +301,16 @@ def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, 
         table[key] = values
     while len(table) > MOST_KEPT:
         del table[next(iter(table))]
+
+
+def _clipped(speed: float) -> float:
+    return min(max(speed, SLOWEST), FASTEST)
+
+
+def _pace(steps: Sequence[Step]) -> float | None:
+    """Median seconds of a step; None where that is no pace."""
+    pace_s = _median(step.duration_s for step in steps)
+    return pace_s if 0 < pace_s < math.inf else None
 
 
 def _median(values: Iterable[float]) -> float:

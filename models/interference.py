@@ -16,6 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from features.co_runs import FASTEST, SLOWEST
+
 Array = NDArray[np.float64]
 Basis = Literal["rule", "residuals", "observed"]
 
@@ -25,7 +27,6 @@ ALIKE_LOAD = 0.10
 LOAD_SPAN = (0.5, 0.5, 1.0)  # over which distance of loads co-runs are alike
 NOISE = 0.04
 BOUND = 0.9
-SLOWEST, FASTEST = 0.01, 1.1
 MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the other one is known
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from features import co_runs
 from features.co_runs import CoRuns, neighbours_of
 from fleet.events import Finished, Started, Step, StepParts, Submitted
 from fleet.jobs import JobAttempt, JobTable
@@ -153,6 +154,47 @@ def test_steps_that_take_no_time_tell_of_no_turns() -> None:
     world.now_ms += 61_000
     world.look()
     assert [turns[0] for turns in world.co_runs.turns.values()] == [1.0, 1.0]
+
+
+def test_a_speed_that_cannot_be_is_clipped_and_none_is_told_by_steps_of_no_time() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.now_ms += 1
+    world.step(10, a=1e-320, b=1e6)
+    assert world.speeds() == [("gpu", 1.1)]
+    world.end("a")
+    world.step(12, b=1.0)
+    assert world.speeds() == [("gpu", 0.01), ("gpu", 1.1)]
+    kept = world.co_runs.dump()
+    kept["found"][0][-1], kept["found"][1][-1] = float("inf"), float("nan")
+    other = CoRuns()
+    other.load(kept)
+    assert other.found == []
+
+
+def test_what_was_found_waits_for_nothing_and_little_waits() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.step(10, a=1.25, b=2.0)
+    assert [row[:4] for row in world.co_runs.dump()["together"]] == [["b", 1, "a", 1]]
+    world.end("b")
+    assert world.co_runs.dump()["together"] == []
+    assert world.speeds() == [("gpu", 0.8)]
+
+
+def test_of_a_job_that_is_never_alone_the_latest_partners_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(co_runs, "MOST_CO_RUNS", 3)
+    world = World()
+    world.start("a", GPU)
+    for partner in "bcde":
+        world.start(partner, GPU)
+        world.step(10, **{"a": 1.25, partner: 2.0})
+        world.end(partner)
+    assert [row[:3] for row in world.co_runs.dump()["together"]] == [["a", 1, "d"], ["a", 1, "e"]]
 
 
 def test_names_that_differ_in_numbers_are_one_job() -> None:
