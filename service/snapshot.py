@@ -224,8 +224,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _load_co_runs(folder: Path) -> CoRuns:
+    """What is there, or none: they are learnt again, and no reason to go back to an older snapshot."""
     co_runs = CoRuns()
-    co_runs.load(msgspec.msgpack.decode(read_arrays(folder / "co_runs.arrays")[1]["kept"].tobytes()))
+    try:
+        co_runs.load(msgspec.msgpack.decode(read_arrays(folder / "co_runs.arrays")[1]["kept"].tobytes()))
+    except _UNREADABLE as error:
+        logger.warning("co-runs of snapshot %s cannot be used (%s), they begin anew", folder.name, error)
+        return CoRuns()
     return co_runs
 
 

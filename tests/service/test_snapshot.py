@@ -23,12 +23,12 @@ FILES = (
     "runs.arrays",
     "peaks.arrays",
     "told.arrays",
-    "co_runs.arrays",
     "store/state.arrays",
     "store/000001.slots",
     "jobs/000001.jobs",
     "jobs/000002.jobs",
 )
+DAMAGES = ["missing", "empty", "half", "other byte"]
 
 
 def restored(folder: Path) -> Kept:
@@ -83,19 +83,34 @@ def test_only_what_the_older_one_covers_may_be_deleted(tmp_path: Path) -> None:
     assert covered == [None, {"inbox": {"api-000000000001.seg": 10}}, {"inbox": {"api-000000000001.seg": 20}}]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "other byte"])
-def test_where_a_file_of_the_newest_is_damaged_the_one_before_it_serves(
-    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    three_saves(tmp_path)
-    path = tmp_path / "3" / name
+def harm(path: Path, damage: str) -> None:
     data = path.read_bytes()
     path.unlink()  # the older one has a link to the same file
     if damage == "other byte":
         path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
     elif damage != "missing":
         path.write_bytes(data[: len(data) // 2] if damage == "half" else b"")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_co_runs_begin_anew_and_all_else_stays(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    three_saves(tmp_path)
+    harm(tmp_path / "3" / "co_runs.arrays", damage)
+    kept = restored(tmp_path)
+    assert sorted(row.job for row in kept.state.jobs) == ["a", "b", "c"]
+    assert kept.co_runs.found == []
+    assert "co-runs of snapshot 3 cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_a_file_of_the_newest_is_damaged_the_one_before_it_serves(
+    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    three_saves(tmp_path)
+    harm(tmp_path / "3" / name, damage)
     kept = restored(tmp_path)
     names = sorted(row.job for row in kept.state.jobs)
     assert names == ["a", "b"]
