@@ -68,6 +68,11 @@ class Sight(msgspec.Struct):
     mig: dict[str, float | None]
     holders: list[str]
 
+    @property
+    def heard(self) -> bool:
+        """Whether telemetry or a job told of this GPU: else that nothing is there is no observation."""
+        return bool(self.mig or self.holders) or any(map(math.isfinite, self.readings.values()))
+
 
 def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float | None]]) -> list[Section]:
     """Readings of every GPU and what shares it."""
@@ -120,6 +125,8 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> bool | None:
 
 def _check(field: str, wanted: Any, sight: Sight) -> tuple[Any, bool | None]:
     read = sight.readings
+    if not sight.heard and field != "network_max_bytes_per_s":  # that is of the node
+        return None, None
     match field:
         case "mig":
             return bool(sight.mig), bool(sight.mig) is wanted

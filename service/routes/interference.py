@@ -160,11 +160,12 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
         raise UnknownEntity(f"no node {asked.node[:200]!r}")
     as_of_ms = feed.as_of_ms(board, DOCUMENT)
     seen: Seen = feed.document(board, DOCUMENT, Seen)
-    rows = checks(asked.expected, _sight(board, seen, row, asked), as_of_ms)
+    sight = _sight(board, seen, row, asked)
+    rows = checks(asked.expected, sight, as_of_ms)
     if not rows:
         raise unprocessable("expected", {}, f"at least one of {', '.join(Expected.__struct_fields__)}")
     ok = verdict(rows)
-    body = {"as_of_ms": as_of_ms, "ok": ok, "checks": rows, "sentence": _verdict_sentence(ok, rows)}
+    body = {"as_of_ms": as_of_ms, "ok": ok, "checks": rows, "sentence": _verdict_sentence(ok, rows, sight.heard)}
     return answer(context, board, as_of_ms, encode(body))
 
 
@@ -177,12 +178,14 @@ def _sight(board: Board, seen: Seen, row: int, asked: ToVerify) -> Sight:
     return Sight(values, float(board.array(NETWORK)[row]), seen.mig.get(gpu, {}), seen.holders.get(gpu, []))
 
 
-def _verdict_sentence(ok: bool | None, rows: list[dict[str, Any]]) -> str:
+def _verdict_sentence(ok: bool | None, rows: list[dict[str, Any]], heard: bool) -> str:
     wrong = [row for row in rows if row["ok"] is False]
     if wrong:
         named = "; ".join(f"{row['field']} is {row['observed']}, not {row['expected']}" for row in wrong)
         return f"Not in force: {named}."
     hidden = ", ".join(row["field"] for row in rows if row["ok"] is None)
+    if hidden and not heard:
+        return f"Nothing was heard of this GPU, so nobody can tell {hidden}."
     return f"Telemetry does not tell of {hidden}." if hidden else "All that is expected is in force."
 
 

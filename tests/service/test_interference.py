@@ -194,6 +194,15 @@ def test_what_cannot_be_seen_is_neither_right_nor_wrong(fleet: Fleet) -> None:
     assert "network_max_bytes_per_s" in told["sentence"]
 
 
+@pytest.mark.parametrize("expected", [{"mig": False}, {"mig": True}, {"jobs": []}, {"mig_profile": "1g.10gb"}])
+def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, expected: Any) -> None:
+    told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 7, "expected": expected})
+    assert told["ok"] is None
+    assert "Nothing was heard of this GPU" in told["sentence"]
+    heard = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 1, "expected": {"mig": False, "jobs": []}})
+    assert heard["ok"] is True
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
