@@ -1,5 +1,6 @@
 """The risk of a set of nodes together, before a gang is put there."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -71,6 +72,9 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
     asked = _read(await read_body(request, context.config.api.max_body_bytes))
     board = context.feed.board()
     answers = context.feed.node_answers(board)
+    if len(asked.nodes) > len(answers.rows):
+        known = f"at most the {len(answers.rows)} nodes of the fleet"
+        raise unprocessable("nodes", f"{len(asked.nodes)} names", known)
     missing = [name for name in asked.nodes if name.encode() not in answers.rows]
     if missing:
         some = ", ".join(repr(name[:200]) for name in missing[:20])
@@ -95,12 +99,22 @@ def _read(body: bytes) -> GangAsked:
         raise body_problem(error) from None
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
         raise unprocessable("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
-    if len(set(asked.nodes)) < len(asked.nodes):
-        twice = next(name for at, name in enumerate(asked.nodes) if name in asked.nodes[:at])
+    twice = named_twice(asked.nodes)
+    if twice is not None:
         raise unprocessable("nodes", twice[:200], "each node once")
     if not 0 < asked.duration_s <= LONGEST_S:
         raise unprocessable("duration_s", str(asked.duration_s), f"a number above 0, at most {LONGEST_S}")
     return asked
+
+
+def named_twice(names: Iterable[str]) -> str | None:
+    """The first name that was there before."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def usual_risk(risk: NDArray[np.float64]) -> NDArray[np.float64]:

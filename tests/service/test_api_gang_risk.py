@@ -57,6 +57,7 @@ def test_a_node_without_scores_is_named_as_unknown(client: Client) -> None:
     [
         ({"nodes": ["n001", "n9"], "duration_s": 60}, 404, "'n9'"),
         ({"nodes": ["n001", "n001"], "duration_s": 60}, 422, "n001"),
+        ({"nodes": [f"n{n}" for n in range(4)], "duration_s": 60}, 422, "3 nodes of the fleet"),
         ({"nodes": [], "duration_s": 60}, 422, "nodes"),
         ({"nodes": ["n001"], "duration_s": 0}, 422, "duration_s"),
         ({"nodes": ["n001"], "duration_s": 1e12}, 422, "duration_s"),
@@ -69,3 +70,22 @@ def test_what_cannot_be_told_is_refused_by_name(client: Client, body: Any, statu
     response = client.post("/v1/risk/gang", json=body)
     assert response.status_code == status
     assert named in response.text
+
+
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)  # type: ignore[arg-type]
+
+    __hash__ = str.__hash__
+
+
+def test_many_names_are_not_compared_each_with_each() -> None:
+    names = [Counted(f"n{n}") for n in range(500)]
+    assert gang_risk.named_twice(names) is None
+    assert gang_risk.named_twice([*names, Counted("n7")]) == "n7"
+    assert Counted.compared < 5000
