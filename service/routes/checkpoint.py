@@ -19,6 +19,7 @@ from service.routes.table import Query, Row, answer, encode
 
 DAY = RISK_HORIZONS_S.index(86_400)
 FAIL = RISK_KINDS.index("fail")
+NOT_LOOKED_AT = "It was not looked at yet; ask again in some seconds."
 USUAL = float(1 - np.exp(-base_hazard(86_400)[FAIL]))
 
 
@@ -46,10 +47,14 @@ async def checkpoint(request: Request, context: Context, query: Query) -> Respon
     feed, board = context.feed, context.feed.board()
     name = request.path_params["job"]
     row = find_job(feed, board, name)
-    seen = part_of(feed, board, "doc.fingerprints", name) or {}
+    seen = part_of(feed, board, "doc.fingerprints", name)
     as_of_ms = feed.as_of_ms(board, "node.risk")
     rate = _rate(feed, board, row["nodes"])
-    body = {"as_of_ms": as_of_ms, "model": board.meta("node.risk")["model"], **_body(seen, rate, len(row["nodes"]))}
+    found = _body(seen or {}, rate, len(row["nodes"]))
+    if seen is None and row["state"] != "queued":
+        running = row["state"] == "running"
+        found["sentence"] = NOT_LOOKED_AT if running else f"It is {row['state']}: there is nothing left to checkpoint."
+    body = {"as_of_ms": as_of_ms, "model": board.meta("node.risk")["model"], **found}
     return answer(context, board, as_of_ms, encode(body))
 
 

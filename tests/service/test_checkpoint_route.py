@@ -41,6 +41,15 @@ def test_a_job_without_nodes_and_one_that_nobody_knows(tmp_path: Path) -> None:
         assert client.get("/v1/jobs/none/checkpoint").status_code == 404
 
 
+def test_a_job_that_was_not_looked_at_yet_and_one_that_is_over_say_so(tmp_path: Path) -> None:
+    publish(tmp_path).publish([Section("doc.fingerprints", encode({}), NOW_MS)], NOW_MS)
+    with Client(create_app(config(tmp_path), ManualClock(NOW_MS))) as client:
+        runs, over = (client.get(f"/v1/jobs/{job}/checkpoint").json() for job in ("team/a", "c"))
+    assert runs["sentence"] == "It was not looked at yet; ask again in some seconds."
+    assert over["sentence"] == "It is failed: there is nothing left to checkpoint."
+    assert runs["interval_s"] is over["interval_s"] is None
+
+
 @pytest.mark.parametrize(("cost_s", "rate"), [(1.0, 0.01), (30.0, 3.3), (120.0, 40.0)])
 def test_no_other_interval_is_much_better(cost_s: float, rate: float) -> None:
     plan = plan_of(cost_s, rate)
