@@ -48,7 +48,8 @@ class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How faults come. `scale` multiplies the rates of faults, `decoy_scale` those of decoys; 0: none.
 
     `precursor_share` replaces every kind's own where it is not negative; a precursor leads up for `precursor_s`;
-    of what was repaired, `repeat_share` comes again within `repeat_within_s`.
+    of what was repaired, `repeat_share` comes again within `repeat_within_s`. `repairs_told`: node events tell of the
+    drain for a repair and of the return from it.
     """
 
     scale: float = 100.0
@@ -61,6 +62,7 @@ class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watchdog_s: float = 900.0
     repeat_share: float = 0.22
     repeat_within_s: float = 86_400.0
+    repairs_told: bool = True
 
 
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,12 +10,13 @@ import msgspec
 import numpy as np
 
 from fleet.errors import ConfigError
-from fleet.events import JobEvent
+from fleet.events import JobEvent, NodeEvent
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.columns import Recorder
 from simulator.effects import Levels
 from simulator.fault_file import FaultFile, to_toml
 from simulator.faults import FaultPlan, Incident
+from simulator.repairs import Repairs
 from simulator.tenants import Tenants
 from simulator.truth import FaultRecord, FaultTruth
 
@@ -94,9 +95,10 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
     recorder = Recorder(fleet, folder / "samples", file.seed, file.fleet.lost_scrapes_share)
     keeper = TruthKeeper(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
     spec.write_topology(folder / "topology.toml")
+    repairs = Repairs(fleet.faults, fleet.names)
     step_ms, start_ms = round(file.interval_s * 1000), start_of(file)
     rounds = int(file.hours * 3600 / file.interval_s)
-    with (folder / "events.jsonl").open("wb") as events:
+    with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
         for number in range(1, rounds + 1):
             now_ms = start_ms + number * step_ms
             if number == 1 + int(WARM_UP_S / file.interval_s):
@@ -104,6 +106,8 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
             fleet.advance(now_ms)
             keeper.note(now_ms)
             write_events(events, tenants.step(now_ms))
+            if file.draw.repairs_told:
+                write_events(node_events, repairs.step(now_ms))
             recorder.take(now_ms)
             if number % max(1, rounds // 10) == 0:
                 say(f"{number * file.interval_s / 3600:.1f} h of {file.hours:g}")
@@ -142,7 +146,7 @@ def finish_folder(folder: Path, truths: list[FaultTruth], say: Say) -> Path:
     return folder
 
 
-def write_events(file: Any, events: Iterable[JobEvent]) -> None:
+def write_events(file: Any, events: Iterable[JobEvent | NodeEvent]) -> None:
     file.writelines(msgspec.json.encode(event) + b"\n" for event in events)
 
 

@@ -23,6 +23,7 @@ from simulator.faults import FaultPlan, FaultSettings
 from simulator.h100 import DCGM_FIELDS, NODE_FIELDS, RECORDED_PORT_FIELDS, RecordedRun, load_recorded_fleet
 from simulator.instrument import Say, TruthKeeper, finish_folder, make_folder, start_of, write_events
 from simulator.magnitudes import Fault
+from simulator.repairs import Repairs
 from simulator.workload import CONTEXT_POWER_W, PHASE_LEVELS, JobPhase
 
 RECORDED = Path("faults") / "recorded"
@@ -50,14 +51,16 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
     player = Player(runs, file)
     keeper = TruthKeeper(player.plan, player.job_and_factor)
-    files = Files(folder / "samples", player)
+    files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
     start_ms, step_ms = start_of(file), round(file.recorded.interval_s * 1000)
-    with (folder / "events.jsonl").open("wb") as events:
+    with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
         for number in range(1, player.rounds + 1):
             now_ms = start_ms + number * step_ms
             player.advance(now_ms)
             keeper.note(now_ms)
             write_events(events, player.events(now_ms))
+            if file.draw.repairs_told:
+                write_events(node_events, repairs.step(now_ms))
             files.take(now_ms)
     files.close()
     return finish_folder(folder, keeper.truths(), say)

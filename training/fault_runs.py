@@ -1,9 +1,10 @@
 """Runs with injected faults, as `fleetcast simulate faults` writes them: what a fleet showed, told and really had.
 
 A folder below `faults/simulated` or `faults/recorded` holds `config.toml`, `topology.toml`, `truth.jsonl` (a fault or
-decoy a line), `events.jsonl` (job events in order of time) and `samples/KIND.parquet`: `time_ms`, `node`, `index`,
-then a column a metric of the catalogue, in its unit, counters raw; null where it was not reported. Rows are in order
-of time; a row group holds whole rounds, the same ones in every file.
+decoy a line), `events.jsonl` (job events in order of time), `node_events.jsonl` (drains and returns; may be missing)
+and `samples/KIND.parquet`: `time_ms`, `node`, `index`, then a column a metric of the catalogue, in its unit, counters
+raw; null where it was not reported. Rows are in order of time; a row group holds whole rounds, the same ones in every
+file.
 """
 
 import tomllib
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from fleet.entities import Entities
 from fleet.errors import ConfigError
-from fleet.events import JobEvent
+from fleet.events import JobEvent, NodeEvent
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Topology
@@ -29,6 +31,8 @@ from ingest.topology import load_topology
 FOLDERS = ("faults/simulated", "faults/recorded")
 KEYS = ("time_ms", "node", "index")
 _EVENTS = msgspec.json.Decoder(JobEvent)
+Event = TypeVar("Event", bound=JobEvent | NodeEvent)
+_NODE_EVENTS = msgspec.json.Decoder(NodeEvent)
 
 
 class FaultTruth(msgspec.Struct, frozen=True):
@@ -56,11 +60,12 @@ class FaultTruth(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One scrape of the whole fleet, and the job events told since the round before."""
+    """One scrape of the whole fleet, and the job and node events told since the round before."""
 
     time_ms: int
     batches: tuple[SampleBatch, ...]
     events: tuple[JobEvent, ...]
+    node_events: tuple[NodeEvent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,19 +100,18 @@ class FaultRun:
 
     def rounds(self, entities: Entities) -> Iterator[Round]:
         """Every scrape in order of time; batches carry rows of `entities`."""
-        events = self._events()
-        ahead = next(events, None)
+        events = _Told(self._lines("events.jsonl", _EVENTS))
+        node_events = _Told(self._lines("node_events.jsonl", _NODE_EVENTS))
         for time_ms, batches in self._batches(entities):
-            told: list[JobEvent] = []
-            while ahead is not None and ahead.time_ms <= time_ms:
-                told.append(ahead)
-                ahead = next(events, None)
-            yield Round(time_ms, batches, tuple(told))
+            yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
 
-    def _events(self) -> Iterator[JobEvent]:
-        with (self.folder / "events.jsonl").open("rb") as file:
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[Event]) -> Iterator[Event]:
+        path = self.folder / name
+        if not path.exists():
+            return
+        with path.open("rb") as file:
             for line in file:
-                yield _EVENTS.decode(line)
+                yield decoder.decode(line)
 
     def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
         paths = sorted((self.folder / "samples").glob("*.parquet"))
@@ -122,6 +126,21 @@ class FaultRun:
             for time_ms in np.unique(np.concatenate([block.time_ms for block in blocks])).tolist():
                 parts = (block.at(time_ms) for block in blocks)
                 yield time_ms, tuple(part for part in parts if len(part))
+
+
+class _Told(Generic[Event]):
+    """Events in order of time, handed out as time goes on."""
+
+    def __init__(self, events: Iterator[Event]) -> None:
+        self._events = events
+        self._ahead = next(events, None)
+
+    def until(self, time_ms: int) -> tuple[Event, ...]:
+        told: list[Event] = []
+        while self._ahead is not None and self._ahead.time_ms <= time_ms:
+            told.append(self._ahead)
+            self._ahead = next(self._events, None)
+        return tuple(told)
 
 
 @dataclass(frozen=True, slots=True)

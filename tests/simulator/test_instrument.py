@@ -9,6 +9,7 @@ import pytest
 from fleet.entities import Entities
 from fleet.errors import ConfigError
 from fleet.events import Failed, Finished, Started, Step
+from fleet.nodes import NodeTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from ingest.exporters import ExporterResolver
@@ -125,6 +126,24 @@ def test_a_gpu_off_the_bus_has_no_rows(run: FaultRun) -> None:
             (gpus,) = [batch for batch in round_.batches if batch.kind is EntityKind.GPU]
             names = {entities[EntityKind.GPU].names[row] for row in np.unique(gpus.entity).tolist()}
             assert f"{gone.node}/{gone.gpu}" not in names
+
+
+def test_repairs_are_told_and_nothing_else_of_a_fault(run: FaultRun) -> None:
+    told = [event for round_ in run.rounds(Entities()) for event in round_.node_events]
+    repaired = {"ecc_storm", "gpu_off_bus", "node_lost", "pcie_downgrade"}
+    ends = {(row.node, row.end_ms) for row in run.truth if row.kind in repaired and row.end_ms and row.visible}
+    table = NodeTable()
+    drains, undrains = 0, 0
+    for event in told:
+        assert event.type in ("drain", "undrain", "returned")
+        drains, undrains = drains + (event.type == "drain"), undrains + (event.type == "undrain")
+        if event.type == "undrain":
+            assert any(event.node == node and 0 <= event.time_ms - end_ms <= 30_000 for node, end_ms in ends)
+        record = table.apply(event)
+        assert record is not None
+        assert record.drained == (event.type == "drain") or event.type == "returned"
+    assert len(ends) >= undrains >= 4
+    assert 0 <= drains - undrains <= 8  # the rest was under way at the end
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""What an operator's tools tell of repairs: a node is drained while somebody works on it, and given back after.
+
+Only of faults that somebody saw and that end by a repair (a reset, a reseated or replaced part, a reboot), not of what
+passes by itself. Nobody tells that a fault began: that is for telemetry to find.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fleet.events import NodeEvent
+from simulator.faults import FaultPlan, Incident
+from simulator.shape import NeedsReset
+
+Told = Literal["drain", "undrain", "returned"]
+
+SOURCE = "operator"
+WORK_MS = 300_000  # a repair takes at most so long; it begins no sooner than the fault was seen
+
+
+@dataclass(slots=True)
+class Repairs:
+    """`step` is called after every advance of the fleet. names: of the nodes, by row."""
+
+    plan: FaultPlan
+    names: Sequence[str]
+    _under_way: dict[str, Incident] = field(default_factory=dict)
+    _told: dict[str, int] = field(default_factory=dict)
+
+    def step(self, now_ms: int) -> list[NodeEvent]:
+        """The drains and returns since the last call."""
+        active = {row.fault_id: row for row in self.plan.active() if _is_repaired(row)}
+        over = [row for name, row in self._under_way.items() if name not in active]
+        self._under_way = {name: row for name, row in self._under_way.items() if name in active}
+        held = {row.node for row in self._under_way.values()}
+        events = [event for row in over if row.node not in held for event in self._back(row, now_ms)]
+        for name, row in active.items():
+            if name not in self._under_way and row.visible_ms is not None and now_ms >= row.end_ms - WORK_MS:
+                self._under_way[name] = row
+                events.append(self._event(row, "drain", now_ms, f"repair: {row.kind}"))
+        return events
+
+    def _back(self, row: Incident, now_ms: int) -> Iterable[NodeEvent]:
+        if row.kind == "node_lost":
+            yield self._event(row, "returned", now_ms, "rebooted")
+        yield self._event(row, "undrain", now_ms, f"repaired: {row.kind}")
+
+    def _event(self, row: Incident, type: Told, now_ms: int, message: str) -> NodeEvent:
+        node = self.names[row.node]
+        sequence = self._told[node] = self._told.get(node, -1) + 1
+        return NodeEvent(node=node, source=SOURCE, sequence=sequence, time_ms=now_ms, type=type, message=message)
+
+
+def _is_repaired(row: Incident) -> bool:
+    return isinstance(row.shape, NeedsReset)
