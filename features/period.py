@@ -5,12 +5,12 @@ Plan:
        the curves are averaged: what repeats shows in all channels at one lag, noise does not
     2. candidates are the hills of that curve; the first one that is nearly as high as the highest is the period
        (later ones are its multiples, lower ones before it are micro-batches)
-    3. the hill must hold a line of the spectrum, too, and be refined at its multiples: a hundredth of a sample
-       matters where a period has four
-    4. aliasing: what repeats more often than every four samples is not seen, or seen as a slow beat. A beat is faint,
+    3. the highest hill must be higher than those of shuffled copies of the same samples: what chance makes of them
+    4. the hill is refined at its multiples: a hundredth of a sample matters where a period has four
+    5. aliasing: what repeats more often than every four samples is not seen, or seen as a slow beat. A beat is faint,
        since a sample is a mean over its interval: below a swing that steps leave, nothing is said
 
-After AutoPeriod (Vlachos et al., SDM 2005): a spectrum proposes, the autocorrelation disposes.
+After AutoPeriod (Vlachos et al., SDM 2005): shuffled copies say what is no chance, the autocorrelation where it is.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,11 @@ Array = NDArray[np.float64]
 SAMPLES_A_PERIOD = 4.0
 FEWEST_SAMPLES = 24
 LONGEST_PERIODS = 3  # the longest lag is a third of the series
-HILL = 0.25  # of the averaged autocorrelation
+COPIES, CHANCE = 100, 0.99  # shuffled copies, and the level of their highest autocorrelations that a hill must pass
+SHUFFLED_VALUES = 300_000  # of all copies together: a part of a long series tells as much, scaled
+HILL = (
+    0.25  # of the averaged autocorrelation, at the least: telemetry that drifts is more alike than its shuffled copies
+)
 NEARLY = 0.8  # of the highest hill up to WITHIN times its lag: a step has no more micro-batches
 WITHIN = 12
 MOST_MULTIPLES = 8
@@ -50,54 +54,75 @@ def find_period(channels: Array, interval_s: float) -> Period:
     >>> round(find_period(1 + beat[None, :], 0.5).period_s, 2)
     6.25
     """
-    usable = [_filled(row) for row in channels if np.isfinite(row).mean() >= LEAST_KNOWN]
-    if not usable or channels.shape[1] < FEWEST_SAMPLES:
+    known = np.isfinite(channels)
+    usable = known.mean(axis=1) >= LEAST_KNOWN if channels.shape[1] else np.zeros(len(channels), bool)
+    if not usable.any() or channels.shape[1] < FEWEST_SAMPLES:
         return Period(None, f"fewer than {FEWEST_SAMPLES} samples in a row")
-    swings = [_swing(row) for row in usable]
-    lively = [row for row, swing in zip(usable, swings, strict=True) if swing > CHANNEL_SWING]
-    if max(swings) < LEAST_SWING:
+    rows, swings = _swinging(channels[usable], known[usable])
+    if swings.max() < LEAST_SWING:
         return Period(None, "nothing swings: either it does not repeat, or faster than the samples can show")
+    lively = rows[swings > CHANNEL_SWING]
     curve = _autocorrelation(lively)
-    lag = _first_hill(curve)
+    lag = _first_hill(curve, max(HILL, _by_chance(lively, len(curve) // FINE)))
     if lag is None:
         return Period(None, "nothing repeats")
     fine = _refined(curve, lag) / FINE
     if fine < SAMPLES_A_PERIOD or _is_beat(lively, fine):
         return Period(None, f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than the samples can show")
-    return Period(fine * interval_s, "", float(curve[lag]))
+    return Period(fine * interval_s, "", min(float(curve[lag]), 1.0))
 
 
-def _filled(row: Array) -> Array:
-    """Gaps bridged, stalls clipped, slow drift taken off; the mean stays."""
-    from scipy import signal
+def _swinging(rows: Array, known: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """(channel, sample) gaps bridged, stalls clipped, slow drift and mean taken off; (channel,) spread over mean."""
+    at = np.arange(rows.shape[1])
+    whole = rows.copy()
+    for channel in np.flatnonzero(~known.all(axis=1)).tolist():
+        whole[channel] = np.interp(at, at[known[channel]], rows[channel, known[channel]])
+    low, high = np.quantile(whole, (0.01, 0.99), axis=1)
+    whole = np.clip(whole, low[:, None], high[:, None])
+    mean = whole.mean(axis=1)
+    time = at - at.mean()
+    slope = (whole - mean[:, None]) @ time / (time @ time)
+    level = whole - mean[:, None] - slope[:, None] * time
+    spread, scale = level.std(axis=1), np.abs(mean)
+    return level, np.divide(spread, scale, out=np.zeros(len(level)), where=scale > 0)
 
-    known = np.isfinite(row)
-    whole = np.interp(np.arange(len(row)), np.flatnonzero(known), row[known])
-    low, high = np.quantile(whole, (0.01, 0.99))
-    whole = np.clip(whole, low, high)
-    return np.asarray(signal.detrend(whole) + whole.mean())
+
+def _correlated(rows: Array, lags: int) -> Array:
+    """(..., lag) the mean over channels of their autocorrelations at lags 0..lags; rows (..., channel, sample)."""
+    many = rows.shape[-1]
+    length = 1 << (many + lags).bit_length()
+    lines = np.fft.rfft(rows, length)
+    energy = np.maximum((rows**2).sum(axis=-1), np.finfo(np.float64).tiny)
+    power = ((lines.real**2 + lines.imag**2) / energy[..., None]).mean(axis=-2)
+    left = 1 - np.arange(lags + 1) / many  # of the samples have a partner at that lag
+    return np.asarray(np.fft.irfft(power, length)[..., : lags + 1] / left)
 
 
-def _swing(row: Array) -> float:
-    mean = float(np.abs(row).mean())
-    return float(row.std()) / mean if mean > 0 else 0.0
-
-
-def _autocorrelation(rows: list[Array]) -> Array:
-    """The mean of the rows' autocorrelations, at FINE lags a sample: hills lie between samples, too."""
-    from scipy import signal  # slow to import, both: only who looks for a period waits
-    from statsmodels.tsa.stattools import acf
-
-    lags = min(len(rows[0]) // LONGEST_PERIODS, LAGS)
-    curve = np.mean([acf(row, nlags=lags, fft=True, adjusted=True) for row in rows], axis=0)
+def _autocorrelation(rows: Array) -> Array:
+    """The mean of the channels' autocorrelations, at FINE lags a sample: hills lie between samples, too."""
+    lags = min(rows.shape[1] // LONGEST_PERIODS, LAGS)
+    curve = _correlated(rows, lags)
     even = np.concatenate((curve, curve[-2:0:-1]))
-    return np.asarray(signal.resample(even, FINE * len(even))[: FINE * lags])
+    return np.asarray(np.fft.irfft(np.fft.rfft(even), FINE * len(even))[: FINE * lags] * FINE)
 
 
-def _first_hill(curve: Array) -> int | None:
-    from scipy import signal
+def _by_chance(rows: Array, lags: int) -> float:
+    """What the highest autocorrelation of shuffled samples stays below, CHANCE of the time; channels move together."""
+    channels, many = rows.shape
+    part = min(many, max(4 * FEWEST_SAMPLES, SHUFFLED_VALUES // (COPIES * channels)))
+    rng = np.random.default_rng(0)
+    order = rng.random((COPIES, many), np.float32).argsort(axis=1)[:, :part]
+    copies = rows[:, order].swapaxes(0, 1)
+    curves = _correlated(copies, max(1, round(lags * part / many)))
+    highest = float(np.quantile(curves[:, 1:].max(axis=-1), CHANCE))
+    return highest * float(np.sqrt(part / many))  # its spread falls with the root of the samples
 
-    hills, _ = signal.find_peaks(curve, height=HILL, prominence=HILL / 2)
+
+def _first_hill(curve: Array, height: float) -> int | None:
+    from scipy import signal  # slow to import: only who looks for a period waits
+
+    hills, _ = signal.find_peaks(curve, height=height, prominence=height / 2)
     if not len(hills):
         return None
     for hill in hills.tolist():
@@ -107,19 +132,13 @@ def _first_hill(curve: Array) -> int | None:
     return None
 
 
-def _is_beat(rows: list[Array], period: float) -> bool:
+def _is_beat(rows: Array, period: float) -> bool:
     """Whether lines faster than four samples outshine those of the period: then it is a multiple of one of them."""
-    power = np.mean([_spectrum(row) for row in rows], axis=0)
-    frequency = np.arange(len(power)) / (2 * (len(power) - 1))
+    spread = rows.std(axis=1, keepdims=True)
+    power = (np.abs(np.fft.rfft(rows / spread * np.hanning(rows.shape[1]))) ** 2).mean(axis=0)
+    frequency = np.arange(len(power)) / rows.shape[1]
     own = np.abs(frequency * period - 1) < 0.1
     return bool(power[frequency > 1 / SAMPLES_A_PERIOD].max() > power[own].max(initial=0.0))
-
-
-def _spectrum(row: Array) -> Array:
-    from scipy import signal
-
-    _, power = signal.periodogram(row / row.std(), window="hann", detrend="constant")
-    return np.asarray(power)
 
 
 def _refined(curve: Array, lag: int) -> float:

@@ -11,6 +11,7 @@
 Each sample is judged by itself and those before it, so the last one is the phase now.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -59,78 +60,93 @@ class PhaseRule:
     def phases(self, levels: Levels) -> NDArray[np.int8]:
         """(sample,) index into PHASES."""
         track = _Track(levels, self.warmup_s)
-        return np.array([track.step(at) for at in range(len(levels.activity))], np.int8)
+        columns = (levels.activity, levels.memory_gib, levels.exchange, levels.host)
+        samples = zip(*(column.tolist() for column in columns), strict=True)
+        return np.array([track.step(at, *sample) for at, sample in enumerate(samples)], np.int8)
+
+
+class _Usual:
+    """The median of the last `many` values; 0 before the first."""
+
+    def __init__(self, many: int) -> None:
+        self.values: deque[float] = deque(maxlen=many)
+        self._median: float | None = 0.0
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+        self._median = None
+
+    @property
+    def median(self) -> float:
+        if self._median is None:
+            ordered, middle = sorted(self.values), len(self.values) // 2
+            self._median = (ordered[middle] + ordered[~middle]) / 2
+        return self._median
 
 
 class _Track:
     """What is known of a job up to a sample."""
 
     def __init__(self, levels: Levels, warmup_s: float) -> None:
-        self.levels = levels
+        self.interval_s, self.age_s = levels.interval_s, levels.age_s
         self.warmup_s = warmup_s
         many = max(3, round(USUAL_S / levels.interval_s))
-        self.activity: deque[float] = deque(maxlen=many)
-        self.exchange: deque[float] = deque(maxlen=many)
-        self.host: deque[float] = deque(maxlen=many)
+        self.activity, self.exchange, self.host = _Usual(many), _Usual(many), _Usual(many)
         self.most_gib = 0.0
         self.grew = 0  # the sample that last had more memory
         self.began: int | None = None  # the first sample that computed
         self.stopped: int | None = None  # since when it does not
 
-    def step(self, at: int) -> int:
+    def step(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
         """The phase at the next sample."""
-        levels = self.levels
-        activity = _known(levels.activity[at])
-        memory = _known(levels.memory_gib[at], self.most_gib)
+        activity, memory = _known(activity), _known(memory, self.most_gib)
         if memory > self.most_gib * 1.02:
             self.most_gib, self.grew = memory, at
-        usual = float(np.median(self.activity)) if self.activity else 0.0
-        if activity > max(ACTIVE, GONE * usual):
+        if activity > max(ACTIVE, GONE * self.activity.median):
             self.stopped = None
             if self.began is None:
                 self.began = at
-            return self._computing(at, activity, usual)
+            return self._computing(at, activity, _known(exchange), _known(host))
         if self.began is None:
             return self._not_yet(at, memory)
-        return self._pausing(at, memory)
+        return self._pausing(at, memory, _known(host))
 
-    def _computing(self, at: int, activity: float, usual: float) -> int:
-        exchange, host = _known(self.levels.exchange[at]), _known(self.levels.host[at])
-        usual_exchange = float(np.median(self.exchange)) if self.exchange else 0.0
-        alone = usual_exchange > 0 and exchange < NO_EXCHANGE * usual_exchange
-        if alone and activity < REDUCED * usual and not self._is_warm(at):
+    def _computing(self, at: int, activity: float, exchange: float, host: float) -> int:
+        usual = self.exchange.median
+        alone = usual > 0 and exchange < NO_EXCHANGE * usual
+        is_warm = self._is_warm(at)
+        if alone and activity < REDUCED * self.activity.median and not is_warm:
             return EVALUATION
-        self.activity.append(activity)
-        self.exchange.append(exchange)
-        self.host.append(host)
-        return WARMUP if self._is_warm(at) else STEADY
+        self.activity.add(activity)
+        self.exchange.add(exchange)
+        self.host.add(host)
+        return WARMUP if is_warm else STEADY
 
     def _is_warm(self, at: int) -> bool:
         """Whether it warms up still; a job that was older than that at the first sample computed before."""
         assert self.began is not None
-        if self.began == 0 and self.levels.age_s > self.warmup_s:
+        if self.began == 0 and self.age_s > self.warmup_s:
             return False
-        return (at - self.began) * self.levels.interval_s < self.warmup_s
+        return (at - self.began) * self.interval_s < self.warmup_s
 
     def _not_yet(self, at: int, memory: float) -> int:
         if memory < CONTEXT_GIB:
             return INIT if self.most_gib < CONTEXT_GIB else COOLDOWN
-        full_s = (at - self.grew) * self.levels.interval_s + (self.levels.age_s if self.grew == 0 else 0.0)
+        full_s = (at - self.grew) * self.interval_s + (self.age_s if self.grew == 0 else 0.0)
         if full_s < FULL_S:
             return LOADING
         return WARMUP if full_s < FULL_S + self.warmup_s else STEADY
 
-    def _pausing(self, at: int, memory: float) -> int:
+    def _pausing(self, at: int, memory: float, host: float) -> int:
         if self.stopped is None:
             self.stopped = at
-        long = (at - self.stopped) * self.levels.interval_s >= LONG_S
+        long = (at - self.stopped) * self.interval_s >= LONG_S
         if memory < KEPT * self.most_gib or long:
             return COOLDOWN
-        usual_host = float(np.median(self.host)) if self.host else 0.0
-        if _known(self.levels.host[at]) > HOST * usual_host:
+        if host > HOST * self.host.median:
             return CHECKPOINT
         return WARMUP if self._is_warm(at) else STEADY
 
 
 def _known(value: float, otherwise: float = 0.0) -> float:
-    return float(value) if np.isfinite(value) else otherwise
+    return value if math.isfinite(value) else otherwise
