@@ -10,6 +10,7 @@ by more than the scale's ratio, by more than its sigmas of the job's own noise (
 sqrt(n)), and by more than what windows of this length reached before in this very job. All on logarithms.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,6 +24,9 @@ MEDIAN_SPREAD = 1.2533  # standard deviation of a median over that of a mean, no
 FEWEST_BEFORE = 12
 PEAK_QUANTILE, PEAK_MARGIN = 0.95, 0.03
 LONGEST_OF_FEW = 4
+BEST, CREPT = 64, 32  # steps
+CREPT_RATIO, CREPT_SIGMAS = 1.10, 4.0
+ROUNDING = 1e-6  # of a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,13 @@ class Scale:
     def of(self, windows: Array) -> Array:
         """(...,) what counts of logarithms (..., steps)."""
         return np.asarray(windows.min(axis=-1) if self.by_least else _median(windows))
+
+    def past(self, log: Array) -> Array:
+        """(window,) what counts of every window of logarithms (step,)."""
+        if self.by_least:  # few steps: a row a shift takes a tenth of the time
+            windows = len(log) - self.steps + 1
+            return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
+        return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
 
 SCALES = (Scale(3, 1.12, 4.0, True), Scale(8, 1.08, 4.5), Scale(16, 1.07, 4.0), Scale(32, 1.06, 4.0))
@@ -61,13 +72,12 @@ def measure_of(duration: Array, scale: Scale) -> Measure | None:
     before = log[: -scale.steps]
     if len(before) < max(FEWEST_BEFORE, scale.steps):
         return None
-    usual = float(np.median(before))
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(before - usual)))
+    usual = _middle(before)
+    sigma = MAD_TO_SIGMA * _middle(np.abs(before - usual))
     noise = sigma if scale.by_least else sigma * _spread(scale.steps)
-    limit = usual + max(float(np.log(scale.ratio)), scale.sigmas * noise)
+    limit = usual + max(math.log(scale.ratio), scale.sigmas * noise)
     if len(before) >= max(16, 2 * scale.steps):
-        past = scale.of(np.lib.stride_tricks.sliding_window_view(before, scale.steps))
-        limit = max(limit, float(np.quantile(past, PEAK_QUANTILE)) + PEAK_MARGIN)
+        limit = max(limit, _peak(scale.past(before)) + PEAK_MARGIN)
     return Measure(round(float(np.exp(usual)), 9), round(float(np.exp(limit)), 9), scale.steps)
 
 
@@ -81,14 +91,48 @@ def slowed(duration: Array) -> Measure | None:
     >>> slowed(np.array([2.0] * 30 + [9.0] * 2)) is None
     True
     """
+    log = np.log(np.maximum(duration, 1e-9))
     for scale in SCALES:
         if len(duration) < scale.steps + FEWEST_BEFORE:
             break
+        last = float(scale.of(log[-scale.steps :]))
+        if last <= _middle(log[: -scale.steps]) + math.log(scale.ratio) - ROUNDING:
+            continue  # below the least limit that there is, as in most ticks
         measure = measure_of(duration, scale)
-        last = np.log(np.maximum(duration[-scale.steps :], 1e-9))
-        if measure is not None and float(np.exp(scale.of(last))) > measure.limit_s:
+        if measure is not None and math.exp(last) > measure.limit_s:
             return measure
     return None
+
+
+def best_pace(duration: Array, before_s: float | None = None) -> float | None:
+    """Seconds of a step in the job's best BEST steps in a row (their median), and as it was known `before`.
+
+    Unlike the median of all steps it does not follow a job that becomes slower little by little.
+    """
+    if len(duration) < BEST:
+        return before_s
+    windows = np.lib.stride_tricks.sliding_window_view(duration, BEST)[:: BEST // 4]
+    best_s = float(_median(windows).min())
+    return best_s if before_s is None else min(best_s, before_s)
+
+
+def crept(duration: Array, best_s: float | None) -> Measure | None:
+    """The measure by which the last steps are slow beside the job's best ones, however slowly it came; None: not.
+
+    >>> creeping = np.linspace(1.0, 1.25, 250)
+    >>> slowed(creeping) is None, crept(creeping, best_pace(creeping)) is None
+    (True, False)
+    """
+    if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
+        return None
+    log = np.log(np.maximum(duration, 1e-9))
+    moves = np.abs(np.diff(log))  # noise without the drift: of differences, sqrt(2) sigma
+    sigma = MAD_TO_SIGMA * float(np.median(moves)) / np.sqrt(2)
+    limit = float(np.log(best_s)) + float(np.log(CREPT_RATIO)) + CREPT_SIGMAS * sigma * _spread(CREPT)
+    recent = float(np.median(log[-CREPT:]))
+    if recent <= limit:
+        return None
+    return Measure(round(best_s, 9), round(float(np.exp(limit)), 9), CREPT)
 
 
 def still_slow(duration: Array, measure: Measure) -> bool:
@@ -106,6 +150,27 @@ def _median(windows: Array) -> Array:
     half = windows.shape[-1] // 2
     parts = np.partition(windows, (half - 1, half), axis=-1)
     return np.asarray((parts[..., half - 1] + parts[..., half]) / 2)
+
+
+def _middle(values: Array) -> float:
+    """The median of some hundreds of numbers, in a tenth of the time that numpy's takes."""
+    half = len(values) // 2
+    if len(values) % 2:
+        return float(np.partition(values, half)[half])
+    parts = np.partition(values, (half - 1, half))
+    return float(parts[half - 1] + parts[half]) / 2
+
+
+def _peak(values: Array) -> float:
+    """The PEAK_QUANTILE, between the two nearest as numpy has it.
+
+    >>> _peak(np.arange(11.0))
+    9.5
+    """
+    place = PEAK_QUANTILE * (len(values) - 1)
+    at = min(int(place), len(values) - 2)
+    parts = np.partition(values, (at, at + 1))
+    return float(parts[at] + (parts[at + 1] - parts[at]) * (place - at))
 
 
 @lru_cache
