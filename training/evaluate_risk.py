@@ -5,7 +5,7 @@ horizon. Fitted once on the train folder; in the test span history moves on with
 that no file lists never had a fault: they are filled up to the stated size of the fleet.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from models.hazard import FaultHistory, HorizonFit, features, in_repair, own_rate
+from fleet.errors import RecordError
+from models.hazard import (
+    HORIZONS_DAYS,
+    WARM_UP_DAYS,
+    FaultHistory,
+    HistoryFit,
+    PastDays,
+    fit_history,
+    in_repair,
+    own_rate,
+    past_days,
+)
 from training.data_folders import read_table
-from training.fit_hazard import fit_horizon
 from training.results import Results, Row
-from training.risk_metrics import METRICS, NodeDays, Ranked, with_intervals
+from training.risk_metrics import METRICS, NodeDays, Ranked, differences, with_intervals
 from training.risk_runs import judge_runs
 
 Array = NDArray[np.float64]
@@ -25,11 +35,13 @@ Say = Callable[[str], None]
 
 FILE = "fault_intervals.parquet"
 STATED_NODES = {"faults/infinitehbd": 400}
-HORIZONS_DAYS = (1, 7)
-WARM_UP_DAYS = 14  # of history before the first row that is fitted on
+NEEDED = ("node", "start_day", "end_day")
+LONGEST_DAYS = 20_000  # a trace that spans more is in another unit
 CENSORED_DAYS = max(HORIZONS_DAYS)
 DAY_S, DAY_MS = 86_400, 86_400_000
 NEVER_DAYS = 1e6
+PAIRED = ("recency", "count")  # whose difference from ours is told with an interval of its own
+DIFFERENCES = ("auroc", "precision_top20")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +69,17 @@ class FaultSet:
     def train(self) -> FaultHistory:
         """What was known at the end of the train folder."""
         some, whole = slice(self.train_faults), self.history
-        return FaultHistory(whole.node[some], whole.start_day[some], whole.end_day[some]).until(self.cut_day)
+        node, start, end, hardware = whole.node[some], whole.start_day[some], whole.end_day[some], whole.hardware[some]
+        return FaultHistory(node, start, end, hardware).until(self.cut_day)
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """Rows of many days: columns (n, feature), day (n,), and what baselines go by, each (n,)."""
+class Baselines:
+    """What the rows of some days are ranked by instead, each (n,)."""
 
-    columns: Array
-    day: NDArray[np.int64]
-    node: NDArray[np.int64]
     recency: Array
     count: Array
     rate: Array
-
-    def labels(self, history: FaultHistory, horizon_days: int) -> NDArray[np.bool_]:
-        """(n,) a fault of the node begins in (day, day + horizon]."""
-        found = np.zeros(len(self.day), bool)
-        for node, start_day in zip(history.node.tolist(), history.start_day.tolist(), strict=True):
-            found |= (self.node == node) & (self.day < start_day) & (start_day <= self.day + horizon_days)
-        return found
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
@@ -98,47 +101,70 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
     """The faults of both folders; or why they cannot be judged."""
-    tables = [read_table(path) for path in (train, test)]
-    missing = {"node", "start_day", "end_day"} - set(tables[0].columns) - set(tables[1].columns)
+    try:
+        tables = [read_table(path) for path in (train, test)]
+    except RecordError as error:
+        return str(error)
+    missing = set(NEEDED) - (set(tables[0].columns) & set(tables[1].columns))
     if missing:
         return f"no column {', '.join(sorted(missing))}"
-    tables[0] = tables[0].drop_duplicates()
-    table = pd.concat(tables, ignore_index=True).drop_duplicates()  # a later copy may hold the train rows, too
+    tables = [_faults(table) for table in tables]
+    table = pd.concat(tables, ignore_index=True)
+    table["end_day"] = table.groupby(["node", "start_day"])["end_day"].transform("max")  # a later copy may know more
+    table = table.drop_duplicates(["node", "start_day"])  # and may hold the train rows, too
     sizes = len(tables[0]), len(table) - len(tables[0])
-    names, node = np.unique(table["node"].astype(str).to_numpy(), return_inverse=True)
-    start, end = (np.asarray(table[name], np.float64) for name in ("start_day", "end_day"))
-    if not min(sizes) or not np.isfinite(start).all():
-        return "no faults, or faults without a start"
-    history = FaultHistory(node.astype(np.int64), start, end)
+    if not min(sizes):
+        return f"{sizes[0]} faults with a start in the train folder, {sizes[1]} others in the test folder"
+    history, names = _history(table)
+    start = history.start_day
     cut = int(np.ceil(start[: sizes[0]].max()))
-    until = int(np.floor(np.nanmax(np.concatenate((start, end)))))
+    first, until = int(np.floor(start.min())), int(np.floor(np.nanmax(np.concatenate((start, history.end_day)))))
+    if until - first > LONGEST_DAYS:
+        return f"start_day and end_day span {until - first:,} days: they are no days"
     if until - CENSORED_DAYS < cut:
         return f"the test folder ends on day {until}, the train folder on day {cut}: no day has an outcome"
+    if cut - first <= WARM_UP_DAYS + CENSORED_DAYS:
+        return f"the train folder has {cut - first} days: at least {WARM_UP_DAYS + CENSORED_DAYS + 1} are fitted on"
     nodes = max(len(names), STATED_NODES.get(dataset, 0))
-    return FaultSet(dataset, tuple(names.tolist()), nodes, history, sizes[0], int(np.floor(start.min())), cut, until)
+    return FaultSet(dataset, names, nodes, history, sizes[0], first, cut, until)
 
 
-def panel(history: FaultHistory, days: range, since_day: float, nodes: int) -> Panel:
-    """The working nodes on each day, with what was known at its beginning."""
+def _faults(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have a start, as numbers, each fault once: NEEDED, and whether a part was at fault."""
+    start, end = (pd.to_numeric(table[name], errors="coerce").astype(float) for name in NEEDED[1:])
+    level = table["level"].astype(str) if "level" in table else pd.Series("", table.index)
+    hardware = level.str.contains("hardware", case=False)
+    end = end.where(np.isfinite(end)).clip(lower=start)
+    found = pd.DataFrame({"node": table["node"].astype(str), "start_day": start, "end_day": end, "hardware": hardware})
+    return found[np.isfinite(start)].drop_duplicates(["node", "start_day"])
+
+
+def _history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
+    """The faults in the table's order, and the nodes' names."""
+    names, node = np.unique(table["node"].to_numpy(str), return_inverse=True)
+    start, end = (np.asarray(table[name], np.float64) for name in NEEDED[1:])
+    return FaultHistory(node.astype(np.int64), start, end, table["hardware"].to_numpy(bool)), tuple(names.tolist())
+
+
+def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
+    """Of the same rows as `past_days`."""
     parts = []
     for day in days:
         known = history.until(day)
         works = np.flatnonzero(~in_repair(known, nodes))
-        rate = own_rate(known, day - since_day, nodes)
         recency = np.maximum(known.latest(known.start_day, nodes) - day, -NEVER_DAYS)
-        returned = known.latest(known.end_day, nodes) - day
-        whole = features(-recency, -returned)
-        count = known.counts(nodes)
-        parts.append((whole[works], np.full(len(works), day), works, recency[works], count[works], rate[works]))
-    return Panel(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        parts.append((recency[works], known.counts(nodes)[works], own_rate(known, day - since_day, nodes)[works]))
+    return Baselines(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def judge_set(results: Results, one: FaultSet, seed: int, say: Say) -> None:
     """Fit on the train days, judge on the days after."""
     inside = one.train
-    trained = panel(inside, range(one.first_day + WARM_UP_DAYS, one.cut_day), one.first_day, one.nodes)
+    fit = fit_history(inside, one.first_day, one.cut_day, one.nodes)
+    trained = past_days(inside, range(one.first_day + WARM_UP_DAYS, one.cut_day), one.nodes)
     test_days = range(one.cut_day, one.end_day - CENSORED_DAYS + 1)
-    judged = panel(one.history, test_days, one.first_day, one.nodes)
+    judged = past_days(one.history, test_days, one.nodes)
+    beside = baselines(one.history, test_days, one.first_day, one.nodes)
     say(f"{one.dataset}: fitting on {len(trained.day):,} node-days, judging {len(judged.day):,}")
     share, faults = first_faults(one.history, test_days)
     say(f"{one.dataset}: {share:.0%} of the {faults} faults judged hit a node that never had one")
@@ -146,14 +172,14 @@ def judge_set(results: Results, one: FaultSet, seed: int, say: Say) -> None:
         Row(one.dataset, "fault", "all", None, "trace", "", "first_fault_share", share, None, None, faults)
     )
     for horizon in HORIZONS_DAYS:
-        fit = fit_on(trained, inside, horizon, one.cut_day)
-        _judge_horizon(results, one, judged, fit, _base_rate(trained, inside, horizon, one.cut_day), horizon, seed)
+        known = trained.day + horizon <= one.cut_day
+        base = float(trained.begins(inside, horizon)[known].mean())
+        _judge_horizon(results, one, judged, beside, fit, base, horizon, seed)
 
 
-def fit_on(trained: Panel, history: FaultHistory, horizon_days: int, cut_day: int) -> HorizonFit:
-    """Coefficients from the rows whose outcome was known by the cut."""
-    known = trained.day + horizon_days <= cut_day
-    return fit_horizon(trained.columns[known], trained.labels(history, horizon_days)[known])
+def above_names(rival: str) -> list[str]:
+    """What ours has more than a rival, by the name of its row."""
+    return [f"{metric}_above_{rival}" for metric in DIFFERENCES]
 
 
 def first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
@@ -167,29 +193,40 @@ def first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
 
 
 def _judge_horizon(
-    results: Results, one: FaultSet, judged: Panel, fit: HorizonFit, base: float, horizon: int, seed: int
+    results: Results,
+    one: FaultSet,
+    judged: PastDays,
+    beside: Baselines,
+    fit: HistoryFit,
+    base: float,
+    horizon: int,
+    seed: int,
 ) -> None:
-    rows = NodeDays(
-        judged.day - one.cut_day, judged.labels(one.history, horizon), int(judged.day.max()) - one.cut_day + 1
-    )
-    ours = fit.predict(judged.columns)
-    rate = 1 - np.exp(-judged.rate * horizon)
+    labels = judged.begins(one.history, horizon)
+    rows = NodeDays(judged.day - one.cut_day, labels, int(judged.day.max()) - one.cut_day + 1)
+    ours = 1 - np.exp(-fit.hazard(judged.columns, (horizon * DAY_S,))[0])
+    rate = 1 - np.exp(-beside.rate * horizon)
     methods = {
         "ours": Ranked(rows, ours, ours, base),
-        "recency": Ranked(rows, judged.recency),
-        "count": Ranked(rows, judged.count),
-        "empirical_bayes": Ranked(rows, judged.rate, rate, base),
+        "recency": Ranked(rows, beside.recency),
+        "count": Ranked(rows, beside.count),
+        "empirical_bayes": Ranked(rows, beside.rate, rate, base),
         "base_rate": Ranked(rows, np.zeros(len(rate)), np.full(len(rate), base), base),
     }
-    events = int(rows.labels.sum())
-    for method, ranked in methods.items():
+    events = int(labels.sum())
+
+    def tell(method: str, found: dict[str, tuple[float, float | None, float | None]], metrics: Sequence[str]) -> None:
         model = "fault_history" if method == "ours" else ""
-        found = with_intervals(ranked, rows.days, seed)
-        for metric in METRICS:
+        for metric in metrics:
             if metric in found:
-                value, low, high = found[metric]
-                given = (one.dataset, "fault", "all", horizon * DAY_S, method, model, metric, value, low, high, events)
+                given = (one.dataset, "fault", "all", horizon * DAY_S, method, model, metric, *found[metric], events)
                 results.rows.append(Row(*given))
+
+    for method, ranked in methods.items():
+        tell(method, with_intervals(ranked, rows.days, seed), METRICS)
+    for rival in PAIRED:
+        above = differences(methods["ours"], methods[rival], rows.days, seed)
+        tell("ours", {f"{metric}_above_{rival}": above[metric] for metric in above}, above_names(rival))
     results.predictions.append(
         {
             "dataset": [one.dataset] * len(ours),
@@ -202,8 +239,3 @@ def _judge_horizon(
             "model": ["fault_history"] * len(ours),
         }
     )
-
-
-def _base_rate(trained: Panel, history: FaultHistory, horizon_days: int, cut_day: int) -> float:
-    known = trained.day + horizon_days <= cut_day
-    return float(trained.labels(history, horizon_days)[known].mean())

@@ -1,6 +1,6 @@
 """How well scores rank node-days and how true their probabilities are, with intervals by bootstrap over days."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -113,9 +113,26 @@ def _wilson(share: float, n: int) -> tuple[float, float]:
     return float(middle - half), float(middle + half)
 
 
-def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, tuple[float, float | None, float | None]]:
+Interval = tuple[float, float | None, float | None]
+
+
+def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
     """metric -> value and 95 % interval; days are drawn in circular blocks, the same ones for every method."""
-    value = ranked.metrics(np.ones(days))
+    return _intervals(ranked.metrics, days, seed)
+
+
+def differences(ours: Ranked, rival: Ranked, days: int, seed: int) -> dict[str, Interval]:
+    """metric -> how much ours has more, and its 95 % interval: both are judged on the same drawn days."""
+
+    def more(weight: Array) -> dict[str, float]:
+        own, other = ours.metrics(weight), rival.metrics(weight)
+        return {name: own[name] - other[name] for name in own if name in other}
+
+    return _intervals(more, days, seed)
+
+
+def _intervals(metrics: Callable[[Array], dict[str, float]], days: int, seed: int) -> dict[str, Interval]:
+    value = metrics(np.ones(days))
     if days < 2 * BLOCK_DAYS:
         return {name: (number, None, None) for name, number in value.items()}
     rng = np.random.default_rng(seed)
@@ -123,8 +140,8 @@ def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, tuple[floa
     for _ in range(DRAWS):
         starts = rng.integers(0, days, -(-days // BLOCK_DAYS))
         chosen = (starts[:, None] + np.arange(BLOCK_DAYS)[None, :]).ravel()[:days] % days
-        drawn.append(ranked.metrics(np.bincount(chosen, minlength=days).astype(np.float64)))
-    found: dict[str, tuple[float, float | None, float | None]] = {}
+        drawn.append(metrics(np.bincount(chosen, minlength=days).astype(np.float64)))
+    found: dict[str, Interval] = {}
     for name, number in value.items():
         low, high = np.quantile([one[name] for one in drawn if name in one], (0.025, 0.975))
         found[name] = number, min(float(low), number), max(float(high), number)

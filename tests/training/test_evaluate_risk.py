@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.hazard import FaultHistory, HorizonFit, features, in_repair
+from models.hazard import FaultHistory, HorizonFit, features, in_repair, logistic
 from training import evaluate_risk
 from training.evaluate_risk import CENSORED_DAYS, evaluate
-from training.fit_hazard import logistic
 from training.report import report_html
 from training.risk_metrics import NodeDays, Ranked, reliability, top_precision
 
@@ -51,6 +50,9 @@ def test_repeats_are_found_beside_the_baselines_with_intervals(tmp_path):
     assert value[DAY_S, "base_rate", "auroc"].value == 0.5
     assert value[DAY_S, "base_rate", "brier_skill"].value == 0
     assert (7 * DAY_S, "recency", "brier_skill") not in value  # an order is no probability
+    above = value[DAY_S, "ours", "auroc_above_count"]
+    assert above.value == pytest.approx(ours.value - value[DAY_S, "count", "auroc"].value)
+    assert above.low <= above.value <= above.high
     assert any("never had one" in line for line in said)
     assert evaluate(tmp_path / "train", tmp_path / "test", 0, said.append).rows == results.rows
 
@@ -76,20 +78,44 @@ def test_a_test_folder_without_outcomes_is_skipped_with_the_reason(tmp_path):
     assert "no day has an outcome" in results.skipped[0]
 
 
+def test_odd_files_are_skipped_with_the_reason_and_odd_rows_left_out(tmp_path):
+    def skipped(change, name):
+        train, test = split(trace(), tmp_path / name)
+        path = test / NAME / "fault_intervals.parquet"
+        change(pd.read_parquet(path)).to_parquet(path, index=False)
+        return evaluate(train, test, 0, print).skipped
+
+    assert "no column end_day" in skipped(lambda table: table.drop(columns="end_day"), "a")[0]
+    assert "they are no days" in skipped(lambda table: table.assign(start_day=table.start_day * 86_400_000), "b")[0]
+    assert "0 others" in skipped(lambda table: table.assign(start_day="soon"), "c")[0]
+    train, test = split(trace(), tmp_path / "d")
+    path = test / NAME / "fault_intervals.parquet"
+    before = evaluate(train, test, 0, print)
+    whole = trace().assign(level="unknown")  # with the train rows, another column, and a row without a start
+    pd.concat([whole, pd.DataFrame({"node": ["x"], "start_day": [np.nan]})]).to_parquet(path, index=False)
+    assert evaluate(train, test, 0, print).rows == before.rows
+    path.write_bytes(b"PAR1 not a table")
+    assert "no table" in evaluate(train, test, 0, print).skipped[0]
+
+
 def test_nodes_in_repair_are_away_until_they_return_or_fail_again():
-    history = FaultHistory(np.array([0, 1, 2, 2]), np.array([5.0, 5.0, 3.0, 8.0]), np.array([9.0, np.nan, np.nan, 8.5]))
+    history = FaultHistory(
+        np.array([0, 1, 2, 2]), np.array([5.0, 5.0, 3.0, 8.0]), np.array([9.0, np.nan, np.nan, 8.5]), np.zeros(4, bool)
+    )
     assert in_repair(history.until(7.0), 4).tolist() == [True, True, True, False]
     assert in_repair(history.until(10.0), 4).tolist() == [False, True, False, False]
 
 
 def test_a_later_fault_and_a_later_return_never_lower_the_probability():
     days = np.linspace(0, 60, 40)
-    fit = HorizonFit(-5.0, {"fault_14d": 2.0, "return_2d": 2.0})
-    never = fit.predict(features(np.array([np.inf]), np.array([np.inf])))
-    p = fit.predict(features(days, np.full(40, np.inf)))
+    part = np.zeros(40, bool)
+    fit = HorizonFit(-5.0, {"fault_30d": 2.0, "return_2d": 2.0, "hardware_60d": 1.0})
+    never = fit.predict(features(np.array([np.inf]), np.array([np.inf]), np.array([False])))
+    p = fit.predict(features(days, np.full(40, np.inf), part))
     assert (np.diff(p) <= 0).all()
     assert (p >= never).all()
-    assert (fit.predict(features(days, np.minimum(days, 1.0))) >= p).all()
+    assert (fit.predict(features(days, np.minimum(days, 1.0), part)) >= p).all()
+    assert (fit.predict(features(days, np.full(40, np.inf), ~part)) > p).all()
 
 
 def test_weights_are_never_negative():
@@ -97,7 +123,7 @@ def test_weights_are_never_negative():
     columns = rng.random((4000, 2))
     labels = rng.random(4000) < 0.3 * columns[:, 0] * (1 - columns[:, 1])
     _, weights = logistic(columns, labels)
-    assert weights[0] > 0.5
+    assert weights[0] > 0.3
     assert weights[1] == 0
 
 
