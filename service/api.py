@@ -42,6 +42,7 @@ from service.routes import (
     checkpoint,
     console,
     demand,
+    drain,
     estimate,
     events,
     fingerprints,
@@ -56,6 +57,7 @@ from service.routes import (
     remote_write,
     risk,
     stream,
+    timeline,
     webhooks_nvsentinel,
     webhooks_slurm,
     webhooks_torchelastic,
@@ -72,6 +74,8 @@ GRACE_S = 5
 
 ROWS: tuple[Row, ...] = (
     *risk.ROWS,
+    *timeline.ROWS,
+    *drain.ROWS,
     *gang_risk.ROWS,
     *placements.ROWS,
     *adapters.ROWS,

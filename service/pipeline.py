@@ -310,7 +310,7 @@ class Pipeline:
         self.demand.watch(tick, given.served)
         sections = [*score_sections(tick), *self.demand.sections]
         sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick), *self.fingerprints.sections]
-        sections += self.sharing.sections(tick, given.mig)
+        sections += self.sharing.sections(tick, given.mig) + self.kept.pasts.sections(tick, told.nodes)
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)
             self._published_generation = topology.generation

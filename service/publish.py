@@ -301,7 +301,7 @@ def job_details(tick: Tick) -> dict[str, Any]:
             "phase_since_ms": attempt.phase_since_ms,
             "queued_reason": attempt.queued_reason or None,
             "failure": attempt.failure,
-            **({"asks": _asked(attempt)} if attempt.state == "queued" else {}),
+            **({"asks": _asked(attempt)} if attempt.state in ("queued", "running") else {}),
             **documents.run_answer(tick.told_runs.get((attempt.job, attempt.attempt))),
             "events": list(attempt.events)[-10:],
         }

@@ -1,7 +1,7 @@
 """State to disk and back: rings, jobs, nodes, what models remember, and the positions of the sources.
 
     snapshot/<n>/   store/ (features.store_files)   jobs/ (service.job_files)   demand.arrays   desk.arrays
-                    memory.arrays   runs.arrays   peaks.arrays   told.arrays   co_runs.arrays
+                    memory.arrays   runs.arrays   peaks.arrays   told.arrays   co_runs.arrays   pasts.arrays
                     state.arrays: positions, nodes, and what else is small
 
 A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
@@ -39,6 +39,7 @@ from models.registry import Registry
 from models.sparse import Sparse
 from service.config import Config
 from service.job_files import JobFiles, read_jobs
+from service.node_past import NodePasts
 from service.plugins import load
 from service.run_book import RunBook
 from service.served_trees import ServedTrees
@@ -73,6 +74,7 @@ class Kept:
     peaks: JobPeaks = field(default_factory=JobPeaks)
     book: RunBook = field(default_factory=RunBook)
     co_runs: CoRuns = field(default_factory=CoRuns)
+    pasts: NodePasts = field(default_factory=NodePasts)
 
 
 class Snapshot:
@@ -129,6 +131,7 @@ class Snapshot:
             peaks=peaks,
             book=book,
             co_runs=_load_co_runs(folder) if document.get("tells_co_runs") else CoRuns(),
+            pasts=_load_pasts(folder) if document.get("tells_pasts") else NodePasts(),
         )
 
     def save(self, kept: Kept, desk: Dump | None = None) -> Coroutine[None, None, Positions | None]:
@@ -173,12 +176,14 @@ class Snapshot:
             "desk": None,  # in a file of its own
             "tells_runs": True,
             "tells_co_runs": True,  # absent in snapshots of versions that kept none
+            "tells_pasts": True,
         }
         jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
         nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
         demand, memory = state.demand.dump(), kept.memory.dump()
         runs, peaks, told = state.runs.dump(), kept.peaks.dump(), kept.book.dump()
         co_runs = np.frombuffer(msgspec.msgpack.encode(kept.co_runs.dump()), np.uint8)
+        pasts = np.frombuffer(kept.pasts.dump(), np.uint8)
 
         def write() -> None:
             shutil.rmtree(beside, ignore_errors=True)  # by a save that was given up
@@ -192,6 +197,7 @@ class Snapshot:
             write_arrays(beside / "peaks.arrays", *peaks)
             write_arrays(beside / "told.arrays", *told)
             write_arrays(beside / "co_runs.arrays", {}, {"kept": co_runs})
+            write_arrays(beside / "pasts.arrays", {}, {"kept": pasts})
             write_arrays(beside / "state.arrays", {**document, "jobs": names}, {"nodes": nodes})
 
         return write
@@ -232,6 +238,17 @@ def _load_co_runs(folder: Path) -> CoRuns:
         logger.warning("co-runs of snapshot %s cannot be used (%s), they begin anew", folder.name, error)
         return CoRuns()
     return co_runs
+
+
+def _load_pasts(folder: Path) -> NodePasts:
+    """What is there, or none: timelines that begin anew are no reason to go back to an older snapshot."""
+    pasts = NodePasts()
+    try:
+        pasts.load(read_arrays(folder / "pasts.arrays")[1]["kept"].tobytes())
+    except _UNREADABLE as error:
+        logger.warning("timelines of snapshot %s cannot be used (%s), they begin anew", folder.name, error)
+        return NodePasts()
+    return pasts
 
 
 def _load_runs(folder: Path, state: FleetState) -> tuple[JobPeaks, RunBook]:

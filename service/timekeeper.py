@@ -66,6 +66,7 @@ class Timekeeper:
         """Put the memory of the rules right; to be called when nobody writes it."""
         if self._owed_ms:
             self._kept.memory.move(self._owed_ms)
+            self._kept.pasts.move(self._owed_ms)
             self._owed_ms = 0
 
     def _set_back(self, now_ms: int, by_ms: int) -> None:

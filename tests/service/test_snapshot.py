@@ -104,6 +104,15 @@ def test_damaged_co_runs_begin_anew_and_all_else_stays(
     assert "co-runs of snapshot 3 cannot be used" in caplog.text
 
 
+def test_damaged_timelines_begin_anew_and_all_else_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    three_saves(tmp_path)
+    harm(tmp_path / "3" / "pasts.arrays", "half")
+    kept = restored(tmp_path)
+    assert sorted(row.job for row in kept.state.jobs) == ["a", "b", "c"]
+    assert kept.pasts.of == {}
+    assert "timelines of snapshot 3 cannot be used" in caplog.text
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_where_a_file_of_the_newest_is_damaged_the_one_before_it_serves(

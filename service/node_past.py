@@ -1,0 +1,366 @@
+"""What happened to each node: changes only, so that hours of many nodes cost little. The timeline of the console.
+
+    scores    a step where a probability moved by more than a person would notice
+    signals   a spell from the tick that first gave the reason until it was given no more, with the values in it
+    actions   what was advised, from when until when      states   the same of ok, degraded, drained, …
+    stays     attempts of jobs, from their start to their end
+
+Node events are not kept here: the node table has them. What is told of a node is bounded: of scores and values the
+older ones get sparser, of the rest the oldest go.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import NodeEvent
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeRecord
+from fleet.requests import RankPlacement
+from models.rules import RULES
+from models.scores import RISK_HORIZONS_S, Reason
+from service import documents
+from service.board import Section
+from service.publish import DRAINED, IN_SERVICE, LOST, Tick, encode, pieces
+
+SECTION = "timeline.node"
+HORIZONS_S = (3600, 86_400)
+MOST_STEPS, MOST_POINTS, MOST_SPELLS, MOST_STAYS = 128, 16, 32, 48
+KEPT_MS = 7 * 86_400_000
+PAUSE_MS = 60_000  # a signal that is back so soon is the same one
+STATES = ("ok", "degraded", "drained", "lost", "stale", "unknown")
+FAULTS = frozenset(rule.feature for rule in RULES if rule.hard)
+SHORTEST_STEP, SHARE_OF_STEP = 0.005, 0.15  # of a probability: as much as moves a row of the console's ranking
+LEAST_MOVE = 0.03  # of a value, beside its usual one
+
+_AT = [RISK_HORIZONS_S.index(horizon_s) for horizon_s in HORIZONS_S]
+Item = TypeVar("Item")
+
+
+class Spell(msgspec.Struct, gc=False):
+    """A reason as long as it was given; points: [Unix ms, value] where the value moved. share: the last one told."""
+
+    feature: str
+    entity: str
+    unit: str
+    sentence: str
+    usual: float | None
+    share: float
+    fault: bool
+    began_ms: int
+    ended_ms: int | None
+    points: list[tuple[int, float]]
+
+
+class Span(msgspec.Struct, gc=False):
+    """What was said of a node from then until then: an action's code and sentence, or a state and nothing."""
+
+    code: str
+    sentence: str
+    began_ms: int
+    ended_ms: int | None
+
+
+class Stay(msgspec.Struct, gc=False):
+    """An attempt of a job on a node; gpus: that it held there, None where nobody told which."""
+
+    job: str
+    attempt: int
+    gpus: int | None
+    began_ms: int
+    ended_ms: int | None
+    outcome: str
+
+
+class Past(msgspec.Struct):
+    """One node's. steps: [Unix ms, probability at each of HORIZONS_S], the likeliest kind's, None unknown."""
+
+    began_ms: int
+    steps: list[tuple[int, list[float | None]]] = []
+    signals: list[Spell] = []
+    actions: list[Span] = []
+    states: list[Span] = []
+    stays: list[Stay] = []
+
+
+class Shown(Past):
+    """The piece of a node on the board."""
+
+    node: str = ""
+    events: Sequence[NodeEvent] = ()
+
+
+Attempt = tuple[str, int]
+Placed = tuple[tuple[RankPlacement, ...], tuple[str, ...]]
+
+
+class NodePasts:
+    """All nodes of a fleet. `sections`, `dump` and `move` are never called at the same time."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Past] = {}
+        self._last = np.zeros((len(HORIZONS_S), 0))
+        self._codes = np.zeros(0, np.int8)
+        self._told: set[str] = set()  # nodes with a signal or an action that goes on
+        self._placed: dict[Attempt, Placed] = {}  # of what runs
+        self._on: dict[Attempt, set[str]] = {}  # nodes of stays that go on
+        self._ended: set[Attempt] = set()
+        self._records: dict[str, NodeRecord] = {}
+        self._pieces: dict[str, bytes] = {}
+        self._names: tuple[str, ...] = ()
+
+    def dump(self) -> bytes:
+        return msgspec.msgpack.encode(self.of)
+
+    def load(self, packed: bytes) -> None:
+        """The inverse, into an empty one. Raises msgspec.MsgspecError."""
+        self.of = msgspec.msgpack.decode(packed, type=dict[str, Past])
+        for name, past in self.of.items():
+            open_ones = [row for row in past.signals if row.ended_ms is None]
+            if open_ones or any(row.ended_ms is None for row in past.actions):
+                self._told.add(name)
+            for stay in past.stays:
+                if stay.ended_ms is None:
+                    self._on.setdefault((stay.job, stay.attempt), set()).add(name)
+
+    def move(self, by_ms: int) -> None:
+        """Move what goes on, as when the clock by which it was seen stepped; what is over stays where it was."""
+        for past in self.of.values():
+            rows: list[Spell | Span] = [*past.signals, *past.actions, *past.states]
+            for row in rows:
+                if row.ended_ms is None:
+                    row.began_ms += by_ms
+        self._pieces = {}
+
+    def sections(self, tick: Tick, records: Mapping[str, NodeRecord]) -> list[Section]:
+        """Take in a tick; for the board, where anything changed."""
+        changed = self._see(tick, records)
+        names = tick.topology.names
+        missing = [name for name in names if name not in self._pieces]
+        if not changed and not missing and names == self._names:
+            return []
+        self._names = names
+        for name in {*changed, *missing}:
+            self._pieces[name] = self._piece(name, tick.now_ms)
+        parts = pieces(SECTION, [self._pieces[name] for name in names])
+        return [Section(name, part, tick.now_ms) for name, part in parts.items()]
+
+    def _piece(self, name: str, now_ms: int) -> bytes:
+        past = self.of[name]
+        _forget(past, now_ms - KEPT_MS)
+        record = self._records.get(name)
+        fields = {field: getattr(past, field) for field in Past.__struct_fields__}
+        return encode(Shown(**fields, node=name, events=record.events if record else ()))
+
+    def _see(self, tick: Tick, records: Mapping[str, NodeRecord]) -> set[str]:
+        """Names of the nodes of which something changed."""
+        for name in tick.topology.names:
+            if name not in self.of:
+                self.of[name] = Past(tick.now_ms)
+        changed = self._see_scores(tick) | self._see_states(tick) | self._see_reasons(tick) | self._see_jobs(tick)
+        for name, record in records.items():
+            if self._records.get(name) is not record and name in self.of:
+                changed.add(name)
+        self._records = dict(records)
+        return changed
+
+    def _see_scores(self, tick: Tick) -> set[str]:
+        worst = np.nan_to_num(tick.risk.values[:, _AT, :], nan=-1.0).max(axis=0)
+        before = np.full_like(worst, -2.0)
+        before[:, : self._last.shape[1]] = self._last[:, : worst.shape[1]]
+        moved = np.abs(worst - before) > np.maximum(SHORTEST_STEP, SHARE_OF_STEP * np.maximum(before, 0.0))
+        rows = np.flatnonzero((moved | ((worst < 0) != (before < 0))).any(axis=0))
+        before[:, rows] = worst[:, rows]
+        self._last = before
+        names = tick.topology.names
+        for row in rows.tolist():
+            step = [documents.probability(p) if p >= 0 else None for p in worst[:, row].tolist()]
+            _add(self.of[names[row]].steps, (tick.now_ms, step), MOST_STEPS)
+        return {names[row] for row in rows.tolist()}
+
+    def _see_states(self, tick: Tick) -> set[str]:
+        codes = _state_codes(tick)
+        before = np.full(len(codes), -1, np.int8)
+        before[: len(self._codes)] = self._codes[: len(codes)]
+        self._codes = codes
+        changed = [tick.topology.names[row] for row in np.flatnonzero(codes != before).tolist()]
+        for row in np.flatnonzero(codes != before).tolist():
+            _say(self.of[tick.topology.names[row]].states, STATES[codes[row]], "", tick.now_ms)
+        return set(changed)
+
+    def _see_reasons(self, tick: Tick) -> set[str]:
+        names, now_ms = tick.topology.names, tick.now_ms
+        reasons = {names[row]: given for row, given in tick.risk.reasons.items()}
+        actions = {names[row]: action for row, action in tick.risk.actions.items()}
+        changed = set()
+        for name in reasons.keys() | (self._told & self.of.keys()):
+            past, action = self.of[name], actions.get(name, documents.NO_ACTION)
+            told = _say(past.actions, action.code, action.sentence, now_ms)
+            if _follow(past.signals, reasons.get(name, ()), now_ms) or told:
+                changed.add(name)
+        self._told = set(reasons)
+        return changed
+
+    def _see_jobs(self, tick: Tick) -> set[str]:
+        changed: set[str] = set()
+        running = {(row.job, row.attempt): row for row in tick.running}
+        ended = {(row.job, row.attempt): row for row in tick.ended}
+        for key, row in running.items():
+            known = self._placed.get(key)
+            if known is None or known[0] is not row.ranks or known[1] is not row.nodes:
+                self._placed[key] = (row.ranks, row.nodes)
+                changed |= self._stay(row, tick.now_ms)
+        self._placed = {key: self._placed[key] for key in running}
+        for key in [key for key in self._on if key not in running]:
+            over = ended.get(key)
+            over_ms = over.over_ms if over is not None else None
+            at_ms = tick.now_ms if over_ms is None else over_ms
+            changed |= self._leave(key, self._on[key], at_ms, over.state if over is not None else "")
+        for key in ended.keys() - self._ended:  # among them what came and went between two ticks
+            changed |= self._visit(ended[key])
+        self._ended = set(ended)
+        return changed
+
+    def _stay(self, attempt: JobAttempt, now_ms: int) -> set[str]:
+        """Begin the stays of what runs where it is, and end those where it is no more."""
+        key, gpus = (attempt.job, attempt.attempt), _gpus_by_node(attempt)
+        before = self._on.get(key, set())
+        new = {name for name in gpus.keys() - before if name in self.of}
+        for name in new:
+            began_ms = now_ms if before else attempt.started_ms or now_ms
+            _keep(self.of[name].stays, Stay(*key, gpus[name], began_ms, None, ""))
+        gone = self._leave(key, before - gpus.keys(), now_ms, "moved")
+        self._on[key] = (before & gpus.keys()) | new
+        return new | gone
+
+    def _visit(self, attempt: JobAttempt) -> set[str]:
+        """The stays of what is over, where nothing is known of them."""
+        key, began_ms, over_ms = (attempt.job, attempt.attempt), attempt.started_ms, attempt.over_ms
+        if began_ms is None or over_ms is None:
+            return set()
+        changed = set()
+        for name, count in _gpus_by_node(attempt).items():
+            past = self.of.get(name)
+            if past is not None and all((stay.job, stay.attempt) != key for stay in past.stays):
+                _keep(past.stays, Stay(*key, count, began_ms, over_ms, attempt.state))
+                changed.add(name)
+        return changed
+
+    def _leave(self, key: Attempt, names: set[str], at_ms: int, outcome: str) -> set[str]:
+        for name in names:
+            for stay in self.of[name].stays:
+                if (stay.job, stay.attempt) == key and stay.ended_ms is None:
+                    stay.ended_ms, stay.outcome = max(at_ms, stay.began_ms), outcome
+        left = self._on.get(key, set()) - names
+        if left:
+            self._on[key] = left
+        else:
+            self._on.pop(key, None)
+        return set(names)
+
+
+def _keep(stays: list[Stay], stay: Stay) -> None:
+    stays.append(stay)
+    del stays[:-MOST_STAYS]
+
+
+def _state_codes(tick: Tick) -> NDArray[np.int8]:
+    """(n,) rows of STATES, as `documents.node_states` has them."""
+    n = len(tick.topology)
+    up = documents.answering(tick.node, tick.gpu, tick.gpu_rows, n)
+    codes = np.select(
+        [tick.node_state == DRAINED, tick.node_state == LOST, documents.flagged(tick.risk, n), np.isnan(up), up <= 0],
+        [STATES.index(name) for name in ("drained", "lost", "degraded", "unknown", "stale")],
+        IN_SERVICE,
+    )
+    return codes.astype(np.int8)
+
+
+def _gpus_by_node(attempt: JobAttempt) -> dict[str, int | None]:
+    """Node -> GPUs of an attempt there."""
+    if not attempt.ranks:
+        return dict.fromkeys(attempt.nodes)
+    counts: dict[str, int | None] = {}
+    for rank in attempt.ranks:
+        counts[rank.node] = (counts.get(rank.node) or 0) + len(rank.gpus)
+    return counts
+
+
+def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
+    """Signals as the reasons of now have them; whether anything changed."""
+    latest = {(spell.feature, spell.entity): spell for spell in signals}
+    given = {(reason.feature, reason.entity): reason for reason in reasons}
+    changed = False
+    for key, reason in given.items():
+        spell = latest.get(key)
+        if spell is None or (spell.ended_ms is not None and spell.ended_ms < now_ms - PAUSE_MS):
+            signals.append(_spell(reason, now_ms))
+            changed = True
+        else:
+            changed |= _go_on(spell, reason, now_ms)
+    for key, spell in latest.items():
+        if spell.ended_ms is None and key not in given:
+            spell.ended_ms = now_ms
+            changed = True
+    if len(signals) > MOST_SPELLS:
+        oldest = min((spell for spell in signals), key=lambda row: (row.ended_ms is None, row.began_ms))
+        signals.remove(oldest)
+    return changed
+
+
+def _spell(reason: Reason, now_ms: int) -> Spell:
+    began_ms = min(reason.since_ms or now_ms, now_ms)
+    said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
+    return Spell(*said, reason.feature in FAULTS, began_ms, None, [(now_ms, reason.value)])
+
+
+def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
+    """Whether it is back, or its value moved."""
+    was_over, last = spell.ended_ms is not None, spell.points[-1][1]
+    spell.ended_ms = None
+    scale = max(abs(last), abs(reason.usual or 0.0))
+    if abs(reason.value - last) <= LEAST_MOVE * scale:
+        return was_over
+    spell.sentence, spell.usual, spell.share = reason.sentence, reason.usual, reason.share
+    _add(spell.points, (now_ms, reason.value), MOST_POINTS)
+    return True
+
+
+def _say(spans: list[Span], code: str, sentence: str, now_ms: int) -> bool:
+    """End what was said and say something else, where it differs."""
+    last = spans[-1] if spans else None
+    if last is not None and last.ended_ms is None:
+        if last.code == code:
+            return False
+        last.ended_ms = now_ms
+    elif code == documents.NO_ACTION.code:
+        return False
+    if code != documents.NO_ACTION.code:
+        spans.append(Span(code, sentence, now_ms, None))
+        del spans[:-MOST_SPELLS]
+    return True
+
+
+def _add(rows: list[Item], row: Item, most: int) -> None:
+    """Append; where there are too many, every second one of the older half goes, but for the first."""
+    rows.append(row)
+    if len(rows) > most:
+        half = len(rows) // 2
+        del rows[1:half:2]
+
+
+def _forget(past: Past, before_ms: int) -> None:
+    """What was over by then."""
+    past.signals[:] = [row for row in past.signals if not _over_by(row, before_ms)]
+    past.actions[:] = [row for row in past.actions if not _over_by(row, before_ms)]
+    past.states[:] = [row for row in past.states if not _over_by(row, before_ms)]
+    past.stays[:] = [row for row in past.stays if not _over_by(row, before_ms)]
+    while len(past.steps) > 1 and past.steps[1][0] < before_ms:
+        del past.steps[0]
+
+
+def _over_by(row: Spell | Span | Stay, time_ms: int) -> bool:
+    return row.ended_ms is not None and row.ended_ms < time_ms
