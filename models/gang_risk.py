@@ -103,14 +103,12 @@ def gang_risk(
     if gpu_temp_c is not None:
         slows = slows + carried_heat(gpu_temp_c, duration_s)
     excess = np.maximum(interrupts - usual[FAIL], 0.0)
-    found = []
-    for level, names in domains:
-        for name in sorted({name for name in names if name}):
-            inside = np.array([own == name for own in names])
-            if inside.sum() > 1:
-                found.append(
-                    (level, name, int(inside.sum()), float(shared_hazard(level, excess[inside].max(), duration_s)))
-                )
+    found = [
+        (level, name, len(inside), float(shared_hazard(level, excess[inside].max(), duration_s)))
+        for level, names in domains
+        for name, inside in sorted(_members(names).items())
+        if len(inside) > 1
+    ]
     total = float(interrupts.sum()) + sum(common for *_, common in found)
     rows = [SharedDomain(level, name, nodes, common / max(total, TINY)) for level, name, nodes, common in found]
     p = 1 - np.exp(-interrupts)
@@ -121,3 +119,12 @@ def gang_risk(
         weakest=int(interrupts.argmax()),
         domains=tuple(sorted(rows, key=lambda row: -row.share)),
     )
+
+
+def _members(names: Sequence[str]) -> dict[str, list[int]]:
+    """Domain -> its members, in one pass: a gang of thousands has hundreds of racks."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        if name:
+            found.setdefault(name, []).append(row)
+    return found
