@@ -51,6 +51,7 @@ GANGS = (1, 1, 2, 2, 4, 8, 16)  # nodes
 STEPS_BEFORE = 256  # what a job keeps
 SHARED = 0.05  # of the nodes: two jobs on the same four GPUs, and two that meet on its ports
 FAULTY = 0.1  # of the nodes: a fault in the last week
+NOISE = (0.005, 0.01, 0.02, 0.05, 0.15)  # of a job's step times
 CHECKPOINT_S, EVALUATION_S, PAUSE_S = 600, 1800, 30
 TICKS, SCRAPES = 6, 24
 SCRAPE_S = 15
@@ -233,6 +234,7 @@ class Job:
         self._sequence, self._step = 2, 0
         self._rng = np.random.default_rng(number)
         self._step_s = size.step_s * float(self._rng.uniform(0.6, 1.4))
+        self._noise = float(self._rng.choice(NOISE))
         self._time_ms = T0 - round(STEPS_BEFORE * self._step_s * 1000)
         self._ranks = len(place) * size.ranks
 
@@ -255,7 +257,7 @@ class Job:
         """What it did up to now."""
         while self._time_ms + self._step_s * 1000 <= now_ms:
             before_ms = self._time_ms
-            seconds = self._step_s * (1 + 0.01 * float(self._rng.standard_normal()))
+            seconds = self._step_s * float(np.exp(self._noise * self._rng.standard_normal()))
             self._time_ms += round(seconds * 1000)
             yield from self._steps(seconds)
             yield from self._pauses(before_ms)
@@ -273,7 +275,8 @@ class Job:
                 duration_s=seconds,
                 rank=rank if self._ranks > 1 else None,
                 parts=parts,
-                tokens=1_000_000,
+                tokens=round(1e6 * seconds / self._step_s),
+                sequence_length=4096.0,
             )
 
     def _pauses(self, before_ms: int) -> Iterator[JobEvent]:

@@ -7,7 +7,7 @@ from benchmarks.working_tick import BESIDE, PARTS, Size, WorkingFleet, main, mea
 
 def test_every_part_of_a_tick_works_on_something() -> None:
     """A part that is timed under a name that nobody calls any more would tell zero."""
-    line = measured(Size(gpus=96, step_s=2.0, scrapes=4), ticks=1)
+    line = measured(Size(gpus=48, step_s=2.0, scrapes=2), ticks=1)
     assert set(line["parts"]) == {name.strip() for name in (*PARTS, *BESIDE)}
     assert [name for name, ms in line["parts"].items() if ms <= 0] == []
     assert line["parts"]["score"] < line["value"]
@@ -15,7 +15,7 @@ def test_every_part_of_a_tick_works_on_something() -> None:
 
 
 def test_the_fleet_works_as_a_real_one_does(tmp_path: Path) -> None:
-    fleet = WorkingFleet(Size(gpus=96, ranks=2, step_s=2.0, scrapes=8), tmp_path)
+    fleet = WorkingFleet(Size(gpus=64, ranks=2, step_s=2.0, scrapes=2), tmp_path)
     for _ in range(3):
         fleet.measured_tick()
     state = fleet.pipeline.state
