@@ -32,7 +32,7 @@ Keys = tuple[int, int]
 FEWEST_STEPS = 8
 MIXED = 1
 SETTLED_S = 60.0  # a load is read when a job has been alone for so long
-MOST_CO_RUNS, MOST_KEPT = 256, 4096
+MOST_CO_RUNS, MOST_KEPT = 512, 4096
 SLOWEST, FASTEST = 0.01, 1.1  # relative to alone: the rest is a mistake
 LATELY_MS = 120_000
 LOOK_MS = 60_000  # a pace that is known is measured again after so long
@@ -280,17 +280,14 @@ def _meet(found: dict[Attempt, dict[Attempt, str]], keys: Sequence[Attempt], sha
 
 
 def _since(attempt: JobAttempt, since_ms: int) -> list[Step]:
-    """The job's own steps, or those of one rank, that began after `since_ms`; the first ones are of both times."""
+    """The job's steps that began after `since_ms`; the first ones are of both times."""
     if not attempt.steps or attempt.steps[-1].time_ms <= since_ms:
         return []
-    ranks = {step.rank for step in attempt.steps[-FEWEST_STEPS:]}
-    one = None if None in ranks else min(rank for rank in ranks if rank is not None)
     found: list[Step] = []
     for step in reversed(attempt.steps):
         if step.time_ms - step.duration_s * 1000 < since_ms or len(found) == STEPS_LOOKED:
             break
-        if step.rank == one:
-            found.append(step)
+        found.append(step)
     return found[-1 - MIXED :: -1]
 
 

@@ -1,8 +1,13 @@
 """Interference: how fast a job runs beside another one, relative to alone.
 
-    prior       on one GPU min(1, 1 / (u_a + u_b)) of their compute loads; elsewhere what the caller says, usually 1
+    prior       on one GPU 1 - u_a u_b / 2 of their compute loads; elsewhere what the caller says, usually 1
     residuals   what co-runs that were observed add to it: the mean of a Gaussian process over (job beside partner)
-    bound       split conformal: nine in ten leave-one-out errors of those co-runs lie above it
+    bound       conformal: nine in ten errors of those co-runs lie above it, leave-one-out errors for a job seen often
+                (SEEN_OFTEN), else those on each kind with all its co-runs left out
+
+The prior is the time in which both want the GPU, u_a u_b of it where their turns are independent, and each then has
+half. It never rises with either load, and no constant of it was fitted. `rule`, min(1, 1 / (u_a + u_b)), is what is
+published (Horus, Lucid): as if they took turns perfectly; it is judged beside the prior.
 
 The process has a variance for each way in which two co-runs can be alike: same job or partner, same kind of job or of
 partner, same two kinds, alike loads. So one co-run counts a little, three count much, and what is known of the job
@@ -23,9 +28,10 @@ Basis = Literal["rule", "residuals", "observed"]
 
 LOADS = ("compute", "bandwidth", "memory")
 VICTIM, VICTIM_KIND, PARTNER, PARTNER_KIND, BOTH_KINDS = 0.05, 0.05, 0.03, 0.03, 0.03  # standard deviations of speed
-ALIKE_LOAD = 0.10
+ALIKE_LOAD = 0.05
 LOAD_SPAN = (0.5, 0.5, 1.0)  # over which distance of loads co-runs are alike
-NOISE = 0.04
+NOISE = 0.05
+SEEN_OFTEN = 9  # co-runs of a job, from which on leave-one-out errors are its own
 BOUND = 0.9
 MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the other one is known
 
@@ -63,11 +69,16 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What n observed co-runs teach. weight: (n,) of each in the mean; errors: (n,) actual less leave-one-out mean."""
+    """What n observed co-runs teach.
+
+    weight: (n,) of each in the mean; errors: (n,) actual less the mean without that one; strange: (k,) actual less the
+    mean without all co-runs of one of its two kinds.
+    """
 
     pairs: Pairs
     weight: Array
     errors: Array
+    strange: Array
 
     def correction(self, pairs: Pairs) -> Array:
         """(m,) to be added to the prior of these pairs."""
@@ -79,6 +90,12 @@ class Residuals:
         """(m,) co-runs of the job itself; where there is none, of its kind."""
         seen = [(_same(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
         return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
+
+    def slack(self, pairs: Pairs) -> Array:
+        """(m,) of the bound: as of one more co-run where both are known well, else as of a kind that is new."""
+        own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
+        partner = _same(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
+        return np.where(own & partner, margin(self.errors), margin(self.strange))
 
     def met(self, pairs: Pairs) -> NDArray[np.bool_]:
         """(m,) the job was observed beside this very partner."""
@@ -98,7 +115,7 @@ class Prediction:
 
 
 def rule(load: Array, partner_load: Array) -> Array:
-    """(n,) min(1, 1 / (u_a + u_b)): two jobs share the compute time of one GPU, and no more than there is.
+    """(n,) min(1, 1 / (u_a + u_b)): they share the compute time of one GPU, and waste none. What others use.
 
     >>> rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
     [0.5, 1.0]
@@ -108,10 +125,14 @@ def rule(load: Array, partner_load: Array) -> Array:
 
 
 def gpu_prior(pairs: Pairs) -> Array:
-    """(n,) the rule; a job of which nothing is known takes all there is, NaN where neither is known."""
-    own, other = pairs.load[:, 0], pairs.partner_load[:, 0]
-    said = rule(np.where(np.isnan(own), MOST_LOAD, own), np.where(np.isnan(other), MOST_LOAD, other))
-    return np.where(np.isnan(own) & np.isnan(other), np.nan, said)
+    """(n,) 1 - u_a u_b / 2; a job of which nothing is known takes all there is, NaN where neither is known.
+
+    >>> gpu_prior(Pairs.of([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
+    [0.75]
+    """
+    own, other = (np.minimum(load[:, 0], MOST_LOAD) for load in (pairs.load, pairs.partner_load))
+    both = np.where(np.isnan(own), MOST_LOAD, own) * np.where(np.isnan(other), MOST_LOAD, other)
+    return np.where(np.isnan(own) & np.isnan(other), np.nan, 1.0 - both / 2)
 
 
 def kernel(left: Pairs, right: Pairs) -> Array:
@@ -139,10 +160,20 @@ def _same(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.boo
 def learn(pairs: Pairs, residual: Array) -> Residuals:
     """From observed co-runs: speed less prior, (n,). Costs n^3: some hundred are enough."""
     if not len(pairs):
-        return Residuals(pairs, np.zeros(0), np.zeros(0))
-    inverse = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs)))
+        return Residuals(pairs, np.zeros(0), np.zeros(0), np.zeros(0))
+    inverse: Array = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs))).astype(np.float64)
     weight = inverse @ residual
-    return Residuals(pairs, weight, weight / np.diag(inverse))
+    return Residuals(pairs, weight, weight / np.diag(inverse), _strange(pairs, inverse, weight))
+
+
+def _strange(pairs: Pairs, inverse: Array, weight: Array) -> Array:
+    """Errors on each kind of a mean that knows nothing of it (Rasmussen and Williams, 2006, 5.4.2, in blocks)."""
+    kinds = np.column_stack([pairs.keys[:, 1], pairs.partner_keys[:, 1]])
+    found = []
+    for kind in np.unique(kinds[kinds != 0]):
+        out = (kinds == kind).any(axis=1)
+        found.append(np.linalg.solve(inverse[np.ix_(out, out)], weight[out]))
+    return np.concatenate(found) if found else np.zeros(0)
 
 
 def margin(errors: Array, share: float = BOUND) -> float:
@@ -157,15 +188,12 @@ def margin(errors: Array, share: float = BOUND) -> float:
     return float(np.sort(errors)[k - 1]) if k else float("nan")
 
 
-def predict(pairs: Pairs, prior: Array, residuals: Residuals, errors: Array | None = None) -> Prediction:
-    """Speeds of these pairs. `prior`: (n,), NaN where it cannot tell: such a pair is known by co-runs or not at all.
-
-    errors: (k,) of earlier predictions, for the bound; those of `residuals` by default.
-    """
+def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
+    """Speeds of these pairs. `prior`: (n,), NaN where it cannot tell: such a pair is known by co-runs or not at all."""
     observed, met = residuals.observed(pairs), residuals.met(pairs)
     known = np.isfinite(prior) | (observed > 0)
     p50 = np.clip(np.nan_to_num(prior, nan=1.0) + residuals.correction(pairs), SLOWEST, FASTEST)
-    lower = np.clip(p50 + margin(residuals.errors if errors is None else errors), 0.0, p50)
+    lower = np.clip(p50 + residuals.slack(pairs), 0.0, p50)
     basis: list[Basis] = []
     for seen, beside in zip(observed.tolist(), met.tolist(), strict=True):
         basis.append("observed" if beside else "residuals" if seen else "rule")

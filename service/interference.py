@@ -46,6 +46,7 @@ class Taught(msgspec.Struct):
     pairs: list[tuple[list[float | None], list[float | None], Keys, Keys]]
     weight: list[float]
     errors: list[float]
+    strange: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> Ta
         ([_told(value) for value in one.load], [_told(value) for value in other.load], one.keys, other.keys)
         for one, other in parties
     ]
-    return Taught(told, residuals.weight.tolist(), residuals.errors.tolist())
+    return Taught(told, residuals.weight.tolist(), residuals.errors.tolist(), residuals.strange.tolist())
 
 
 def _told(value: float) -> float | None:
@@ -214,7 +215,7 @@ def residuals_of(taught: Taught | None) -> Residuals:
     rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
     loads = [tuple(row) for row in rows]
     pairs = Pairs.of([(one, other, row[2], row[3]) for (one, other), row in zip(loads, taught.pairs, strict=True)])
-    return Residuals(pairs, np.array(taught.weight), np.array(taught.errors))
+    return Residuals(pairs, np.array(taught.weight), np.array(taught.errors), np.array(taught.strange))
 
 
 def prior_of(a: Party, b: Party, share: str) -> tuple[float, Overlap | None]:
@@ -236,8 +237,8 @@ def _gpu_rule(own: float, other: float) -> float:
     """`gpu_prior` of one pair."""
     if math.isnan(own) and math.isnan(other):
         return math.nan
-    both = sum(MOST_LOAD if math.isnan(load) else load for load in (own, other))
-    return min(1.0, 1.0 / max(both, 1e-9))
+    own, other = (MOST_LOAD if math.isnan(load) else min(load, MOST_LOAD) for load in (own, other))
+    return 1.0 - own * other / 2
 
 
 def speeds(a: Party, b: Party, share: str, residuals: Residuals) -> Speeds:

@@ -3,14 +3,17 @@
     unseen_pair     both models are in the train folder, this pair is not (one folder for both: a fifth of the pairs)
     unseen_family   a model of the pair is not in the train folder (none is: each family of models left out in turn)
 
-Judged are co-runs that no method has seen. Each job of an unseen family has been observed in three co-runs, which are
-left out of all that is judged: `ours_3_co_runs` and `rule_3_co_runs` learn from them, the others do not.
+Judged are co-runs that no method has seen. Three co-runs of each job of an unseen family are shown to some methods and
+left out of all that is judged. Ours is what the service runs (models.interference), nothing else:
 
-    ours              the rule, and trees for what it misses, fitted on the train folder's co-runs
-    ours_3_co_runs    the same, and what the three co-runs of each job teach (models.interference)
-    rule_3_co_runs    the rule and those three: what a site starts with, for no trees ship
-    site, site_3_co_runs   the rule and what models.interference learns of the train folder's co-runs, as a site does
-    rule, constant, lucid_label (sum of labels at most 2; they come from measured co-runs), sum_100 (u1 + u2 <= 100)
+    ours              a site whose own co-runs are those of the train folder (the newest that the service remembers)
+    ours_3_co_runs    and three co-runs of each new job (a configuration: model, data set, batch size, precision)
+    ours_3_of_model   and three of each new model in all, whatever its configurations
+    new_site, new_site_3_co_runs, new_site_3_of_model   the same of a site that has no other co-runs
+    rule              min(1, 1 / (u1 + u2));  constant   the mean speed of the train folder
+    trees             the rule and trees for what it misses, fitted on the train folder (no trees ship)
+    lucid_label       accepts where the sum of labels is at most 2; they come from measured co-runs
+    sum_100           accepts where u1 + u2 <= 100
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.interference import Pairs, gpu_prior, learn, margin
+from features.co_runs import MOST_CO_RUNS
+from models.interference import Pairs, Prediction, gpu_prior, learn, predict, rule
 from training.co_run_sets import CoRuns, CoRunSet, family, read_co_run_sets
 from training.results import Results, Row, interval
 
@@ -32,8 +36,8 @@ CO_RUNS = 3
 FOLDS = 5
 TREES = 200
 FEWEST = 40  # rows to fit on
-CO_RUNS_KEPT = 512  # rows of the train folder that a site remembers
-BOUND_FAMILIES = 4  # left out in turn on the train folder, for the bound
+BOUND = "|bound"
+ACCEPTING = ("label", "load")  # no speeds: what rules of yes and no look at
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
@@ -90,32 +94,35 @@ def _families(rows: CoRuns) -> list[set[str]]:
 def predictions(fitted: CoRuns, judged: CoRuns, new: set[str], seed: int) -> tuple[CoRuns, dict[str, Array]]:
     """What remains to be judged, and each method's speeds of it: method -> (row,); `…|bound` their lower bounds."""
     shown = revealed(judged, new, seed)
-    taught, rest = judged.take(shown), judged.take(~shown)
-    rule, trees = gpu_prior(rest.pairs), trees_of(fitted, seed)
-    ours = rule + trees(rest.pairs)
-    some = np.random.default_rng(seed).permutation(len(fitted))[:CO_RUNS_KEPT]
-    site = fitted.take(np.sort(some))
-    errors = _left_out_errors(fitted, seed)
+    rest, of_jobs = judged.take(~shown), judged.take(shown)
+    of_models = judged.take(shown & of_each_model(judged, shown, new, seed))
     found = {
-        "ours": ours,
-        "rule": rule,
+        "rule": rule(rest.pairs.load[:, 0], rest.pairs.partner_load[:, 0]),
         "constant": np.full(len(rest), fitted.speed.mean()),
-        "site": rule + _taught(site, gpu_prior(site.pairs), rest),
-        "ours|bound": ours + margin(errors),
+        "trees": trees_of(fitted, seed)(rest.pairs),
         "label": -rest.label,
         "load": -(rest.pairs.load[:, 0] + rest.pairs.partner_load[:, 0]),
     }
-    if len(taught):
-        prior = gpu_prior(taught.pairs)
-        both = _join(site, taught)
-        found["ours_3_co_runs"] = ours + _taught(taught, prior + trees(taught.pairs), rest)
-        found["rule_3_co_runs"] = rule + _taught(taught, prior, rest)
-        found["site_3_co_runs"] = rule + _taught(both, gpu_prior(both.pairs), rest)
+    nothing = fitted.take(np.zeros(len(fitted), bool))
+    for method, site in (("ours", fitted), ("new_site", nothing)):
+        kinds = {"": nothing, "_3_co_runs": of_jobs, "_3_of_model": of_models}
+        for suffix, more in kinds.items():
+            if suffix and not len(more):
+                continue
+            said = _served(_remembered(site, more, seed), rest)
+            found[method + suffix], found[method + suffix + BOUND] = said.p50, said.lower_90
     return rest, found
 
 
-def _taught(seen: CoRuns, prior: Array, asked: CoRuns) -> Array:
-    return learn(seen.pairs, seen.speed - prior).correction(asked.pairs)
+def _served(seen: CoRuns, asked: CoRuns) -> Prediction:
+    """As the service answers."""
+    return predict(asked.pairs, gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - gpu_prior(seen.pairs)))
+
+
+def _remembered(site: CoRuns, newest: CoRuns, seed: int) -> CoRuns:
+    """As many of a site's co-runs as the service keeps; the newest are the last to go."""
+    order = np.random.default_rng(seed).permutation(len(site))
+    return _join(site.take(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
 
 
 def _join(one: CoRuns, other: CoRuns) -> CoRuns:
@@ -141,59 +148,81 @@ def revealed(judged: CoRuns, new: set[str], seed: int) -> NDArray[np.bool_]:
     return np.asarray(np.isin(judged.pair, list(drawn)))
 
 
+def of_each_model(judged: CoRuns, shown: NDArray[np.bool_], new: set[str], seed: int) -> NDArray[np.bool_]:
+    """(row,) of CO_RUNS co-runs of each new model, drawn from those that are shown."""
+    rng = np.random.default_rng(seed)
+    drawn = [
+        rng.permutation(np.unique(judged.pair[shown & ((judged.model == model) | (judged.partner_model == model))]))
+        for model in sorted(new)
+    ]
+    return np.asarray(np.isin(judged.pair, [pair for pairs in drawn for pair in pairs[:CO_RUNS].tolist()]))
+
+
 def features(pairs: Pairs) -> Array:
     """(n, feature) loads of both, what they are together, and the rule."""
     (u, m, memory), (v, w, partner_memory) = pairs.load.T, pairs.partner_load.T
     both = np.maximum(u + v, 1e-6)
     columns = [u, v, m, w, memory, partner_memory, u + v, np.maximum(0, u + v - 1), m + w, np.maximum(0, m + w - 1)]
-    return np.column_stack([*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), gpu_prior(pairs)])
+    return np.column_stack([*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), rule(u, v)])
 
 
 def trees_of(fitted: CoRuns, seed: int) -> Callable[[Pairs], Array]:
-    """Extremely randomised trees (Geurts et al., 2006) on what the rule misses."""
+    """Extremely randomised trees (Geurts et al., 2006) on what the rule misses, and the rule."""
     from sklearn.ensemble import ExtraTreesRegressor
 
+    def of_rule(pairs: Pairs) -> Array:
+        return rule(pairs.load[:, 0], pairs.partner_load[:, 0])
+
     model = ExtraTreesRegressor(TREES, min_samples_leaf=5, max_features=0.5, random_state=seed, n_jobs=1)
-    model.fit(features(fitted.pairs), fitted.speed - gpu_prior(fitted.pairs))
-    return lambda pairs: np.asarray(model.predict(features(pairs))) if len(pairs) else np.zeros(0)
-
-
-def _left_out_errors(fitted: CoRuns, seed: int) -> Array:
-    """Errors on families of the train folder that are left out in turn: what a bound for unseen ones is made of."""
-    errors = []
-    for models in _families(fitted)[:BOUND_FAMILIES]:
-        own = fitted.has(models)
-        if (~own).sum() >= FEWEST and own.any():
-            rows = fitted.take(own)
-            errors.append(rows.speed - gpu_prior(rows.pairs) - trees_of(fitted.take(~own), seed)(rows.pairs))
-    return np.concatenate(errors) if errors else np.zeros(0)
+    model.fit(features(fitted.pairs), fitted.speed - of_rule(fitted.pairs))
+    return lambda pairs: of_rule(pairs) + model.predict(features(pairs)) if len(pairs) else np.zeros(0)
 
 
 def judge(results: Results, dataset: str, target: str, parts: list[tuple[CoRuns, dict[str, Array]]], seed: int) -> None:
     """Rows of all methods on the outcomes of one target; several left-out parts are judged together."""
+    names = [name for name in parts[0][1] if all(name in found for _, found in parts)]
+    methods = {name: np.concatenate([found[name] for _, found in parts]) for name in names}
     speed = np.concatenate([rows.speed for rows, _ in parts])
     pair = np.concatenate([rows.pair + 1_000_000 * n for n, (rows, _) in enumerate(parts)])
-    methods = {
-        name: np.concatenate([found[name] for _, found in parts])
-        for name in parts[0][1]
-        if all(name in found for _, found in parts)
-    }
+    model = np.concatenate([rows.model for rows, _ in parts])
+    _judge(results, (dataset, target, "all"), methods, speed, pair, seed)
+    for name in sorted(set(model.tolist())) if target == "unseen_family" else ():
+        own = model == name
+        found = {method: said[own] for method, said in methods.items() if method not in ACCEPTING}
+        _judge(results, (dataset, target, name), found, speed[own], pair[own], seed)
+    _predict(results, dataset, target, methods, speed)
+
+
+def _judge(
+    results: Results,
+    of: tuple[str, str, str],
+    methods: Mapping[str, Array],
+    speed: Array,
+    pair: NDArray[np.int64],
+    seed: int,
+) -> None:
+    """Rows of one series. of: data set, target, series."""
 
     def add(method: str, metric: str, top: Array, below: Array | None = None) -> None:
         value, low, high = interval(top, below, block=4, seed=seed)
         if value is not None:
-            results.rows.append(Row(dataset, target, "all", None, method, method, metric, value, low, high, len(top)))
+            results.rows.append(Row(*of, None, method, method, metric, value, low, high, len(top)))
 
     order = np.argsort(pair, kind="stable")
-    for method in [name for name in methods if name not in ("label", "load", "ours|bound")]:
+    for method in [name for name in methods if name not in ACCEPTING and not name.endswith(BOUND)]:
         add(method, "mae", np.abs(methods[method] - speed)[order])
         add(method, "auc_085", _auc(methods[method], speed < HARM))
         add(method, "harmful_at_73", *_harm(methods[method], speed, order))
-    add("ours", "coverage_lower_90", (speed >= methods["ours|bound"]).astype(np.float64)[order])
-    if np.isfinite(methods["label"]).all():
+        if method + BOUND in methods:
+            bound = methods[method + BOUND]
+            told = np.where(np.isfinite(bound), speed >= bound, np.nan)
+            add(method, "coverage_lower_90", told[order])
+            if of[2] == "all" and not np.isfinite(bound).any():
+                results.skipped.append(f"{of[0]} {of[1]}: {method} has too few co-runs for a bound")
+    if "label" in methods and np.isfinite(methods["label"]).all():
         _accepts(add, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
-    _accepts(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
-    _predict(results, dataset, target, methods, speed)
+    if "load" in methods:
+        _accepts(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
 
 
 def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.interference import Pairs, gpu_prior, learn, margin, predict
+from models.interference import Pairs, gpu_prior, learn, margin, predict, rule
 from models.link_overlap import Turns, overlap, ratio_of
 
 BUSY, LIGHT, UNKNOWN = (0.9, 0.5, 0.2), (0.2, 0.1, 0.1), (np.nan,) * 3
@@ -16,14 +16,23 @@ def one(load: tuple[float, ...], partner: tuple[float, ...], keys: tuple[int, in
 
 
 def taught(speeds: list[float]) -> tuple[Pairs, np.ndarray]:
-    """A was seen beside B that often, at these speeds, where the rule says 1 / 1.1."""
+    """A was seen beside B that often, at these speeds, where the prior says 0.91."""
     pairs = Pairs.of([(BUSY, LIGHT, A, B)] * len(speeds))
     return pairs, np.array(speeds) - gpu_prior(pairs)
 
 
+def test_the_prior_never_rises_with_a_load_and_is_the_rule_where_both_are_full_or_one_is_idle() -> None:
+    loads = np.linspace(0, 1, 11)
+    said = np.array([[gpu_prior(one((u, 0, 0), (v, 0, 0), A, B))[0] for v in loads] for u in loads])
+    assert (np.diff(said, axis=0) <= 0).all()
+    assert (np.diff(said, axis=1) <= 0).all()
+    for u, v in ((1.0, 1.0), (0.0, 1.0), (0.7, 0.0)):
+        assert gpu_prior(one((u, 0, 0), (v, 0, 0), A, B)) == rule(np.array([u]), np.array([v]))
+
+
 def test_without_co_runs_the_rule_speaks_and_gives_no_bound() -> None:
     found = predict(pairs := one(BUSY, BUSY, A, B), gpu_prior(pairs), learn(Pairs.of([]), np.zeros(0)))
-    assert found.p50.tolist() == [pytest.approx(1 / 1.8)]
+    assert found.p50.tolist() == [pytest.approx(1 - 0.81 / 2)]
     assert found.known.all()
     assert found.basis == ("rule",)
     assert np.isnan(found.lower_90).all()
@@ -36,15 +45,15 @@ def test_of_two_jobs_of_which_nothing_is_known_nothing_is_said() -> None:
 
 
 def test_where_one_is_known_the_other_is_taken_to_use_all_there_is() -> None:
-    assert gpu_prior(one(BUSY, UNKNOWN, A, NOBODY)).tolist() == [pytest.approx(1 / 1.9)]
+    assert gpu_prior(one(BUSY, UNKNOWN, A, NOBODY)).tolist() == [pytest.approx(1 - 0.9 / 2)]
 
 
 def test_three_co_runs_move_the_speed_further_than_one_and_never_past_what_was_seen() -> None:
     pairs = one(BUSY, LIGHT, A, B)
     said = [predict(pairs, gpu_prior(pairs), learn(*taught([0.6] * n))).p50[0] for n in (0, 1, 3, 30)]
-    assert pytest.approx(said[0]) == 1 / 1.1
+    assert pytest.approx(said[0]) == 0.91
     assert said[0] > said[1] > said[2] > said[3] > 0.6
-    assert said[2] < 0.65
+    assert said[2] < 0.7
 
 
 def test_a_job_of_the_same_kind_learns_less_than_the_job_itself() -> None:
@@ -77,6 +86,22 @@ def test_leave_one_out_errors_are_those_of_learning_without_the_one() -> None:
         others = np.arange(12) != n
         without = learn(pairs.take(others), residual[others])
         assert errors[n] == pytest.approx(residual[n] - without.correction(pairs.take(np.array([n])))[0])
+
+
+def test_the_bound_of_a_job_of_a_new_kind_is_made_of_errors_without_the_kinds_that_are_known() -> None:
+    rng = np.random.default_rng(0)
+    rows = [(BUSY, LIGHT, (n % 3 + 1, n % 3 + 1), (n % 4 + 11, n % 4 + 11)) for n in range(36)]
+    pairs, residual = Pairs.of(rows), np.repeat([-0.2, 0.0, 0.1], 12)[np.arange(36) % 3 * 12] + rng.normal(0, 0.01, 36)
+    found = learn(pairs, residual)
+    kinds = np.column_stack([pairs.keys[:, 1], pairs.partner_keys[:, 1]])
+    left = []
+    for kind in np.unique(kinds):
+        out = (kinds == kind).any(axis=1)
+        left += (residual[out] - learn(pairs.take(~out), residual[~out]).correction(pairs.take(out))).tolist()
+    assert found.strange == pytest.approx(left)
+    known, strange = one(BUSY, LIGHT, (1, 1), (11, 11)), one(BUSY, LIGHT, (9, 9), (11, 11))
+    assert -0.06 < found.slack(known)[0] < 0
+    assert found.slack(strange)[0] < -0.1
 
 
 def test_nine_in_ten_outcomes_lie_above_the_bound() -> None:

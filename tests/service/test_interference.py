@@ -120,10 +120,10 @@ def test_jobs_that_ran_alone_are_told_by_the_rule_and_those_like_them(fleet: Fle
     fleet.steps(70, **{"a-1": 1.0, "b-1": 1.0})
     told = fleet.ask("a-1", {"user": "ada", "name": "b-7"})
     assert (told["known"], told["basis"], told["observed"]) == (True, "rule", 0)
-    assert told["speed_a"]["p50"] == told["speed_b"]["p50"] == pytest.approx(1 / 1.3, abs=0.01)
+    assert told["speed_a"]["p50"] == told["speed_b"]["p50"] == pytest.approx(1 - 0.42 / 2, abs=0.01)
     assert "nine co-runs" in told["reasons"]["lower_90"]
     half = fleet.ask("a-1", "stranger")
-    assert half["speed_a"]["p50"] == pytest.approx(1 / 1.6, abs=0.01)
+    assert half["speed_a"]["p50"] == pytest.approx(1 - 0.6 / 2, abs=0.01)
     assert "use all" in half["reasons"]["b"]
 
 
@@ -134,7 +134,7 @@ def test_a_co_run_that_was_observed_moves_the_answer_and_survives_a_restart(flee
     fleet.steps(20, **{"a-1": 2.5, "b-1": 2.5})
     before = fleet.ask("a-1", "b-1")
     assert (before["basis"], before["observed"]) == ("observed", 1)
-    assert before["speed_a"]["p50"] < 1 / 1.6 - 0.05
+    assert before["speed_a"]["p50"] < 1 - 0.6 / 2 - 0.05
     fleet.restart()
     after = fleet.ask("a-1", "b-1")
     assert {**after, "as_of_ms": 0} == {**before, "as_of_ms": 0}
