@@ -1,7 +1,6 @@
 """Rows to learn node risk from: what the rules said of every node at many moments, and what came of it.
 
-An `Observer` is a pipeline without its processes: exporter pages → samples → rings → frames → signals, by the very
-code that serves. Whoever owns pages (a simulator, an archive) feeds it; what is not known at a moment is not seen.
+An `Observer` is a replay that is fed with exporter pages, and remembers moments as rows to learn from.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,22 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.extract import extract
-from features.store import WindowStore
-from fleet.entities import Entities
 from fleet.events import JobEvent
-from fleet.jobs import JobTable
 from fleet.metrics import metric_row
-from fleet.nodes import NodeTable
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Topology
 from ingest.exporters import ExporterResolver
 from ingest.text import PageDecoder, Target
-from models.memory import RiskMemory
 from models.rules import RULES
-from models.score import Evidence, fleet_evidence, score_local
+from models.score import Evidence
 from models.scores import RISK_KINDS
 from models.straggler import find_stragglers
+from training.replay import Replay
 
 SCRAPE_UP = metric_row(EntityKind.NODE, "scrape_up")
 SCRAPE_DURATION = metric_row(EntityKind.NODE, "scrape_duration_s")
@@ -40,6 +34,7 @@ RISKS_OF = {
     "ecc_storm": ("fail", "drain"),
     "gpu_off_bus": ("fail", "drain"),
     "node_lost": ("fail", "drain"),
+    "cpu_contention": ("slow",),
 }
 
 
@@ -86,35 +81,19 @@ class Rows:
         )
 
 
-class Observer:
+class Observer(Replay):
     """Watches a fleet through its pages, a scrape at a time."""
 
     def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
-        self.topology = topology
-        self.entities = Entities()
-        for name in topology.names:
-            self.entities.node(name)
-        self.store = WindowStore(self.entities, interval_s=interval_s)
-        self.memory = RiskMemory(interval_s)
-        self.jobs = JobTable()
-        self.nodes = NodeTable()
+        super().__init__(topology, interval_s)
         self._resolver = ExporterResolver(self.entities)
         self._decoders: dict[tuple[str, str], PageDecoder] = {}
         self._moments: list[tuple[int, NDArray[np.float32]]] = []
 
     def scrape(self, pages: Iterable[Page], events: Iterable[JobEvent], now_ms: int) -> Evidence:
         """Take in one round of pages and the events since the last one; what the rules make of it."""
-        for event in events:
-            self.jobs.apply(event)
-        batches: dict[EntityKind, list[SampleBatch]] = {}
-        for page in pages:
-            for batch in self._decode(page, now_ms):
-                batches.setdefault(batch.kind, []).append(batch)
-        for parts in batches.values():
-            self.store.write(SampleBatch.concat(parts), now_ms)
-        frames = extract(self.store, now_ms, self.topology.generation)
-        local = score_local(frames, self.entities, self.topology, self.memory, now_ms)
-        return fleet_evidence([local], self.jobs.running(), self.nodes.nodes, self.topology, now_ms, self.memory)
+        batches = [batch for page in pages for batch in self._decode(page, now_ms)]
+        return self.evidence(self.take(batches, events, now_ms), now_ms)
 
     def keep(self, evidence: Evidence, now_ms: int) -> None:
         """Remember this moment of all nodes as rows to learn from."""

@@ -15,7 +15,9 @@ HOT_C = 85.0
 HW_SLOWDOWN = 0x8 | 0x40 | 0x80  # clock event reasons: hardware slowdown, thermal, power brake
 REPLAYS_A_10M = 80  # DCGM warns of more than 8 PCIe replays a minute
 Z_LIMIT = 3.0
-MINDER_ROUNDS = 4
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+LEAST_DEVIATION = 0.01  # of the median: most clocks are equal to the digit
+PERSISTS_ROUNDS = 4
 MINDER_CHANNELS = ("power_w", "sm_active", "tensor_active", "pcie_tx_bytes_per_s", "nvlink_tx_bytes_per_s")
 FEWEST_NODES = 3
 
@@ -65,20 +67,35 @@ def health_rules(sight: Sight) -> Mask:
         return sight.on_nodes(bad | ((reasons & HW_SLOWDOWN) != 0))
 
 
-def fleet_wide_z(sight: Sight) -> Mask:
-    """(node,) a GPU whose clock, power or tensor activity is 3 deviations below that of all loaded ones."""
-    busy = np.nan_to_num(sight.column("sm_active")) > 0.2
-    bad = np.zeros(len(busy), bool)
-    if busy.sum() < FEWEST_NODES:
-        return sight.on_nodes(bad)
-    for name in ("sm_clock_mhz", "power_w", "tensor_active"):
-        values = sight.column(name)
-        known = busy & np.isfinite(values)
-        if not known.any():
-            continue
-        mean, deviation = values[known].mean(), values[known].std()
-        bad |= known & (values < mean - Z_LIMIT * max(float(deviation), 1e-9))
-    return sight.on_nodes(bad)
+class FleetWideZ:
+    """A GPU whose clock, power or tensor activity is 3 deviations below that of all loaded ones, for 4 rounds.
+
+    Deviations are robust (median and 1.4826 MAD): what is looked for must not widen what is usual.
+    """
+
+    def __init__(self) -> None:
+        self._streak = np.zeros(0, np.int64)
+
+    def __call__(self, sight: Sight) -> Mask:
+        """(node,) has such a GPU."""
+        busy = np.nan_to_num(sight.column("sm_active")) > 0.2
+        self._streak = np.pad(self._streak, (0, len(busy) - len(self._streak)))
+        self._streak = np.where(self._low(sight, busy), self._streak + 1, 0)
+        return sight.on_nodes(self._streak >= PERSISTS_ROUNDS)
+
+    def _low(self, sight: Sight, busy: Mask) -> Mask:
+        bad = np.zeros(len(busy), bool)
+        if busy.sum() < FEWEST_NODES:
+            return bad
+        for name in ("sm_clock_mhz", "power_w", "tensor_active"):
+            values = sight.column(name)
+            known = busy & np.isfinite(values)
+            if not known.any():
+                continue
+            middle = float(np.median(values[known]))
+            deviation = MAD_TO_SIGMA * float(np.median(np.abs(values[known] - middle)))
+            bad |= known & (values < middle - Z_LIMIT * max(deviation, LEAST_DEVIATION * middle))
+        return bad
 
 
 class Minder:
@@ -98,7 +115,7 @@ class Minder:
                 continue
             key = (job, int(rows[worst]))
             streak[key] = self._streak.get(key, 0) + 1
-            flagged[key[1]] |= streak[key] >= MINDER_ROUNDS
+            flagged[key[1]] |= streak[key] >= PERSISTS_ROUNDS
         self._streak = streak
         return flagged
 
@@ -128,6 +145,6 @@ def baselines() -> dict[str, Rule]:
     return {
         "static thresholds": static_thresholds,
         "NVIDIA health rules": health_rules,
-        "fleet-wide z": fleet_wide_z,
+        "fleet-wide z": FleetWideZ(),
         "Minder-style distance": Minder(),
     }

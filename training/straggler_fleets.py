@@ -1,24 +1,22 @@
-"""Judging simulated fleets: which node, how soon, and how often without a reason?
+"""Judging fleets with faults: which node and unit, how soon, and how often without a reason?
 
-A run is replayed through the code that serves: samples to rings to frames to signals, risk and stragglers. Ours flags
-a node while its action is more than `watch`, or a slow job's answer blames it. A *finding* is a spell of flags on a
-node, holes of up to 5 minutes closed. It is right when it begins while a fault is there (its precursor and 10 minutes
-after its end included), else a false alarm; a fault that could be seen and has no finding is missed.
+A run is replayed through the code that serves. Ours flags a node while its action is more than `watch`, or a slow job's
+answer blames it; `training.findings` says what counts as right. Simulated runs and recordings are judged apart. Runs
+with faults are pooled ("all"), runs that have look-alikes and no fault ("decoys alone"), and runs that have neither
+("healthy"). Runs are independent: two processes share them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from features.extract import extract
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.jobs import JobTable
-from fleet.samples import EntityKind, SampleBatch
-from models.memory import RiskMemory
-from models.score import Fleet, score_fleet, score_local
-from training.fault_runs import FaultRun, FaultTruth, Round
+from models.score import Fleet
+from training.fan_out import map_jobs
+from training.fault_runs import FaultRun
+from training.findings import Findings, Score, at_random, false_alarms, healthy_ms, score, shuffled
+from training.replay import Replay
 from training.results import Results
 from training.straggler_baselines import Sight, baselines
 from training.straggler_metrics import Table
@@ -26,135 +24,119 @@ from training.straggler_metrics import Table
 Say = Callable[[str], None]
 
 QUIET_CODES = frozenset({"none", "watch"})
-HOLE_MS = 300_000
-AFTER_MS = 600_000
-EARLY_MS = 60_000
 DAY_MS = 86_400_000
+PROCESSES = 2
 OURS = "ours"
 BLAMED = "ours, slow jobs alone"
 
 
-@dataclass(slots=True)
-class Finding:
-    """Flags on one node in a row. name: the node, GPU or port first named, "" where none was."""
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What ours and every baseline flagged in a run. hosts: the nodes that each job ran on."""
 
-    node: str
+    found: dict[str, Findings]
+    hosts: dict[str, frozenset[str]]
     first_ms: int
     last_ms: int
-    name: str = ""
 
 
 @dataclass(slots=True)
-class Findings:
-    """What one method flagged in a run."""
+class Pool:
+    """Sums over the runs of one kind."""
 
-    rows: list[Finding] = field(default_factory=list)
-    _open: dict[str, Finding] = field(default_factory=dict)
+    methods: dict[str, Score] = field(default_factory=dict)
+    kinds: dict[str, Score] = field(default_factory=dict)
+    shuffled: Score = field(default_factory=Score)
+    chance: Score = field(default_factory=Score)
+    healthy_days: float = 0.0
+    decoys: int = 0
+    runs: int = 0
 
-    def note(self, node: str, now_ms: int, name: str = "") -> None:
-        """A flag at this moment; `name` counts until one was named."""
-        row = self._open.get(node)
-        if row is None or now_ms - row.last_ms > HOLE_MS:
-            row = self._open[node] = Finding(node, now_ms, now_ms)
-            self.rows.append(row)
-        row.last_ms = now_ms
-        row.name = row.name or name
-
-
-@dataclass(slots=True)
-class Score:
-    """Sums over runs. delays: seconds; first: faults whose own unit was the first named."""
-
-    right: int = 0
-    wrong: int = 0
-    missed: int = 0
-    first: int = 0
-    delays: list[float] = field(default_factory=list)
-
-    def add(self, other: "Score") -> None:
-        """Take in another run's."""
-        self.right += other.right
-        self.wrong += other.wrong
-        self.missed += other.missed
-        self.first += other.first
-        self.delays += other.delays
+    def add(self, run: FaultRun, seen: Watched, rng: np.random.Generator) -> None:
+        """Take in one more run."""
+        names, truth, ours = run.topology.names, run.truth, seen.found[OURS].rows
+        self.runs += 1
+        self.decoys += sum(row.benign for row in truth)
+        self.healthy_days += healthy_ms(names, seen.first_ms, seen.last_ms, truth) / DAY_MS
+        for method, findings in seen.found.items():
+            self.methods.setdefault(method, Score()).add(score(findings.rows, truth, seen.hosts))
+        for kind in sorted({row.kind for row in truth if not row.benign}):
+            self.kinds.setdefault(kind, Score()).add(score(ours, truth, seen.hosts, kind))
+        self.shuffled.add(score(ours, shuffled(truth, names, rng)))
+        self.chance.add(score(at_random(ours, names, seen.first_ms, seen.last_ms, rng), truth))
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
-    """Rows of all runs together, by method, and ours by kind of fault; `shuffled`: against faults of other nodes."""
+    """Rows of all runs together, by where they come from and whether they have faults."""
     rng = np.random.default_rng(seed)
-    totals: dict[str, Score] = {}
-    kinds: dict[str, Score] = {}
-    shuffled = Score()
-    node_days = 0.0
-    for run in runs:
-        found, span_ms = watch(run)
-        node_days += run.nodes * span_ms / DAY_MS
-        for method, findings in found.items():
-            totals.setdefault(method, Score()).add(score(findings.rows, run.truth))
-        for kind in sorted({row.kind for row in run.truth if not row.benign}):
-            kinds.setdefault(kind, Score()).add(score(found[OURS].rows, run.truth, kind))
-        shuffled.add(score(found[OURS].rows, shuffle(run, rng)))
-        say(f"{run.name}: {len(found[OURS].rows)} findings, {sum(not row.benign for row in run.truth)} faults")
-    table = Table(results, "simulated", "node")
-    for method, one in totals.items():
-        _rows(table, method, one, node_days)
-    _rows(table, OURS, shuffled, node_days, "shuffled truth")
-    for kind, one in kinds.items():
+    pools: dict[tuple[str, str], Pool] = {}
+    processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
+    watched = map_jobs(watch, runs, say=lambda line: say(f"runs: {line}"), processes=processes)
+    for run, seen in zip(runs, watched, strict=True):
+        series = series_of(run)
+        pools.setdefault((run.folder.parent.name, series), Pool()).add(run, seen, rng)
+        faults = [row for row in run.truth if not row.benign]
+        wrong = false_alarms(seen.found[OURS].rows, faults)
+        say(f"{run.name}: {series}, {len(faults)} faults, {len(seen.found[OURS].rows)} findings, {len(wrong)} false")
+    for (dataset, series), pool in pools.items():
+        table = Table(results, dataset, "node")
+        if series == "all":
+            _of_faults(table, pool)
+        for method, one in pool.methods.items():
+            table.rate("false_alarms_per_node_day", method, one.wrong, pool.healthy_days, series)
+        table.add("healthy_node_days", "truth", pool.healthy_days, (None, None), pool.runs, series)
+        table.add("decoys", "truth", pool.decoys, (None, None), pool.runs, series)
+
+
+def series_of(run: FaultRun) -> str:
+    """all: it has faults; decoys alone; healthy: neither."""
+    if any(not row.benign for row in run.truth):
+        return "all"
+    return "decoys alone" if run.truth else "healthy"
+
+
+def _of_faults(table: Table, pool: Pool) -> None:
+    """What was found, by which method; ours by kind, too."""
+    for method, one in pool.methods.items():
+        table.found(method, one.right, one.wrong, one.missed)
+        table.delays("delay_s", method, one.delays)
+        table.share("node_top1", method, one.own_nodes, one.nodes)
+        if method in (OURS, BLAMED):
+            table.share("top1", method, one.own_units, one.units)
+    table.found(OURS, pool.shuffled.right, pool.shuffled.wrong, pool.shuffled.missed, "shuffled truth")
+    table.found("chance", pool.chance.right, pool.chance.wrong, pool.chance.missed)
+    for kind, one in pool.kinds.items():
         table.share("recall", OURS, one.right, one.right + one.missed, kind)
-        table.share("top1", OURS, one.first, one.right, kind)
-        table.median("delay_s", OURS, one.delays, kind)
+        table.share("top1", OURS, one.own_units, one.units, kind)
+        table.share("node_top1", OURS, one.own_nodes, one.nodes, kind)
+        table.delays("delay_s", OURS, one.delays, kind)
 
 
-def watch(run: FaultRun) -> tuple[dict[str, Findings], int]:
-    """What ours and every baseline flagged in a run, and how long it was in ms."""
-    replay = _Replay(run)
+def watch(run: FaultRun) -> Watched:
+    """Replay a run and keep what everybody flagged."""
+    replay = Replay(run.topology, run.interval_s)
     rules = baselines()
     found = {method: Findings() for method in (OURS, BLAMED, *rules)}
-    first_ms = last_ms = None
+    rows = {name: row for row, name in enumerate(run.topology.names)}
+    hosts: dict[str, frozenset[str]] = {}
+    first_ms = last_ms = 0
     for round in run.rounds(replay.entities):
-        first_ms = round.time_ms if first_ms is None else first_ms
-        last_ms = round.time_ms
-        fleet, sight = replay.take(round)
+        first_ms, last_ms = first_ms or round.time_ms, round.time_ms
+        moment = replay.take(round.batches, round.events, round.time_ms, round.node_events)
+        fleet = replay.score(moment, round.time_ms)
+        running = {job.job: frozenset(job.hosts) for job in replay.jobs.running()}
+        hosts |= {job: hosts.get(job, frozenset()) | own for job, own in running.items()}
         for node, name in _flagged(fleet, run):
             found[OURS].note(node, round.time_ms, name)
-        for node, name in _blamed(fleet):
+        for node, name in _blamed(fleet, rows):
             found[OURS].note(node, round.time_ms, name)
             found[BLAMED].note(node, round.time_ms, name)
+        gangs = {job: np.array(sorted(rows[host] for host in own if host in rows)) for job, own in running.items()}
+        sight = Sight(moment.frames.gpu, run.nodes, gangs)
         for method, rule in rules.items():
             for row in np.flatnonzero(rule(sight)).tolist():
                 found[method].note(run.topology.names[row], round.time_ms)
-    return found, (last_ms or 0) - (first_ms or 0)
-
-
-class _Replay:
-    """The pipeline that serves, fed with rounds."""
-
-    def __init__(self, run: FaultRun) -> None:
-        self.topology = run.topology
-        self.entities = Entities()
-        for name in run.topology.names:
-            self.entities.node(name)
-        self.rows = {name: row for row, name in enumerate(run.topology.names)}
-        self.store = WindowStore(self.entities, interval_s=run.interval_s)
-        self.memory = RiskMemory(run.interval_s)
-        self.jobs = JobTable()
-
-    def take(self, round: Round) -> tuple[Fleet, Sight]:
-        """The fleet's scores after one more round, and what baselines see of it."""
-        for event in round.events:
-            self.jobs.apply(event)
-        kinds: dict[EntityKind, list[SampleBatch]] = {}
-        for batch in round.batches:
-            kinds.setdefault(batch.kind, []).append(batch)
-        for parts in kinds.values():
-            self.store.write(SampleBatch.concat(parts), round.time_ms)
-        frames = extract(self.store, round.time_ms, self.topology.generation)
-        local = score_local(frames, self.entities, self.topology, self.memory, round.time_ms)
-        running = self.jobs.running()
-        fleet = score_fleet([local], running, {}, self.topology, round.time_ms, self.memory)
-        gangs = {one.job: np.array([self.rows[host] for host in one.hosts if host in self.rows]) for one in running}
-        return fleet, Sight(frames.gpu, len(self.topology), gangs)
+    return Watched(found, hosts, first_ms, last_ms)
 
 
 def _flagged(fleet: Fleet, run: FaultRun) -> Iterable[tuple[str, str]]:
@@ -166,63 +148,10 @@ def _flagged(fleet: Fleet, run: FaultRun) -> Iterable[tuple[str, str]]:
             yield run.topology.names[row], top.entity if top else ""
 
 
-def _blamed(fleet: Fleet) -> Iterable[tuple[str, str]]:
-    """(node, culprit) of every slow job that blames a member."""
+def _blamed(fleet: Fleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
+    """(node, culprit) of every slow job that blames a member; a stage is nobody's node."""
     for body in fleet.stragglers.values():
-        name = body["culprit"]["name"]
-        if body["slow"] and name:
-            yield str(name).split("/")[0], str(name)
-
-
-def score(findings: Sequence[Finding], truth: Sequence[FaultTruth], kind: str | None = None) -> Score:
-    """Findings against the truth; with `kind`, of faults of that kind alone (no false alarms are counted then)."""
-    faults = [row for row in truth if not row.benign]
-    scored = Score()
-    used: set[int] = set()
-    for fault in faults:
-        hits = [at for at, finding in enumerate(findings) if _covers(fault, finding)]
-        used.update(hits)
-        if fault.visible_ms is None or (kind is not None and fault.kind != kind):
-            continue
-        if not hits:
-            scored.missed += 1
-            continue
-        first = findings[hits[0]]
-        scored.right += 1
-        scored.first += _names(fault, first)
-        scored.delays.append(max(0.0, (first.first_ms - fault.visible_ms) / 1000))
-    scored.wrong = 0 if kind is not None else len(findings) - len(used)
-    return scored
-
-
-def _covers(fault: FaultTruth, finding: Finding) -> bool:
-    """Whether a finding is about this fault: on its node, begun or still there while it lasted."""
-    ends_ms = (fault.end_ms if fault.end_ms is not None else finding.last_ms) + AFTER_MS
-    begins_ms = fault.start_ms - int(fault.lead_s * 1000) - EARLY_MS
-    return finding.node == fault.node and finding.first_ms <= ends_ms and finding.last_ms >= begins_ms
-
-
-def _names(fault: FaultTruth, finding: Finding) -> bool:
-    """Whether the GPU or port named first is the fault's; a node is right where the whole node is, or has no other."""
-    if not finding.name or (fault.gpu is None and fault.port is None):
-        return True
-    unit = f"{fault.node}/{fault.gpu}" if fault.gpu is not None else f"{fault.node}/mlx5_{fault.port}/1"
-    return finding.name in (unit, fault.node)
-
-
-def shuffle(run: FaultRun, rng: np.random.Generator) -> list[FaultTruth]:
-    """The truth with every fault on some node instead of its own: what a method finds then is chance."""
-    import msgspec
-
-    names = run.topology.names
-    return [msgspec.structs.replace(row, node=names[int(rng.integers(len(names)))]) for row in run.truth]
-
-
-def _rows(table: Table, method: str, one: Score, node_days: float, series: str = "all") -> None:
-    table.found(method, one.right, one.wrong, one.missed, series)
-    if method in (OURS, BLAMED):
-        table.share("top1", method, one.first, one.right, series)
-    table.median("delay_s", method, one.delays, series)
-    table.rate("false_alarms_per_node_day", method, one.wrong, node_days, series)
-    if method == BLAMED:
-        table.rate("false_culprits", method, one.wrong, node_days, series)
+        name = str(body["culprit"]["name"])
+        node = name.split("/", maxsplit=1)[0]
+        if body["slow"] and node in rows:
+            yield node, name

@@ -54,12 +54,20 @@ class Table:
 
     def median(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
         """A median with its bootstrap interval."""
+        self._quantile(metric, method, values, 0.5, series)
+
+    def delays(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
+        """The median, and the 90th percentile as `METRIC_p90`, with their bootstrap intervals."""
+        self._quantile(metric, method, values, 0.5, series)
+        self._quantile(f"{metric}_p90", method, values, 0.9, series)
+
+    def _quantile(self, metric: str, method: str, values: Sequence[float], level: float, series: str) -> None:
         known = np.array([value for value in values if np.isfinite(value)])
         if not len(known):
             return
         draws = np.random.default_rng(0).choice(known, (400, len(known)))
-        low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-        self.add(metric, method, float(np.median(known)), (float(low), float(high)), len(known), series)
+        low, high = np.quantile(np.quantile(draws, level, axis=1), (0.025, 0.975))
+        self.add(metric, method, float(np.quantile(known, level)), (float(low), float(high)), len(known), series)
 
     def add(
         self,

@@ -1,0 +1,191 @@
+"""Findings against the truth: what was flagged where and when, and which fault, if any, it was about.
+
+A *finding* is a spell of flags on a node, holes of up to 5 minutes closed. A fault is found when a spell begins on its
+node while it is there (from its precursor's begin to its end), or when a spell that was there before begins to name its
+own unit then. A spell that begins at another time than during a fault of its node, or in the 10 minutes after one, is a
+false alarm, whatever comes later. A fault that could be seen and is not found is missed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from training.fault_runs import FaultTruth
+
+HOLE_MS = 300_000
+AFTER_MS = 600_000
+FOREVER_MS = 2**62
+
+Hosts = Mapping[str, frozenset[str]]  # the nodes that a job ran on
+
+
+@dataclass(slots=True)
+class Finding:
+    """Flags on one node in a row. named: since when each node, GPU or port was named, in that order."""
+
+    node: str
+    first_ms: int
+    last_ms: int
+    named: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one method flagged in a run."""
+
+    rows: list[Finding] = field(default_factory=list)
+    _open: dict[str, Finding] = field(default_factory=dict)
+
+    def note(self, node: str, now_ms: int, name: str = "") -> None:
+        """A flag at this moment, and what it names."""
+        row = self._open.get(node)
+        if row is None or now_ms - row.last_ms > HOLE_MS:
+            row = self._open[node] = Finding(node, now_ms, now_ms)
+            self.rows.append(row)
+        row.last_ms = now_ms
+        if name:
+            row.named.setdefault(name, now_ms)
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over runs. delays: seconds from when a fault could be seen.
+
+    units: faults of one GPU or port that were found, and own_units those whose own unit was the first named; nodes:
+    faults during which a node of their job was flagged, and own_nodes those whose own node was the first.
+    """
+
+    right: int = 0
+    wrong: int = 0
+    missed: int = 0
+    units: int = 0
+    own_units: int = 0
+    nodes: int = 0
+    own_nodes: int = 0
+    delays: list[float] = field(default_factory=list)
+
+    def add(self, other: "Score") -> None:
+        """Take in another run's."""
+        for name in ("right", "wrong", "missed", "units", "own_units", "nodes", "own_nodes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.delays += other.delays
+
+
+def score(
+    findings: Sequence[Finding], truth: Sequence[FaultTruth], hosts: Hosts | None = None, kind: str | None = None
+) -> Score:
+    """Findings against the truth; with `kind`, of faults of that kind alone (no false alarms are counted then)."""
+    faults = [row for row in truth if not row.benign]
+    scored = Score()
+    for fault in faults:
+        if fault.visible_ms is None or (kind is not None and fault.kind != kind):
+            continue
+        found = _found(fault, findings)
+        _take_node(scored, fault, found, findings, faults, hosts or {})
+        if found is None:
+            scored.missed += 1
+            continue
+        at_ms, name = found
+        scored.right += 1
+        scored.delays.append(max(0.0, (at_ms - fault.visible_ms) / 1000))
+        if unit := own_unit(fault):
+            scored.units += 1
+            scored.own_units += name == unit
+    scored.wrong = 0 if kind is not None else len(false_alarms(findings, faults))
+    return scored
+
+
+def false_alarms(findings: Iterable[Finding], faults: Sequence[FaultTruth]) -> list[Finding]:
+    """The findings that begin where and when no fault is or has just been."""
+    return [
+        one
+        for one in findings
+        if not any(
+            fault.node == one.node and _begins_ms(fault) <= one.first_ms <= _ends_ms(fault) + AFTER_MS
+            for fault in faults
+        )
+    ]
+
+
+def healthy_ms(names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[FaultTruth]) -> int:
+    """Node-milliseconds of a run in which a finding would be a false alarm."""
+    total = 0
+    for name in names:
+        at_ms = first_ms
+        for fault in sorted((row for row in truth if row.node == name and not row.benign), key=_begins_ms):
+            total += max(0, min(_begins_ms(fault), last_ms) - at_ms)
+            at_ms = max(at_ms, min(_ends_ms(fault) + AFTER_MS, last_ms))
+        total += last_ms - at_ms
+    return total
+
+
+def own_unit(fault: FaultTruth) -> str:
+    """The name of the faulty GPU or port; "" where the whole node is the culprit."""
+    if fault.gpu is not None:
+        return f"{fault.node}/{fault.gpu}"
+    return f"{fault.node}/mlx5_{fault.port}/1" if fault.port is not None else ""
+
+
+def shuffled(truth: Sequence[FaultTruth], names: Sequence[str], rng: np.random.Generator) -> list[FaultTruth]:
+    """The truth with every fault on some other node than its own."""
+    found = []
+    for row in truth:
+        others = [name for name in names if name != row.node] or list(names)
+        found.append(msgspec.structs.replace(row, node=others[int(rng.integers(len(others)))]))
+    return found
+
+
+def at_random(
+    findings: Sequence[Finding], names: Sequence[str], first_ms: int, last_ms: int, rng: np.random.Generator
+) -> list[Finding]:
+    """As many findings, as long, on any nodes at any times: what chance would find."""
+    moved = []
+    for row in findings:
+        lasts_ms = row.last_ms - row.first_ms
+        begins_ms = int(rng.integers(first_ms, max(first_ms, last_ms - lasts_ms) + 1))
+        node = names[int(rng.integers(len(names)))]
+        moved.append(replace(row, node=node, first_ms=begins_ms, last_ms=begins_ms + lasts_ms, named={}))
+    return moved
+
+
+def _found(fault: FaultTruth, findings: Iterable[Finding]) -> tuple[int, str] | None:
+    """When a fault was found, and which GPU or port was named first; "" where only the node was."""
+    hits = []
+    for one in findings:
+        if one.node != fault.node:
+            continue
+        if _begins_ms(fault) <= one.first_ms <= _ends_ms(fault):
+            units = (name for name, at_ms in one.named.items() if name != one.node and at_ms <= _ends_ms(fault))
+            hits.append((one.first_ms, next(units, "")))
+        elif one.first_ms < _begins_ms(fault):
+            unit = own_unit(fault) or fault.node
+            if _begins_ms(fault) <= one.named.get(unit, -1) <= _ends_ms(fault):
+                hits.append((one.named[unit], unit))
+    return min(hits, default=None)
+
+
+def _take_node(
+    scored: Score,
+    fault: FaultTruth,
+    found: tuple[int, str] | None,
+    findings: Iterable[Finding],
+    faults: Sequence[FaultTruth],
+    hosts: Hosts,
+) -> None:
+    """Whether the fault's node was flagged before any healthy node of the job that it hit."""
+    until_ms = found[0] if found else _ends_ms(fault)
+    peers = hosts.get(fault.job or "", frozenset()) - {fault.node}
+    others = [one for one in findings if one.node in peers and _begins_ms(fault) <= one.first_ms < until_ms]
+    if found or others:
+        scored.nodes += 1
+        scored.own_nodes += found is not None and not false_alarms(others, faults)
+
+
+def _begins_ms(fault: FaultTruth) -> int:
+    return fault.start_ms - int(fault.lead_s * 1000)
+
+
+def _ends_ms(fault: FaultTruth) -> int:
+    return FOREVER_MS if fault.end_ms is None else fault.end_ms
