@@ -30,12 +30,13 @@ from fleet.events import (
     Step,
     Submitted,
 )
+from fleet.job_steps import RankSteps, keep_step
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
 
-STEPS_KEPT = 256
 EVENTS_KEPT = 20
-CHECKPOINTS_KEPT = 32
+CHECKPOINTS_KEPT = 256  # edges; where each rank tells its own, a few checkpoints of a large gang
+EVALUATIONS_KEPT = 17
 
 
 @dataclass(slots=True)
@@ -52,8 +53,11 @@ class JobAttempt:
     nodes: tuple[str, ...] = ()
     phase: str = ""
     phase_since_ms: int | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)  # one a step, by time
+    rank_steps: RankSteps = field(default_factory=dict)  # of the newest steps that ranks told of
+    steps_told: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    evaluations: list[Phase] = field(default_factory=list)  # their beginnings, as rank 0 or nobody in particular tells
     lost_nodes: dict[str, str] = field(default_factory=dict)
     ended_ms: int | None = None
     superseded_ms: int | None = None  # when the next attempt that started did so: this one holds nothing any more
@@ -140,9 +144,12 @@ class JobAttempt:
             case Phase():
                 if event.rank is None and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
+                if event.name == "evaluation" and not event.rank and self.ended_ms is None:
+                    _keep(self.evaluations, event, EVALUATIONS_KEPT)
             case Step():
                 if self.ended_ms is None:
-                    _keep(self.steps, event, STEPS_KEPT)
+                    self.steps_told += 1
+                    keep_step(self.steps, self.rank_steps, event)
             case Checkpoint():
                 if self.ended_ms is None:
                     _keep(self.checkpoints, event, CHECKPOINTS_KEPT)
@@ -155,7 +162,10 @@ class JobAttempt:
 
     def _end(self, event: Finished | Failed | Preempted) -> None:
         self.steps.clear()  # only what runs is judged by its steps
+        self.rank_steps.clear()
+        self.steps_told = 0
         self.checkpoints.clear()
+        self.evaluations.clear()
         if not self._wins("end", event):
             return
         self.ended_ms = event.time_ms
@@ -168,7 +178,9 @@ class JobAttempt:
             self,
             seen=self.seen.copy(),
             steps=list(self.steps),
+            rank_steps={number: dict(ranks) for number, ranks in self.rank_steps.items()},
             checkpoints=list(self.checkpoints),
+            evaluations=list(self.evaluations),
             lost_nodes=dict(self.lost_nodes),
             events=list(self.events),
             written=dict(self.written),

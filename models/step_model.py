@@ -75,11 +75,20 @@ def _without_negatives(table: Array, seconds: Array) -> Array:
     return best
 
 
-def explained(steps: list[Step], duration: Array, last: int) -> Array | None:
-    """(step,) `duration` less what unusual work explains; None without a model, fitted on all but the `last` steps."""
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Of each step: what it was predicted to take, and its duration less what unusual work explains; seconds."""
+
+    predicted_s: Array
+    duration: Array
+
+
+def explained(steps: list[Step], duration: Array, last: int) -> Explained | None:
+    """Steps in the light of their work; None without a model, fitted on all but the `last` steps."""
     work = work_of(steps)
     model = fit_steps(work[:-last], duration[:-last]) if work is not None and len(work) > last else None
     if work is None or model is None:
         return None
     predicted = model.predict(work)
-    return duration * float(np.median(predicted[:-last])) / np.maximum(predicted, 1e-9)
+    usual_s = float(np.median(predicted[:-last]))
+    return Explained(predicted, duration * usual_s / np.maximum(predicted, 1e-9))

@@ -1,119 +1,169 @@
-"""Step times of one job: how fast it goes, how fast it should, and since when it does not.
+"""Step times of one job: how fast it goes, how fast it should, since when it does not, and who or what the reason is.
 
     observed   median of the last 3 steps
-    expected   median of the steps before the window that is looked at; while the job is slow it stays
-    slow       a window of its last steps is above the limit: 3 steps by 12 %, 8 by 8 %, 16 by 7 %, 32 by 6 %, and by
-               more than the job's own noise (see change_point); where a member has a reason, 2 steps will do
+    expected   what such steps take: predicted from their tokens and sequence lengths where these explain the job's
+               step times (see step_model), else the median of its steps before; while the job is slow it stays
+    ratio      observed to the job's own past
+    slow       a window of its last steps is above the limit (see change_point), or they crept up since the job's best
+               times, or a rank or a stage holds the gang back whatever its past (see step_peers)
 
 Steps that a checkpoint falls into do not count: everybody waits for it, and it ends by itself. Steps that are long
-because of what is in them (see step_model) are slow, and nobody is to blame.
+because of what is in them are slow, and nobody is to blame.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Step
+from fleet.job_steps import own_s
 from fleet.jobs import JobAttempt
-from models.change_point import SCALES, Measure, measure_of, slowed, still_slow
+from models.change_point import SCALES, Measure, best_pace, crept, measure_of, slowed, still_slow
 from models.step_model import explained
+from models.step_peers import SLOW_RATIO, Blame, blame
 
 Array = NDArray[np.float64]
 
 LAST = 3
 WINDOW = 4
-VOTES = 3
 BLOCK = 8
 FEWEST = 16
-FEWEST_PEERS = 3
-SLOW_RATIO = 1.10
+MOST_EXCESS = 0.9  # of a step that a rank can cost, whatever its parts add up to
+LONG_RATIO = 1.5  # of a single step, beside the job's median
+FEWEST_PAUSES = 3
+PAUSES_LOOKED = 64  # steps
 PAUSES = frozenset({"init", "loading", "evaluation", "checkpoint", "cooldown"})
 PARTS = ("compute", "communication", "data")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A job's step times. `ratio` is None until there is a reference; `worker` a rank whose own compute is slow."""
+    """A job's step times. `ratio` is None until there is a reference; ranks: whose own work is slow, worst first."""
 
     steps: int
     observed_s: float | None = None
     expected_s: float | None = None
+    usual_s: float | None = None  # the job's own past
     limit_s: float | None = None  # above it a step is slow
     ratio: float | None = None
     slow: bool = False
     since_ms: int | None = None
     cause: str = "unknown"
-    worker: int | None = None
-    worker_excess_s: float = 0.0
+    ranks: tuple[int, ...] = ()
+    stage: int | None = None
+    excess_s: float = 0.0  # that the worst of them, or the stage, costs a step
+    peers_ms: int = 0  # since when these are slow
+    by_peers: bool = False  # slow beside its peers, whatever its past
     lately: bool = False  # the last two steps were: enough where a member has a reason to be slow
     first_ms: int = 0  # end of the oldest step that counts
     window: int = 0  # how many steps it took to see that it is slow; 0: it is not
+    best_s: float | None = None  # median of its best 64 steps so far
 
 
 def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
     """The pace of an attempt from the steps it kept. `before`: its last pace, whose measure stays while slow."""
-    steps = whole_steps(list(attempt.steps))
+    steps = attempt.steps
     if not steps:
         return Pace(0)
     duration = np.array([step.duration_s for step in steps])
     end_ms = np.array([step.time_ms for step in steps], np.int64)
-    undisturbed = ~_in_checkpoint(attempt, duration, end_ms)
-    steps = [step for step, keep in zip(steps, undisturbed.tolist(), strict=True) if keep]
-    return _judge(attempt, steps, duration[undisturbed], end_ms[undisturbed], before)
+    disturbed = _in_checkpoint(attempt, duration, end_ms)
+    kept = [step for step, out in zip(steps, disturbed.tolist(), strict=True) if not out]
+    pace = _by_past(attempt, kept, duration[~disturbed], end_ms[~disturbed], before)
+    if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s:
+        pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
+    return _by_peers(pace, attempt, blame(attempt.rank_steps), kept, before)
 
 
-def _judge(
+def _by_past(
     attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], before: Pace | None
 ) -> Pace:
+    """The pace by the job's own step times alone."""
     if not len(duration):
         return Pace(0)
     observed_s = float(np.median(duration[-LAST:]))
-    shown = _shown(duration, before)
+    best_s = best_pace(duration, before.best_s if before else None)
+    plain = explained(steps, duration, WINDOW)
+    shown = _shown(duration if plain is None else plain.duration, before, best_s)
+    by_work = False
+    if shown is None and plain is not None:
+        shown = slowed(duration)
+        by_work = shown is not None
     measure = shown or measure_of(duration, SCALES[0])
     if measure is None or measure.usual_s <= 0:
-        return Pace(len(duration), observed_s, first_ms=int(end_ms[0]))
+        return Pace(len(duration), observed_s, first_ms=int(end_ms[0]), best_s=best_s)
     over = duration >= measure.limit_s
     runs = attempt.phase not in PAUSES
     slow = runs and shown is not None
-    worker, excess_s = slow_worker(attempt) if slow else (None, 0.0)
     return Pace(
         steps=len(duration),
         observed_s=observed_s,
-        expected_s=measure.usual_s,
+        expected_s=measure.usual_s if plain is None else float(np.median(plain.predicted_s[-LAST:])),
+        usual_s=measure.usual_s,
         limit_s=measure.limit_s,
         ratio=observed_s / measure.usual_s,
         slow=slow,
         lately=bool(runs and over[-2:].all()),
         since_ms=_began(over, duration, end_ms, measure, before) if over[-1] or shown else None,
-        cause=_cause(steps, duration, measure) if slow else "unknown",
-        worker=worker,
-        worker_excess_s=excess_s,
+        cause=("sequence_length" if by_work else _grown(steps)) if slow else "unknown",
         first_ms=int(end_ms[0]),
-        window=measure.steps if shown else 0,
+        window=measure.steps if shown and not by_work else 0,
+        best_s=best_s,
     )
 
 
-def _shown(duration: Array, before: Pace | None) -> Measure | None:
+def _shown(duration: Array, before: Pace | None, best_s: float | None) -> Measure | None:
     """The measure by which the job is slow: the one it was slow by, while it is, else that of a new change."""
-    if before is not None and before.window and before.expected_s and before.limit_s:
-        held = Measure(before.expected_s, before.limit_s, before.window)
+    if before is not None and before.window and before.usual_s and before.limit_s:
+        held = Measure(before.usual_s, before.limit_s, before.window)
         if still_slow(duration, held):
             return held
-    return slowed(duration)
+    return slowed(duration) or crept(duration, best_s)
 
 
-def whole_steps(steps: list[Step]) -> list[Step]:
-    """One record a step: the job's own where it reports them, else the slowest rank of each step."""
-    whole = [step for step in steps if step.rank is None]
-    if whole or not steps:
-        return whole
-    slowest: dict[int, Step] = {}
-    for step in steps:
-        other = slowest.get(step.step)
-        if other is None or step.duration_s > other.duration_s:
-            slowest[step.step] = step
-    return [slowest[number] for number in sorted(slowest)]
+def _by_peers(pace: Pace, attempt: JobAttempt, found: Blame, steps: list[Step], before: Pace | None) -> Pace:
+    """The pace with whom the ranks' own times blame; they may say that it is slow where its past does not."""
+    if pace.cause in ("sequence_length", "checkpoint") or attempt.phase in PAUSES:
+        return pace
+    ranks = tuple(row.rank for row in found.ranks if row.excess_s >= found.ranks[0].excess_s / 2)
+    observed_s = pace.observed_s or 0.0
+    excess_s = found.ranks[0].excess_s if ranks else found.stage.excess_s if found.stage else 0.0
+    excess_s = min(excess_s, MOST_EXCESS * observed_s)
+    costly = excess_s >= (SLOW_RATIO - 1) * (observed_s - excess_s) and (found.firm or found.stage is not None)
+    if not pace.slow and not costly:
+        return pace if not found.pauses and not _pauses(steps) else replace(pace, cause="garbage_collection")
+    stage = found.stage.stage if found.stage and costly and not pace.slow else None
+    if not ranks and stage is None:
+        return replace(pace, cause="garbage_collection") if found.pauses else pace
+    same = before is not None and (before.ranks[:1], before.stage) == (ranks[:1], stage)
+    begun_ms = before.peers_ms if before is not None and same else found.begun_ms
+    pace = replace(
+        pace,
+        ranks=ranks,
+        stage=stage,
+        excess_s=excess_s,
+        peers_ms=begun_ms,
+        cause=found.ranks[0].part if ranks else "compute",
+    )
+    if pace.slow:
+        return pace
+    expected_s = observed_s - excess_s
+    ratio = observed_s / max(expected_s, 1e-9)
+    return replace(pace, slow=True, by_peers=True, since_ms=begun_ms, expected_s=expected_s, ratio=ratio)
+
+
+def _pauses(steps: list[Step]) -> bool:
+    """Lone long steps in which one rank after another computed longer: the job is not slow, and loses time."""
+    looked = [step for step in steps[-PAUSES_LOOKED:] if step.rank is not None and step.parts is not None]
+    if len(looked) < FEWEST:
+        return False
+    duration, own = np.array([(step.duration_s, own_s(step)) for step in looked]).T
+    usual_s, own_usual_s = float(np.median(duration)), float(np.median(own))
+    long = duration >= LONG_RATIO * usual_s
+    lone = long & ~np.roll(long, 1) & ~np.roll(long, -1) & (own - own_usual_s >= (duration - usual_s) / 2)
+    struck = [looked[at].rank for at in np.flatnonzero(lone).tolist()]
+    return len(struck) >= FEWEST_PAUSES and 2 * max(map(struck.count, struck)) <= len(struck) + 1
 
 
 def reference_pace(duration: Array) -> tuple[float, float] | None:
@@ -147,14 +197,20 @@ def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int6
         elif began is not None:
             inside |= (start_ms < edge.time_ms) & (end_ms > began)
             began = None
-    return inside
+    return inside if 2 * inside.sum() <= len(inside) else np.zeros(len(inside), bool)  # it writes all the time
 
 
 def _began(
     over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64], measure: Measure, before: Pace | None
 ) -> int:
     """When the first of the slow steps began: after the last two ordinary ones in a row; it stays while it lasts."""
-    if before is not None and before.window and before.since_ms and before.limit_s == measure.limit_s:
+    if (
+        before is not None
+        and before.window
+        and before.since_ms
+        and before.limit_s == measure.limit_s
+        and not before.by_peers
+    ):
         return before.since_ms
     ordinary = ~over
     pairs = np.flatnonzero(ordinary[:-1] & ordinary[1:])
@@ -164,11 +220,8 @@ def _began(
     return int(end_ms[at] - duration[at] * 1000)
 
 
-def _cause(steps: list[Step], duration: Array, measure: Measure) -> str:
-    """Unusual work, or which part of the step grew most since the reference; unknown where neither is reported."""
-    without = explained(steps, duration, measure.steps)
-    if without is not None and not still_slow(without, measure):
-        return "sequence_length"
+def _grown(steps: list[Step]) -> str:
+    """Which part of the step grew most since the reference; unknown where they are not reported."""
     timed = [step for step in steps if step.parts is not None]
     if len(timed) < FEWEST:
         return "unknown"
@@ -179,39 +232,3 @@ def _cause(steps: list[Step], duration: Array, measure: Measure) -> str:
         growth[part] = float(np.median(seconds[-LAST:])) - (reference[0] if reference else 0.0)
     part = max(growth, key=lambda name: growth[name])
     return part if growth[part] > 0 else "unknown"
-
-
-def slow_worker(attempt: JobAttempt) -> tuple[int | None, float]:
-    """The rank whose own compute exceeds its peers' in 3 of the last 4 steps, and by how many seconds.
-
-    Peers are the ranks of the same pipeline stage. Waiting for others is communication, so it names nobody. Where
-    ranks tell how long their sequences were, a rank must be slow for the length of its own, too.
-    """
-    by_step: dict[int, dict[int | None, dict[int, tuple[float, float]]]] = {}
-    for step in attempt.steps:
-        if step.rank is not None and step.parts is not None and step.parts.compute > 0:
-            row = by_step.setdefault(step.step, {}).setdefault(step.stage, {})
-            row[step.rank] = (step.parts.compute, step.sequence_length or 0.0)
-    votes: dict[int, list[float]] = {}
-    for _, stages in sorted(by_step.items())[-WINDOW:]:
-        for members in stages.values():
-            for rank, excess_s in _over_peers(members):
-                votes.setdefault(rank, []).append(excess_s)
-    known = {rank: excess for rank, excess in votes.items() if len(excess) >= VOTES}
-    if not known:
-        return None, 0.0
-    rank = max(known, key=lambda name: float(np.median(known[name])))
-    return rank, float(np.median(known[rank]))
-
-
-def _over_peers(members: dict[int, tuple[float, float]]) -> list[tuple[int, float]]:
-    """(rank, seconds above the median) of who is slow among rank -> (compute seconds, sequence length, 0 untold)."""
-    if len(members) < FEWEST_PEERS:
-        return []
-    seconds, length = np.array(list(members.values())).T
-    median = float(np.median(seconds))
-    over = seconds >= SLOW_RATIO * median
-    if (length > 0).all():
-        rate = seconds / length
-        over &= rate >= SLOW_RATIO * np.median(rate)
-    return [(rank, float(excess)) for rank, excess, slow in zip(members, seconds - median, over, strict=True) if slow]

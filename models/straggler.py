@@ -16,7 +16,8 @@ from models.gang import GangColumns, Gangs
 from models.memory import RiskMemory
 from models.rules import COMPUTE, LINK, PORT_RULES, RULES, STOPPED
 from models.signals import Signals, sentence
-from models.steps import PAUSES, SLOW_RATIO, Pace, pace_of
+from models.step_peers import SLOW_RATIO
+from models.steps import PAUSES, Pace, pace_of
 from models.words import age, number
 
 CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
@@ -58,11 +59,11 @@ def _pace(index: int, gangs: Gangs, memory: RiskMemory) -> Pace:
     attempt = gangs.attempts[index]
     if not attempt.steps:
         return Pace(0)
-    stamp = (attempt.attempt, attempt.steps[-1].sequence, len(attempt.steps), attempt.written.get("placement"))
+    stamp = (attempt.attempt, attempt.steps_told, attempt.written.get("placement"))
     known = memory.paces.get(attempt.job)
     if known is not None and known[0] == stamp:
         return known[1]
-    same = known is not None and known[0][0] == stamp[0] and known[0][3] == stamp[3]
+    same = known is not None and known[0][0] == stamp[0] and known[0][2] == stamp[2]
     pace = pace_of(attempt, known[1] if known is not None and same else None)
     memory.paces[attempt.job] = (stamp, pace)
     return pace
@@ -120,48 +121,71 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
     culprit = _culprit(index, gangs, suspects)
     attempt = gangs.attempts[index]
     slow, by_steps = _is_slow(pace, culprit, attempt)
+    since_ms = (pace.since_ms if by_steps else None) or (culprit.since_ms if culprit else None) or None
+    if slow and not by_steps:  # it never ran well since we know it: its own steps are no measure
+        pace = replace(pace, expected_s=None, ratio=None)
     body: dict[str, Any] = {
         "slow": slow,
-        "since_ms": None,
+        "since_ms": since_ms if slow else None,
         "observed_step_s": _round(pace.observed_s),
         "expected_step_s": _round(pace.expected_s),
         "ratio": _round(pace.ratio),
         "culprit": {"kind": "nobody", "name": None, "share": 0.0},
-        "cause": "unknown",
-        "sentence": _steady(pace, attempt.phase),
+        "cause": pace.cause,
     }
     if not slow:
-        return body
-    body["since_ms"] = (pace.since_ms if by_steps else None) or (culprit.since_ms if culprit else None) or None
-    if not by_steps:  # it never ran well since we know it: its own steps are no measure
-        body["expected_step_s"] = body["ratio"] = None
-        pace = replace(pace, expected_s=None, ratio=None)
+        body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
+        return body | {"sentence": _steady(pace, attempt.phase)}
     excess = (pace.ratio or 1.0) - 1
-    if pace.worker is not None:
-        rank = next((row for row in attempt.ranks if row.rank == pace.worker), None)
-        name = (
-            f"{rank.node}/{rank.gpus[0]}" if rank and len(rank.gpus) == 1 else rank.node if rank else str(pace.worker)
-        )
-        share = min(1.0, pace.worker_excess_s / (excess * (pace.expected_s or 1.0))) if excess > 0 else 1.0
-        body["culprit"] = {"kind": "worker", "name": name, "share": round(share, 2)}
-        body["cause"] = "compute"
-        why = (
-            culprit.sentence
-            if culprit and culprit.node == (rank.node if rank else "")
-            else "its compute takes longer than its peers'"
-        )
-        body["sentence"] = f"{_slower(pace)}; {name} holds the gang back: {why}"
-    elif culprit is not None:
+    if pace.ranks or (culprit is None and pace.stage is not None):
+        return body | _held_by_steps(pace, attempt, culprit, excess)
+    if culprit is not None:
         kind, name = _name(culprit, suspects)
         share = min(1.0, culprit.severity / excess) if excess > 0 and culprit.severity > 0.05 else 1.0
-        body["culprit"] = {"kind": kind, "name": name, "share": round(share, 2)}
-        body["cause"] = "compute" if culprit.rule in COMPUTE else "communication"
         how = _slower(pace) if by_steps or culprit.rule not in STOPPED else _stopped(attempt, now_ms)
-        body["sentence"] = f"{how}; {name} holds the gang back: {culprit.sentence}"
+        return body | {
+            "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
+            "cause": "compute" if culprit.rule in COMPUTE else "communication",
+            "sentence": f"{how}; {name} holds the gang back: {culprit.sentence}",
+        }
+    return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
+
+
+NOBODYS = {
+    "sequence_length": "its sequences are longer, and no member stands out",
+    "garbage_collection": "one rank after another pauses, as garbage collection does, and no member stands out",
+    "data": "all wait for data, and no member stands out",
+}
+WORK = {"compute": "compute", "data": "data loading"}
+
+
+def _held_by_steps(pace: Pace, attempt: JobAttempt, culprit: Suspect | None, excess: float) -> dict[str, Any]:
+    """Culprit, cause and sentence where the ranks' own step times tell who it is."""
+    cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
+    share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
+    if pace.ranks:
+        kind, name, node = _worker(pace.ranks, attempt)
+        why = f"its {WORK[pace.cause]} takes longer than its peers'"
+        why = culprit.sentence if culprit and culprit.node == node else why
     else:
-        body["cause"] = pace.cause
-        body["sentence"] = f"{_slower(pace)}; no member stands out"
-    return body
+        kind, name = "stage", str(pace.stage)
+        why = "its ranks compute longer than the other stages' in every step"
+    return {
+        "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
+        "sentence": f"{_slower(pace)}; {'stage ' if kind == 'stage' else ''}{name} holds the gang back: {why}",
+    }
+
+
+def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]:
+    """Kind, name and node of slow ranks: several of one node are the node, else the worst one is named."""
+    placed = {row.rank: row for row in attempt.ranks}
+    worst = placed.get(ranks[0])
+    if worst is None:
+        return "worker", str(ranks[0]), ""
+    alike = {placed[rank].node if rank in placed else "" for rank in ranks}
+    if len(worst.gpus) > 1 or not worst.gpus or (len(ranks) > 1 and len(alike) == 1):
+        return ("node" if len(ranks) > 1 else "worker"), worst.node, worst.node
+    return "worker", f"{worst.node}/{worst.gpus[0]}", worst.node
 
 
 def _is_slow(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
@@ -211,16 +235,25 @@ def _slower(pace: Pace) -> str:
     """How slow, in words; the reference is left out where there is none."""
     if pace.observed_s is None or pace.expected_s is None:
         return "slower than it should be"
-    return f"steps take {number(pace.observed_s)} s, usually {number(pace.expected_s)}"
+    if pace.by_peers:
+        return f"steps take {number(pace.observed_s)} s, and would take {number(pace.expected_s)} if all were alike"
+    return f"steps take {number(pace.observed_s)} s, usually {number(pace.usual_s or pace.expected_s)}"
 
 
 def _steady(pace: Pace, phase: str) -> str:
+    if pace.cause == "checkpoint" and pace.observed_s is not None:
+        return f"a step of {number(pace.observed_s)} s beside {number(pace.usual_s or 0)} usually: a checkpoint ran"
     if phase in PAUSES:
         return f"in {phase}: its steps are not compared"
     if pace.observed_s is None:
         return "no step times reported, and no member stands out"
     if pace.expected_s is None:
         return f"steps take {number(pace.observed_s)} s; too few for a comparison yet"
+    if pace.cause == "garbage_collection":
+        return (
+            f"steps take {number(pace.observed_s)} s, as usual, but now and then one rank after another pauses, "
+            "as garbage collection does"
+        )
     return f"steps take {number(pace.observed_s)} s, as usual"
 
 

@@ -16,7 +16,6 @@ from fleet.events import Checkpoint, Phase
 from fleet.jobs import JobAttempt
 from models.phases import PHASES, Levels, PhaseRule
 from models.renewal import LEVELS, Next, next_of
-from models.steps import whole_steps
 from models.utilisation import FLOPS_LABEL, GIB, mfu_of, use_of
 
 Array = NDArray[np.float64]
@@ -134,7 +133,7 @@ def _number(text: str) -> float:
 
 def _step_period(attempt: JobAttempt) -> float | None:
     """The median of its latest whole steps."""
-    steps = whole_steps(list(attempt.steps))[-STEPS:]
+    steps = attempt.steps[-STEPS:]
     return float(np.median([step.duration_s for step in steps])) if steps else None
 
 

@@ -15,7 +15,7 @@ from training.operation_traces import FOLDER as TRACES
 from training.operation_traces import read_traces
 from training.results import Results
 from training.straggler_fleets import judge_fleets
-from training.straggler_steps import FILE, judge_steps, read_series
+from training.straggler_steps import judge_steps, read_series
 from training.straggler_traces import judge_trace
 
 Say = Callable[[str], None]
@@ -25,17 +25,15 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     """Judge every set that the test folder has; `train` is not read: the rules learn from the job they watch."""
     del train
     results = Results("straggler")
-    traces = read_traces(test)
+    traces = read_traces(test, results.skipped)
     for trace in traces:
         judge_trace(trace, results, np.random.default_rng(seed))
         say(f"{TRACES}: judged {trace.name}")
-    if not traces:
+    if not traces and not any((test / TRACES).glob("trace-*.parquet")):
         results.skipped.append(f"{TRACES}: no trace-*.parquet in {test}")
-    series = read_series(test)
+    series = read_series(test, results.skipped)
     if series:
         judge_steps(series, results, seed, say)
-    else:
-        results.skipped.append(f"{FILE}: not in {test}, or no run of at least 50 steps")
     runs = read_fault_runs(test)
     if runs:
         judge_fleets(runs, results, seed, say)

@@ -17,7 +17,8 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.jobs import EVENTS_KEPT, STEPS_KEPT, JobAttempt, JobTable
+from fleet.job_steps import STEPS_KEPT
+from fleet.jobs import EVENTS_KEPT, JobAttempt, JobTable
 from fleet.nodes import NodeTable
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.events import Started, Step, StepParts
-from fleet.jobs import JobTable
-from fleet.requests import RankPlacement
-from models.steps import slow_worker
-from training.straggler_steps import natural_spells, ours, read_series
+from training.operation_traces import read_traces
+from training.straggler_steps import natural_spells, read_series
+from training.straggler_steps import ours as slow_steps
+from training.straggler_traces import ours
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[2] / "../shared/data"))
 MEGATRON = DATA / "faults" / "megatron_step_times" / "step_times.parquet"
@@ -19,10 +18,10 @@ BYTEDANCE = DATA / "faults" / "straggler_bytedance" / "trace-AR.parquet"
 
 @pytest.mark.skipif(not MEGATRON.exists(), reason="no Megatron step times under FLEETCAST_DATA")
 def test_accepted_runs_raise_few_alarms():
-    runs = [seconds for seconds in read_series(DATA).values() if len(seconds) == 100][::3]  # a third, to be quick
+    runs = [seconds for seconds in read_series(DATA, []).values() if len(seconds) == 100][::3]  # a third, to be quick
     false = natural = 0
     for seconds in runs:
-        slow, spells = ours(seconds), natural_spells(seconds)
+        slow, spells = np.array(list(slow_steps(seconds))), natural_spells(seconds)
         for at in np.flatnonzero(slow[1:] & ~slow[:-1]).tolist():
             near = bool(spells[max(0, at - 7) : at + 4].any())
             natural += near
@@ -34,30 +33,8 @@ def test_accepted_runs_raise_few_alarms():
 
 
 @pytest.mark.skipif(not BYTEDANCE.exists(), reason="no ByteDance trace under FLEETCAST_DATA")
-def test_the_slow_worker_of_a_production_job_is_named():
-    import pandas as pd
-
-    trace = pd.read_parquet(BYTEDANCE)
-    compute = trace[trace.optype.isin(["forward-compute", "backward-compute"])]
-    seconds = compute.groupby(["step", "stage", "dp_rank"], observed=True).duration.sum()
-    whole = trace.assign(end=trace.start_ts + trace.duration).groupby("step").end.max()
-    jobs = JobTable()
-    jobs.apply(Started(job="ar", sequence=0, time_ms=0, ranks=tuple(RankPlacement(r, f"n{r}") for r in range(16))))
-    stages = int(trace.stage.max()) + 1
-    sequence, now_ms = 1, 0
-    named = []
-    for step in sorted(trace.step.unique()):
-        now_ms += int(whole[step] * 1000)
-        for (stage, dp), compute_s in seconds[step].items():
-            rank = int(dp) * stages + int(stage)
-            parts = StepParts(compute=float(compute_s), communication=max(0.0, float(whole[step] - compute_s)))
-            jobs.apply(
-                Step(
-                    job="ar", sequence=sequence, time_ms=now_ms, step=int(step), rank=rank, stage=int(stage),
-                    duration_s=float(whole[step]), parts=parts,
-                )
-            )  # fmt: skip
-            sequence += 1
-        named.append(slow_worker(jobs.get("ar"))[0])
-    assert set(named[3:]) == {0}  # stage 0, replica 0, as its authors found
-    assert np.all([rank is None for rank in named[:2]])
+def test_the_slow_worker_of_a_production_job_is_named_in_every_step():
+    (trace,) = read_traces(DATA, [])
+    found = ours(trace.seconds)
+    assert np.argwhere(found.all(axis=0)).tolist() == [[0, 0]]  # replica 0, stage 0, as its authors found
+    assert (found > 0).sum() == len(found)

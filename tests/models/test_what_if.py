@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from models.operation_peers import slow_workers, worker_ratios
 from models.what_if import attribute, step_time
 
 # Two stages, two micro-batches: forward 0 1, backward 0 1.
@@ -34,19 +33,3 @@ def test_the_slow_worker_explains_what_it_costs():
     assert found.by_replica.argmax() == 2
     assert found.by_stage.argmax() == 1
     assert found.slowdown == pytest.approx(found.by_replica[2], rel=0.1)
-
-
-def test_peers_name_the_slow_worker_and_nobody_when_all_are_slow_or_two_differ():
-    seconds = np.exp(np.random.default_rng(0).normal(0, 0.05, (5, 4, 2, 2, 8)))
-    assert not slow_workers(seconds).any()
-    assert not slow_workers(1.5 * seconds).any()
-    seconds[:, 3, 0] *= 1.3
-    assert np.argwhere(slow_workers(seconds).all(axis=0)).tolist() == [[3, 0]]
-    assert slow_workers(seconds).sum() == 5
-    assert not slow_workers(seconds[:, 2:]).any()  # of two nobody knows which is slow
-
-
-def test_one_long_operation_is_not_a_slow_worker():
-    seconds = np.ones((1, 4, 1, 2, 8))
-    seconds[0, 1, 0, 0, 3] = 50.0
-    assert worker_ratios(seconds).max() == 1.0

@@ -24,7 +24,7 @@ from training.straggler_steps import (
 SLOW = (2, 1)  # replica, stage
 
 
-def write_trace(folder: Path, factor: float = 1.5) -> None:
+def write_trace(folder: Path, factor: float = 1.6) -> None:
     """Two stages, four replicas, four micro-batches, six steps; forward all, then backward all."""
     rng = np.random.default_rng(0)
     rows = []
@@ -115,7 +115,8 @@ def test_odd_files_are_skipped_with_a_reason(tmp_path):
     table.drop(columns="mb_id").to_parquet(path.with_name("trace-column.parquet"))
     table.assign(stage=-1).to_parquet(path.with_name("trace-stage.parquet"))
     path.with_name("trace-none.parquet").write_bytes(b"PAR1")
-    backwards = table.assign(start_ts=np.where(table.optype == "forward-compute", 99.0, 0.0))
+    first = (table.optype == "forward-compute") & (table.stage == 0)
+    backwards = table.assign(start_ts=np.where(first, 99.0, table.start_ts))  # the stages wait for each other
     backwards.to_parquet(path.with_name("trace-Y.parquet"))
     path.with_name("result-Y.json").write_bytes(path.with_name("result-X.json").read_bytes())
     steps = tmp_path / FILE

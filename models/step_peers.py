@@ -1,0 +1,179 @@
+"""Who holds a gang back, from what its ranks tell of their steps: every part beside data-parallel peers'.
+
+Peers are the ranks of one pipeline stage in one step. What a rank spends on its own work (compute, data loading) over
+its peers' median needs no history, knows no waiting, and is the same whatever the ranks are called.
+
+    a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was by 50 % in
+                the last one and nobody else was; where ranks tell the length of their sequences, for its own, too
+    a stage     its ranks compute longer than other stages' in every step, and by so much that the job would be 10 %
+                faster with even stages: a full pipeline goes at the pace of its slowest stage, an even one at the mean
+                (the what-if of Lin et al., OSDI 2025, with the stage as it is and all ideal)
+    pauses      in most steps somebody is over the peers, and it is not the same: garbage collection, as a rule
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Step
+from fleet.job_steps import RankSteps, ended_ms
+
+Array = NDArray[np.float64]
+
+SLOW_RATIO = 1.10
+CLEAR_RATIO = 1.50  # so much in one step is enough
+WINDOW = 4
+VOTES = 3
+FEWEST_PEERS = 3  # with two, nobody knows which of them is slow
+FEWEST_STEPS = 8  # to say that a stage is slow in every step, or a different rank in each
+WHOLE = 0.75  # of the ranks that tell of a step: with fewer it is not looked at yet
+SAME = 0.9  # share of the steps in which the same stage is the slowest
+COLUMNS = ("compute", "data", "sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank over its peers. ratio: at its usual step; excess_s: seconds over their median; part: compute or data."""
+
+    rank: int
+    ratio: float
+    excess_s: float
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStage:
+    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer."""
+
+    stage: int
+    ratio: float
+    excess_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Slow ranks, worst first; the slow stage; whether ranks pause in turns.
+
+    firm: they were slow in 3 of 4 steps; begun_ms: when the first of the steps began in which they were.
+    """
+
+    ranks: tuple[SlowRank, ...] = ()
+    firm: bool = False
+    stage: SlowStage | None = None
+    pauses: bool = False
+    begun_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """The ranks of one stage in one step. own: (rank, part) seconds."""
+
+    stage: int | None
+    ranks: tuple[int, ...]
+    own: Array
+    length: Array  # (rank,) of its sequences, 0 untold
+
+
+def blame(rank_steps: RankSteps) -> Blame:
+    """Who holds the gang back, by its newest steps."""
+    told = _whole(rank_steps)
+    if not told:
+        return Blame()
+    peers = [_peers(ranks.values()) for ranks in told[-FEWEST_STEPS:]]
+    slow = [_slow(groups) for groups in peers]
+    found = _persistent(slow[-WINDOW:])
+    if found:
+        firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
+        return Blame(tuple(found), firm, begun_ms=_began_ms(told[-len(slow) :], slow, found[0].rank))
+    stage = _slow_stage(peers)
+    return Blame(stage=stage, pauses=stage is None and _in_turns(slow), begun_ms=_start_ms(told[0].values()))
+
+
+def _whole(rank_steps: RankSteps) -> list[dict[int, Step]]:
+    """The steps that most ranks told of, in the order of their ends."""
+    most = max(map(len, rank_steps.values()), default=0)
+    rows = [(ended_ms(ranks), number) for number, ranks in rank_steps.items() if len(ranks) >= WHOLE * most]
+    return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
+
+
+def _peers(steps: Iterable[Step]) -> list[_Peers]:
+    stages: dict[int | None, list[Step]] = {}
+    for step in steps:
+        if step.parts is not None and step.parts.compute > 0:
+            stages.setdefault(step.stage, []).append(step)
+    found = []
+    for stage, members in stages.items():
+        own = np.array([(row.parts.compute, row.parts.data) for row in members if row.parts], np.float64)
+        length = np.array([row.sequence_length or 0.0 for row in members])
+        found.append(_Peers(stage, tuple(row.rank or 0 for row in members), own, length))
+    return found
+
+
+def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
+    """Who is over its peers in one step."""
+    found: dict[int, SlowRank] = {}
+    for group in groups:
+        if len(group.ranks) < FEWEST_PEERS:
+            continue
+        median = np.median(group.own, axis=0)
+        excess = group.own - median
+        # A part is held to itself and to the whole work: data loading of milliseconds is never a slow worker.
+        ratio = 1 + excess / np.array([median[0], max(median.sum(), 1e-9)])
+        over = ratio >= SLOW_RATIO
+        if (group.length > 0).all():
+            rate = group.own[:, 0] / group.length
+            over[:, 0] &= rate >= SLOW_RATIO * np.median(rate)
+        for row, part in np.argwhere(over).tolist():
+            rank = group.ranks[row]
+            if rank not in found or excess[row, part] > found[rank].excess_s:
+                found[rank] = SlowRank(rank, float(ratio[row, part]), float(excess[row, part]), COLUMNS[part])
+    return found
+
+
+def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
+    """Who is slow in 3 of the last 4 steps, or plainly in the last one and nobody else in any; worst first."""
+    votes: dict[int, list[SlowRank]] = {}
+    for step in slow:
+        for rank, row in step.items():
+            votes.setdefault(rank, []).append(row)
+    found = [rows for rows in votes.values() if len(rows) >= VOTES]
+    if not found and len(votes) == 1:
+        found = [rows for rank, rows in votes.items() if rank in slow[-1] and slow[-1][rank].ratio >= CLEAR_RATIO]
+    usual = [sorted(rows, key=lambda row: row.excess_s)[len(rows) // 2] for rows in found]
+    return sorted(usual, key=lambda row: (-row.excess_s, row.rank))
+
+
+def _began_ms(told: list[dict[int, Step]], slow: list[dict[int, SlowRank]], rank: int) -> int:
+    """When the first of the steps began in which the rank is slow."""
+    first = next(at for at, step in enumerate(slow) if rank in step)
+    return _start_ms(told[first].values())
+
+
+def _start_ms(steps: Iterable[Step]) -> int:
+    return min(step.time_ms - round(step.duration_s * 1000) for step in steps)
+
+
+def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:
+    """In most steps somebody is over the peers, and nobody in more than half of them."""
+    count = Counter(rank for step in slow for rank, row in step.items() if row.part == COLUMNS[0])
+    struck = sum(1 for step in slow if step)
+    return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
+
+
+def _slow_stage(peers: list[list[_Peers]]) -> SlowStage | None:
+    """The stage that is the slowest of all in nearly every step, if even stages would make the job 10 % faster."""
+    tables = [{group.stage: float(np.median(group.own.sum(axis=1))) for group in groups} for groups in peers]
+    stages = sorted({stage for table in tables for stage in table if stage is not None})
+    table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
+    if len(stages) < 2 or len(tables) < FEWEST_STEPS or not np.isfinite(table).all():
+        return None
+    mean = table.mean(axis=1)
+    worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
+    at = int(worst.argmax())
+    ratio = float(np.median(table[:, at] / mean))
+    if worst[at] < SAME * len(tables) or ratio < SLOW_RATIO:
+        return None
+    return SlowStage(stages[at], ratio, float(np.median(table[:, at] - mean)))
