@@ -124,8 +124,8 @@ class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         columns: (n, feature).
         """
-        fitted = [-np.log1p(-np.minimum(self.horizons[days].predict(columns), 1 - 1e-9)) for days in HORIZONS_DAYS]
-        fitted = np.maximum.accumulate(np.stack(fitted), axis=0)
+        p = np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS])
+        fitted = np.maximum.accumulate(-np.log1p(-np.minimum(p, 1 - 1e-9)), axis=0)
         days = np.array((0, *HORIZONS_DAYS), np.float64)
         at = np.array(horizons_s, np.float64) / 86_400
         upper = np.clip(np.searchsorted(days, at), 1, len(HORIZONS_DAYS))

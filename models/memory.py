@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
+from models.fault_log import FaultLog
 from models.port_peers import PortPeers
+from models.risk_record import RECORD_ARRAYS, RiskRecord
 from models.rules import OF_KIND, ROW, RULES
 from models.signals import Sight, Signal
 from models.steps import Pace
@@ -107,8 +109,9 @@ class RiskMemory:
         self.was_up = np.zeros(0, bool)  # (port,) the link was seen active
         self.was_speed = np.zeros(0)  # (port,) best speed seen
         self.port_peers: PortPeers | None = None  # made anew when it does not fit, so no snapshot keeps it
-        self.fault_ms: dict[str, int] = {}  # node -> when a firm hard signal was last raised there
         # Of the fleet, kept by whoever runs score_fleet:
+        self.faults = FaultLog()
+        self.record = RiskRecord()
         self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen
         self.paces: dict[str, tuple[tuple[int | None, ...], Pace]] = {}  # job -> what it was computed from, pace
 
@@ -116,11 +119,13 @@ class RiskMemory:
         """What a snapshot keeps: JSON-able parts, and arrays by name. Rows are those of `Entities`."""
         about = {
             "rules": {kind.value: [RULES[row].name for row in rows] for kind, rows in OF_KIND.items()},
-            "fault_ms": dict(self.fault_ms),
+            "faults": self.faults.dump(),
             "streaks": [[*key, *times, msgspec.to_builtins(seen)] for key, (*times, seen) in self.streaks.items()],
             "paces": {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self.paces.items()},
         }
         arrays = {name: getattr(self, name).copy() for name in ("usual_clock", "was_up", "was_speed")}
+        about["record"], record = self.record.dump()
+        arrays |= {f"record/{name}": array for name, array in record.items()}
         for kind, memory in self.kinds.items():
             arrays |= {f"{kind.value}/{name}": array for name, array in memory.dump().items()}
         return about, arrays
@@ -135,7 +140,9 @@ class RiskMemory:
             memory.load(parts, rows)
         for name in ("usual_clock", "was_up", "was_speed"):
             setattr(self, name, arrays[name].copy())
-        self.fault_ms = dict(about["fault_ms"])
+        if "record" in about:  # not in snapshots of versions that kept none
+            self.faults.load(about["faults"])
+            self.record.load(about["record"], {name: arrays[f"record/{name}"] for name in RECORD_ARRAYS})
         self.streaks = {
             (rule, entity): (first_ms, last_ms, msgspec.convert(seen, Signal))
             for rule, entity, first_ms, last_ms, seen in about["streaks"]
@@ -147,7 +154,8 @@ class RiskMemory:
         """Move the times of all that was seen, as when the clock by which it was seen stepped."""
         for memory in self.kinds.values():
             memory.move(by_ms)
-        self.fault_ms = {node: time_ms + by_ms for node, time_ms in self.fault_ms.items()}
+        self.faults.move(by_ms)
+        self.record.move(by_ms)
         self.streaks = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self.streaks.items()}
 
     def learn_clock(

@@ -1,8 +1,7 @@
 """Node risk: signals to the probability that a node fails, needs a drain, or runs slow within a horizon.
 
-    hazard(kind, horizon) = base hazard * horizon          4.2 faults per 1,000 node-days (InfiniteHBD; Meta: 2.3-6.5)
+    hazard(kind, horizon) = history hazard(horizon)        of the node's own faults (models/fault_log.py, hazard.py)
                           + excess hazard of the hour      the greater of rule priors and the fitted logistic
-                          + repeat hazard(horizon)         after a fault: 22 % again in a day, 31 % in a week (ibid.)
     p = 1 - exp(-hazard)
 
 All terms grow with the horizon, so p does. The reasons' shares are their parts of the hazard.
@@ -21,19 +20,19 @@ from fleet.errors import ConfigError
 from fleet.samples import EntityKind
 from fleet.xids import advice
 from models.calibrate import apply_isotonic
+from models.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
 from models.signals import Array, Mask, Signals, sentence
 
-FAULTS_PER_NODE_DAY = 4.2e-3
 # Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
 # down first (temperature, fan, power supply, PCIe width, link down, NIC speed).
 BASE_SHARE = np.array([1.0, 1.0, 0.23])
-REPEAT = np.array([0.012, 0.055, 0.22, 0.31])  # within each of RISK_HORIZONS_S; the first two by the day's hazard
 REASONS_KEPT = 8
 CERTAIN = 0.995
 FIT_FILE = "node_risk.json"
 REPEAT_ROW = ROW["recent_fault"]
+DAY = RISK_HORIZONS_S.index(86_400)
 
 
 class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +92,7 @@ def prior_excess(levels: Array) -> Excess:
     prior = np.array([rule.prior for rule in RULES]).T
     hazard = -np.log1p(-np.minimum(prior, CERTAIN))
     parts = hazard[:, None, :] * levels[None, :, :]
-    parts[:, :, REPEAT_ROW] = 0.0
+    parts[:, :, REPEAT_ROW] = 0.0  # the history's
     return Excess(parts.sum(axis=2), parts)
 
 
@@ -127,36 +126,46 @@ def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
     return Excess(np.where(more, fitted.total, prior.total), np.where(more[:, :, None], fitted.parts, prior.parts))
 
 
-def probabilities(excess: Excess, repeat: Array, known: Mask) -> Array:
-    """(kind, horizon, node), NaN where nothing is known. repeat: (node,) 0..1, how much a recent fault weighs."""
-    base = np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1)
-    again = -np.log1p(-REPEAT)
-    hazard = base[:, :, None] + excess.total[:, None, :] + again[None, :, None] * repeat[None, None, :]
+def no_history(nodes: int) -> Array:
+    """(horizon, node) history hazard of nodes that never had a fault, as published."""
+    return PUBLISHED.hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
+
+
+def probabilities(excess: Excess, history: Array, known: Mask) -> Array:
+    """(kind, horizon, node), NaN where nothing is known. history: (horizon, node) hazard by history alone."""
+    hazard = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
     return np.where(known[None, None, :], 1 - np.exp(-hazard), np.nan)
 
 
-def score_nodes(signals: Signals, known: Mask, now_ms: int, fit: RiskFit | None) -> RiskScores:
-    """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it."""
+def score_nodes(
+    signals: Signals, known: Mask, now_ms: int, fit: RiskFit | None, history: Array | None = None
+) -> RiskScores:
+    """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it.
+
+    history: (horizon, node) hazard by the nodes' own faults; without it none ever had one.
+    """
     nodes = len(known)
     levels = signals.levels(nodes)
     excess = excess_hazard(levels, fit)
-    values = probabilities(excess, levels[:, REPEAT_ROW], known)
+    history = no_history(nodes) if history is None else history
+    values = probabilities(excess, history, known)
     hard_rule = np.array([rule.hard for rule in RULES])
     hard = np.zeros(nodes, bool)
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
-    reasons = _reasons(signals, levels, excess, now_ms)
+    reasons = _reasons(signals, levels, excess, history[DAY], now_ms)
     actions = {node: _action(node, signals, rows[0].sentence) for node, rows in reasons.items()}
     return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules")
 
 
-def _shares(signals: Signals, levels: Array, excess: Excess) -> Array:
-    """(signal,) its part of its node's worst kind's hazard within a day; signals of one rule divide that rule's."""
-    day = RISK_HORIZONS_S.index(86_400)
-    base = base_hazard(RISK_HORIZONS_S[day])
-    again = -np.log1p(-REPEAT[day])
+def _shares(signals: Signals, levels: Array, excess: Excess, history: Array) -> Array:
+    """(signal,) its part of its node's worst kind's hazard within a day; signals of one rule divide that rule's.
+
+    history: (node,) of the day; what it is above that of the least burdened node is the recent fault's.
+    """
     parts = excess.parts.copy()
-    parts[:, :, REPEAT_ROW] = again * levels[:, REPEAT_ROW]
-    total = parts.sum(axis=2) + base[:, None]
+    again = np.where(levels[:, REPEAT_ROW] > 0, history - history.min(initial=np.inf), 0.0)
+    parts[:, :, REPEAT_ROW] = BASE_SHARE[:, None] * again
+    total = excess.total + BASE_SHARE[:, None] * history
     worst = (excess.total).argmax(axis=0)
     rows = np.arange(levels.shape[0])
     share = parts[worst, rows] / total[worst, rows][:, None]  # (node, rule)
@@ -166,9 +175,11 @@ def _shares(signals: Signals, levels: Array, excess: Excess) -> Array:
     return np.asarray(share[signals.node, signals.rule] * signals.strength / np.where(own > 0, own, 1.0))
 
 
-def _reasons(signals: Signals, levels: Array, excess: Excess, now_ms: int) -> dict[int, tuple[Reason, ...]]:
+def _reasons(
+    signals: Signals, levels: Array, excess: Excess, history: Array, now_ms: int
+) -> dict[int, tuple[Reason, ...]]:
     """By node: firm evidence first, then by share. At most REASONS_KEPT a node."""
-    shares = _shares(signals, levels, excess)
+    shares = _shares(signals, levels, excess, history)
     order = np.lexsort((-shares, ~signals.firm, signals.node))
     reasons: dict[int, list[Reason]] = {}
     for at in order.tolist():

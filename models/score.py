@@ -27,7 +27,7 @@ from models.peers import group_median, spread
 from models.port_peers import PortPeers, whereabouts
 from models.port_signals import Quiet, newest_s, node_sights, port_sights, unseen
 from models.rules import OF_KIND, ROW, RULES
-from models.scores import RiskScores
+from models.scores import RISK_HORIZONS_S, RiskScores
 from models.signals import Columns, Signals
 from models.straggler import find_stragglers
 
@@ -40,6 +40,7 @@ KINDS = (GPU, PORT, NODE)
 GPU_AT, PORT_AT, NODE_AT = range(len(KINDS))
 KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
 HARD_RULES = np.array([rule.hard for rule in RULES])
+NO_PART = frozenset({"node_silent", "node_lost", "health_failed"})  # hard rules that name no part
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,9 @@ def score_fleet(
     memory = memory or (locals[0].memory if locals else RiskMemory())
     seen = fleet_evidence(locals, running, nodes, topology, now_ms, memory)
     _note_faults(seen.signals, topology.names, memory, now_ms)
-    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit())
+    history = memory.faults.hazard(topology.names, RISK_HORIZONS_S, now_ms)
+    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit(), history)
+    memory.record.step(risk.values, topology.names, memory.faults, now_ms)
     return Fleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, memory, now_ms))
 
 
@@ -140,7 +143,7 @@ def fleet_evidence(
     rows = {name: row for row, name in enumerate(names)}
     signals, gpu, port, known = _joined(locals, rows)
     gangs = gangs_of(running, gpu, port, names)
-    events = event_signals(nodes, rows, memory.fault_ms, now_ms)
+    events = event_signals(nodes, rows, memory.faults.last_seen(), now_ms)
     signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms), events])
     known[events.node] = True
     return Evidence(signals, known, gangs, gpu, port)
@@ -183,9 +186,13 @@ def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np
 
 
 def _note_faults(signals: Signals, names: tuple[str, ...], memory: RiskMemory, now_ms: int) -> None:
-    """Remember when each node last had a firm hard signal: faults come again (22 % within a day)."""
+    """Remember which nodes have a firm hard signal, since when, and whether a part is at fault: faults come again."""
+    hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():
-        memory.fault_ms[names[signals.node[at]]] = now_ms
+        since_ms, part = int(signals.since_ms[at]), RULES[signals.rule[at]].name not in NO_PART
+        known_ms, known_part = hard.get(names[signals.node[at]], (since_ms, part))
+        hard[names[signals.node[at]]] = min(known_ms or since_ms, since_ms or known_ms), known_part or part
+    memory.faults.note(hard, len(names), now_ms)
 
 
 def _gpu_view(gpu: Columns, nodes: int, memory: RiskMemory) -> GpuView:

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from models.node_risk import RiskFit, excess_hazard, probabilities
-from models.rules import ROW
+from models.node_risk import RiskFit, excess_hazard, no_history, probabilities
 from models.scores import RISK_KINDS
 from training.dataset import Rows
 
@@ -22,10 +21,10 @@ def judge(rows: Rows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]
 
 
 def predict(rows: Rows, fit: RiskFit | None) -> Array:
-    """(kind, n) probability within the hour, as the service would give it."""
+    """(kind, n) probability within the hour, as the service would give it of nodes that never had a fault."""
     levels = rows.levels.astype(np.float64)
     known = np.ones(len(rows), bool)
-    return probabilities(excess_hazard(levels, fit), levels[:, ROW["recent_fault"]], known)[:, 0, :]
+    return probabilities(excess_hazard(levels, fit), no_history(len(rows)), known)[:, 0, :]
 
 
 def _scores(p: Array, labels: NDArray[np.bool_]) -> dict[str, float | None]:

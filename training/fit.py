@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from models.node_risk import BASE_SHARE, FAULTS_PER_NODE_DAY, KindFit, RiskFit
+from models.hazard import FAULTS_PER_NODE_DAY
+from models.node_risk import BASE_SHARE, KindFit, RiskFit
 from models.rules import RULES
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from training.dataset import Rows

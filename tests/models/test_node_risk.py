@@ -11,9 +11,11 @@ import pytest
 from fleet.errors import ConfigError
 from fleet.events import NodeEvent
 from fleet.nodes import NodeTable
+from models.hazard import PUBLISHED, features
 from models.node_events import event_signals
 from models.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit
 from models.rules import ACTIONS, ROW, RULES
+from models.scores import RISK_HORIZONS_S
 from models.signals import SAY, Signal, Signals, sentence
 
 FIT = RiskFit(
@@ -33,7 +35,9 @@ def test_probabilities_lie_in_their_range_and_grow_with_the_horizon(fit):
     levels = random_levels()
     fit = shipped_fit() if fit == "shipped" else fit
     excess = excess_hazard(levels, fit)
-    values = probabilities(excess, levels[:, ROW["recent_fault"]], np.ones(len(levels), bool))
+    since = np.linspace(0, 30, len(levels))
+    history = PUBLISHED.hazard(features(since, since, since < 15), RISK_HORIZONS_S)
+    values = probabilities(excess, history, np.ones(len(levels), bool))
     assert ((values >= 0) & (values <= 1)).all()
     assert (np.diff(values, axis=1) >= 0).all()
 
@@ -108,10 +112,14 @@ def test_events_of_a_node_are_evidence():
 
 def test_a_recent_fault_raises_the_week_more_than_the_hour():
     signals = Signals.of([Signal("recent_fault", 0, "n1", 3600.0)])
-    values = score_nodes(signals, np.ones(2, bool), NOW_MS, None).values
-    gain = values[0, :, 0] - values[0, :, 1]
+    since = np.array([0.05, np.inf])
+    history = PUBLISHED.hazard(features(since, since, np.array([True, False])), RISK_HORIZONS_S)
+    scores = score_nodes(signals, np.ones(2, bool), NOW_MS, None, history)
+    gain = scores.values[0, :, 0] - scores.values[0, :, 1]
     assert (np.diff(gain) > 0).all()
-    assert 0.2 < gain[2] < 0.25  # 22 % again within a day
+    assert 0.08 < gain[2] < 0.25  # 22 % again within a day, over all days since the return
+    (reason,) = scores.reasons[0]
+    assert reason.share > 0.9
 
 
 def test_serving_imports_no_scikit_learn():

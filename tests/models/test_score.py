@@ -10,7 +10,7 @@ def test_a_healthy_fleet_has_no_reasons_and_base_rates(small_fleet):
     answer = fleet.tick(4)
     assert answer.risk.reasons == {}
     assert answer.risk.actions == {}
-    assert np.isclose(answer.risk.values[0, 2], 4.2e-3, rtol=0.01).all()  # faults a node-day
+    assert np.isclose(answer.risk.values[0, 2], 3.4e-3, rtol=0.01).all()  # a day, of nodes that never had a fault
 
 
 def test_a_throttling_gpu_changes_its_node_and_no_other(small_fleet):

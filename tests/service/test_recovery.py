@@ -353,7 +353,7 @@ def test_what_the_rules_had_firmly_seen_survives_a_restart(tmp_path: Path) -> No
     again = pipeline(tmp_path, clock)
     asyncio.run(again.tick())
     assert flagged(again) == ["n3"]
-    assert again.memory.fault_ms == work.memory.fault_ms
+    assert again.memory.faults.dump() == work.memory.faults.dump()
 
 
 def test_jobs_at_rest_wake_for_their_late_events(tmp_path: Path) -> None:

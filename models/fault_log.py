@@ -1,0 +1,142 @@
+"""FaultLog: when each node had a fault, as firm hard signals tell of it, and what that says of its next one.
+
+A fault begins with the first firm hard signal and ends when the last one has gone; what comes back within SAME_MS is
+the same fault. Where more than a tenth of the fleet falls at once, what fell is the network or the scraper, and no
+fault of its nodes is written down.
+
+The hazard is the published one (models/hazard.py, or what `fleetcast train history` wrote) until the site has
+OWN_FAULTS and OWN_DAYS of its own; then it is fitted on those, by the code that `fleetcast evaluate risk` judges.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at, fit_history
+
+Array = NDArray[np.float64]
+
+DAY_MS = 86_400_000
+SAME_MS = 3_600_000
+KEPT_MS = 400 * DAY_MS
+MOST = 10_000  # faults
+COMMON, COMMON_LEAST = 0.1, 10  # of the nodes, falling at once
+OWN_FAULTS, OWN_DAYS = 150, 60
+REFIT_MS = 7 * DAY_MS
+
+
+class Fault(msgspec.Struct, array_like=True):
+    """seen_ms: when a hard signal of it was last there."""
+
+    node: str
+    start_ms: int
+    seen_ms: int
+    hardware: bool
+
+
+class FaultLog:
+    """Faults in the order in which they were found. `fit`: the site's own, None until it has enough history."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.prior: HistoryFit = PUBLISHED
+        self.fit: HistoryFit | None = None
+        self.fitted_ms = 0
+        self.since_ms = 0  # when watching began
+        self._now_ms = 0
+        self._last: dict[str, Fault] = {}
+
+    def note(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
+        """The nodes that firm hard signals speak against now: name → since when (0 unknown), and is it hardware."""
+        self.since_ms = self.since_ms or now_ms
+        self._now_ms = now_ms
+        begun = []
+        for name, (since_ms, hardware) in hard.items():
+            known = self._last.get(name)
+            start_ms = since_ms if 0 < since_ms <= now_ms else now_ms
+            if known is not None and start_ms <= known.seen_ms + SAME_MS:
+                known.seen_ms, known.hardware = now_ms, known.hardware or hardware
+            else:
+                begun.append(Fault(name, start_ms, now_ms, hardware))
+        if len(begun) > max(COMMON_LEAST, COMMON * nodes):
+            return
+        self.faults += begun
+        self._last |= {fault.node: fault for fault in begun}
+        if self.faults and (len(self.faults) > MOST or self.faults[0].seen_ms < now_ms - KEPT_MS):
+            self.faults = [fault for fault in self.faults[-MOST:] if fault.seen_ms >= now_ms - KEPT_MS]
+            self._last = {fault.node: fault for fault in self.faults}
+
+    def last_seen(self) -> dict[str, int]:
+        """Node → when a hard signal was last there."""
+        return {name: fault.seen_ms for name, fault in self._last.items()}
+
+    def has_now(self, name: str) -> bool:
+        """Whether the node has a fault, or had one that may come back as the same."""
+        known = self._last.get(name)
+        return known is not None and known.seen_ms + SAME_MS >= self._now_ms
+
+    def begun(self, after_ms: int, until_ms: int) -> set[str]:
+        """The nodes of which a fault began in (after, until]."""
+        return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}
+
+    def history(self, rows: Mapping[str, int]) -> FaultHistory:
+        """The faults of known nodes, in days since 1970. rows: name → row."""
+        own = [fault for fault in self.faults if fault.node in rows]
+        seen = np.array([fault.seen_ms for fault in own], np.float64)
+        return FaultHistory(
+            node=np.array([rows[fault.node] for fault in own], np.int64),
+            start_day=np.array([fault.start_ms for fault in own], np.float64) / DAY_MS,
+            end_day=np.where(seen < self._now_ms, seen, np.nan) / DAY_MS,
+            hardware=np.array([fault.hardware for fault in own], bool),
+        )
+
+    def hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
+        """(horizon, node) faults that are expected of each node by its history alone."""
+        now_day = now_ms / DAY_MS
+        rows = {name: row for row, name in enumerate(names)}
+        columns = columns_at(self.history(rows).until(now_day), now_day, len(names))
+        return (self.fit or self.prior).hazard(columns, horizons_s)
+
+    def fit_due(self, now_ms: int) -> bool:
+        """There is enough history of its own, and no fit of the last week."""
+        watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
+        return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
+
+    def given(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
+        """What `fit_history` takes: a copy, so that it may fit in a thread."""
+        rows = {name: row for row, name in enumerate(names)}
+        return self.history(rows), self.since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
+
+    def take(self, fit: HistoryFit, now_ms: int) -> None:
+        """From now on this one tells of the site."""
+        self.fit, self.fitted_ms = fit, now_ms
+
+    def dump(self) -> dict[str, Any]:
+        """What a snapshot keeps."""
+        fit = None if self.fit is None else msgspec.to_builtins(self.fit, str_keys=True)
+        times = {"since_ms": self.since_ms, "now_ms": self._now_ms, "fitted_ms": self.fitted_ms}
+        return {"faults": msgspec.to_builtins(self.faults), "fit": fit, **times}
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        self.faults = msgspec.convert(kept["faults"], list[Fault])
+        self._last = {fault.node: fault for fault in self.faults}
+        self.fit = None if kept["fit"] is None else msgspec.convert(kept["fit"], HistoryFit, str_keys=True)
+        self.since_ms, self._now_ms, self.fitted_ms = (kept[name] for name in ("since_ms", "now_ms", "fitted_ms"))
+
+    def move(self, by_ms: int) -> None:
+        """Move all times; 0 is none."""
+        for fault in self.faults:
+            fault.start_ms += by_ms
+            fault.seen_ms += by_ms
+        self.since_ms, self._now_ms, self.fitted_ms = (
+            time_ms + by_ms if time_ms else 0 for time_ms in (self.since_ms, self._now_ms, self.fitted_ms)
+        )
+
+
+def refit(log: FaultLog, names: Sequence[str], now_ms: int) -> HistoryFit | None:
+    """The fit on the site's own history where one is due. Does not change the log."""
+    return fit_history(*log.given(names, now_ms)) if log.fit_due(now_ms) else None
