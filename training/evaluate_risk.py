@@ -95,7 +95,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
             results.skipped.append(f"{dataset}: {found}")
         else:
             judge_set(results, found, seed, say)
-    judge_runs(results, test, seed, say)
+    judge_runs(results, train, test, seed, say)
     return results
 
 

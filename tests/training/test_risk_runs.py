@@ -21,7 +21,7 @@ def watched():
 
 def rows_of(*faults):
     results = Results("risk")
-    judge_run(results, "faults/simulated/own", watched(), NODES, faults, 0)
+    judge_run(results, "faults/simulated/own", watched(), NODES, faults, 0.05, 0)
     return {(row.series, row.method, row.metric): row for row in results.rows}
 
 
@@ -45,3 +45,18 @@ def test_minutes_in_which_a_fault_lasts_are_neither_right_nor_wrong():
     led = FaultTruth("ecc_storm", "n0", 4 * HOUR_MS, None, precursor=True)
     again = FaultTruth("ecc_storm", "n0", 6 * HOUR_MS, None, precursor=True)  # while the first one lasts
     assert rows_of(led, again)["all", "ours", "auroc"].n == 60
+
+
+def test_the_minutes_after_a_repair_are_neither() -> None:
+    seen = watched()
+    seen.p[(seen.time_ms >= 4 * HOUR_MS) & (seen.time_ms < 4 * HOUR_MS + 15 * EVERY_MS), 1] = 0.9  # until 5 after it
+    results = Results("risk")
+    faults = (
+        FaultTruth("node_lost", "n1", 4 * HOUR_MS, 4 * HOUR_MS + 5 * EVERY_MS),
+        FaultTruth("ecc_storm", "n2", 0, 1),
+    )
+    judge_run(results, "own", seen, NODES, faults, 0.05, 0)
+    (above,) = results.select(metric="quiet_share_above_alarm")
+    quiet = 3 * 480 - 60 - 15 - 11  # n1's hour before, its fault and 10 minutes after; n2's likewise
+    suspected = 240 + 20  # n0
+    assert above.value == pytest.approx(suspected / quiet)
