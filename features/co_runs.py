@@ -1,8 +1,8 @@
 """CoRuns: which jobs share hardware, how fast each went alone and beside the other, and what each takes alone.
 
-    share      two attempts hold the same GPU (gpu; mig where the GPU has MIG instances), or both span several nodes
-               and meet on one (nic). Who has more than one such neighbour counts for nothing.
-    alone      median of the step times that began since nobody shared with it any more
+    share      as features.sharing tells; who has several neighbours of the tightest kind counts for nothing there
+    alone      median of the step times while nothing is shared, or, where that was never seen, while only wider
+               hardware is: beside a job on the same rail it is alone on its GPU
     together   the same since the two began to share
     co-run     together and alone are both known (in either order): speed = alone / together, one for each job
 
@@ -20,13 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.run_history import JobShape
+from features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
 from features.similarity import shape_of
 from fleet.events import Step, Submitted
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 
-Share = Literal["gpu", "mig", "pcie", "nic", "rail"]
-Attempt = tuple[str, int]
 Keys = tuple[int, int]
 
 FEWEST_STEPS = 8
@@ -37,7 +36,8 @@ SLOWEST, FASTEST = 0.01, 1.1  # relative to alone: the rest is a mistake
 LATELY_MS = 120_000
 LOOK_MS = 60_000  # a pace that is known is measured again after so long
 STEPS_LOOKED = 64
-CROWD = "crowd"
+NOWHERE = Wiring()
+NOT_ALONE = 0  # the level of those that share a GPU
 
 
 def job_keys(shape: JobShape) -> Keys:
@@ -63,14 +63,22 @@ class CoRun:
 
 @dataclass(slots=True)
 class _Watched:
-    """An attempt that runs: whom it shares with since when, and its pace alone. company: None is alone."""
+    """An attempt that runs: what it shares with whom since when, and its paces. share: "" is nothing.
+
+    company: None are several or nobody; paces: level of what was shared (features.sharing.LEVELS) -> seconds of a step.
+    """
 
     keys: Keys
     company: Attempt | None
-    share: str
+    share: Share | Literal[""]
     since_ms: int
-    alone_s: float | None = None
+    paces: dict[int, float]
     look_ms: int = 0  # when its steps and its load are looked at again
+
+    def alone_s(self, share: str) -> float | None:
+        """Seconds of a step where nothing as tight as `share` was shared; the wider the rest was the better."""
+        level = max((level for level in self.paces if level > LEVELS[share]), default=None)
+        return None if level is None else self.paces[level]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +95,12 @@ class CoRuns:
 
     def __init__(self) -> None:
         self._watched: dict[Attempt, _Watched] = {}
-        self._together: dict[tuple[Attempt, Attempt], tuple[str, Keys, Keys, float]] = {}  # and seconds of a step
+        self._together: dict[tuple[Attempt, Attempt], tuple[Share, Keys, Keys, float]] = {}  # and seconds of a step
         self._found: dict[tuple[Attempt, Attempt], CoRun] = {}  # oldest first
         self._loads: dict[int, tuple[float, ...]] = {}  # key -> load alone, the oldest first
         self._turns: dict[int, tuple[float, ...]] = {}
         self._keys: dict[Attempt, _Named] = {}
-        self._places: list[object] = []
-        self._divided: set[str] = set()
-        self._met: Mapping[Attempt, Mapping[Attempt, str]] = {}
+        self._neighbours = Neighbours()
 
     @property
     def found(self) -> list[CoRun]:
@@ -133,60 +139,44 @@ class CoRuns:
         divided: Collection[str],
         loads: NDArray[np.floating],
         now_ms: int,
+        wiring: Wiring = NOWHERE,
     ) -> None:
         """Take in one moment.
 
         keys: of the running ones; divided: GPUs (`node/index`) with MIG instances; loads: (running, 3)
-        compute, bandwidth and memory, NaN unknown.
+        compute, bandwidth and memory, NaN unknown; wiring: the same object until another topology tells otherwise.
         """
-        neighbours = self._neighbours(running, divided)
+        met = self._neighbours.see(running, divided, wiring)
         before, self._watched = self._watched, {}
         rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
         for number, (key, attempt) in enumerate(rows.items()):
-            around = neighbours.get(key, {})
-            company = next(iter(around)) if len(around) == 1 else None
-            share = around[company] if company is not None else CROWD if around else ""
-            joined_ms = max(rows[one].started_ms or now_ms for one in (key, company) if one is not None)
-            watched = _go_on(before.get(key), keys[key], company, share, joined_ms, now_ms)
+            company = met.get(key)
+            watched = _go_on(before.get(key), keys[key], company, _joined_ms(rows, key, company, now_ms), now_ms)
             self._watched[key] = watched
             if now_ms < watched.look_ms:
                 continue
-            if not around:
-                self._alone(watched, attempt, loads[number], now_ms)
-            elif company is not None and len(neighbours[company]) == 1:
-                self._beside(key, company, keys[company], watched, attempt, now_ms)
+            pace_s = self._look(watched, attempt, loads[number], now_ms)
+            other = watched.company
+            if pace_s is None or other is None or company is None or met.get(other) != Company(company.share, key):
+                continue
+            self._together[key, other] = company.share, watched.keys, keys[other], pace_s
         self._match()
 
-    def _neighbours(
-        self, running: Sequence[JobAttempt], divided: Collection[str]
-    ) -> Mapping[Attempt, Mapping[Attempt, str]]:
-        """`neighbours_of`, made again only when something began, ended, moved or was divided."""
-        places: list[object] = [part for row in running for part in (row.job, row.attempt, row.ranks, row.nodes)]
-        if set(divided) != self._divided or places != self._places:
-            self._places, self._divided = places, set(divided)
-            self._met = neighbours_of(running, divided)
-        return self._met
-
-    def _alone(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> None:
+    def _look(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
+        """Its pace since it shares what it shares, as far as that is known yet; what is alone is kept."""
+        level = LEVELS[watched.share]
         steps = _since(attempt, watched.since_ms)
-        if len(steps) >= FEWEST_STEPS:
-            watched.alone_s, watched.look_ms = _pace(steps), now_ms + LOOK_MS
+        pace_s = _pace(steps) if len(steps) >= FEWEST_STEPS else None
+        if pace_s is not None:
+            watched.paces[level], watched.look_ms = pace_s, now_ms + LOOK_MS
             told = [step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0]
-            if told and watched.alone_s is not None:
-                _keep(self._turns, watched.keys, (watched.alone_s, min(1.0, _median(told))))
-        if now_ms - watched.since_ms >= SETTLED_S * 1000 and math.isfinite(load[0]):
+            if told and (level == LEVELS[""] or (level > NOT_ALONE and watched.keys[0] not in self._turns)):
+                _keep(self._turns, watched.keys, (pace_s, min(1.0, _median(told))))
+        settled = now_ms - watched.since_ms >= SETTLED_S * 1000
+        if level > NOT_ALONE and settled and math.isfinite(load[0]):
             watched.look_ms = now_ms + LOOK_MS
             _keep(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
-
-    def _beside(
-        self, key: Attempt, company: Attempt, partner: Keys, watched: _Watched, attempt: JobAttempt, now_ms: int
-    ) -> None:
-        steps = _since(attempt, watched.since_ms)
-        if len(steps) >= FEWEST_STEPS:
-            watched.look_ms = now_ms + LOOK_MS
-            pace_s = _pace(steps)
-            if pace_s is not None:
-                self._together[key, company] = watched.share, watched.keys, partner, pace_s
+        return pace_s
 
     def _match(self) -> None:
         """Co-runs of which both paces are known. A pace beside another waits until then, or until its own job ends."""
@@ -194,11 +184,10 @@ class CoRuns:
             watched = self._watched.get(pair[0])
             if watched is None:
                 del self._together[pair]
-            elif watched.alone_s:
+            elif (alone_s := watched.alone_s(share)) is not None:
                 del self._together[pair]
                 self._found.pop(pair, None)
-                speed = _clipped(watched.alone_s / together_s)
-                self._found[pair] = CoRun(share, keys, partner, speed)  # type: ignore[arg-type]
+                self._found[pair] = CoRun(share, keys, partner, _clipped(alone_s / together_s))
                 while len(self._found) > MOST_CO_RUNS:
                     del self._found[next(iter(self._found))]
         while len(self._together) > MOST_CO_RUNS:
@@ -208,7 +197,7 @@ class CoRuns:
         """What a snapshot keeps: plain lists and numbers, copied."""
         return {
             "watched": [
-                [*key, row.keys, row.company, row.share, row.since_ms, row.alone_s, row.look_ms]
+                [*key, row.keys, row.company, row.share, row.since_ms, row.paces, row.look_ms]
                 for key, row in self._watched.items()
             ],
             "together": [[*one, *other, *rest] for (one, other), rest in self._together.items()],
@@ -236,47 +225,29 @@ class CoRuns:
         self._turns = {key: tuple(turns) for key, *turns in kept["turns"]}
 
 
-def _go_on(
-    last: _Watched | None, keys: Keys, company: Attempt | None, share: str, joined_ms: int, now_ms: int
-) -> _Watched:
+def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
+    """When the younger of the two started."""
+    both = (key, company.other if company else None)
+    return max(rows[one].started_ms or now_ms for one in both if one is not None)
+
+
+def _go_on(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
     """What was watched, or a new watch where the company or the size has changed.
 
-    It counts from when the younger of the two started, if that was lately and nobody else was there before.
+    It counts from when the younger of the two started, if that was lately and nothing was shared before.
     """
     if last is not None and last.keys != keys:
         last = None
-    if last is not None and (last.company, last.share) == (company, share):
+    share: Share | Literal[""] = "" if company is None else company.share
+    other = None if company is None else company.other
+    if last is not None and (last.company, last.share) == (other, share):
         return last
-    came = joined_ms >= now_ms - LATELY_MS and (last is None or (last.share == "" and company is not None))
-    return _Watched(keys, company, share, joined_ms if came else now_ms, None if last is None else last.alone_s)
+    came = joined_ms >= now_ms - LATELY_MS and (last is None or (last.share == "" and other is not None))
+    return _Watched(keys, other, share, joined_ms if came else now_ms, {} if last is None else last.paces)
 
 
 def _pair(keys: Sequence[int]) -> Keys:
     return keys[0], keys[1]
-
-
-def neighbours_of(running: Sequence[JobAttempt], divided: Collection[str]) -> dict[Attempt, dict[Attempt, str]]:
-    """Who shares what with whom: attempt -> neighbour -> gpu, mig or nic, the tightest of them."""
-    gpus: dict[tuple[str, int], list[Attempt]] = {}
-    hosts: dict[str, list[Attempt]] = {}
-    for attempt in running:
-        key = (attempt.job, attempt.attempt)
-        for place in {(rank.node, gpu) for rank in attempt.ranks for gpu in rank.gpus}:
-            gpus.setdefault(place, []).append(key)
-        if len(attempt.hosts) > 1:
-            for host in attempt.hosts:
-                hosts.setdefault(host, []).append(key)
-    found: dict[Attempt, dict[Attempt, str]] = {}
-    for host_keys in hosts.values():
-        _meet(found, host_keys, "nic")
-    for (node, gpu), held in gpus.items():
-        _meet(found, held, "mig" if f"{node}/{gpu}" in divided else "gpu")
-    return found
-
-
-def _meet(found: dict[Attempt, dict[Attempt, str]], keys: Sequence[Attempt], share: str) -> None:
-    for one in keys if len(keys) > 1 else ():
-        found.setdefault(one, {}).update((other, share) for other in keys if other != one)
 
 
 def _since(attempt: JobAttempt, since_ms: int) -> list[Step]:

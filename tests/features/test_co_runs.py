@@ -1,15 +1,18 @@
 """Co-runs out of the job table: who shares what, and what a job's steps say of it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from features import co_runs
-from features.co_runs import CoRuns, neighbours_of
+from features.co_runs import CoRuns
+from features.sharing import Company, Neighbours, Wiring
 from fleet.events import Finished, Started, Step, StepParts, Submitted
 from fleet.jobs import JobAttempt, JobTable
 from fleet.requests import RankPlacement
+from fleet.topology import Device, Level, NodeSpec, Topology
 
 NOW_MS = 1_789_000_000_000
 NAN = np.full(3, np.nan)
@@ -18,9 +21,9 @@ NAN = np.full(3, np.nan)
 class World:
     """Jobs on GPUs, watched after everything that happens."""
 
-    def __init__(self, divided: Sequence[str] = ()) -> None:
+    def __init__(self, divided: Sequence[str] = (), wiring: Wiring | None = None) -> None:
         self.table, self.co_runs, self.now_ms = JobTable(), CoRuns(), NOW_MS
-        self.divided = divided
+        self.divided, self.wiring = divided, wiring or Wiring()
         self.load = NAN
         self.sequences: dict[str, int] = {}
 
@@ -53,7 +56,7 @@ class World:
     def look(self) -> None:
         running = self.table.running()
         loads = np.tile(self.load, (len(running), 1))
-        self.co_runs.see(running, self.co_runs.keys_of(running), self.divided, loads, self.now_ms)
+        self.co_runs.see(running, self.co_runs.keys_of(running), self.divided, loads, self.now_ms, self.wiring)
 
     def speeds(self) -> list[tuple[str, float]]:
         return sorted((row.share, round(row.speed, 2)) for row in self.co_runs.found)
@@ -119,11 +122,76 @@ def placed(job: str, *gpus: tuple[str, int]) -> JobAttempt:
     return JobAttempt(job, 1, started_ms=NOW_MS, ranks=ranks)
 
 
-def test_jobs_over_several_nodes_share_the_adapters_of_a_node_where_they_meet() -> None:
+def wired(rails: bool = True) -> Wiring:
+    """Nodes n1 to n4 of one rail group: of four GPUs two are nearest to each of two adapters, each on its rail."""
+    devices = (Device("ib0", (0, 1), 0 if rails else -1), Device("ib1", (2, 3), 1 if rails else -1))
+    nodes = [NodeSpec(f"n{row}", 4, domains={Level.RAIL_GROUP: "rg1"}, devices=devices) for row in range(1, 5)]
+    return Wiring(Topology.build(nodes))
+
+
+def met(*running: JobAttempt, wiring: Wiring | None = None, divided: Sequence[str] = ()) -> dict[str, tuple[str, str]]:
+    """job -> what it shares, with whom; "*" are several."""
+    found = Neighbours().see(running, divided, wiring or Wiring())
+    return {job: (of.share, of.other[0] if of.other else "*") for (job, _), of in found.items()}
+
+
+def test_what_two_jobs_share_is_the_tightest_that_both_hold() -> None:
     a, b, local = placed("a", ("n1", 0), ("n2", 0)), placed("b", ("n2", 1), ("n3", 0)), placed("c", ("n2", 2))
-    assert neighbours_of([a, b, local], ()) == {("a", 1): {("b", 1): "nic"}, ("b", 1): {("a", 1): "nic"}}
-    same = placed("d", ("n1", 0), ("n2", 3))
-    assert neighbours_of([a, same], ())["a", 1] == {("d", 1): "gpu"}
+    assert met(a, b, local) == {"a": ("nic", "b"), "b": ("nic", "a")}
+    assert met(a, placed("d", ("n1", 0), ("n2", 3))) == {"a": ("gpu", "d"), "d": ("gpu", "a")}
+    assert met(a, placed("d", ("n1", 0)), divided=["n1/0"]) == {"a": ("mig", "d"), "d": ("mig", "a")}
+
+
+def test_the_topology_tells_who_shares_a_switch_an_adapter_or_a_rail() -> None:
+    one, next_to_it, elsewhere = placed("a", ("n1", 0)), placed("b", ("n1", 1)), placed("c", ("n1", 2))
+    assert met(one, next_to_it, elsewhere, wiring=wired()) == {"a": ("pcie", "b"), "b": ("pcie", "a")}
+    wide, other_rail = placed("w", ("n1", 0), ("n2", 0)), placed("x", ("n1", 2), ("n2", 2))
+    assert met(wide, other_rail, wiring=wired()) == {}
+    far = placed("y", ("n3", 1), ("n4", 1))
+    assert met(wide, other_rail, far, wiring=wired()) == {"w": ("rail", "y"), "y": ("rail", "w")}
+    assert met(wide, far, wiring=wired(rails=False)) == {}
+    assert met(wide, placed("z", ("n3", 0), ("n4", 0)), wiring=wired(rails=False))["w"] == ("rail", "z")
+
+
+def test_neighbours_that_come_and_go_are_as_if_all_were_looked_at_anew() -> None:
+    rng, wiring, kept = np.random.default_rng(0), wired(), Neighbours()
+    running: list[JobAttempt] = []
+    for number in range(150):
+        if running and rng.random() < 0.45:
+            running.pop(int(rng.integers(len(running))))
+        else:
+            nodes = rng.choice(["n1", "n2", "n3", "n4"], int(rng.integers(1, 3)), replace=False).tolist()
+            running.append(placed(f"j{number}", *((node, int(rng.integers(4))) for node in nodes)))
+        assert dict(kept.see(running, (), wiring)) == dict(Neighbours().see(running, (), wiring))
+    assert Company("gpu", None) in kept.see(running, (), wiring).values()
+
+
+@pytest.mark.parametrize(
+    ("share", "first", "second"),
+    [
+        ("pcie", [("n1", 0)], [("n1", 1)]),
+        ("nic", [("n1", 0), ("n2", 0)], [("n2", 1), ("n3", 2)]),
+        ("rail", [("n1", 0), ("n2", 0)], [("n3", 0), ("n4", 0)]),
+    ],
+)
+def test_a_co_run_on_each_kind_of_link_is_learnt_from(share: str, first: Any, second: Any) -> None:
+    world = World(wiring=None if share == "nic" else wired())
+    world.start("a", *first)
+    world.step(10, a=1.0)
+    world.start("b", *second)
+    world.step(10, a=1.25, b=2.0)
+    assert world.speeds() == [(share, 0.8)]
+
+
+def test_who_shares_a_rail_is_alone_on_its_gpu_and_not_on_the_rail() -> None:
+    world = World(wiring=wired())
+    world.start("a", ("n1", 0), ("n2", 0))
+    world.start("b", ("n3", 0), ("n4", 0))
+    world.step(12, a=1.25, b=1.5)
+    assert world.speeds() == []
+    world.start("c", ("n1", 0))
+    world.step(12, a=2.5, b=1.5, c=1.0)
+    assert world.speeds() == [("gpu", 0.5)]
 
 
 def test_the_load_of_a_job_is_that_of_a_minute_and_more_alone() -> None:

@@ -1,0 +1,158 @@
+"""Neighbours: which running attempts hold the same hardware, from job events and how nodes are wired.
+
+    gpu, mig   they hold the same GPU (mig where it has MIG instances)
+    pcie       their GPUs are nearest to the same adapter: one PCIe switch is above them all
+    nic        both span several nodes, and GPUs of both are nearest to the same adapter; where no topology tells of
+               adapters, both have GPUs on one node
+    rail       both span several nodes, and adapters of both meet at one leaf switch: the same rail of one rail group;
+               where no topology tells of rails, GPUs of one index are one rail
+
+Of each attempt only the tightest of these counts. What begins, ends or moves is taken in; nothing else is looked at.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
+from fleet.topology import Device, Level, Topology
+
+Share = Literal["gpu", "mig", "pcie", "nic", "rail"]
+Attempt = tuple[str, int]
+Place = tuple[Share, str, int | str | tuple[int, ...]]
+
+LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, "": 4}  # "": nothing is shared
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """What an attempt shares, and with whom: None are several."""
+
+    share: Share
+    other: Attempt | None
+
+
+class Wiring:
+    """Adapters and rail group of each node, as a topology tells them."""
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        self._topology = topology
+        self._rows = {} if topology is None else {node.name: row for row, node in enumerate(topology.nodes)}
+        self._known: dict[str, tuple[tuple[Device, ...], str]] = {}
+
+    def of(self, node: str) -> tuple[tuple[Device, ...], str]:
+        """Adapters, and the rail group ("": not told)."""
+        known = self._known.get(node)
+        if known is None:
+            row = self._rows.get(node)
+            if self._topology is None or row is None:
+                known = (), ""
+            else:
+                group = int(self._topology.domain[Level.RAIL_GROUP][row])
+                names = self._topology.domain_names[Level.RAIL_GROUP]
+                known = self._topology.devices(row), names[group] if group >= 0 else ""
+            self._known[node] = known
+        return known
+
+
+def places_of(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
+    """All that an attempt holds and that another may hold as well, the tightest first."""
+    held = {(rank.node, gpu) for rank in attempt.ranks for gpu in rank.gpus}
+    places = [_ for node, gpu in held for _ in _inside(node, gpu, wiring)]
+    hosts = attempt.hosts
+    if len(hosts) > 1:
+        places += [_ for node, gpu in held for _ in _outside(node, gpu, wiring)]
+        named = {node for node, _ in held}
+        places += [("nic", node, "") for node in hosts if node not in named]
+    return tuple(sorted(dict.fromkeys(places), key=lambda place: LEVELS[place[0]]))
+
+
+def _inside(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
+    yield "gpu", node, gpu
+    for device in wiring.of(node)[0]:
+        if gpu in device.gpus and len(device.gpus) > 1:
+            yield "pcie", node, device.gpus
+
+
+def _outside(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
+    devices, group = wiring.of(node)
+    near = [device for device in devices if gpu in device.gpus]
+    yield from (("nic", node, device.name) for device in near)
+    if not near:
+        yield "nic", node, ""
+    rails = {device.rail for device in near if device.rail >= 0}
+    if group:
+        yield from (("rail", group, rail) for rail in sorted(rails or {gpu}))
+
+
+class Neighbours:
+    """One writer."""
+
+    def __init__(self) -> None:
+        self._placed: dict[Attempt, tuple[tuple[RankPlacement, ...], tuple[str, ...], tuple[Place, ...]]] = {}
+        self._holders: dict[Place, dict[Attempt, None]] = {}
+        self._wiring: Wiring | None = None
+        self._divided: frozenset[str] = frozenset()
+        self._met: dict[Attempt, Company] = {}
+
+    def see(self, running: Sequence[JobAttempt], divided: Collection[str], wiring: Wiring) -> Mapping[Attempt, Company]:
+        """Who shares with somebody now. divided: GPUs (`node/index`) with MIG instances."""
+        if wiring is not self._wiring or set(divided) != self._divided:
+            self._placed, self._holders, self._met = {}, {}, {}
+            self._wiring, self._divided = wiring, frozenset(divided)
+        rows = {(row.job, row.attempt): row for row in running}
+        touched: set[Attempt] = set()
+        for key in [key for key in self._placed if key not in rows]:
+            self._leave(key, touched)
+        for key, row in rows.items():
+            placed = self._placed.get(key)
+            if placed is None or placed[0] is not row.ranks or placed[1] is not row.nodes:
+                if placed is not None:
+                    self._leave(key, touched)
+                self._enter(key, row, wiring, touched)
+        self._judge(key for key in touched if key in self._placed)
+        return self._met
+
+    def _enter(self, key: Attempt, row: JobAttempt, wiring: Wiring, touched: set[Attempt]) -> None:
+        places = places_of(row, wiring)
+        self._placed[key] = row.ranks, row.nodes, places
+        for place in places:
+            held = self._holders.setdefault(place, {})
+            if len(held) <= 2:  # beyond that each of them has several neighbours there, and goes on having them
+                touched.update(held)
+            held[key] = None
+        touched.add(key)
+
+    def _leave(self, key: Attempt, touched: set[Attempt]) -> None:
+        self._met.pop(key, None)
+        for place in self._placed.pop(key)[2]:
+            held = self._holders[place]
+            del held[key]
+            if len(held) <= 2:
+                touched.update(held)
+            if not held:
+                del self._holders[place]
+
+    def _judge(self, keys: Iterable[Attempt]) -> None:
+        for key in keys:
+            found = self._company(key)
+            if found is None:
+                self._met.pop(key, None)
+            elif self._met.get(key) != found:
+                self._met[key] = found
+
+    def _company(self, key: Attempt) -> Company | None:
+        share: Share | None = None
+        others: set[Attempt] = set()
+        for place in self._placed[key][2]:
+            if share is not None and LEVELS[place[0]] > LEVELS[share]:
+                break
+            held = self._holders[place]
+            if len(held) > 1:
+                if share is None or share == "gpu":
+                    share = "mig" if place[0] == "gpu" and f"{place[1]}/{place[2]}" in self._divided else place[0]
+                others.update(islice(held, 3))
+        others.discard(key)
+        return None if share is None else Company(share, next(iter(others)) if len(others) == 1 else None)
