@@ -235,13 +235,30 @@ class JobAnswer(JobRow, kw_only=True):
 
 
 class Culprit(msgspec.Struct):
+    """`name` of a worker: NODE/GPU, or its node or rank; of a link: its port; of a stage: its number."""
+
     kind: Literal["worker", "link", "stage", "node", "nobody"]
     name: str | None
     share: float | None
 
 
+StragglerCause = Literal[
+    "compute",
+    "communication",
+    "data",
+    "sequence_length",
+    "checkpoint",
+    "garbage_collection",
+    "unknown",
+]
+
+
 class Stragglers(msgspec.Struct):
-    """`slow` is null while there are no step times or peers to compare."""
+    """`slow` is null while there are no step times or peers to compare.
+
+    `expected_step_s`: of steps such as these (by their sequence lengths, where told), or if all members were alike;
+    `ratio`: to the job's own past, else to that. `cause` is told of long steps that are nobody's fault, too.
+    """
 
     as_of_ms: int
     slow: bool | None
@@ -250,7 +267,7 @@ class Stragglers(msgspec.Struct):
     expected_step_s: float | None
     ratio: float | None
     culprit: Culprit
-    cause: str
+    cause: StragglerCause
     sentence: str
 
 

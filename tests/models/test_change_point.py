@@ -5,7 +5,7 @@ import pytest
 
 from fleet.events import Step
 from fleet.jobs import JobAttempt
-from models.change_point import SCALES, measure_of, slowed, still_slow
+from models.change_point import SCALES, best_pace, crept, measure_of, slowed, still_slow
 from models.steps import pace_of
 
 
@@ -43,6 +43,21 @@ def test_a_slow_spell_ends_nearer_to_the_usual_than_to_its_limit():
     assert not still_slow(np.array([1.3, 1.04, 1.04]), measure)
 
 
+def test_a_slow_drift_is_seen_though_every_step_is_like_the_one_before():
+    seconds = np.exp(np.random.default_rng(0).normal(0, 0.01, 3000)) * np.linspace(1.0, 1.3, 3000)
+    attempt, pace, seen = JobAttempt("j", 1), None, 0
+    for number, duration_s in enumerate(seconds.tolist()):
+        attempt.fold(Step(job="j", sequence=number, time_ms=number * 1000, step=number, duration_s=duration_s))
+        if number % 10 == 9:
+            pace = pace_of(attempt, pace)
+            seen = seen or (number if pace.slow else 0)
+    assert 1000 < seen < 1500  # 10 % and the noise: at step 1,000 it is 10 % slower
+    assert pace.slow
+    assert pace.usual_s == pytest.approx(1.0, abs=0.02)
+    steady = seconds / np.linspace(1.0, 1.3, 3000)
+    assert crept(steady[-256:], best_pace(steady[-256:])) is None
+
+
 def pace_with_lengths(lengths: np.ndarray, seconds: np.ndarray):
     attempt, pace = JobAttempt("j", 1), None
     for number, (length, duration_s) in enumerate(zip(lengths.tolist(), seconds.tolist(), strict=True)):
@@ -62,5 +77,7 @@ def test_steps_that_are_long_because_of_their_sequences_are_nobodys_fault():
     pace = pace_with_lengths(lengths, 1.0 + lengths / 2000)
     assert pace.slow
     assert pace.cause == "sequence_length"
+    assert pace.expected_s == pytest.approx(4.0)  # for its lengths; by its past it were 1.5
+    assert pace.ratio == pytest.approx(4.0 / 1.5, rel=0.1)
     slowed_too = (1.0 + lengths / 2000) * np.where(np.arange(40) < 36, 1.0, 1.5)
     assert pace_with_lengths(lengths, slowed_too).cause == "unknown"
