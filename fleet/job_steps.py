@@ -8,7 +8,8 @@ Nothing goes by the order of arrival, nor by sequences (each rank counts in a ra
 that ended last. A step that is done again after a rollback is a new one.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
+from dataclasses import dataclass, field
 
 from fleet.events import Step
 
@@ -17,7 +18,19 @@ RANK_STEPS_KEPT = 16
 RANKS_KEPT = 16_384  # ranks from here on are timed and not compared
 NEAR = 16  # records of one step lie as near as this; one farther away is of an earlier run through it
 
-RankSteps = dict[int, dict[int, Step]]
+
+@dataclass(slots=True)
+class GangStep:
+    """One step as its ranks told of it. ended_ms: when the last of them was through with it."""
+
+    ended_ms: int
+    ranks: dict[int, Step] = field(default_factory=dict)
+
+    def copy(self) -> "GangStep":
+        return GangStep(self.ended_ms, dict(self.ranks))
+
+
+RankSteps = dict[int, GangStep]
 
 
 def own_s(step: Step) -> float:
@@ -30,38 +43,36 @@ def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
     """Fold one event into both."""
     if event.rank is not None and event.rank < RANKS_KEPT:
         _keep_rank(rank_steps, event, event.rank)
-    at = len(steps) if not steps or event.time_ms >= steps[-1].time_ms else bisect_right(steps, _when(event), key=_when)
-    known = _record_near(steps, at, event)
-    if known is not None:
-        if event.rank is None and steps[known].rank is None:
-            insort(steps, event, key=_when)  # the job's own: each is a step
-        elif _rank_of_record(event) > _rank_of_record(steps[known]):
-            del steps[known]
-            insort(steps, event, key=_when)
-    else:
-        insort(steps, event, key=_when)
+    when = _when(event)
+    at = len(steps) if not steps or when > _when(steps[-1]) else bisect_right(steps, when, key=_when)
+    known = _record_near(steps, at, event) if rank_steps or event.rank is not None else None
+    if known is not None and (event.rank is not None or steps[known].rank is not None):
+        if _rank_of_record(event) <= _rank_of_record(steps[known]):
+            return
+        del steps[known]
+        at -= known < at
+    steps.insert(at, event)
     if len(steps) > STEPS_KEPT:
         del steps[0]
 
 
 def _keep_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:
-    ranks = rank_steps.get(event.step)
-    if ranks is None:
-        ranks = rank_steps[event.step] = {}
-    known = ranks.get(rank)
+    gang = rank_steps.get(event.step)
+    if gang is None:
+        gang = rank_steps[event.step] = GangStep(event.time_ms)
+    elif event.time_ms > gang.ended_ms:
+        gang.ended_ms = event.time_ms
+    known = gang.ranks.get(rank)
     if known is None or known.sequence < event.sequence:
-        ranks[rank] = event
+        gang.ranks[rank] = event
     if len(rank_steps) > RANK_STEPS_KEPT:
-        del rank_steps[min(rank_steps, key=lambda number: (ended_ms(rank_steps[number]), number))]
-
-
-def ended_ms(ranks: dict[int, Step]) -> int:
-    """When the last rank of a step was through with it."""
-    return max(step.time_ms for step in ranks.values())
+        del rank_steps[min(rank_steps, key=lambda number: (rank_steps[number].ended_ms, number))]
 
 
 def _record_near(steps: list[Step], at: int, event: Step) -> int | None:
     """Where the record of the event's step is, near to where the event belongs."""
+    if at and steps[at - 1].step == event.step:
+        return at - 1
     for place in range(min(at + NEAR, len(steps)) - 1, max(at - NEAR, 0) - 1, -1):
         if steps[place].step == event.step:
             return place

@@ -178,7 +178,7 @@ class JobAttempt:
             self,
             seen=self.seen.copy(),
             steps=list(self.steps),
-            rank_steps={number: dict(ranks) for number, ranks in self.rank_steps.items()},
+            rank_steps={number: gang.copy() for number, gang in self.rank_steps.items()},
             checkpoints=list(self.checkpoints),
             evaluations=list(self.evaluations),
             lost_nodes=dict(self.lost_nodes),

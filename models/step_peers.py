@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Step
-from fleet.job_steps import RankSteps, ended_ms
+from fleet.job_steps import GangStep, RankSteps
 
 Array = NDArray[np.float64]
 
@@ -82,20 +82,20 @@ def blame(rank_steps: RankSteps) -> Blame:
     told = _whole(rank_steps)
     if not told:
         return Blame()
-    peers = [_peers(ranks.values()) for ranks in told[-FEWEST_STEPS:]]
+    peers = [_peers(gang.ranks.values()) for gang in told[-FEWEST_STEPS:]]
     slow = [_slow(groups) for groups in peers]
     found = _persistent(slow[-WINDOW:])
     if found:
         firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
         return Blame(tuple(found), firm, begun_ms=_began_ms(told[-len(slow) :], slow, found[0].rank))
     stage = _slow_stage(peers)
-    return Blame(stage=stage, pauses=stage is None and _in_turns(slow), begun_ms=_start_ms(told[0].values()))
+    return Blame(stage=stage, pauses=stage is None and _in_turns(slow), begun_ms=_start_ms(told[0]))
 
 
-def _whole(rank_steps: RankSteps) -> list[dict[int, Step]]:
+def _whole(rank_steps: RankSteps) -> list[GangStep]:
     """The steps that most ranks told of, in the order of their ends."""
-    most = max(map(len, rank_steps.values()), default=0)
-    rows = [(ended_ms(ranks), number) for number, ranks in rank_steps.items() if len(ranks) >= WHOLE * most]
+    most = max((len(gang.ranks) for gang in rank_steps.values()), default=0)
+    rows = [(gang.ended_ms, number) for number, gang in rank_steps.items() if len(gang.ranks) >= WHOLE * most]
     return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
 
 
@@ -146,14 +146,14 @@ def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     return sorted(usual, key=lambda row: (-row.excess_s, row.rank))
 
 
-def _began_ms(told: list[dict[int, Step]], slow: list[dict[int, SlowRank]], rank: int) -> int:
+def _began_ms(told: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
     """When the first of the steps began in which the rank is slow."""
     first = next(at for at, step in enumerate(slow) if rank in step)
-    return _start_ms(told[first].values())
+    return _start_ms(told[first])
 
 
-def _start_ms(steps: Iterable[Step]) -> int:
-    return min(step.time_ms - round(step.duration_s * 1000) for step in steps)
+def _start_ms(gang: GangStep) -> int:
+    return min(step.time_ms - round(step.duration_s * 1000) for step in gang.ranks.values())
 
 
 def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:

@@ -28,7 +28,7 @@ def test_a_large_gang_keeps_as_many_steps_as_a_small_one_and_ranks_of_the_newest
     attempt = fold(*(of_rank(rank, number, 1.0 + (rank == 7)) for number in numbers for rank in range(ranks)))
     assert [(step.step, step.rank) for step in attempt.steps] == [(number, 7) for number in numbers[10:]]
     assert sorted(attempt.rank_steps) == list(numbers[-RANK_STEPS_KEPT:])
-    assert all(len(row) == ranks for row in attempt.rank_steps.values())
+    assert all(len(row.ranks) == ranks for row in attempt.rank_steps.values())
 
 
 @given(st.permutations([(rank, number) for rank in (None, 0, 1, 2) for number in range(5)]), st.booleans())
