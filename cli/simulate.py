@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from fleet.clock import ScaledClock
     from simulator.fault_file import FaultFile
     from simulator.run import SimulationOptions
 
@@ -54,28 +55,16 @@ def cluster(
 
     With --kafka the fleet's telemetry is on a topic as well, for a source `kafka` instead of [scrape].
     """
-    import asyncio
-    import time
-
     from cli.data import data_folder
-    from fleet.clock import ScaledClock
     from simulator.cluster import FleetSpec
-    from simulator.run import SimulationOptions, run_simulation
-    from simulator.traces import parse_time_ms, shifted_start_ms
+    from simulator.run import SimulationOptions
 
     if input not in ("trace", "h100"):
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
-    if not speed > 0:
-        raise typer.BadParameter(f"{speed}: must be greater than 0", param_hint="--speed")
-    wall_ms = time.time_ns() // 1_000_000 if wall_ms is None else wall_ms
-    try:
-        start_ms = shifted_start_ms(parse_time_ms(at), wall_ms)
-    except ValueError as error:
-        raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
     options = SimulationOptions(
         out=out,
         api=api,
-        clock=ScaledClock(start_ms if epoch_ms is None else epoch_ms, wall_ms, speed),
+        clock=_clock(at, epoch_ms, wall_ms, speed),
         data=data_folder(),
         seed=seed,
         at=at,
@@ -85,12 +74,7 @@ def cluster(
         port=port,
         spec=FleetSpec(nodes=nodes),
     )
-    clock = options.clock
-    typer.echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
-    if not kafka:
-        asyncio.run(run_simulation(options))
-        return
-    asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, kafka_topic)))
+    _run_cluster(options, kafka, kafka_topic)
 
 
 @app.command("faults")
@@ -172,6 +156,37 @@ def compare(
         typer.echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
         raise typer.Exit(2)
     typer.echo("\n".join([HEADER, *(row.line() for row in rows)]))
+
+
+def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
+    """Raises BadParameter."""
+    import time
+
+    from fleet.clock import ScaledClock
+    from simulator.traces import parse_time_ms, shifted_start_ms
+
+    if not speed > 0:
+        raise typer.BadParameter(f"{speed}: must be greater than 0", param_hint="--speed")
+    wall_ms = time.time_ns() // 1_000_000 if wall_ms is None else wall_ms
+    try:
+        start_ms = shifted_start_ms(parse_time_ms(at), wall_ms)
+    except ValueError as error:
+        raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
+    return ScaledClock(start_ms if epoch_ms is None else epoch_ms, wall_ms, speed)
+
+
+def _run_cluster(options: "SimulationOptions", kafka: str, topic: str) -> None:
+    """The fleet, and beside it its telemetry on a topic where brokers are named."""
+    import asyncio
+
+    from simulator.run import run_simulation
+
+    clock = options.clock
+    typer.echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
+    if kafka:
+        asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, topic)))
+    else:
+        asyncio.run(run_simulation(options))
 
 
 def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:

@@ -26,7 +26,7 @@ class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What runs: `sizes` in whole nodes with their `weights`; run times lognormal around `median_s`.
+    """What runs: `sizes` in whole nodes with their `weights` (none: no jobs); run times lognormal around `median_s`.
 
     `gap_s`: how long nodes stay free on average; `avoid_s`: nobody places on a node that has shown a fault for so long;
     `step_every_s`: how often each rank tells of a step, 0: never.
@@ -183,14 +183,15 @@ def _problem(file: FaultFile) -> str:
     """What no type can tell; "" where all is well."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
         return f"name = {file.name!r}: letters, digits, dots, dashes; it names the folder"
-    if len(file.jobs.sizes) != len(file.jobs.weights) or not file.jobs.sizes or sum(file.jobs.weights) <= 0:
-        return f"jobs.weights = {list(file.jobs.weights)}: one a size, {len(file.jobs.sizes)} of them, some above 0"
+    sizes, weights = file.jobs.sizes, file.jobs.weights
+    if len(sizes) != len(weights) or (sizes and (sum(weights) <= 0 or min(weights) < 0)):
+        return f"jobs.weights = {list(file.jobs.weights)}: one a size, {len(sizes)} of them, none below 0, some above"
     positive = {
         "hours": file.hours,
         "interval_s": file.interval_s,
         "fleet.nodes": file.fleet.nodes,
         "fleet.rack_nodes": file.fleet.rack_nodes,
-        "jobs.sizes": min(file.jobs.sizes),
+        "jobs.sizes": min(sizes, default=1),
         "jobs.median_s": file.jobs.median_s,
         "recorded.interval_s": file.recorded.interval_s,
         "recorded.loops": file.recorded.loops,

@@ -163,7 +163,7 @@ class Tenants:
             if due[1].size <= len(free):
                 self.waiting.remove(due)
                 free = self._start(due[1], free, now_ms, events)
-        while True:
+        while self.table.sizes:
             self._next = self._next or self._draw()
             if self._next.size > len(free):
                 return events
@@ -171,6 +171,7 @@ class Tenants:
                 return events
             free = self._start(self._next, free, now_ms, events)
             self._next = None
+        return events
 
     def _rate(self) -> float:
         """The chance that somebody submits within one step, when nodes are free for `gap_s` on average."""

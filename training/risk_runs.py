@@ -28,7 +28,7 @@ HORIZON_MS = 1000 * RISK_HORIZONS_S[0]
 EVERY_MS = 60_000
 BLOCK_MS = 600_000  # of moments that the bootstrap draws together, a few in a row
 ALARM_SHARE = 0.01  # of the moments before no fault that may be above the alarm
-ALARM_P = 0.05  # where the train folder has no run
+ALARM_P = 0.01  # where the train folder has no run
 
 
 @dataclass(frozen=True, slots=True)

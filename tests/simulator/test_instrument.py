@@ -157,6 +157,15 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
         simulate_faults(short, tmp_path / "a")
 
 
+def test_a_fleet_that_nobody_uses_tells_of_no_jobs_and_still_breaks(tmp_path: Path) -> None:
+    text = (
+        """hours = 1.0\ninterval_s = 60\n[fleet]\nnodes = 4\n[jobs]\nsizes = []\nweights = []\n[draw]\nscale = 9000.0"""
+    )
+    folder = simulate_faults(parse_fault_file(text), tmp_path)
+    assert (folder / "events.jsonl").read_bytes() == b""
+    assert FaultRun(folder).truth
+
+
 def test_the_printed_settings_read_back_as_they_were() -> None:
     assert parse_fault_file(to_toml(SMALL)) == SMALL
     assert parse_fault_file("") == FaultFile()
