@@ -1,7 +1,7 @@
 """What the GPUs of one job showed over the last half hour, copied off the rings, so that a thread may work on it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,27 +26,58 @@ GPU_METRICS = (
 )
 
 
+MOST_SILENT = 0.2  # of the GPUs: with more of them unheard nothing is said of the whole job
+
+
 @dataclass(frozen=True, slots=True)
 class JobWindow:
-    """`gpu` (metric of GPU_METRICS, slot, GPU) and `sent` (slot,) bytes/s of its nodes' ports; NaN: nothing was heard.
+    """`gpu` (metric of GPU_METRICS, slot, GPU) and `sent` (slot,) bytes/s of its share of its nodes' ports.
 
-    Slots are regular, oldest first, none before the job started; `first_ms`: when the first one begins.
+    NaN: nothing was heard. Slots are regular, oldest first, none before the job started; `first_ms`: when the first
+    one begins. heard, gpus: how many GPUs told anything here, and how many the job holds; means: (metric, slot) over
+    those that did.
     """
 
     interval_s: float
     first_ms: int
     gpu: Array
     sent: Array
+    heard: int
     gpus: int
+    means: NDArray[np.float64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        known = np.isfinite(self.gpu)
+        many = known.sum(axis=2)
+        total = np.where(known, self.gpu, 0.0).sum(axis=2, dtype=np.float64)
+        means = np.divide(total, many, out=np.full(many.shape, np.nan), where=many > 0)
+        object.__setattr__(self, "means", means)
 
     def mean(self, metric: str) -> NDArray[np.float64]:
         """(slot,) mean over the GPUs that were heard of."""
-        values = self.gpu[GPU_METRICS.index(metric)].astype(np.float64)
-        known = np.isfinite(values)
-        many = known.sum(axis=1)
-        total = np.where(known, values, 0.0).sum(axis=1)
-        means: NDArray[np.float64] = np.divide(total, many, out=np.full(len(many), np.nan), where=many > 0)
-        return means
+        values: NDArray[np.float64] = self.means[GPU_METRICS.index(metric)]
+        return values
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether enough was heard to speak of the whole job."""
+        return self.heard > 0 and self.heard >= (1 - MOST_SILENT) * self.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class JobRows:
+    """Where a job's readings lie: rows of its GPUs and of its nodes' ports, and the nodes of these.
+
+    port_share: which part of each port's traffic is the job's, by the GPUs of the node that it holds.
+    gpus, nodes: how many it holds, heard of here or not.
+    """
+
+    gpu: NDArray[np.intp]
+    port: NDArray[np.intp]
+    port_node: NDArray[np.int32]
+    port_share: NDArray[np.float64]
+    gpus: int
+    nodes: int
 
 
 def gpu_rows_of(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
@@ -56,31 +87,67 @@ def gpu_rows_of(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
     for rank in attempt.ranks:
         rows += [table.row(f"{rank.node}/{gpu}") for gpu in rank.gpus]
     found = [row for row in rows if row is not None]
-    whole = [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
+    whole = _whole_nodes(attempt)
     return np.unique(np.concatenate([np.array(found, np.intp), _of_nodes(entities, EntityKind.GPU, whole)]))
 
 
-def window_of(store: WindowStore, attempt: JobAttempt) -> JobWindow | None:
+def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]) -> JobRows:
+    """gpus_of: node -> its GPUs, as the topology knows them."""
+    gpu = gpu_rows_of(attempt, entities)
+    whole = _whole_nodes(attempt)
+    named = sum(len(rank.gpus) for rank in attempt.ranks)
+    gpus = max(named + sum(gpus_of.get(node, 0) for node in whole), len(gpu), 0 if whole else attempt.gpus)
+    port = _of_nodes(entities, EntityKind.PORT, attempt.hosts)
+    node = entities[EntityKind.PORT].node[port]
+    held = np.bincount(entities[EntityKind.GPU].node[gpu], minlength=len(entities[EntityKind.NODE]))
+    share = np.ones(len(port))
+    for at, row in enumerate(node.tolist()):
+        of_node = gpus_of.get(entities[EntityKind.NODE].names[row], 0)
+        if 0 < held[row] < of_node:
+            share[at] = held[row] / of_node
+    return JobRows(gpu, port, node, share, gpus, len(attempt.hosts))
+
+
+def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
     """The attempt's window up to the last whole slot; None where no GPU of it was ever heard of here."""
-    rows = gpu_rows_of(attempt, store.entities)
     ring = store.rings.get(EntityKind.GPU)
-    if ring is None or not len(rows) or ring.end < 0:
+    if ring is None or ring.end < 0:
         return None
-    rows = rows[rows < ring.size]
+    gpu_rows = rows.gpu[rows.gpu < ring.size]
     interval_ms = ring.span.interval_ms
     last = ring.closed
     first = max(last - ring.span.fine_slots + 1, -(-(attempt.started_ms or 0) // interval_ms))
-    if first > last or not len(rows):
+    if first > last or not len(gpu_rows):
         return None
-    gpu = _copied(ring, GPU_METRICS, first, last, rows)
-    sent = np.full(last - first + 1, np.nan, np.float32)
+    gpu = _copied(ring, GPU_METRICS, first, last, gpu_rows)
+    heard = int(np.isfinite(gpu).any(axis=(0, 1)).sum())
+    sent = _sent(store, rows, first, last)
+    return JobWindow(interval_ms / 1000, first * interval_ms, gpu, sent, heard, rows.gpus)
+
+
+def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
+    """(slot,) bytes/s of the whole job: ports and nodes that are silent in a slot send as much as the others."""
+    nothing = np.full(last - first + 1, np.nan, np.float32)
     ports = store.rings.get(EntityKind.PORT)
-    port_rows = _of_nodes(store.entities, EntityKind.PORT, attempt.hosts)
-    if ports is not None and len(port_rows := port_rows[port_rows < ports.size]):
-        tx = _copied(ports, ("tx_bytes",), first, last, port_rows)[0]
-        known = np.isfinite(tx)
-        sent = np.where(known.any(axis=1), np.where(known, tx, 0.0).sum(axis=1), np.nan).astype(np.float32)
-    return JobWindow(interval_ms / 1000, first * interval_ms, gpu, sent, len(rows))
+    there = rows.port < (ports.size if ports is not None else 0)
+    if ports is None or not there.any():
+        return nothing
+    tx = _copied(ports, ("tx_bytes",), first, last, rows.port[there])[0]
+    known = np.isfinite(tx)
+    heard = known.any(axis=0)
+    nodes_heard = len(np.unique(rows.port_node[there][heard])) / max(rows.nodes, 1)
+    if not nodes_heard or nodes_heard < 1 - MOST_SILENT:
+        return nothing
+    share = rows.port_share[there] * heard
+    weight = known @ share
+    total = np.where(known, tx, 0.0) @ share * share.sum() / nodes_heard
+    np.divide(total, weight, out=nothing, where=weight > 0, casting="same_kind")
+    return nothing
+
+
+def _whole_nodes(attempt: JobAttempt) -> list[str]:
+    """Nodes of which the attempt does not say which GPUs it holds: all of them."""
+    return [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
 
 
 def _of_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDArray[np.intp]:

@@ -60,7 +60,8 @@ class PhaseRule:
     def phases(self, levels: Levels) -> NDArray[np.int8]:
         """(sample,) index into PHASES."""
         track = _Track(levels, self.warmup_s)
-        columns = (levels.activity, levels.memory_gib, levels.exchange, levels.host)
+        activity, exchange, host = (np.nan_to_num(row) for row in (levels.activity, levels.exchange, levels.host))
+        columns = (activity, levels.memory_gib, exchange, host)
         samples = zip(*(column.tolist() for column in columns), strict=True)
         return np.array([track.step(at, *sample) for at, sample in enumerate(samples)], np.int8)
 
@@ -99,17 +100,17 @@ class _Track:
 
     def step(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
         """The phase at the next sample."""
-        activity, memory = _known(activity), _known(memory, self.most_gib)
+        memory = memory if math.isfinite(memory) else self.most_gib
         if memory > self.most_gib * 1.02:
             self.most_gib, self.grew = memory, at
         if activity > max(ACTIVE, GONE * self.activity.median):
             self.stopped = None
             if self.began is None:
                 self.began = at
-            return self._computing(at, activity, _known(exchange), _known(host))
+            return self._computing(at, activity, exchange, host)
         if self.began is None:
             return self._not_yet(at, memory)
-        return self._pausing(at, memory, _known(host))
+        return self._pausing(at, memory, host)
 
     def _computing(self, at: int, activity: float, exchange: float, host: float) -> int:
         usual = self.exchange.median
@@ -146,7 +147,3 @@ class _Track:
         if host > HOST * self.host.median:
             return CHECKPOINT
         return WARMUP if self._is_warm(at) else STEADY
-
-
-def _known(value: float, otherwise: float = 0.0) -> float:
-    return value if math.isfinite(value) else otherwise

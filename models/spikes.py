@@ -17,9 +17,16 @@ from models.renewal import Next
 Array = NDArray[np.float64]
 
 DRAWS = 200
+TOGETHER = 256  # jobs are drawn for at once: about 10 MB
 MINUTE_MS = 60_000
 MINUTES = 15
 Domain = tuple[str, str]  # kind (rack, rail, power, storage), name
+NO_CAPACITY = {
+    "rack": "no topology tells what a rack may draw",
+    "power": "no topology tells what a power domain may draw",
+    "rail": "not all adapters of the group tell their speed",
+    "storage": "nothing tells how fast the store writes",
+}
 UNITS = {"power_w": "W", "sent_bytes_per_s": "B/s", "checkpoint_bytes_per_s": "B/s"}
 QUANTITY = {"rack": ("power_w",), "power": ("power_w",), "rail": ("sent_bytes_per_s",)}
 
@@ -50,23 +57,52 @@ def spikes(
     """A row a domain and quantity, in order of domains; capacity: of those where it is known."""
     sums: dict[tuple[Domain, str], Array] = {}
     jobs: dict[tuple[Domain, str], int] = {}
+    for name in ("power_w", "sent_bytes_per_s"):
+        told = [load for load in loads if len(load.readings.get(name, ()))]
+        for at in range(0, len(told), TOGETHER):
+            _add_readings(told[at : at + TOGETHER], name, sums, jobs, rng)
     for load in loads:
-        for key, drawn in _drawn(load, now_ms, rng):
-            sums[key] = sums.get(key, 0.0) + drawn
+        if load.burst is not None:
+            key = (("storage", load.burst.target), "checkpoint_bytes_per_s")
+            sums[key] = sums.get(key, 0.0) + _burst(load.burst, now_ms, rng)
             jobs[key] = jobs.get(key, 0) + 1
     return [_row(*key, sums[key], now_ms, capacity.get(key[0]), jobs[key]) for key in sorted(sums)]
 
 
-def _drawn(load: Load, now_ms: int, rng: np.random.Generator) -> list[tuple[tuple[Domain, str], Array]]:
-    """(draw, minute) of each domain and quantity that the job adds to."""
-    made = []
-    drawn = {name: rng.choice(values, (DRAWS, MINUTES)) for name, values in load.readings.items() if len(values)}
-    for domain, share in load.shares.items():
-        made += [((domain, name), share * drawn[name]) for name in QUANTITY[domain[0]] if name in drawn]
-    if load.burst is not None:
-        key = (("storage", load.burst.target), "checkpoint_bytes_per_s")
-        made.append((key, _burst(load.burst, now_ms, rng)))
-    return made
+def _add_readings(
+    loads: Sequence[Load],
+    name: str,
+    sums: dict[tuple[Domain, str], Array],
+    jobs: dict[tuple[Domain, str], int],
+    rng: np.random.Generator,
+) -> None:
+    """Add draws of some jobs' readings to the sums of their domains, and count these jobs there."""
+    drawn = _drawn([load.readings[name] for load in loads], rng)
+    domains: dict[Domain, list[tuple[int, float]]] = {}
+    for at, load in enumerate(loads):
+        for domain, share in load.shares.items():
+            if name in QUANTITY[domain[0]]:
+                domains.setdefault(domain, []).append((at, share))
+    shares = np.zeros((len(domains), len(loads)), np.float32)
+    for row, parts in enumerate(domains.values()):
+        for at, share in parts:
+            shares[row, at] += share
+    added = (shares @ drawn.reshape(len(loads), -1)).reshape(len(domains), DRAWS, MINUTES)
+    for row, (domain, parts) in enumerate(domains.items()):
+        key = (domain, name)
+        sums[key] = sums.get(key, 0.0) + added[row].astype(np.float64)
+        jobs[key] = jobs.get(key, 0) + len(parts)
+
+
+def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.float32]:
+    """(job, draw, minute) of each job's own readings, again and again."""
+    many = np.array([len(values) for values in readings])
+    padded = np.zeros((len(readings), int(many.max())), np.float32)
+    for at, values in enumerate(readings):
+        padded[at, : len(values)] = values
+    picks = (rng.random((len(readings), DRAWS * MINUTES), np.float32) * many[:, None]).astype(np.intp)
+    drawn = np.take_along_axis(padded, np.minimum(picks, many[:, None] - 1), axis=1)
+    return drawn.reshape(len(readings), DRAWS, MINUTES)
 
 
 def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
@@ -92,5 +128,6 @@ def _row(
         "p50": round(float(middle[at]), 1),
         "p90": round(float(high[at]), 1),
         "capacity": capacity,
+        "capacity_reason": "" if capacity is not None else NO_CAPACITY[domain[0]],
         "jobs": jobs,
     }

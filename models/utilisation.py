@@ -6,6 +6,7 @@ activity says which share of the multiprocessors had work. MFU is known only of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,10 @@ from fleet.events import Step
 
 Array = NDArray[np.float64]
 
+Verdict = Literal[
+    "works", "busy_but_little_work", "waits_for_data", "waits_for_communication", "idle", "abandoned", "unknown"
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 GIB = 2.0**30
 LOADED_GIB = 0.5
 ACTIVE = 0.02
@@ -34,18 +39,24 @@ class Use:
     busy: float | None
     sm_active: float | None
     tensor_active: float | None
-    mfu: float | None
     data_share: float | None
     communication_share: float | None
     idle_s: float | None
     held_gpu_memory_gib: float | None
-    verdict: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Mfu:
+    """Model FLOPs utilisation 0..1, or None and why it is not known."""
+
+    value: float | None
+    reason: str = ""
 
 
 def use_of(
-    interval_s: float, sm_active: Array, tensor_active: Array, busy: Array, memory_bytes: Array, steps: Sequence[Step],
-    mfu: float | None = None,
-) -> Use:  # fmt: skip
+    interval_s: float, sm_active: Array, tensor_active: Array, busy: Array, memory_bytes: Array, steps: Sequence[Step]
+) -> Use:
     """The use from (slot, GPU) readings, oldest first, NaN where nothing was heard."""
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
     idle_s = _idle_s(activity, interval_s)
@@ -60,9 +71,7 @@ def use_of(
     held = float(np.nansum(newest) / GIB) if np.isfinite(newest).any() else None
     loaded = _mean(np.where(np.isfinite(newest), newest > LOADED_GIB * GIB, np.nan))
     verdict = _verdict(idle_s, loaded, measured["busy"], measured["sm"], data, communication)
-    return Use(
-        loaded, measured["busy"], measured["sm"], measured["tensor"], mfu, data, communication, idle_s, held, verdict
-    )
+    return Use(loaded, measured["busy"], measured["sm"], measured["tensor"], data, communication, idle_s, held, verdict)
 
 
 def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
@@ -75,19 +84,28 @@ def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
     return min(data / total, 1.0), min(communication / total, 1.0)
 
 
-def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: str) -> float | None:
+def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: str) -> Mfu:
     """Model FLOPs utilisation: FLOPs a second of whole steps that tell their tokens, by the peak of all GPUs.
 
     >>> step = Step(job="a", sequence=1, time_ms=0, step=1, duration_s=2.0, tokens=1_000_000)
-    >>> round(mfu_of([step], 8 * 989e6, 8, "NVIDIA H100 80GB HBM3"), 2)
+    >>> round(mfu_of([step], 8 * 989e6, 8, "NVIDIA H100 80GB HBM3").value, 2)
     0.5
+    >>> mfu_of([step], 8 * 989e6, 8, "some GPU").reason
+    'the peak FLOP/s of its GPUs are not known (some GPU)'
     """
+    if not (np.isfinite(flops_per_token) and flops_per_token > 0) or gpus < 1:
+        return Mfu(None, f"its label {FLOPS_LABEL} is no number above 0")
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu_model), None)
+    if peak is None:
+        return Mfu(None, f"the peak FLOP/s of its GPUs are not known ({gpu_model or 'no model told'})")
     whole = [step for step in steps if step.rank is None and step.tokens and step.duration_s > 0]
-    if peak is None or not whole or gpus < 1 or flops_per_token <= 0:
-        return None
+    if not whole:
+        return Mfu(None, "no whole step of it (without rank) tells its tokens")
     rate = sum(step.tokens or 0 for step in whole) / sum(step.duration_s for step in whole)
-    return rate * flops_per_token / (gpus * peak)
+    share = rate * flops_per_token / (gpus * peak)
+    if share > 1:
+        return Mfu(None, f"its tokens and its label {FLOPS_LABEL} would be {share:.3g} times what its GPUs can do")
+    return Mfu(share)
 
 
 def _idle_s(activity: Array, interval_s: float) -> float | None:
@@ -115,8 +133,7 @@ def _mean(values: Array) -> float | None:
 def _verdict(
     idle_s: float | None, loaded: float | None, busy: float | None, sm: float | None, data: float | None,
     communication: float | None,
-) -> str:  # fmt: skip
-    """abandoned, idle, waits_for_data, waits_for_communication, busy_but_little_work, works or unknown."""
+) -> Verdict:  # fmt: skip
     if idle_s is None:
         return "unknown"
     if idle_s >= IDLE_S:

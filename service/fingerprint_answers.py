@@ -9,48 +9,84 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.episodes import TOGETHER_MS, episodes
 from features.fingerprint import class_of, shape_of
 from features.job_window import GPU_METRICS, JobWindow
-from features.period import Period, find_period
-from fleet.events import Checkpoint, Phase
+from features.period import SAMPLES_A_PERIOD, Period, find_period
 from fleet.jobs import JobAttempt
 from models.phases import PHASES, Levels, PhaseRule
 from models.renewal import LEVELS, Next, next_of
-from models.utilisation import FLOPS_LABEL, GIB, mfu_of, use_of
+from models.utilisation import FLOPS_LABEL, GIB, Mfu, mfu_of, use_of
+from service.expected_load import expected_of
 
 Array = NDArray[np.float64]
 
 STEPS = 64
-AHEAD_S = (300, 900)
-RECENT_S = 600.0
-EXPECTED = ("power_w", "nvlink_tx_bytes_per_s", "ib_tx_bytes_per_s")
-NOTHING = Period(None, "none of its GPUs was heard of here")
+UNHEARD = "none of its GPUs was heard of here"
+NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One job as it was copied for the thread. evaluations: when those that were seen began, Unix ms."""
+    """One job as it was copied for the thread. trouble: why its readings could not be."""
 
     attempt: JobAttempt
     window: JobWindow | None
-    evaluations: tuple[int, ...]
     gpu_model: str
     now_ms: int
+    trouble: str = ""
+
+    @property
+    def whole(self) -> JobWindow | None:
+        """The window, where it speaks for the whole job."""
+        return self.window if self.window is not None and self.window.is_whole else None
+
+    @property
+    def unheard(self) -> str:
+        """Why telemetry does not speak for it; "" where it does."""
+        if self.trouble:
+            return self.trouble
+        if self.window is None or not self.window.heard:
+            return UNHEARD
+        many = f"{self.window.heard} of its {self.window.gpus} GPUs"
+        return "" if self.window.is_whole else f"only {many} are heard of here: that is not the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """When checkpoints began (Unix ms), how long whole ones took (s), and when the next pauses are due."""
+
+    begins: list[int]
+    lasts: list[float]
+    checkpoint: Next | None
+    evaluation: Next | None
+
+    @property
+    def every_s(self) -> float | None:
+        return float(np.median(np.diff(self.begins)) / 1000) if len(self.begins) > 1 else None
+
+
+def pauses_of(attempt: JobAttempt, now_ms: int) -> Pauses:
+    told = episodes(attempt.checkpoints)
+    begins = [one.begin_ms for one in told]
+    evaluations = sorted(row.time_ms for row in attempt.evaluations)
+    pairs = zip([0, *evaluations], evaluations, strict=False)
+    apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
+    lasts = [one.lasts_s for one in told if one.lasts_s is not None]
+    upcoming = next_of(np.array(begins, np.int64), now_ms)
+    return Pauses(begins, lasts, upcoming, next_of(np.array(apart, np.int64), now_ms))
 
 
 def fingerprint_of(seen: Seen) -> dict[str, Any]:
     """The body of the answer."""
-    attempt, window, now_ms = seen.attempt, seen.window, seen.now_ms
-    channels = _channels(window) if window else None
-    found = find_period(channels, window.interval_s) if window and channels is not None else NOTHING
+    attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
+    found = find_period(_channels(window), window.interval_s) if window else Period(None, seen.unheard)
     odds = _odds(window, found) if window else None
     likely = max(odds, key=lambda name: odds[name]) if odds else None
     period_s, basis = _step_period(attempt), "steps"
     if period_s is None:
         period_s, basis = found.period_s, "telemetry"
-    checkpoints, lasts = episodes(attempt.checkpoints)
-    upcoming = next_of(np.array(checkpoints, np.int64), now_ms)
-    evaluation = next_of(np.array(seen.evaluations, np.int64), now_ms)
+    pauses = pauses_of(attempt, now_ms)
     phase, since_ms = _phase(attempt, window)
     return {
         "job": attempt.job,
@@ -59,38 +95,54 @@ def fingerprint_of(seen: Seen) -> dict[str, Any]:
         "class": likely or attempt.class_,
         "class_p": round(odds[likely], 3) if odds and likely else None,
         "class_told": attempt.class_,
+        "gpus_heard": seen.window.heard if seen.window else 0,
+        "unheard_reason": seen.unheard,
         "period_s": None if period_s is None else round(period_s, 4),
         "period_basis": None if period_s is None else basis,
         "period_reason": "" if period_s is not None else found.reason,
         "phase": phase,
         "phase_since_ms": since_ms,
-        "phase_ends_ms": _phase_ends(phase, since_ms, lasts, upcoming, evaluation, now_ms),
-        "next_checkpoint_ms": _quantiles(upcoming),
-        "checkpoint_every_s": float(np.median(np.diff(checkpoints)) / 1000) if len(checkpoints) > 1 else None,
-        **_checkpoint_cost(attempt, lasts),
-        "next_evaluation_ms": _quantiles(evaluation),
-        "expected": _expected(window) if window else [],
+        "phase_ends_ms": _phase_ends(phase, since_ms, pauses, now_ms),
+        "next_checkpoint_ms": _quantiles(pauses.checkpoint),
+        "checkpoint_every_s": pauses.every_s,
+        **_checkpoint_cost(attempt, pauses.lasts),
+        "next_evaluation_ms": _quantiles(pauses.evaluation),
+        "expected": expected_of(window, _cycle_s(window, found, pauses)) if window else [],
     }
+
+
+def _cycle_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
+    """With which period its readings repeat: the one that they show, else that of its checkpoints, if it is seen."""
+    if found.period_s is not None:
+        return found.period_s
+    every_s = pauses.every_s
+    is_seen = every_s is not None and pauses.checkpoint is not None and every_s >= SAMPLES_A_PERIOD * window.interval_s
+    return every_s if is_seen else None
 
 
 def utilisation_of(seen: Seen) -> dict[str, Any]:
     """One row of the answer."""
-    attempt, window = seen.attempt, seen.window
+    attempt, window = seen.attempt, seen.whole
     gpu = np.full((len(GPU_METRICS), 1, 1), np.nan) if window is None else window.gpu.astype(np.float64)
     of = {name: gpu[row] for row, name in enumerate(GPU_METRICS)}
     steps = list(attempt.steps)[-STEPS:]
     label = attempt.submission.labels.get(FLOPS_LABEL, "") if attempt.submission else ""
-    mfu = mfu_of(steps, _number(label), attempt.gpus, seen.gpu_model)
+    mfu = mfu_of(steps, _number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
     interval_s = window.interval_s if window else 1.0
-    use = use_of(
-        interval_s, of["sm_active"], of["tensor_active"], of["gpu_util"], of["fb_used_bytes"], steps, mfu
-    )  # fmt: skip
-    rounded = {
-        name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(use).items()
-    }  # fmt: skip
-    about = {"job": attempt.job, "class": attempt.class_, "gpus": attempt.gpus, "looked_ms": seen.now_ms}
-    user = attempt.submission.user if attempt.submission else ""
-    return {**about, "user": user, **rounded}
+    use = use_of(interval_s, of["sm_active"], of["tensor_active"], of["gpu_util"], of["fb_used_bytes"], steps)
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(use).items()}
+    return {
+        "job": attempt.job,
+        "class": attempt.class_,
+        "gpus": attempt.gpus,
+        "gpus_heard": seen.window.heard if seen.window else 0,
+        "looked_ms": seen.now_ms,
+        "user": attempt.submission.user if attempt.submission else "",
+        **rounded,
+        "mfu": None if mfu.value is None else round(mfu.value, 4),
+        "mfu_reason": mfu.reason,
+        "reason": seen.unheard,
+    }
 
 
 def _checkpoint_cost(attempt: JobAttempt, lasts: list[float]) -> dict[str, Any]:
@@ -99,29 +151,6 @@ def _checkpoint_cost(attempt: JobAttempt, lasts: list[float]) -> dict[str, Any]:
     if lasts:
         return {"checkpoint_cost_s": float(np.median(lasts)), "checkpoint_cost_basis": "measured"}
     return {"checkpoint_cost_s": told, "checkpoint_cost_basis": None if told is None else "told"}
-
-
-def episodes(edges: list[Checkpoint]) -> tuple[list[int], list[float]]:
-    """When checkpoints began (Unix ms) and how long whole ones took (s); begins of further ranks are the same one."""
-    begins: list[int] = []
-    lasts: list[float] = []
-    is_open = False
-    for edge in sorted(edges, key=lambda row: row.time_ms):
-        if edge.edge == "begin" and not is_open:
-            begins.append(edge.time_ms)
-            is_open = True
-        elif edge.edge == "end" and is_open:
-            lasts.append((edge.time_ms - begins[-1]) / 1000)
-            is_open = False
-    return begins, lasts
-
-
-def evaluations_in(attempt: JobAttempt) -> set[int]:
-    """When evaluations began that its kept events tell of."""
-    told = {row.time_ms for row in attempt.events if isinstance(row, Phase) and row.name == "evaluation"}
-    if attempt.phase == "evaluation" and attempt.phase_since_ms is not None:
-        told.add(attempt.phase_since_ms)
-    return told
 
 
 def _number(text: str) -> float:
@@ -178,42 +207,17 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
     return PHASES[codes[-1]], window.first_ms + round(first * window.interval_s * 1000) if len(other) else None
 
 
-def _phase_ends(
-    phase: str | None, since_ms: int | None, lasts: list[float], checkpoint: Next | None, evaluation: Next | None,
-    now_ms: int,
-) -> dict[str, int] | None:  # fmt: skip
+def _phase_ends(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> dict[str, int] | None:
     """Of a checkpoint: by how long earlier ones took; of steady work: the next pause; else nobody knows."""
-    if phase == "checkpoint" and since_ms is not None and lasts:
-        ends = since_ms + np.quantile(lasts, LEVELS) * 1000
+    if phase == "checkpoint" and since_ms is not None and pauses.lasts:
+        ends = since_ms + np.quantile(pauses.lasts, LEVELS) * 1000
         low, middle, high = np.maximum(ends, now_ms).round().astype(int).tolist()
         return {"p10": low, "p50": middle, "p90": high}
     if phase == "steady":
-        pauses = [row for row in (checkpoint, evaluation) if row is not None]
-        return _quantiles(min(pauses, key=lambda row: row.p50_ms)) if pauses else None
+        due = [row for row in (pauses.checkpoint, pauses.evaluation) if row is not None]
+        return _quantiles(min(due, key=lambda row: row.p50_ms)) if due else None
     return None
 
 
 def _quantiles(told: Next | None) -> dict[str, int] | None:
     return None if told is None else {"p10": told.p10_ms, "p50": told.p50_ms, "p90": told.p90_ms}
-
-
-def _expected(window: JobWindow) -> list[dict[str, Any]]:
-    """Of the whole job: its level of the last ten minutes goes on; a reading has to be expected above p90 now and then.
-
-    p50 and p90 are of readings at that time, not of the highest one up to it.
-    """
-    lately = max(1, round(RECENT_S / window.interval_s))
-    many = window.gpus
-    series = {
-        "power_w": window.mean("power_w") * many,
-        "nvlink_tx_bytes_per_s": window.mean("nvlink_tx_bytes_per_s") * many,
-        "ib_tx_bytes_per_s": window.sent.astype(np.float64),
-    }
-    rows = []
-    for metric in EXPECTED:
-        values = series[metric][-lately:]
-        values = values[np.isfinite(values)]
-        if len(values):
-            p50, p90 = np.quantile(values, (0.5, 0.9)).round(1).tolist()
-            rows += [{"metric": metric, "horizon_s": ahead_s, "p50": p50, "p90": p90} for ahead_s in AHEAD_S]
-    return rows

@@ -1,28 +1,29 @@
-"""Fingerprints beside a running pipeline: a few jobs a pass, the ones that were looked at longest ago first.
+"""Fingerprints beside a running pipeline: the jobs that were looked at longest ago first, for a share of a core.
 
-    loop   copies what the rings hold of these jobs      thread   periods, phases, use      loop   publish
-
-A pass copies at most MOST_JOBS jobs and works on them for BUDGET_WALL_S at most; the rest is next. Load peaks are
-summed over all jobs that were looked at. What was seen of evaluations is kept here and begins anew with the process.
+    loop   copies what the rings hold of some jobs      thread   periods, phases, use      and again, until the budget
+                                                                                           of the pass is spent
+A pass takes BUDGET_SHARE of the time until the next one, and one slice of jobs at the least; the rest is next. Load
+peaks are summed over all jobs that were looked at, every SPIKES_S, or once there are many more of them.
 A job whose readings or steps break the arithmetic is unknown, and says why; the others go on.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from features.job_window import window_of
+from features.job_window import JobRows, job_rows, window_of
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
+from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.spikes import Domain, Load, spikes
 from service.board import Section
-from service.fingerprint_answers import Seen, evaluations_in, fingerprint_of, utilisation_of
+from service.fingerprint_answers import Seen, fingerprint_of, utilisation_of
 from service.job_loads import load_of, rail_capacity, shares_of
 from service.publish import encode
 from service.state import FleetState
@@ -32,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 SHORTEST_PAUSE_WALL_S = 0.5
-MOST_JOBS = 10
-MOST_GPUS = 4000  # readings of so many GPUs are copied a pass
-BUDGET_WALL_S = 0.25
-EVALUATIONS_KEPT = 17
+BUDGET_SHARE = 0.08  # of a core; publishing comes on top
+SLICE_JOBS, SLICE_GPUS = 16, 512  # whose readings are copied at once: some milliseconds of the loop
+REFRESH_S = 15.0  # a job that was looked at has nothing new before
+SPIKES_S, MANY_MORE = 30.0, 1.25
 ODD = "odd_fingerprint"
-ODD_ERRORS = (ValueError, IndexError, ZeroDivisionError, FloatingPointError, OverflowError)
+ODD_ERRORS = (ValueError, IndexError, KeyError, ZeroDivisionError, FloatingPointError, OverflowError)
 
 Attempt = tuple[str, int]
 
@@ -51,96 +52,135 @@ class Answers:
     load: Load
 
 
+class _Places:
+    """What a topology says of nodes, by their names."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.rows = {name: row for row, name in enumerate(topology.names)}
+        self.models = {node.name: node.gpu_model for node in topology.nodes}
+        self.gpus = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
+        self.rails = rail_capacity(topology)
+
+
 class Fingerprints:
-    """`sections`: for the board, of the jobs that were looked at so far."""
+    """`sections`: for the board, of the jobs that were looked at so far; answers: longest unseen first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._answers: dict[Attempt, Answers] = {}  # the one that was looked at longest ago first
-        self._evaluations: dict[Attempt, set[int]] = {}
+        self.answers: dict[Attempt, Answers] = {}
+        self._rows: dict[Attempt, tuple[tuple[Any, ...], JobRows]] = {}
         self._odd: dict[Attempt, str] = {}  # of what runs: why nothing could be made of it
-        self.sections = self._encoded([], clock.now_ms())
+        self._places: _Places | None = None
+        self._spikes: list[dict[str, Any]] = []
+        self._spiked = (-1, 0)  # when, and over how many jobs
+        self.sections = self._encoded(clock.now_ms(), 0)
 
     async def look_forever(self, state: FleetState) -> None:
         while True:
             await self.look(state)
-            await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, self._clock.wall_s(PERIOD_S)))
+            await asyncio.sleep(self._pause_wall_s)
+
+    @property
+    def _pause_wall_s(self) -> float:
+        return max(SHORTEST_PAUSE_WALL_S, self._clock.wall_s(PERIOD_S))
 
     async def look(self, state: FleetState) -> None:
         """One pass."""
         now_ms = self._clock.now_ms()
         running = {(row.job, row.attempt): row for row in state.jobs.running()}
         self._forget(running)
-        models = {node.name: node.gpu_model for node in state.topology.nodes} if running else {}
-        seen = [self._see(state, row, models, now_ms) for row in self._due(running)]
-        topology = state.topology
-        before = set(self._odd)
-        self.sections = await in_thread(lambda: self._answer(seen, topology, now_ms))
+        if self._places is None or self._places.topology is not state.topology:
+            self._places = _Places(state.topology)
+        places, before = self._places, set(self._odd)
+        left_s = BUDGET_SHARE * self._pause_wall_s
+        for due in self._due(running, now_ms):
+            began = time.thread_time()
+            seen = [self._see(state, row, places, now_ms) for row in due]
+            left_s -= time.thread_time() - began
+            left_s -= await in_thread(lambda seen=seen: self._answer(seen, places))  # type: ignore[misc]
+            if left_s <= 0:
+                break
+        self.sections = await in_thread(lambda: self._encoded(now_ms, len(running), places))
         for job, attempt in self._odd.keys() - before:
             why = self._odd[job, attempt]
             logger.warning("job %s, attempt %d has no fingerprint: %s", job, attempt, why)
             state.counts.bad[ODD] += 1
 
     def _forget(self, running: Mapping[Attempt, JobAttempt]) -> None:
-        """What runs no more, and take in evaluations of what does."""
-        self._answers = {key: row for key, row in self._answers.items() if key in running}
+        """What runs no more."""
+        self.answers = {key: row for key, row in self.answers.items() if key in running}
         self._odd = {key: why for key, why in self._odd.items() if key in running}
-        kept = {}
-        for key, row in running.items():
-            told = self._evaluations.get(key, set()) | evaluations_in(row)
-            if told:
-                kept[key] = set(sorted(told)[-EVALUATIONS_KEPT:])
-        self._evaluations = kept
+        self._rows = {key: row for key, row in self._rows.items() if key in running}
 
-    def _due(self, running: Mapping[Attempt, JobAttempt]) -> list[JobAttempt]:
-        """New ones first."""
-        keys = [key for key in running if key not in self._answers] + list(self._answers)
+    def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
+        """Slices, new jobs first; none that was looked at just now."""
+        old = [key for key, told in self.answers.items() if now_ms - told.use["looked_ms"] >= REFRESH_S * 1000]
         due: list[JobAttempt] = []
         gpus = 0
-        for key in keys[:MOST_JOBS]:
-            gpus += running[key].gpus
-            if due and gpus > MOST_GPUS:
-                break
-            due.append(running[key])
-        return due
+        for key in [*(key for key in running if key not in self.answers), *old]:
+            row = running[key]
+            if due and (len(due) == SLICE_JOBS or gpus + row.gpus > SLICE_GPUS):
+                yield due
+                due, gpus = [], 0
+            due.append(row)
+            gpus += row.gpus
+        if due:
+            yield due
 
-    def _see(self, state: FleetState, row: JobAttempt, models: Mapping[str, str], now_ms: int) -> Seen:
-        evaluations = tuple(sorted(self._evaluations.get((row.job, row.attempt), ())))
-        model = models.get(row.hosts[0], "") if row.hosts else ""
-        return Seen(row.copy(), window_of(state.store, row), evaluations, model, now_ms)
+    def _see(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> Seen:
+        """On the loop: what changes there is copied."""
+        model = places.models.get(row.hosts[0], "") if row.hosts else ""
+        window, trouble = None, ""
+        try:
+            window = window_of(state.store, row, self._rows_of(state, row, places))
+        except ODD_ERRORS as error:
+            trouble = self._odd[row.job, row.attempt] = f"its readings cannot be copied ({error})"
+        return Seen(row.copy(), window, model, now_ms, trouble)
 
-    def _answer(self, seen: Sequence[Seen], topology: Topology, now_ms: int) -> list[Section]:
-        """Answers of the first of `seen`, as many as the budget allows, at least one; then what all of them come to."""
-        began = time.monotonic()
-        rows = {name: row for row, name in enumerate(topology.names)} if seen else {}
+    def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
+        """Where its readings lie; looked up anew when GPUs, ports, nodes or its ranks are others."""
+        tables = state.store.entities
+        sizes = (len(tables[EntityKind.GPU]), len(tables[EntityKind.PORT]))
+        stamp = (places, *sizes, row.ranks, row.nodes)
+        known = self._rows.get((row.job, row.attempt))
+        if known is None or known[0] != stamp:
+            known = self._rows[row.job, row.attempt] = (stamp, job_rows(row, tables, places.gpus))
+        return known[1]
+
+    def _answer(self, seen: Sequence[Seen], places: _Places) -> float:
+        """In a thread; returns the CPU seconds that it took."""
+        began = time.thread_time()
         for one in seen:
             key = one.attempt.job, one.attempt.attempt
-            shares = shares_of(one.attempt, topology, rows)
+            shares = shares_of(one.attempt, places.topology, places.rows)
             try:
                 answers = _answers_of(one, shares)
             except ODD_ERRORS as error:
                 self._odd[key] = f"its readings or steps cannot be used ({error})"
                 answers = _unknown(one, shares, self._odd[key])
-            self._answers.pop(key, None)
-            self._answers[key] = answers
-            if time.monotonic() - began > BUDGET_WALL_S:
-                break
-        loads = [answers.load for answers in self._answers.values()]
-        rng = np.random.default_rng(now_ms)
-        return self._encoded(spikes(loads, now_ms, rail_capacity(topology) if loads else {}, rng), now_ms)
+            self.answers.pop(key, None)
+            self.answers[key] = answers
+        return time.thread_time() - began
 
-    def _encoded(self, spikes: list[dict[str, Any]], now_ms: int) -> list[Section]:
+    def _encoded(self, now_ms: int, running: int, places: _Places | None = None) -> list[Section]:
+        then_ms, jobs = self._spiked
+        if places is not None and (now_ms - then_ms >= SPIKES_S * 1000 or len(self.answers) >= MANY_MORE * jobs):
+            loads = [answers.load for answers in self.answers.values()]
+            self._spikes = spikes(loads, now_ms, places.rails, np.random.default_rng(now_ms))
+            self._spiked = now_ms, max(len(loads), 1)
         documents = {
-            "doc.fingerprints": {job: answers.fingerprint for (job, _), answers in self._answers.items()},
-            "doc.utilisation": [answers.use for answers in self._answers.values()],
-            "doc.spikes": spikes,
+            "doc.fingerprints": {job: answers.fingerprint for (job, _), answers in self.answers.items()},
+            "doc.utilisation": [answers.use for answers in self.answers.values()],
+            "doc.spikes": self._spikes,
+            "doc.jobs_looked": {"jobs_looked": len(self.answers), "jobs_running": running},
         }
         return [Section(name, encode(body), now_ms) for name, body in documents.items()]
 
 
 def _answers_of(seen: Seen, shares: Mapping[Domain, float]) -> Answers:
     """Raises ODD_ERRORS where the job's numbers break the arithmetic."""
-    load = load_of(seen.attempt, seen.window, shares, seen.now_ms)
+    load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
     return Answers(fingerprint_of(seen), utilisation_of(seen), load)
 
 
@@ -148,5 +188,5 @@ def _unknown(seen: Seen, shares: Mapping[Domain, float], why: str) -> Answers:
     """Of a job of which only its submission and its place are believed."""
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)
-    answers = _answers_of(replace(seen, attempt=bare, window=None, evaluations=()), shares)
+    answers = _answers_of(replace(seen, attempt=bare, window=None), shares)
     return replace(answers, fingerprint={**answers.fingerprint, "period_reason": why})

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from features.episodes import episodes
 from features.job_window import JobWindow
 from fleet.jobs import JobAttempt
 from fleet.topology import Level, Topology
 from models.renewal import next_of
 from models.spikes import Burst, Domain, Load
-from service.fingerprint_answers import RECENT_S, episodes
+from service.expected_load import RECENT_S, series_of
 
 UNNAMED = "unnamed"
 
@@ -36,25 +36,30 @@ def _domains(topology: Topology, row: int) -> list[Domain]:
 
 
 def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int) -> Load:
-    """The load of one attempt, from its last ten minutes and its checkpoints."""
+    """The load of one attempt, from its last ten minutes and its checkpoints; window: one that speaks for all of it."""
     readings = {}
     if window is not None:
         lately = max(1, round(RECENT_S / window.interval_s))
-        readings["power_w"] = _known(window.mean("power_w")[-lately:]) * window.gpus
-        readings["sent_bytes_per_s"] = _known(window.sent[-lately:].astype(np.float64))
+        series = series_of(window)
+        named = {"power_w": series["power_w"], "sent_bytes_per_s": series["ib_tx_bytes_per_s"]}
+        readings = {name: values[-lately:][np.isfinite(values[-lately:])] for name, values in named.items()}
     return Load(attempt.job, shares, readings, _burst(attempt, now_ms))
 
 
 def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
-    """None where its checkpoints do not tell when the next one is, how long they take and how much they write."""
-    begins, lasts = episodes(attempt.checkpoints)
-    told = next_of(np.array(begins, np.int64), now_ms)
-    written = [edge.bytes for edge in attempt.checkpoints if edge.bytes]
-    if told is None or not lasts or not written:
+    """None where its checkpoints do not tell when the next one is, how long they take and how much they write.
+
+    Bytes are those of the whole gang, over the time from its first rank's beginning to its last one's end.
+    """
+    told = episodes(attempt.checkpoints)
+    upcoming = next_of(np.array([one.begin_ms for one in told], np.int64), now_ms)
+    whole = [(one.lasts_s, one.bytes) for one in told if one.lasts_s is not None and one.bytes]
+    if upcoming is None or not whole:
         return None
-    lasts_s = max(float(np.median(lasts)), 1.0)
+    lasts_s, written = (float(np.median(column)) for column in zip(*whole, strict=True))
+    lasts_s = max(lasts_s, 1.0)
     target = next((edge.target for edge in reversed(attempt.checkpoints) if edge.target), UNNAMED)
-    return Burst(told, lasts_s, float(np.median(written)) / lasts_s, target)
+    return Burst(upcoming, lasts_s, written / lasts_s, target)
 
 
 def rail_capacity(topology: Topology) -> dict[Domain, float]:
@@ -70,7 +75,3 @@ def rail_capacity(topology: Topology) -> dict[Domain, float]:
         if speeds and all(speeds):
             known["rail", name] = sum(speeds)
     return known
-
-
-def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return values[np.isfinite(values)]

@@ -7,19 +7,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from models.utilisation import VERDICTS, Verdict
+from service.board import Board
+from service.feed import BoardFeed
 from service.routes.context import Context
 from service.routes.jobs import find_job, part_of
 from service.routes.table import Param, Query, Row, answer, encode
 
-VERDICTS = (
-    "works",
-    "busy_but_little_work",
-    "waits_for_data",
-    "waits_for_communication",
-    "idle",
-    "abandoned",
-    "unknown",
-)
 MAX_ROWS = 100_000
 DomainKind = Literal["rack", "rail", "power", "storage"]
 
@@ -33,16 +27,21 @@ class Quantiles(msgspec.Struct):
 
 
 class Expected(msgspec.Struct):
-    """A reading of the whole job at that time from now."""
+    """A reading of the whole job at that time from now; template: of the phase that its cycle will be in then."""
 
     metric: str
     horizon_s: int
+    p10: float
     p50: float
     p90: float
+    basis: Literal["template", "level"]
 
 
 class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
-    """`class` is what telemetry looks like, `class_told` what the job was submitted as; null where nobody knows."""
+    """`class` is what telemetry looks like, `class_told` what the job was submitted as; null where nobody knows.
+
+    unheard_reason: why telemetry tells nothing of it, where it does not: too few of its GPUs are heard of here.
+    """
 
     job: str
     attempt: int
@@ -50,6 +49,8 @@ class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
     class_: str
     class_p: float | None
     class_told: str
+    gpus_heard: int
+    unheard_reason: str
     period_s: float | None
     period_basis: Literal["steps", "telemetry"] | None
     period_reason: str
@@ -65,11 +66,12 @@ class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
 
 
 class UseRow(msgspec.Struct, rename={"class_": "class"}):
-    """Of the last ten minutes; null where not known. `busy` is GPU utilisation, `mfu` needs a label of the job."""
+    """Of the last ten minutes; null where not known, and `reason` why. `busy` is GPU utilisation."""
 
     job: str
     class_: str
     gpus: int
+    gpus_heard: int
     looked_ms: int
     user: str
     loaded_share: float | None
@@ -77,15 +79,21 @@ class UseRow(msgspec.Struct, rename={"class_": "class"}):
     sm_active: float | None
     tensor_active: float | None
     mfu: float | None
+    mfu_reason: str
     data_share: float | None
     communication_share: float | None
     idle_s: float | None
     held_gpu_memory_gib: float | None
-    verdict: str
+    verdict: Verdict
+    reason: str
 
 
 class Utilisation(msgspec.Struct):
+    """jobs_looked: of those that run, how many were looked at so far; the others come next."""
+
     as_of_ms: int
+    jobs_looked: int
+    jobs_running: int
     rows: list[UseRow]
 
 
@@ -100,11 +108,16 @@ class Spike(msgspec.Struct):
     p50: float
     p90: float
     capacity: float | None
+    capacity_reason: str
     jobs: int
 
 
 class Spikes(msgspec.Struct):
+    """Of the jobs that were looked at so far; jobs: how many of them add to the row."""
+
     as_of_ms: int
+    jobs_looked: int
+    jobs_running: int
     rows: list[Spike]
 
 
@@ -124,10 +137,11 @@ def _unseen(row: Mapping[str, Any], as_of_ms: int) -> dict[str, Any]:
     why = "it was not looked at yet" if state == "running" else f"it is {state}: only what runs has a fingerprint"
     about = {"job": row["job"], "attempt": row["attempt"], "as_of_ms": as_of_ms}
     classes = {"class": row["class"], "class_p": None, "class_told": row["class"]}
+    unheard = {"gpus_heard": 0, "unheard_reason": why}
     nothing = dict.fromkeys(("period_s", "period_basis", "phase", "phase_since_ms"))
     later = dict.fromkeys(("phase_ends_ms", "next_checkpoint_ms", "next_evaluation_ms"))
     checkpoints = dict.fromkeys(("checkpoint_every_s", "checkpoint_cost_s", "checkpoint_cost_basis"))
-    return {**about, **classes, **nothing, "period_reason": why, **later, **checkpoints, "expected": []}
+    return {**about, **classes, **unheard, **nothing, "period_reason": why, **later, **checkpoints, "expected": []}
 
 
 async def utilisation(request: Request, context: Context, query: Query) -> Response:
@@ -137,7 +151,12 @@ async def utilisation(request: Request, context: Context, query: Query) -> Respo
     rows = feed.document(board, "doc.utilisation", list[dict[str, object]])
     chosen = [row for row in rows if query["verdict"] is None or row["verdict"] == query["verdict"]]
     chosen = sorted(chosen, key=_wasted, reverse=True)[: query["limit"]]
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": chosen}))
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_looked(feed, board), "rows": chosen}))
+
+
+def _looked(feed: BoardFeed, board: Board) -> dict[str, int]:
+    told: dict[str, int] = feed.document(board, "doc.jobs_looked", dict[str, int])
+    return told
 
 
 def _wasted(row: dict[str, object]) -> float:
@@ -152,7 +171,7 @@ async def spikes(request: Request, context: Context, query: Query) -> Response:
     as_of_ms = feed.as_of_ms(board, "doc.spikes")
     rows = feed.document(board, "doc.spikes", list[dict[str, Any]])
     chosen = [row for row in rows if query["domain_kind"] in (None, row["domain_kind"])][: query["limit"]]
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": chosen}))
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_looked(feed, board), "rows": chosen}))
 
 
 ROWS = (
@@ -170,6 +189,8 @@ ROWS = (
         problems=(422, 503),
         example={
             "as_of_ms": 1760000000000,
+            "jobs_looked": 240,
+            "jobs_running": 240,
             "rows": [
                 {
                     "domain_kind": "storage",
@@ -180,6 +201,7 @@ ROWS = (
                     "p50": 2.1e10,
                     "p90": 4.2e10,
                     "capacity": None,
+                    "capacity_reason": "nothing tells how fast the store writes",
                     "jobs": 7,
                 }
             ],
@@ -200,6 +222,8 @@ ROWS = (
             "class": "training",
             "class_p": 0.97,
             "class_told": "training",
+            "gpus_heard": 64,
+            "unheard_reason": "",
             "period_s": 1.62,
             "period_basis": "steps",
             "period_reason": "",
@@ -211,7 +235,16 @@ ROWS = (
             "checkpoint_cost_s": 31.0,
             "checkpoint_cost_basis": "measured",
             "next_evaluation_ms": None,
-            "expected": [{"metric": "power_w", "horizon_s": 300, "p50": 35_210.0, "p90": 36_900.0}],
+            "expected": [
+                {
+                    "metric": "power_w",
+                    "horizon_s": 300,
+                    "basis": "level",
+                    "p10": 34_100.0,
+                    "p50": 35_210.0,
+                    "p90": 36_900.0,
+                }
+            ],
         },
     ),
     Row(
@@ -228,11 +261,14 @@ ROWS = (
         problems=(422, 503),
         example={
             "as_of_ms": 1760000000000,
+            "jobs_looked": 240,
+            "jobs_running": 240,
             "rows": [
                 {
                     "job": "notebook-7",
                     "class": "interactive",
                     "gpus": 2,
+                    "gpus_heard": 2,
                     "looked_ms": 1759999990000,
                     "user": "ada",
                     "loaded_share": 1.0,
@@ -240,11 +276,13 @@ ROWS = (
                     "sm_active": 0.0,
                     "tensor_active": 0.0,
                     "mfu": None,
+                    "mfu_reason": "the job has no label flops_per_token",
                     "data_share": None,
                     "communication_share": None,
                     "idle_s": 1800.0,
                     "held_gpu_memory_gib": 131.5,
                     "verdict": "abandoned",
+                    "reason": "",
                 }
             ],
         },

@@ -89,6 +89,7 @@ def documents() -> dict[str, Any]:
         "doc.job": {"team/a": {"placement": [{"rank": 0, "node": "n001", "gpus": [0]}], "events": []}},
         "doc.fingerprints": {"team/a": {"job": "team/a", "as_of_ms": NOW_MS, "class": "training", "period_s": 1.5}},
         "doc.spikes": [{"domain_kind": kind, "domain": "r01"} for kind in ("power", "rack")],
+        "doc.jobs_looked": {"jobs_looked": 2, "jobs_running": 3},
         "doc.utilisation": [
             {"job": "team/a", "gpus": 8, "idle_s": 0.0, "verdict": "works"},
             {"job": "d", "gpus": 2, "idle_s": 1800.0, "verdict": "abandoned"},

@@ -12,6 +12,7 @@ from features.store import WindowStore
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import Checkpoint, JobEvent, Phase, Started, Step, StepParts, Submitted
+from fleet.jobs import decode_job, encode_job
 from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
@@ -19,7 +20,7 @@ from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
 from service import fingerprints
 from service.api import create_app
-from service.fingerprint_answers import Seen, episodes, fingerprint_of
+from service.fingerprint_answers import Seen, fingerprint_of
 from service.fingerprints import Fingerprints
 from service.state import FleetState
 from tests.service.api_world import Client, config, publish
@@ -40,13 +41,13 @@ def world() -> FleetState:
     return FleetState(entities, WindowStore(entities, interval_s=INTERVAL_S), topology)
 
 
-def feed(state: FleetState, metric: str, values: np.ndarray) -> None:
+def feed(state: FleetState, metric: str, values: np.ndarray, kind: EntityKind = EntityKind.GPU) -> None:
     """(slot, GPU) readings that end now."""
     slots, gpus = values.shape
     times = NOW_MS - (slots - 1 - np.arange(slots)) * INTERVAL_S * 1000
     batch = SampleBatch(
-        EntityKind.GPU,
-        np.full(slots * gpus, metric_row(EntityKind.GPU, metric), np.int16),
+        kind,
+        np.full(slots * gpus, metric_row(kind, metric), np.int16),
         np.tile(np.arange(gpus, dtype=np.int32), slots),
         np.repeat(times, gpus),
         values.ravel().astype(np.float64),
@@ -70,7 +71,7 @@ def start(job: str, node: str, *gpus: int, **more: Any) -> tuple[JobEvent, JobEv
 def looked(state: FleetState) -> tuple[dict[str, Any], dict[str, Any]]:
     """job -> fingerprint, job -> use."""
     prints = Fingerprints(ManualClock(NOW_MS))
-    for _ in state.jobs.running():  # a pass may end after the first one: its budget is wall time
+    for _ in state.jobs.running():  # a pass may end after its first slice: its budget is time
         asyncio.run(prints.look(state))
     body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.sections}
     return body["doc.fingerprints"], {row["job"]: row for row in body["doc.utilisation"]}
@@ -144,18 +145,105 @@ def test_jobs_together_are_the_load_of_a_rack_and_of_a_store() -> None:
     assert 60_000 < rows["storage", "s3"]["peak_ms"] - NOW_MS < 240_000
 
 
-def test_a_few_jobs_a_pass_the_longest_unseen_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "MOST_JOBS", 2)
-    monkeypatch.setattr(fingerprints, "BUDGET_WALL_S", 60.0)
+def test_a_slice_a_pass_where_the_budget_is_spent_the_longest_unseen_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints, "SLICE_JOBS", 2)
+    monkeypatch.setattr(fingerprints, "BUDGET_SHARE", 0.0)
     state = world()
     for number in range(3):
         tell(state, *start(f"j{number}", "n1", number))
-    prints = Fingerprints(ManualClock(NOW_MS))
-    seen = []
+    clock = ManualClock(NOW_MS)
+    prints = Fingerprints(clock)
+    seen, told = [], []
     for _ in range(3):
         asyncio.run(prints.look(state))
-        seen.append([job for job, _ in prints._answers])
+        seen.append([job for job, _ in prints.answers])
+        told.append(msgspec.json.decode(bytes(prints.sections[-1].data))["jobs_looked"])
+        clock.advance(fingerprints.REFRESH_S)
     assert seen == [["j0", "j1"], ["j1", "j2", "j0"], ["j0", "j1", "j2"]]
+    assert told == [2, 3, 3]
+
+
+def test_all_jobs_are_looked_at_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints, "SLICE_JOBS", 2)
+    monkeypatch.setattr(fingerprints, "BUDGET_SHARE", 1e6)
+    state = world()
+    for number in range(7):
+        tell(state, *start(f"j{number}", "n1", number))
+    prints = Fingerprints(ManualClock(NOW_MS))
+    asyncio.run(prints.look(state))
+    assert len(prints.answers) == 7
+    assert msgspec.json.decode(bytes(prints.sections[-1].data)) == {"jobs_looked": 7, "jobs_running": 7}
+
+
+def test_of_a_job_that_is_mostly_unheard_of_nothing_is_said() -> None:
+    state = world()
+    tell(state, *start("half", "n1", 0, 1, 2, 3, labels={"flops_per_token": "1e9"}))
+    tell(state, *start("most", "n2", *range(8)))
+    power = np.full((SLOTS, 16), 600.0)
+    power[:, [2, 3, 15]] = np.nan
+    feed(state, "power_w", power)
+    found, use = looked(state)
+    assert (found["half"]["gpus_heard"], found["half"]["expected"], found["half"]["class_p"]) == (2, [], None)
+    assert "only 2 of its 4 GPUs" in found["half"]["unheard_reason"]
+    assert found["half"]["period_reason"] == found["half"]["unheard_reason"] == use["half"]["reason"]
+    assert "tells its tokens" in use["half"]["mfu_reason"]
+    assert found["most"]["unheard_reason"] == ""
+    assert {row["p50"] for row in found["most"]["expected"]} == {8 * 600.0}  # seven are heard of
+
+
+def test_a_periodic_job_is_expected_to_go_on_in_its_cycle() -> None:
+    state = world()
+    tell(state, *start("beat", "n1", 0, 1))
+    swing = np.where(np.arange(SLOTS + 20) % 16 < 10, 600.0, 100.0)
+    feed(state, "power_w", np.broadcast_to(swing[:SLOTS, None], (SLOTS, 16)))
+    found, _ = looked(state)
+    row = next(row for row in found["beat"]["expected"] if row["horizon_s"] == 300)
+    assert (row["basis"], row["p50"]) == ("template", 2 * swing[SLOTS - 3 + 300 // INTERVAL_S])
+
+
+def test_a_job_has_its_part_of_the_ports_of_a_node_that_it_shares() -> None:
+    state = world()
+    for port in range(2):
+        state.entities.of_node(EntityKind.PORT, "n1", f"mlx5_{port}", 1)
+    tell(state, *start("quarter", "n1", 0, 1), *start("whole", "n2", *range(8)))
+    feed(state, "power_w", np.full((SLOTS, 16), 600.0))
+    sent = np.arange(SLOTS)[:, None] * np.array([1e9, 3e9]) * INTERVAL_S
+    feed(state, "tx_bytes", sent, EntityKind.PORT)
+    found, _ = looked(state)
+    metrics = {row["metric"]: row["p50"] for row in found["quarter"]["expected"]}
+    assert metrics["ib_tx_bytes_per_s"] == pytest.approx(1e9)
+    assert "ib_tx_bytes_per_s" not in {row["metric"] for row in found["whole"]["expected"]}
+
+
+def test_readings_that_cannot_be_copied_end_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(*_: object) -> None:
+        raise ValueError("operands could not be broadcast together")
+
+    monkeypatch.setattr(fingerprints, "window_of", torn)
+    state = world()
+    tell(state, *start("a", "n1", 0))
+    prints = Fingerprints(ManualClock(NOW_MS))
+    for _ in range(3):
+        asyncio.run(prints.look(state))
+    assert "could not be broadcast" in prints.answers["a", 1].fingerprint["unheard_reason"]
+    assert state.counts.bad == {"odd_fingerprint": 1}
+
+
+def test_evaluations_are_foreseen_after_a_restart() -> None:
+    state = world()
+    tell(state, *start("train", "n1", 0))
+    for turn in range(6):
+        at = NOW_MS - 1000 - 600_000 * (5 - turn)
+        tell(
+            state,
+            *(Phase(job="train", sequence=10 + 30 * turn + rank, time_ms=at + rank, name="evaluation", rank=rank)
+              for rank in range(8)),
+            Phase(job="train", sequence=25 + 30 * turn, time_ms=at + 60_000, name="steady"),
+        )  # fmt: skip
+    again = world()
+    again.jobs.put(decode_job(encode_job([*state.jobs]))[0])
+    found, _ = looked(again)
+    assert found["train"]["next_evaluation_ms"]["p50"] == NOW_MS - 1000 + 600_000
 
 
 def test_a_job_whose_numbers_are_odd_is_unknown_and_the_others_go_on(
@@ -182,14 +270,6 @@ def test_a_job_whose_numbers_are_odd_is_unknown_and_the_others_go_on(
     assert len(caplog.records) == 1
 
 
-def test_ranks_that_begin_one_checkpoint_begin_one() -> None:
-    edges = [
-        Checkpoint(job="a", sequence=at, time_ms=at, edge="end" if at in (9000, 9005, 70_000) else "begin")
-        for at in (0, 5, 9000, 9005, 60_000, 70_000)
-    ]
-    assert episodes(edges) == ([0, 60_000], [9.0, 10.0])
-
-
 def test_the_routes_answer_for_jobs_seen_unseen_and_unknown(tmp_path: Path) -> None:
     publish(tmp_path)
     with Client(create_app(config(tmp_path), ManualClock(NOW_MS))) as client:
@@ -203,5 +283,7 @@ def test_the_routes_answer_for_jobs_seen_unseen_and_unknown(tmp_path: Path) -> N
         only = client.get("/v1/utilisation?verdict=works").json()["rows"]
         assert [row["job"] for row in only] == ["team/a"]
         assert client.get("/v1/utilisation?verdict=lazy").status_code == 422
-        rows = client.get("/v1/spikes?domain_kind=rack").json()["rows"]
+        body = client.get("/v1/spikes?domain_kind=rack").json()
+        assert (body["jobs_looked"], body["jobs_running"]) == (2, 3)
+        rows = body["rows"]
         assert rows == [{"domain_kind": "rack", "domain": "r01"}]

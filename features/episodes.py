@@ -1,0 +1,70 @@
+"""Checkpoints of a whole gang from the edges that its ranks tell, which do not say whose they are.
+
+begin begin begin ── end ── end ── end        one checkpoint: from the first begin to the end of the last rank
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.events import Checkpoint
+
+TOGETHER_MS = 60_000  # ranks of a gang begin within it, and tell ends that nobody began no later
+APART_MS = 5_000  # one that begins so soon after all others have ended writes the same checkpoint
+LONGEST_MS = 3_600_000  # an end that comes later ends nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One checkpoint. end_ms: of the last rank, None while one writes. bytes: of all ranks; None where none tells."""
+
+    begin_ms: int
+    end_ms: int | None
+    bytes: int | None
+
+    @property
+    def lasts_s(self) -> float | None:
+        return None if self.end_ms is None else (self.end_ms - self.begin_ms) / 1000
+
+
+@dataclass(slots=True)
+class _Gang:
+    """The edges of one checkpoint in order of time. still: ranks that began and did not end."""
+
+    edges: list[Checkpoint]
+    still: int = 0
+
+    def add(self, edge: Checkpoint) -> None:
+        self.edges.append(edge)
+        self.still += 1 if edge.edge == "begin" else -1
+
+    def is_over_before(self, edge: Checkpoint) -> bool:
+        """Whether this beginning is one of the next checkpoint."""
+        if edge.time_ms - self.edges[0].time_ms > TOGETHER_MS:
+            return True
+        return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
+
+    def takes(self, edge: Checkpoint) -> bool:
+        """An end that nobody began belongs here only where it comes soon: else its own beginning was lost."""
+        if self.still > 0:
+            return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS
+        return edge.time_ms - self.edges[-1].time_ms <= TOGETHER_MS
+
+    def episode(self, *, is_last: bool) -> Episode:
+        ends = [edge.time_ms for edge in self.edges if edge.edge == "end"]
+        told = {
+            kind: sum(edge.bytes or 0 for edge in self.edges if edge.edge == kind) for kind in ("begin", "end")
+        }  # fmt: skip
+        written = max(told.values())  # who tells its bytes at both edges writes them once
+        is_over = bool(ends) and (not is_last or self.still <= 0)
+        return Episode(self.edges[0].time_ms, ends[-1] if is_over else None, written or None)
+
+
+def episodes(edges: Sequence[Checkpoint]) -> list[Episode]:
+    """In order of their beginnings. One whose last end never came ends with the last one told, once the next begins."""
+    gangs: list[_Gang] = []
+    for edge in sorted(edges, key=lambda row: row.time_ms):
+        if edge.edge == "begin" and (not gangs or gangs[-1].is_over_before(edge)):
+            gangs.append(_Gang([]))
+        if gangs and (edge.edge == "begin" or gangs[-1].takes(edge)):
+            gangs[-1].add(edge)
+    return [gang.episode(is_last=gang is gangs[-1]) for gang in gangs]
