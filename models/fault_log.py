@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at, fit_history
+from models.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at
 
 Array = NDArray[np.float64]
 
@@ -135,8 +135,3 @@ class FaultLog:
         self.since_ms, self._now_ms, self.fitted_ms = (
             time_ms + by_ms if time_ms else 0 for time_ms in (self.since_ms, self._now_ms, self.fitted_ms)
         )
-
-
-def refit(log: FaultLog, names: Sequence[str], now_ms: int) -> HistoryFit | None:
-    """The fit on the site's own history where one is due. Does not change the log."""
-    return fit_history(*log.given(names, now_ms)) if log.fit_due(now_ms) else None

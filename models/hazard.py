@@ -11,11 +11,14 @@ days of any one clock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from fleet.errors import ConfigError
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -23,6 +26,7 @@ Mask = NDArray[np.bool_]
 FAULTS_PER_NODE_DAY = 4.2e-3  # InfiniteHBD; the fleet's rate as long as it has shown few faults of its own
 PRIOR_DAYS = 60.0  # of the fleet's rate, in a node's own: a gamma prior
 FEATURES = ("fault_30d", "return_2d", "hardware_60d")
+HISTORY_FILE = "fault_history.json"
 HORIZONS_DAYS = (1, 7)
 WARM_UP_DAYS = 14  # of history before the first row that is fitted on
 PENALTY = 400.0  # on squared weights of features scaled to one standard deviation
@@ -132,6 +136,20 @@ class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         known = np.concatenate((np.zeros_like(fitted[:1]), fitted))
         share = (at - days[upper - 1]) / (days[upper] - days[upper - 1])
         return np.asarray(known[upper - 1] + (known[upper] - known[upper - 1]) * share[:, None])
+
+
+def load_history(folder: Path) -> HistoryFit:
+    """What `fleetcast train history` wrote into a folder, PUBLISHED where nothing is. Raises ConfigError."""
+    path = folder / HISTORY_FILE
+    if not path.is_file():
+        return PUBLISHED
+    try:
+        fit = msgspec.json.decode(path.read_bytes(), type=HistoryFit)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no fitted history: {error}") from None
+    if set(HORIZONS_DAYS) - set(fit.horizons):
+        raise ConfigError(f"{path}: horizons of {sorted(fit.horizons)} days, need {list(HORIZONS_DAYS)}")
+    return fit
 
 
 # Fitted on days 14 to 160 of InfiniteHBD's trace (StepFun, SIGCOMM 2025, Apache-2.0: 400 servers of 8 GPUs, 294 faults)

@@ -18,9 +18,11 @@ import numpy as np
 
 from fleet.errors import ConfigError
 from fleet.samples import EntityKind
+from fleet.topology import Topology
 from fleet.xids import advice
 from models.calibrate import apply_isotonic
 from models.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
+from models.part_risk import part_risks
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
 from models.signals import Array, Mask, Signals, sentence
@@ -138,11 +140,17 @@ def probabilities(excess: Excess, history: Array, known: Mask) -> Array:
 
 
 def score_nodes(
-    signals: Signals, known: Mask, now_ms: int, fit: RiskFit | None, history: Array | None = None
+    signals: Signals,
+    known: Mask,
+    now_ms: int,
+    fit: RiskFit | None,
+    history: Array | None = None,
+    topology: Topology | None = None,
 ) -> RiskScores:
     """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it.
 
-    history: (horizon, node) hazard by the nodes' own faults; without it none ever had one.
+    history: (horizon, node) hazard by the nodes' own faults; without it none ever had one. topology: of the nodes;
+    without it nothing is told of their parts.
     """
     nodes = len(known)
     levels = signals.levels(nodes)
@@ -152,13 +160,15 @@ def score_nodes(
     hard_rule = np.array([rule.hard for rule in RULES])
     hard = np.zeros(nodes, bool)
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
-    reasons = _reasons(signals, levels, excess, history[DAY], now_ms)
+    hazard, total = signal_hazard(signals, levels, excess, history[DAY])
+    reasons = _reasons(signals, hazard / total[signals.node], now_ms)
     actions = {node: _action(node, signals, rows[0].sentence) for node, rows in reasons.items()}
-    return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules")
+    parts = {} if topology is None else part_risks(signals, hazard, topology)
+    return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules", parts)
 
 
-def _shares(signals: Signals, levels: Array, excess: Excess, history: Array) -> Array:
-    """(signal,) its part of its node's worst kind's hazard within a day; signals of one rule divide that rule's.
+def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
+    """(signal,) its part of its node's worst kind's hazard within a day, and (node,) that; signals divide their rule's.
 
     history: (node,) of the day; what it is above that of the least burdened node is the recent fault's.
     """
@@ -168,18 +178,15 @@ def _shares(signals: Signals, levels: Array, excess: Excess, history: Array) -> 
     total = excess.total + BASE_SHARE[:, None] * history
     worst = (excess.total).argmax(axis=0)
     rows = np.arange(levels.shape[0])
-    share = parts[worst, rows] / total[worst, rows][:, None]  # (node, rule)
     weight = np.zeros_like(levels)
     np.add.at(weight, (signals.node, signals.rule), signals.strength)
     own = weight[signals.node, signals.rule]
-    return np.asarray(share[signals.node, signals.rule] * signals.strength / np.where(own > 0, own, 1.0))
+    own_share = signals.strength / np.where(own > 0, own, 1.0)
+    return parts[worst, rows][signals.node, signals.rule] * own_share, total[worst, rows]
 
 
-def _reasons(
-    signals: Signals, levels: Array, excess: Excess, history: Array, now_ms: int
-) -> dict[int, tuple[Reason, ...]]:
-    """By node: firm evidence first, then by share. At most REASONS_KEPT a node."""
-    shares = _shares(signals, levels, excess, history)
+def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
+    """By node: firm evidence first, then by share, (signal,). At most REASONS_KEPT a node."""
     order = np.lexsort((-shares, ~signals.firm, signals.node))
     reasons: dict[int, list[Reason]] = {}
     for at in order.tolist():

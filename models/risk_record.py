@@ -130,8 +130,11 @@ class RiskRecord:
             observed=round(came / total, 6) if total else None,
             brier_skill=round(1 - float(self.squares[at]) / total / base, 4) if base else None,
             bins=[
-                Bin(edges[b], edges[b + 1], int(count[b]), round(told[b] / count[b], 6), round(seen[b] / count[b], 6))
-                for b in np.flatnonzero(count).tolist()
+                Bin(low, high, int(n), round(p / n, 6), round(share / n, 6))
+                for low, high, n, p, share in zip(
+                    edges, edges[1:], count.tolist(), told.tolist(), seen.tolist(), strict=False
+                )
+                if n
             ],
             since_ms=self.since_ms,
         )

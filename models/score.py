@@ -114,7 +114,7 @@ def score_fleet(
     seen = fleet_evidence(locals, running, nodes, topology, now_ms, memory)
     _note_faults(seen.signals, topology.names, memory, now_ms)
     history = memory.faults.hazard(topology.names, RISK_HORIZONS_S, now_ms)
-    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit(), history)
+    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit(), history, topology)
     memory.record.step(risk.values, topology.names, memory.faults, now_ms)
     return Fleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, memory, now_ms))
 

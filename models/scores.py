@@ -1,6 +1,6 @@
 """RiskScores: probabilities with a horizon, and the reasons behind them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -30,11 +30,19 @@ class Action(msgspec.Struct, frozen=True):
     sentence: str
 
 
+class PartRisk(msgspec.Struct, frozen=True):
+    """A GPU, link, port or rail of a node that something speaks against; `p`: within each of RISK_HORIZONS_S."""
+
+    entity: str
+    part: str
+    p: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RiskScores:
     """values: (kind, horizon, node) probability in [0, 1], NaN where nothing is known of a node.
 
-    reasons, actions: by node row, only for nodes that have any; hard: (node,) a hard signal (XID, lost, vanished).
+    reasons, actions, parts: by node row, only for nodes that have any; hard: (node,) a hard signal (XID, lost, ...).
     """
 
     values: NDArray[np.float64]
@@ -42,3 +50,4 @@ class RiskScores:
     actions: dict[int, Action]
     hard: NDArray[np.bool_]
     model: str
+    parts: dict[int, tuple[PartRisk, ...]] = field(default_factory=dict)

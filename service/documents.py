@@ -158,6 +158,7 @@ def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[str]) ->
                     "placed": bool(topology.placed[row]),
                     "reason": reasons[0].sentence if reasons else None,
                     "action": risk.actions.get(row, NO_ACTION),
+                    "parts": risk.parts.get(row, ()),
                 }
             )
         )

@@ -36,6 +36,7 @@ from fleet.topology import Topology
 from ingest.inbox import InboxSource
 from ingest.shares import WHOLE, OwnRows, Share
 from ingest.source import Batch, Source
+from models.hazard import load_history
 from models.node_risk import load_fit
 from models.registry import Registry
 from models.score import score_fleet, score_local
@@ -62,6 +63,7 @@ from service.publish import (
     topology_sections,
     usable_gpus,
 )
+from service.risk_watch import calibration_document, calibration_page, refit_forever
 from service.run_forecasts import RunForecasts, peak_sections
 from service.run_model import ServedRunModel
 from service.served_models import served_document, served_page
@@ -105,6 +107,8 @@ class Pipeline:
         self.snapshot = Snapshot(home / "snapshot")
         self.kept = self.snapshot.restore(config, topology, clock.now_ms())
         self.state, self.memory, self.desk = self.kept.state, self.kept.memory, self.kept.desk
+        if config.pipeline.models:
+            self.memory.faults.prior = load_history(Path(config.pipeline.models))
         self.sources = list(sources(self.state.entities))
         for source in self.sources:
             if source.name in self.kept.positions:
@@ -162,6 +166,7 @@ class Pipeline:
             group.create_task(self.history.tidy_forever())
             if self.share.first:
                 group.create_task(self._forecast_forever())
+                group.create_task(refit_forever(self.memory, self._memory_free, self.state, self.clock))
                 group.create_task(self.runs.forecast_forever(self.state))
                 group.create_task(self.fingerprints.look_forever(self.state))
             if self.siblings:
@@ -321,8 +326,10 @@ class Pipeline:
             self.demand.rows, now_ms, self.demand.shadow, self.runs.recent, loaded
         )
         served = documents["doc.served_models"] = served_document(given.served, now_ms)
+        true = documents["doc.risk_calibration"] = calibration_document(self.memory)
         sections += [Section(name, encode(value), now_ms) for name, value in documents.items()]
-        return [*sections, Section("metrics.fleet", self._metrics(tick) + served_page(served), now_ms)]
+        pages = self._metrics(tick) + served_page(served) + calibration_page(true["rows"])
+        return [*sections, Section("metrics.fleet", pages, now_ms)]
 
     def _documents(self, now_ms: int) -> dict[str, Any]:
         """What the loop alone knows; `doc.fleet` is the header of what the tick makes of it."""

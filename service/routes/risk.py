@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
+from models.part_risk import usual_parts
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from service.board import Board
 from service.documents import probability
@@ -20,6 +21,7 @@ from service.routes.table import Param, Query, Row, answer, encode
 
 MAX_ROWS = 100_000
 ROWS_AT_A_TIME = 250
+USUAL = encode(usual_parts())
 
 RANKING_PARAMS = (
     Param("horizon_s", int, "how far ahead the probability looks", RISK_HORIZONS_S[0], choices=RISK_HORIZONS_S),
@@ -57,7 +59,22 @@ async def ranking(request: Request, context: Context, query: Query) -> Response:
         chosen &= of_rack[ranked.order]
     rows = b",".join([ranked.rows[at] for at in np.flatnonzero(chosen)[: query["limit"]].tolist()])
     model = encode(str(board.meta("answers.risk").get("model", "")))
-    return answer(context, board, as_of_ms, b'{"as_of_ms":%d,"model":%b,"rows":[%b]}' % (as_of_ms, model, rows))
+    body = b'{"as_of_ms":%d,"model":%b,"rows":[%b],"usual":%b,%b}' % (
+        as_of_ms,
+        model,
+        rows,
+        USUAL,
+        _record(feed, board),
+    )
+    return answer(context, board, as_of_ms, body)
+
+
+def _record(feed: BoardFeed, board: Board) -> bytes:
+    """How true what was told has been, and what the history hazard was fitted on; of older boards nothing."""
+    if "doc.risk_calibration" not in board:
+        return b'"calibration":[],"history":{}'
+    known = feed.document(board, "doc.risk_calibration")
+    return b'"calibration":%b,"history":%b' % (encode(known["rows"]), encode(known["history"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +181,23 @@ ROWS = (
                     "placed": True,
                     "reason": SLOW_CLOCK,
                     "action": DRAIN,
+                    "parts": [{"entity": "n042/3", "part": "gpu", "p": [0.61, 0.61, 0.62, 0.62]}],
                 }
             ],
+            "usual": [{"part": "gpu", "p": [0.0000048, 0.0000241, 0.0001155, 0.0008082]}],
+            "calibration": [
+                {
+                    "horizon_s": 86400,
+                    "matured": 4000,
+                    "faults": 15,
+                    "mean_p": 0.0041,
+                    "observed": 0.00375,
+                    "brier_skill": 0.004,
+                    "bins": [{"low": 0.002, "high": 0.005, "n": 3900, "p": 0.0034, "observed": 0.0033}],
+                    "since_ms": 1759000000000,
+                }
+            ],
+            "history": {"source": "InfiniteHBD, days 14 to 160", "faults": 294, "nodes": 400, "days": 157},
         },
     ),
 )

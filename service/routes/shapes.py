@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from models.part_risk import UsualPart
+from models.risk_record import Calibration
 from service.routes.estimate_shapes import RunQuantiles
 
 RiskKind = Literal["fail", "drain", "slow"]
@@ -21,6 +23,14 @@ class Action(msgspec.Struct):
     sentence: str
 
 
+class RiskPart(msgspec.Struct):
+    """A GPU, link, port or rail that something speaks against; `p`: within 1 h, 5 h, 24 h and 7 d."""
+
+    entity: str
+    part: Literal["gpu", "link", "port", "rail"]
+    p: list[float]
+
+
 class RiskRow(msgspec.Struct):
     """One node at one horizon; `p` is null where nothing is known."""
 
@@ -33,12 +43,18 @@ class RiskRow(msgspec.Struct):
     placed: bool
     reason: str | None
     action: Action
+    parts: list[RiskPart] = []
 
 
 class RiskNodes(msgspec.Struct):
+    """`calibration`: how true the service's own forecasts were; `usual`: the parts that no row names."""
+
     as_of_ms: int
     model: str
     rows: list[RiskRow]
+    usual: list[UsualPart] = []
+    calibration: list[Calibration] = []
+    history: dict[str, Any] = {}
 
 
 class NodeRisk(msgspec.Struct):

@@ -1,5 +1,6 @@
 """What is served of a node's past faults is what is judged, and what was told is compared with what came."""
 
+import asyncio
 import json
 from collections.abc import Callable
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 
 from models import fault_log
-from models.fault_log import DAY_MS, FaultLog, refit
+from models.fault_log import DAY_MS, FaultLog
 from models.hazard import PUBLISHED, FaultHistory, columns_at, fit_history, past_days
 from models.memory import RiskMemory
 from models.risk_record import RiskRecord
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
+from service.risk_watch import calibration_document, calibration_page, refit
 
 T0 = 20_000 * DAY_MS
 HOUR_MS = 3_600_000
@@ -52,9 +54,11 @@ def test_the_service_tells_what_is_judged_on_the_same_history(monkeypatch: pytes
     rows = past_days(history, range(today, today + 1), len(NAMES))
     before = log.hazard(NAMES, RISK_HORIZONS_S, now_ms)
     np.testing.assert_allclose(before[:, rows.node], PUBLISHED.hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-9)
-    found = refit(log, NAMES, now_ms)
+    memory = RiskMemory()
+    memory.faults = log
+    assert asyncio.run(refit(memory, asyncio.Lock(), NAMES, now_ms))
+    found = log.fit
     assert found is not None
-    log.take(found, now_ms)
     assert found.notes == judged.notes
     for day, fit in judged.horizons.items():
         assert found.horizons[day].intercept == pytest.approx(fit.intercept, rel=1e-4)
@@ -106,6 +110,10 @@ def test_what_was_told_is_compared_with_what_came() -> None:
     assert sum(row.n * row.p for row in five.bins) == pytest.approx(five.matured * five.mean_p, rel=1e-3)
     assert day.bins[-1].observed > day.bins[0].observed
     assert len(record.waiting) <= 5 * len(RISK_HORIZONS_S)
+    memory = RiskMemory()
+    memory.record = record
+    page = calibration_page(calibration_document(memory)["rows"]).decode()
+    assert f'fleetcast_node_risk_matured_forecasts{{horizon="1d"}} {day.matured}' in page
     before = record.summary()[0].matured
     record.step(values, NAMES, log, now_ms + 40 * HOUR_MS)  # nobody watched
     assert record.summary()[0].matured == before

@@ -11,9 +11,11 @@ import pytest
 from fleet.errors import ConfigError
 from fleet.events import NodeEvent
 from fleet.nodes import NodeTable
+from fleet.topology import Device, NodeSpec, Topology
 from models.hazard import PUBLISHED, features
 from models.node_events import event_signals
 from models.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit
+from models.part_risk import usual_parts
 from models.rules import ACTIONS, ROW, RULES
 from models.scores import RISK_HORIZONS_S
 from models.signals import SAY, Signal, Signals, sentence
@@ -145,3 +147,25 @@ def test_a_file_that_is_no_fitted_model_is_refused(tmp_path: Path, text: bytes) 
     (tmp_path / "node_risk.json").write_bytes(text)
     with pytest.raises(ConfigError, match="no fitted model"):
         load_fit(tmp_path)
+
+
+def test_the_parts_that_signals_name_have_a_risk_of_their_own():
+    devices = (Device("mlx5_0", (0,), 3),)
+    topology = Topology.build([NodeSpec("n1", gpus=8, devices=devices), NodeSpec("n2", gpus=8)])
+    signals = Signals.of(
+        [
+            Signal("xid_hard", 0, "n1/4", 79.0),
+            Signal("nvlink_errors", 0, "n1/5", 9.0, strength=0.5),
+            Signal("link_errors", 0, "n1/mlx5_0/1", 9.0),
+            Signal("health_degraded", 1, "n2", 1.0),
+        ]
+    )
+    scores = score_nodes(signals, np.ones(2, bool), NOW_MS, None, None, topology)
+    parts = {(part.part, part.entity): part.p for part in scores.parts[0]}
+    assert list(parts) == [("gpu", "n1/4"), ("link", "n1/5"), ("port", "n1/mlx5_0/1"), ("rail", "n1/rail3")]
+    assert all(list(p) == sorted(p) for p in parts.values())
+    assert 1 not in scores.parts
+    usual = {row.part: row.p for row in usual_parts()}
+    assert all(p[0] > usual[part][0] for (part, _), p in parts.items())
+    apart = 1 - np.prod([1 - p[0] for key, p in parts.items() if key[0] != "rail"])
+    assert apart == pytest.approx(scores.values[:2, 0, 0].max(), abs=2e-3)  # of the likeliest kind
