@@ -103,13 +103,15 @@ class CoRuns:
         self._neighbours = Neighbours()
 
     @property
-    def found(self) -> list[CoRun]:
-        return list(self._found.values())
+    def found(self) -> Mapping[tuple[Attempt, Attempt], CoRun]:
+        """Attempt and partner -> their newest co-run, the oldest first."""
+        return self._found
 
     @property
-    def pairs(self) -> frozenset[object]:
-        """Which attempts were found beside which."""
-        return frozenset(self._found)
+    def going(self) -> dict[tuple[Attempt, Attempt], CoRun]:
+        """Those of `found` that go on."""
+        pairs = ((key, row.company) for key, row in self._watched.items() if row.company is not None)
+        return {pair: self._found[pair] for pair in pairs if pair in self._found}
 
     @property
     def loads(self) -> Mapping[int, tuple[float, ...]]:

@@ -139,17 +139,21 @@ def kernel(left: Pairs, right: Pairs) -> Array:
     """(n, m) covariance of the residuals of two sets of co-runs."""
     kinds = _same(left.keys[:, 1], right.keys[:, 1])
     partner_kinds = _same(left.partner_keys[:, 1], right.partner_keys[:, 1])
-    alike = np.concatenate((left.load, left.partner_load), axis=1)[:, None, :]
-    other = np.concatenate((right.load, right.partner_load), axis=1)[None, :, :]
-    far = (((alike - other) / np.array(LOAD_SPAN * 2)) ** 2).sum(axis=2)
     return np.asarray(
         VICTIM**2 * _same(left.keys[:, 0], right.keys[:, 0])
         + VICTIM_KIND**2 * kinds
         + PARTNER**2 * _same(left.partner_keys[:, 0], right.partner_keys[:, 0])
         + PARTNER_KIND**2 * partner_kinds
         + BOTH_KINDS**2 * (kinds & partner_kinds)
-        + ALIKE_LOAD**2 * np.exp(-0.5 * np.where(np.isnan(far), np.inf, far))
+        + ALIKE_LOAD**2 * _alike(left, right)
     )
+
+
+def _alike(left: Pairs, right: Pairs) -> Array:
+    """(n, m) 1 where all loads are the same, 0 where one is unknown."""
+    x, y = (np.concatenate((rows.load, rows.partner_load), axis=1) / np.array(LOAD_SPAN * 2) for rows in (left, right))
+    far = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * (x @ y.T)
+    return np.asarray(np.nan_to_num(np.exp(-0.5 * np.maximum(far, 0.0))))
 
 
 def _same(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -186,6 +190,19 @@ def margin(errors: Array, share: float = BOUND) -> float:
     """
     k = int((len(errors) + 1) * (1 - share) + 1e-9)
     return float(np.sort(errors)[k - 1]) if k else float("nan")
+
+
+def margins_without(errors: Array, share: float = BOUND) -> Array:
+    """(n,) `margin` of all errors but each one: what its own outcome may be held against.
+
+    >>> margins_without(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
+    [-9.0, -10.0, -10.0]
+    """
+    k = int(len(errors) * (1 - share) + 1e-9)
+    if not k:
+        return np.full(len(errors), np.nan)
+    ordered = np.sort(errors)
+    return np.where(errors <= ordered[k - 1], ordered[k], ordered[k - 1])
 
 
 def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:

@@ -5,12 +5,15 @@
                 numbers); a shift turns one against the other, 5 degrees at a time
     overload    the share of a job's sending that falls on the other's, times what the two want beyond the capacity
     speed       period / (period + sending * overload)
+    compatible  1 - the mean over the circle of what all want beyond the capacity, at the best shift
 
-Two jobs whose periods have no such ratio drift through all shifts: the mean is theirs. After the idea of CASSINI
-(Rajasekaran et al., NSDI'24); the formula of the slowdown is ours.
+Two jobs whose periods have no such ratio drift through all shifts: the mean is theirs. Of more than two each in its
+turn gets the shift that is best beside those before it. After the idea of CASSINI (Rajasekaran et al., NSDI'24); the
+formula of the slowdown is ours.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -42,14 +45,16 @@ class Overlap:
     speed_b: Array
     locked: bool
 
-    @property
-    def compatibility(self) -> float:
-        """The best that a shift can give: the speed of the slower one."""
-        return float(np.minimum(self.speed_a, self.speed_b).max())
 
-    @property
-    def best_shift_degrees(self) -> int:
-        return int(np.minimum(self.speed_a, self.speed_b).argmax()) * STEP_DEGREES
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well jobs fit on a link: compatibility 0..1, and by how many seconds each should begin after the first.
+
+    shifts_s: None where they drift, so that no shift stays.
+    """
+
+    compatibility: float
+    shifts_s: tuple[float, ...] | None
 
 
 def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
@@ -71,8 +76,8 @@ def overlap(a: Turns, b: Turns) -> Overlap:
 
     >>> half = Turns(1.0, 0.5)
     >>> both = overlap(half, half)
-    >>> round(both.speed_a[0], 2), round(both.compatibility, 2), both.best_shift_degrees
-    (np.float64(0.67), 1.0, 180)
+    >>> round(float(both.speed_a[0]), 2), float(both.speed_a[180 // STEP_DEGREES])
+    (0.67, 1.0)
     """
     turns = ratio_of(a.period_s, b.period_s)
     beyond = max(0.0, a.rate + b.rate - 1.0)
@@ -90,6 +95,56 @@ def overlap(a: Turns, b: Turns) -> Overlap:
         _speed(b, beyond * both / max(sends_b.mean(), 1 / CELLS)),
         True,
     )
+
+
+def fit(jobs: Sequence[Turns]) -> Fit:
+    """Two are fitted exactly (5 degrees at a time), more of them one after the other.
+
+    >>> fit([Turns(2.0, 0.5), Turns(2.0, 0.5)])
+    Fit(compatibility=1.0, shifts_s=(0.0, 1.0))
+    """
+    turns = _common(jobs)
+    if turns is None:
+        return Fit(1.0 - _excess_of_drifting(jobs), None)
+    circle_s = turns[0] * jobs[0].period_s
+    steps = np.arange(0, CELLS, CELLS * STEP_DEGREES // 360)
+    places = (np.arange(CELLS)[None, :] - steps[:, None]) % CELLS
+    taken, shifts_s, excess = np.zeros(CELLS), [], 0.0
+    for number, (job, of) in enumerate(zip(jobs, turns, strict=True)):
+        wants = job.rate * _circle(job.busy_share, of)[places[: 1 if number == 0 else None]]
+        beyond = np.maximum(0.0, taken + wants - 1.0).mean(axis=1)
+        best = int(np.argmin(beyond))
+        taken, excess = taken + wants[best], float(beyond[best])
+        shifts_s.append(float(steps[best]) / CELLS * circle_s % job.period_s)
+    return Fit(max(0.0, 1.0 - excess), tuple(shifts_s))
+
+
+def _common(jobs: Sequence[Turns]) -> list[int] | None:
+    """Turns of each on the circle of all; None where there is none of at most MOST_TURNS."""
+    ratios = [ratio_of(jobs[0].period_s, job.period_s) for job in jobs]
+    if None in ratios:
+        return None
+    known = [ratio for ratio in ratios if ratio is not None]
+    first = math.lcm(*(own for own, _ in known))
+    turns = [other * first // own for own, other in known]
+    return turns if max(turns) <= MOST_TURNS else None
+
+
+def _excess_of_drifting(jobs: Sequence[Turns]) -> float:
+    """Mean beyond the capacity of jobs that are each as likely to send at any moment: over who sends and who does not.
+
+    Exact in steps of a hundredth of the capacity.
+    """
+    cells = 100
+    chance = np.ones(1)
+    for job in jobs:
+        rate, share = round(min(job.rate, 1.0) * cells), min(max(job.busy_share, 0.0), 1.0)
+        both = np.zeros(len(chance) + rate)
+        both[: len(chance)] += (1 - share) * chance
+        both[rate:] += share * chance
+        chance = both
+    beyond = np.maximum(0, np.arange(len(chance)) - cells) / cells
+    return min(1.0, float(chance @ beyond))
 
 
 def _speed(job: Turns, overload: Array | float) -> Array:

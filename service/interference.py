@@ -3,16 +3,17 @@
     share.job       (k,) uint64 hashes of job names, sorted    share.job.keys    (k, 2) uint64: the job and its kind
     share.load      (k,) uint64 keys, sorted                   share.load.alone  (k, ALONE) NaN unknown
     doc.interference    gpu|mig|pcie|nic|rail -> co-runs and what they teach
+    doc.co_runs         job -> the co-run that it is in now, and whether it is slower there than its bound
 
 A look-up is two bisections in the mapped file. The rule speaks for jobs that share a GPU; MIG slices divide it, so
 nothing is lost by them; on a link it is how often two periodic jobs meet. What co-runs add comes on top
-(models.interference); it is learnt again when another co-run is seen, and once a minute as the known ones go on.
+(models.interference): a few are learnt from at once, many (their cost is cubic) once a minute.
 """
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,23 +22,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.co_runs import CoRun, CoRuns, Keys
-from models.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, predict
-from models.link_overlap import Overlap, Turns, overlap
+from features.sharing import Attempt, Wiring
+from fleet.topology import Topology
+from models.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, margins_without, predict
+from models.link_overlap import Fit, Turns, fit, overlap
 from service.board import Board, Section
+from service.documents import number
 from service.isolation import isolation_sections
 from service.publish import Tick, encode
 
-SECTION = "doc.interference"
+SECTION, NOW = "doc.interference", "doc.co_runs"
 JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alone")
 ALONE = (*LOADS, "step_s", "communication")
 LEARN_MS = 60_000
+FEW = 64  # co-runs that take no time to learn from
 READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
 FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
+ON_GPU = ("gpu", "mig")
 NOBODY: Keys = (0, 0)
 UNKNOWN = (math.nan,) * len(LOADS)
-QUANTILE = 0.1
 
 Array = NDArray[np.float64]
+Pair = tuple[Attempt, Attempt]
 
 
 class Taught(msgspec.Struct):
@@ -88,10 +94,21 @@ class Party(msgspec.Struct):
 
 
 class Speeds(msgspec.Struct):
-    """Of a beside b and of b beside a. meets: on a link, at which shifts how fast."""
+    """Of a beside b and of b beside a. known: of each, whether anything is; fit: on a link, how well they fit."""
 
     found: Prediction
-    meets: Overlap | None
+    known: tuple[bool, bool]
+    fit: Fit | None
+
+
+class Going(msgspec.Struct):
+    """A co-run that goes on: speed relative to alone, and what nine in ten of those like it are faster than."""
+
+    beside: str
+    share: str
+    speed: float
+    lower_90: float | None
+    slower: bool
 
 
 class Sharing:
@@ -99,25 +116,55 @@ class Sharing:
 
     def __init__(self, co_runs: CoRuns) -> None:
         self.co_runs = co_runs
-        self._pairs: frozenset[object] = frozenset()
+        self._found: dict[Pair, CoRun] = {}
+        self._bounds: dict[Pair, float] = {}
         self._learnt_ms = -LEARN_MS
         self._document = encode({})
+        self._topology: Topology | None = None
+        self._wiring = Wiring()
 
     def sections(self, tick: Tick, mig: Mapping[str, Mapping[str, float | None]]) -> list[Section]:
         """What jobs that share hardware do to each other, and what isolations rest on. mig: GPU -> instance -> GiB."""
+        if tick.topology is not self._topology:
+            self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         keys = self.co_runs.keys_of([*tick.running, *tick.queued])
-        self.co_runs.see(tick.running, keys, mig, loads_of(tick), tick.now_ms)
+        self.co_runs.see(tick.running, keys, mig, loads_of(tick), tick.now_ms, self._wiring)
         jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}
         alone = _alone(self.co_runs)
-        if self.co_runs.pairs != self._pairs or tick.now_ms >= self._learnt_ms + LEARN_MS:
-            self._pairs, self._learnt_ms = self.co_runs.pairs, tick.now_ms
-            self._document = encode(_learnt(self.co_runs.found, alone))
+        self._learn(alone, tick.now_ms)
         data: list[tuple[str, NDArray[Any] | bytes]] = [
             *zip(JOBS, _table(jobs, 2, np.uint64), strict=True),
             *zip(ALONE_OF, _table(alone, len(ALONE), np.float32), strict=True),
             (SECTION, self._document),
+            (NOW, encode(self.going())),
         ]
         return [Section(name, part, tick.now_ms) for name, part in data] + isolation_sections(tick, mig)
+
+    def going(self) -> dict[str, Going]:
+        """Job -> the co-run that it is in."""
+        rows = {}
+        for pair, row in self.co_runs.going.items():
+            bound = self._bounds.get(pair, math.nan)
+            slower = row.speed < bound
+            rows[pair[0][0]] = Going(pair[1][0], row.share, round(row.speed, 4), number(bound), slower)
+        return rows
+
+    def _learn(self, alone: Mapping[int, tuple[float, ...]], now_ms: int) -> None:
+        found = self.co_runs.found
+        due = now_ms >= self._learnt_ms + LEARN_MS
+        if found == self._found and not (due and found):
+            return
+        if not due and len(found) > FEW:
+            return
+        self._found, self._learnt_ms, self._bounds = dict(found), now_ms, {}
+        taught = {}
+        for share in sorted({row.share for row in found.values()}):
+            rows = {pair: row for pair, row in found.items() if row.share == share}
+            of = taught[share] = _taught(list(rows.values()), alone)
+            speed, errors = np.array([row.speed for row in rows.values()]), np.array(of.errors)
+            bounds = np.clip(speed - errors + np.minimum(margins_without(errors), 0.0), 0.0, None)
+            self._bounds |= dict(zip(rows, bounds.tolist(), strict=True))
+        self._document = encode(taught)
 
 
 def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
@@ -174,21 +221,13 @@ def _mean(number: NDArray[np.int32], values: Array, length: int) -> Array:
     return means
 
 
-def _learnt(found: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> dict[str, Taught]:
-    """By the hardware that was shared."""
-    return {
-        share: _taught([row for row in found if row.share == share], alone)
-        for share in sorted({row.share for row in found})
-    }
-
-
 def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> Taught:
     parties = [
         [_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
         for row in rows
     ]
     pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
-    prior = np.array([prior_of(one, other, row.share)[0] for (one, other), row in zip(parties, rows, strict=True)])
+    prior = np.array([prior_of(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)])
     residuals = learn(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
     told = [
         ([_told(value) for value in one.load], [_told(value) for value in other.load], one.keys, other.keys)
@@ -218,16 +257,15 @@ def residuals_of(taught: Taught | None) -> Residuals:
     return Residuals(pairs, np.array(taught.weight), np.array(taught.errors), np.array(taught.strange))
 
 
-def prior_of(a: Party, b: Party, share: str) -> tuple[float, Overlap | None]:
+def prior_of(a: Party, b: Party, share: str) -> float:
     """How fast a should be beside b before any co-run is looked at; NaN where that cannot be told."""
     if share == "gpu":
-        return _gpu_rule(a.load[0], b.load[0]), None
+        return _gpu_rule(a.load[0], b.load[0])
     if share == "mig":
-        return (1.0 if a.known or b.known else math.nan), None
+        return 1.0 if a.known or b.known else math.nan
     if a.turns is None or b.turns is None:
-        return math.nan, None
-    meets = _meets(a.turns, b.turns)
-    return float(meets.speed_a.mean()), meets
+        return math.nan
+    return float(_meets(a.turns, b.turns).speed_a.mean())
 
 
 _meets = lru_cache(4096)(overlap)
@@ -241,12 +279,13 @@ def _gpu_rule(own: float, other: float) -> float:
     return 1.0 - own * other / 2
 
 
-def speeds(a: Party, b: Party, share: str, residuals: Residuals) -> Speeds:
-    """Both ways. On a link the bound is at most what one shift in ten falls below."""
+def speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
+    """Both ways. more: on a link, other jobs there, which the fit is of as well."""
     pairs = Pairs.of([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
-    prior, meets = prior_of(a, b, share)
-    found = predict(pairs, np.array([prior, prior_of(b, a, share)[0]]), residuals)
-    if meets is not None:
-        worst = np.quantile([meets.speed_a, meets.speed_b], QUANTILE, axis=1)
-        found = replace(found, lower_90=np.fmin(found.lower_90, np.minimum(found.p50, worst)))
-    return Speeds(found, meets)
+    found = predict(pairs, np.array([prior_of(a, b, share), prior_of(b, a, share)]), residuals)
+    on_gpu = share in ON_GPU
+    alone = [one.known if on_gpu else one.turns is not None for one in (a, b)]
+    known = alone[0] or found.observed[0] > 0, alone[1] or found.observed[1] > 0
+    turns = [one.turns for one in (a, b, *more) if one.turns is not None]
+    fits = not on_gpu and len(turns) == 2 + len(more)
+    return Speeds(found, (bool(known[0]), bool(known[1])), fit(turns) if fits else None)

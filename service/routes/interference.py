@@ -14,7 +14,7 @@ from fleet.errors import UnknownEntity
 from service.access import Scope
 from service.board import Board
 from service.documents import number
-from service.interference import SECTION, Known, Party, Speeds, Taught, residuals_of, speeds
+from service.interference import NOBODY, NOW, ON_GPU, SECTION, Going, Known, Party, Speeds, Taught, residuals_of, speeds
 from service.isolation import DOCUMENT, NETWORK, OBSERVED, READINGS, Expected, Seen, Sight, checks, verdict
 from service.placement_body import field_of
 from service.problems import FieldError, Problem, unprocessable
@@ -25,6 +25,8 @@ from service.routes.table import Query, Row, answer, encode
 ShareName = Literal["gpu", "mig", "pcie", "nic", "rail"]
 Basis = Literal["rule", "residuals", "observed"]
 MOST_GPUS = 1_000_000  # of one job
+MOST_OTHERS = 14  # more jobs on a link
+NO_BOUND = "a bound needs nine co-runs that were seen here"
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
@@ -37,11 +39,12 @@ class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
-    """Two jobs by name (they run or wait), or as they will be submitted."""
+    """Two jobs by name (they run or wait), or as they will be submitted. others: more jobs, on a link."""
 
     a: Name | JobLike
     b: Name | JobLike
     share: ShareName = "gpu"
+    others: Annotated[list[Name | JobLike], msgspec.Meta(max_length=MOST_OTHERS)] = []
 
 
 class Speed(msgspec.Struct):
@@ -52,16 +55,25 @@ class Speed(msgspec.Struct):
 
 
 class Interference(msgspec.Struct):
-    """observed: co-runs of the two jobs, or of their kinds, that this rests on."""
+    """known: something is known of a and of b; where of neither, no number is made up. basis: what spoke of them.
+
+    observed: co-runs of the two jobs, or of their kinds, that this rests on; compatibility, shifts_s: of all jobs on a
+    link, and how many seconds each (a, b, others) should begin after a, null where they drift; now: the two run
+    beside each other, at these speeds; reasons: field or job -> why it is unknown.
+    """
 
     as_of_ms: int
     known: bool
+    known_a: bool
+    known_b: bool
     speed_a: Speed
     speed_b: Speed
     basis: Basis
     observed: int
     sentence: str
     compatibility: float | None = None
+    shifts_s: list[float] | None = None
+    now: dict[str, Going] = {}
     reasons: dict[str, str] = {}
 
 
@@ -92,13 +104,26 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
     """Speeds of two jobs side by side; `known` is false, and no number is made up, where nothing is known of either."""
     asked = _read(await read_body(request, context.config.api.max_body_bytes), Asked)
     feed, board = context.feed, context.feed.board()
+    if asked.others and asked.share in ON_GPU:
+        raise unprocessable("others", len(asked.others), "none on a GPU: more than two are told of on a link only")
     shares: dict[str, Taught] = feed.document(board, SECTION, dict[str, Taught])
     known = Known.on(board)
-    a, b = (known.party(_keys(known, one)) for one in (asked.a, asked.b))
+    a, b, *others = (known.party(_keys(known, one)) for one in (asked.a, asked.b, *asked.others))
     residuals = feed.kept(board, ("co-runs", asked.share), lambda: residuals_of(shares.get(asked.share)))
-    told = speeds(a, b, asked.share, residuals)
+    told = speeds(a, b, asked.share, residuals, others)
     as_of_ms = feed.as_of_ms(board, SECTION)
-    return answer(context, board, as_of_ms, encode(_answer(told, a, b, asked.share, as_of_ms)))
+    now = _now(feed.document(board, NOW, dict[str, Going]), asked)
+    return answer(context, board, as_of_ms, encode(_answer(told, [a, b, *others], asked.share, now, as_of_ms)))
+
+
+def _now(going: dict[str, Going], asked: Asked) -> dict[str, Going]:
+    """a, b -> how fast it is beside the other one, where they run beside each other."""
+    found = {}
+    for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
+        row = going.get(one) if isinstance(one, str) else None
+        if row is not None and (row.beside, row.share) == (other, asked.share):
+            found[who] = row
+    return found
 
 
 def _read(body: bytes, kind: Any) -> Any:
@@ -118,37 +143,72 @@ def _keys(known: Known, asked: str | JobLike) -> Keys | None:
     return job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
 
 
-def _answer(told: Speeds, a: Party, b: Party, share: str, as_of_ms: int) -> Interference:
+def _answer(told: Speeds, parties: list[Party], share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
     found = told.found
     rows = [Speed(number(found.p50[n]), number(found.lower_90[n])) for n in range(2)]
-    known, observed = bool(found.known.any()), int(found.observed.sum())
+    observed = int(found.observed.sum())
     basis: Basis = "observed" if "observed" in found.basis else "residuals" if "residuals" in found.basis else "rule"
     reasons = {}
-    if known and any(row.lower_90 is None for row in rows):
-        reasons["lower_90"] = "a bound needs nine co-runs that were seen here"
-    for name, one in (("a", a), ("b", b)):
-        if known and share == "gpu" and not one.known:
-            reasons[name] = "nothing is known of it alone: it is taken to use all there is"
+    if any(row.p50 is not None and row.lower_90 is None for row in rows):
+        reasons["lower_90"] = NO_BOUND
+    for name, one, known in zip("ab", parties[:2], told.known, strict=True):
+        if not known:
+            reasons[name] = _unknown(one, share, any(told.known))
+    if share not in ON_GPU and told.fit is None:
+        reasons["compatibility"] = "needs steps of every job that tell how much of them is communication"
+    elif told.fit is not None and told.fit.shifts_s is None:
+        reasons["shifts_s"] = "the steps of these jobs drift against each other, so no shift stays"
     return Interference(
         as_of_ms=as_of_ms,
-        known=known,
+        known=all(told.known),
+        known_a=told.known[0],
+        known_b=told.known[1],
         speed_a=rows[0],
         speed_b=rows[1],
         basis=basis,
         observed=observed,
-        sentence=_sentence(known, rows, share, basis, observed),
-        compatibility=None if told.meets is None else number(told.meets.compatibility),
+        sentence=_sentence(told.known, rows, share, basis, observed) + _slower(now),
+        compatibility=None if told.fit is None else number(told.fit.compatibility),
+        shifts_s=None if told.fit is None or told.fit.shifts_s is None else [round(at, 4) for at in told.fit.shifts_s],
+        now=now,
         reasons=reasons,
     )
 
 
-def _sentence(known: bool, rows: list[Speed], share: str, basis: Basis, observed: int) -> str:
-    if not known:
-        return f"Nothing is known of either job on a shared {share}, so nothing is guessed."
+def _unknown(one: Party, share: str, other_known: bool) -> str:
+    """Why nothing is known of a job, and what is made of it beside one that is known."""
+    if share not in ON_GPU:
+        why = "no steps of it, or of its like, told of their communication"
+        so = ""
+    else:
+        why = "it, or its like, was not seen alone for a minute"
+        so = ": it is taken to use all there is" if share == "gpu" else ""
+    if one.keys == NOBODY:
+        why = "no job of this name runs or waits here"
+    return why + (so if other_known else "")
+
+
+def _slower(now: dict[str, Going]) -> str:
+    """Who is slower beside the other than should be."""
+    return "".join(
+        f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
+        for who, row in now.items()
+        if row.slower and row.lower_90 is not None
+    )
+
+
+def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Basis, observed: int) -> str:
+    told = [(who, row.p50) for who, row in zip("ab", rows, strict=True) if row.p50 is not None]
+    nobody = [who for who, of in zip("ab", known, strict=True) if not of]
+    if not told:
+        of = "either job" if len(nobody) == 2 else "job " + nobody[0] if nobody else "the two"
+        return f"On a shared {share} nothing is known of {of}, so nothing is guessed."
     on = {"rule": "by their loads alone", "residuals": "from co-runs of jobs like them"}
     of = on.get(basis, "from co-runs of these two") + (f" ({observed} seen)" if observed else "")
-    speeds_of = [f"{who} at {row.p50:.0%}" for who, row in zip("ab", rows, strict=True) if row.p50 is not None]
-    return f"On a shared {share} {' and '.join(speeds_of)} of the speed alone, {of}."
+    text = (
+        f"On a shared {share} {' and '.join(f'{who} at {speed:.0%}' for who, speed in told)} of the speed alone, {of}."
+    )
+    return text + (f" Nothing is known of {nobody[0]}." if nobody else "")
 
 
 async def verify(request: Request, context: Context, query: Query) -> Response:
@@ -205,6 +265,8 @@ ROWS = (
         example={
             "as_of_ms": 1760000000000,
             "known": True,
+            "known_a": True,
+            "known_b": True,
             "speed_a": {"p50": 0.91, "lower_90": 0.83},
             "speed_b": {"p50": 0.95, "lower_90": 0.87},
             "basis": "residuals",
@@ -212,6 +274,8 @@ ROWS = (
             "sentence": "On a shared gpu a at 91% and b at 95% of the speed alone, from co-runs of jobs like them "
             "(5 seen).",
             "compatibility": None,
+            "shifts_s": None,
+            "now": {},
             "reasons": {},
         },
     ),

@@ -59,7 +59,7 @@ class World:
         self.co_runs.see(running, self.co_runs.keys_of(running), self.divided, loads, self.now_ms, self.wiring)
 
     def speeds(self) -> list[tuple[str, float]]:
-        return sorted((row.share, round(row.speed, 2)) for row in self.co_runs.found)
+        return sorted((row.share, round(row.speed, 2)) for row in self.co_runs.found.values())
 
 
 GPU = ("n1", 0)
@@ -239,7 +239,7 @@ def test_a_speed_that_cannot_be_is_clipped_and_none_is_told_by_steps_of_no_time(
     kept["found"][0][-1], kept["found"][1][-1] = float("inf"), float("nan")
     other = CoRuns()
     other.load(kept)
-    assert other.found == []
+    assert other.found == {}
 
 
 def test_what_was_found_waits_for_nothing_and_little_waits() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.interference import Pairs, gpu_prior, learn, margin, predict, rule
-from models.link_overlap import Turns, overlap, ratio_of
+from models.link_overlap import CELLS, Turns, fit, overlap, ratio_of
 
 BUSY, LIGHT, UNKNOWN = (0.9, 0.5, 0.2), (0.2, 0.1, 0.1), (np.nan,) * 3
 A, B, C, D = (1, 101), (2, 102), (3, 103), (4, 101)  # job, kind: D is of A's kind
@@ -118,16 +118,48 @@ def test_periods_are_rounded_to_small_whole_numbers(a_s: float, b_s: float, turn
 @pytest.mark.parametrize(("a_s", "b_s"), [(0.0, 1.0), (1.0, 0.0), (np.inf, 1.0), (1.0, np.nan), (1e-300, 1e300)])
 def test_what_is_no_period_has_no_turns_and_still_an_answer(a_s: float, b_s: float) -> None:
     assert ratio_of(a_s, b_s) is None
-    met = overlap(Turns(a_s, 0.5), Turns(b_s, 0.5))
+    jobs = Turns(a_s, 0.5), Turns(b_s, 0.5)
+    met = overlap(*jobs)
     assert not met.locked
-    assert met.compatibility == pytest.approx(1 / 1.25)
+    assert met.speed_a == pytest.approx(1 / 1.25)
+    assert fit(jobs).compatibility == pytest.approx(0.75)
+    assert fit(jobs).shifts_s is None
 
 
-def test_two_halves_of_a_circle_fit_and_two_wholes_never_do() -> None:
+def test_two_halves_of_a_circle_fit_when_shifted_and_not_when_aligned_and_two_wholes_never_do() -> None:
     half, whole = Turns(2.0, 0.5), Turns(2.0, 1.0)
-    assert overlap(half, half).compatibility == pytest.approx(1.0)
-    assert overlap(half, half).speed_a.min() == pytest.approx(1 / 1.5)
-    assert overlap(whole, whole).compatibility == pytest.approx(0.5)
+    assert overlap(half, half).speed_a[[0, 36]] == pytest.approx([1 / 1.5, 1.0])
+    assert fit([half, half]).compatibility == pytest.approx(1.0)
+    assert fit([half, half]).shifts_s == (0.0, 1.0)
+    assert overlap(whole, whole).speed_a == pytest.approx(0.5)
+    assert fit([whole, whole]).compatibility == pytest.approx(0.0)
+
+
+def test_compatibility_is_what_the_circle_has_room_for_at_the_best_of_all_shifts() -> None:
+    """Against mean(max(0, sum of demands - capacity)) over the circle, summed at each shift of a fine grid."""
+    a, b = Turns(4.0, 0.4, 0.9), Turns(2.0, 0.5, 0.7)
+    at_s = np.arange(CELLS) / CELLS * 4.0
+    wants_a = a.rate * (at_s % a.period_s < a.busy_share * a.period_s)
+    excess = [
+        np.maximum(0, wants_a + b.rate * ((at_s - shift_s) % b.period_s < b.busy_share * b.period_s) - 1).mean()
+        for shift_s in np.arange(72) / 72 * 4.0
+    ]
+    assert fit([a, b]).compatibility == pytest.approx(1 - min(excess), abs=2 / CELLS)
+    assert 0.05 < min(excess) < max(excess) - 0.05
+
+
+def test_of_more_than_two_each_finds_its_place_beside_those_before_it() -> None:
+    third = Turns(3.0, 1 / 3)
+    assert fit([third] * 3).compatibility == pytest.approx(1.0)
+    assert sorted(fit([third] * 3).shifts_s or ()) == pytest.approx([0.0, 1.0, 2.0])
+    assert fit([Turns(2.0, 0.5)] * 3).compatibility == pytest.approx(0.5)
+    drifting = [Turns(1.0, 0.5, 0.6), Turns(1.387, 0.5, 0.6), Turns(1.0, 0.5, 0.6)]
+    assert fit(drifting).shifts_s is None
+    assert fit(drifting).compatibility == pytest.approx(1 - (3 * 0.2 + 0.8) / 8)
+
+
+def test_a_link_with_room_for_all_fits_them_however_they_meet() -> None:
+    assert fit([Turns(1.0, 0.9, 0.3), Turns(1.0, 0.9, 0.3), Turns(1.387, 0.9, 0.3)]).compatibility == 1.0
 
 
 def test_jobs_that_drift_meet_as_often_as_chance_has_it() -> None:

@@ -44,13 +44,14 @@ class Fleet:
         self.tick()
 
     def steps(self, times: int, **seconds: float) -> None:
+        events = []
         for job, duration_s in seconds.items():
             parts = StepParts(compute=duration_s / 2, communication=duration_s / 2)
             for number in range(times):
                 at_ms = self.now_ms + round((number + 1) * duration_s * 1000)
-                self.take(
-                    events=(self.event(Step, job, time_ms=at_ms, step=number, duration_s=duration_s, parts=parts),)
-                )
+                told = {"time_ms": at_ms, "step": number, "duration_s": duration_s, "parts": parts}
+                events.append(self.event(Step, job, **told))
+        self.take(events=tuple(events))
         self.pass_s(times * max(seconds.values()))
 
     def pass_s(self, seconds: float) -> None:
@@ -112,6 +113,7 @@ def test_of_jobs_that_nobody_knows_nothing_is_guessed(fleet: Fleet) -> None:
     told = fleet.ask("a", "b")
     assert not told["known"]
     assert told["speed_a"] == told["speed_b"] == {"p50": None, "lower_90": None}
+    assert set(told["reasons"]) == {"a", "b"}
 
 
 def test_jobs_that_ran_alone_are_told_by_the_rule_and_those_like_them(fleet: Fleet) -> None:
@@ -124,7 +126,12 @@ def test_jobs_that_ran_alone_are_told_by_the_rule_and_those_like_them(fleet: Fle
     assert "nine co-runs" in told["reasons"]["lower_90"]
     half = fleet.ask("a-1", "stranger")
     assert half["speed_a"]["p50"] == pytest.approx(1 - 0.6 / 2, abs=0.01)
-    assert "use all" in half["reasons"]["b"]
+    assert (half["known"], half["known_a"], half["known_b"]) == (False, True, False)
+    assert "no job of this name" in half["reasons"]["b"]
+    assert "Nothing is known of b" in half["sentence"]
+    unseen = fleet.ask({"user": "eve", "name": "new"}, "a-1")
+    assert (unseen["known_a"], unseen["known_b"]) == (False, True)
+    assert "use all" in unseen["reasons"]["a"]
 
 
 def test_a_co_run_that_was_observed_moves_the_answer_and_survives_a_restart(fleet: Fleet) -> None:
@@ -147,7 +154,34 @@ def test_periodic_jobs_on_a_link_are_told_by_how_their_turns_meet(fleet: Fleet) 
     told = fleet.ask("a-1", "b-1", "nic")
     assert told["known"]
     assert told["compatibility"] == pytest.approx(1.0, abs=0.01)
-    assert told["speed_a"]["lower_90"] < told["speed_a"]["p50"] < 1.0
+    assert told["shifts_s"] == [0.0, 0.5]
+    assert told["speed_a"]["p50"] < 1.0
+    assert told["speed_a"]["lower_90"] is None
+    assert "nine co-runs" in told["reasons"]["lower_90"]
+    ask = {"a": "a-1", "b": "b-1", "share": "rail", "others": ["b-1"]}
+    three = fleet.post("/v1/interference", ask)
+    assert three["compatibility"] == pytest.approx(0.5, abs=0.01)
+    assert len(three["shifts_s"]) == 3
+    fleet.post("/v1/interference", {**ask, "share": "gpu"}, 422)
+    strange = fleet.ask("a-1", "nobody", "nic")
+    assert (strange["known_a"], strange["known_b"], strange["speed_b"]["p50"]) == (True, False, None)
+
+
+def test_a_pair_that_is_slower_than_its_bound_is_said_to_be(fleet: Fleet) -> None:
+    for number in range(10):
+        a, b = f"a-{number}", f"b-{number}"
+        fleet.start(a, 0)
+        fleet.steps(70, **{a: 1.0})
+        fleet.start(b, 0)
+        fleet.steps(10, **{a: 4.0 if number == 9 else 1.2, b: 1.2})
+        if number in (0, 9):
+            told = fleet.ask(a, b)
+            assert told["now"]["a"]["beside"] == b
+            assert (told["now"]["a"]["lower_90"] is None) is (number == 0)
+            assert told["now"]["a"]["slower"] is ("part them" in told["sentence"]) is (number == 9)
+        fleet.end(a)
+        fleet.end(b)
+    assert not fleet.ask(a, b)["now"]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_damaged_co_runs_begin_anew_and_all_else_stays(
     harm(tmp_path / "3" / "co_runs.arrays", damage)
     kept = restored(tmp_path)
     assert sorted(row.job for row in kept.state.jobs) == ["a", "b", "c"]
-    assert kept.co_runs.found == []
+    assert kept.co_runs.found == {}
     assert "co-runs of snapshot 3 cannot be used" in caplog.text
 
 
