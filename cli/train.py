@@ -211,6 +211,28 @@ def risk(
     typer.echo(msgspec.json.encode(fit.notes).decode(), file=sys.stdout)
 
 
+@app.command("history")
+def history(
+    faults: Annotated[Path, typer.Option(help="Parquet or CSV of faults: node, start_day, end_day, level if known.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the fleet, those that never failed included.")],
+    until_day: Annotated[int | None, typer.Option(help="Fit on what was known by this day [the last].")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write the coefficients (JSON).")] = Path("fault_history.json"),
+) -> None:
+    """Fit how a node's past faults tell of its next one. A service takes it from the folder `pipeline.models`.
+
+    Example:  fleetcast train history --faults faults.parquet --nodes 400 --out models/fault_history.json
+    """
+    import msgspec
+
+    from training.evaluate_risk import fit_file
+
+    with telling("train history"):
+        fit = fit_file(faults, until_day, nodes)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(fit), indent=1) + b"\n")
+    typer.echo(msgspec.json.encode(fit.notes).decode(), file=sys.stdout)
+
+
 def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "Rows":
     """One run: a fleet with jobs and faults, watched through its pages for `hours`."""
     from cli.watch import WatchedFleet

@@ -5,6 +5,7 @@ horizon. Fitted once on the train folder; in the test span history moves on with
 that no file lists never had a fault: they are filled up to the stated size of the fleet.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,27 @@ def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
         return f"the train folder has {cut - first} days: at least {WARM_UP_DAYS + CENSORED_DAYS + 1} are fitted on"
     nodes = max(len(names), STATED_NODES.get(dataset, 0))
     return FaultSet(dataset, names, nodes, history, sizes[0], first, cut, until)
+
+
+def fit_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
+    """The history hazard of a table of faults, columns as NEEDED; rows that begin after `until_day` are left out.
+
+    nodes: how many there are, those without a fault included. Raises RecordError where it cannot be fitted on.
+    """
+    table = read_table(path)
+    missing = set(NEEDED) - set(table.columns)
+    if missing:
+        raise RecordError("no faults", f"{path}: no column {', '.join(sorted(missing))}")
+    history, names = _history(_faults(table))
+    if not len(names):
+        raise RecordError("no faults", f"{path}: no row with a start_day")
+    first, last = math.floor(history.start_day.min()), math.floor(history.start_day.max())
+    if last - first > LONGEST_DAYS:
+        raise RecordError("no faults", f"{path}: start_day spans {last - first:,} days: they are no days")
+    try:
+        return fit_history(history, first, last if until_day is None else until_day, max(nodes, len(names)))
+    except ValueError as error:
+        raise RecordError("no faults", f"{path}: {error}") from None
 
 
 def _faults(table: pd.DataFrame) -> pd.DataFrame:

@@ -3,8 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
-from models.hazard import FaultHistory, HorizonFit, features, in_repair, logistic
+from cli.main import app
+from fleet.errors import ConfigError
+from models.hazard import PUBLISHED, FaultHistory, HorizonFit, features, in_repair, load_history, logistic
 from training import evaluate_risk
 from training.evaluate_risk import CENSORED_DAYS, evaluate
 from training.report import report_html
@@ -158,3 +161,28 @@ def test_the_page_has_a_reliability_plot_whose_dots_lie_in_their_intervals(tmp_p
     page = report_html(results)
     assert "Is the probability within 24 h true?" in page
     assert "no history tells of those" in page
+
+
+def test_a_history_fitted_from_a_file_is_what_a_service_takes_up(tmp_path):
+    table, path = trace(), tmp_path / "faults.csv"
+    table.to_csv(path, index=False)
+    given = [
+        "train",
+        "history",
+        "--faults",
+        str(path),
+        "--nodes",
+        "60",
+        "--out",
+        str(tmp_path / "m/fault_history.json"),
+    ]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert load_history(tmp_path / "m") == evaluate_risk.fit_file(path, None, 60) != PUBLISHED
+    assert load_history(tmp_path) is PUBLISHED
+    (tmp_path / "fault_history.json").write_text('{"horizons": {"1": {"intercept": 1, "weights": {}}}}')
+    with pytest.raises(ConfigError, match="horizons of"):
+        load_history(tmp_path)
+    path.write_text("node,start_day\na,1\n")
+    failed = CliRunner().invoke(app, given)
+    assert failed.exit_code == 1
+    assert "no column end_day" in str(failed.exception or failed.output)
