@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from training.results import Results
 
 TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
+FIT_NOTHING = frozenset({"straggler"})
 
 
 def evaluate(
     task: Annotated[str, typer.Argument(help="What to judge.", metavar="|".join(TASKS))],
-    train: Annotated[Path, typer.Option(help="Data folder to fit on; the layout of FLEETCAST_DATA.")],
     test: Annotated[Path, typer.Option(help="Data folder to judge on: later rows, unseen clusters, users or models.")],
+    train: Annotated[
+        Path | None, typer.Option(help="Data folder to fit on; the layout of FLEETCAST_DATA. straggler needs none.")
+    ] = None,
     seed: SeedOption = 0,
     json: JsonOption = None,
     html: HtmlOption = None,
@@ -41,6 +44,9 @@ def evaluate(
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    if train is None and task not in FIT_NOTHING:
+        raise ConfigError(f"--train: {task} needs a data folder to fit on; `fleetcast data split` makes a pair")
+    train = test if train is None else train
     check_folder("--train", train)
     check_folder("--test", test)
     check_outputs(json, html=html, predictions=predictions)

@@ -34,7 +34,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     series = read_series(test, results.skipped)
     if series:
         judge_steps(series, results, seed, say)
-    runs = read_fault_runs(test)
+    runs = read_fault_runs(test, skipped=results.skipped)
     if runs:
         judge_fleets(runs, results, seed, say)
     else:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fleet.entities import Entities
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, FleetcastError
 from fleet.events import JobEvent, NodeEvent
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
@@ -30,9 +30,8 @@ from ingest.topology import load_topology
 
 FOLDERS = ("faults/simulated", "faults/recorded")
 KEYS = ("time_ms", "node", "index")
-_EVENTS = msgspec.json.Decoder(JobEvent)
+Line = TypeVar("Line")
 Event = TypeVar("Event", bound=JobEvent | NodeEvent)
-_NODE_EVENTS = msgspec.json.Decoder(NodeEvent)
 
 
 class FaultTruth(msgspec.Struct, frozen=True):
@@ -58,6 +57,11 @@ class FaultTruth(msgspec.Struct, frozen=True):
     fault_id: str = ""
 
 
+_TRUTHS = msgspec.json.Decoder(FaultTruth)
+_EVENTS = msgspec.json.Decoder(JobEvent)
+_NODE_EVENTS = msgspec.json.Decoder(NodeEvent)
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One scrape of the whole fleet, and the job and node events told since the round before."""
@@ -80,19 +84,37 @@ class FaultRun:
 
     @cached_property
     def topology(self) -> Topology:
+        """Raises ConfigError."""
         return load_topology(self.folder / "topology.toml")
 
     @cached_property
     def truth(self) -> tuple[FaultTruth, ...]:
-        """In order of start."""
-        rows = (self.folder / "truth.jsonl").read_bytes().splitlines()
-        return tuple(sorted((msgspec.json.decode(row, type=FaultTruth) for row in rows), key=lambda row: row.start_ms))
+        """In order of start. Raises ConfigError."""
+        rows = sorted(self._lines("truth.jsonl", _TRUTHS), key=lambda row: row.start_ms)
+        strange = {row.node for row in rows} - set(self.topology.names)
+        if strange:
+            raise ConfigError(f"{self.folder}/truth.jsonl: nodes that are not in topology.toml: {sorted(strange)[:3]}")
+        return tuple(rows)
 
     @cached_property
     def interval_s(self) -> float:
-        """Seconds from scrape to scrape."""
-        with (self.folder / "config.toml").open("rb") as file:
-            return float(tomllib.load(file)["interval_s"])
+        """Seconds from scrape to scrape. Raises ConfigError."""
+        path = self.folder / "config.toml"
+        try:
+            interval_s = float(tomllib.loads(path.read_text(encoding="utf-8"))["interval_s"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: no interval_s in seconds: {error}") from None
+        if not interval_s > 0:
+            raise ConfigError(f"{path}: interval_s = {interval_s:g}: must be greater than 0")
+        return interval_s
+
+    def problem(self) -> str:
+        """Why the run cannot be judged; "" where its small files can be read."""
+        try:
+            _ = self.topology, self.truth, self.interval_s
+        except FleetcastError as error:
+            return str(error)
+        return "" if (self.folder / "samples").is_dir() else "it has no samples"
 
     @property
     def nodes(self) -> int:
@@ -105,17 +127,24 @@ class FaultRun:
         for time_ms, batches in self._batches(entities):
             yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
 
-    def _lines(self, name: str, decoder: msgspec.json.Decoder[Event]) -> Iterator[Event]:
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
+        """Of a file with a JSON object a line; none of one that is missing. Raises ConfigError."""
         path = self.folder / name
         if not path.exists():
             return
         with path.open("rb") as file:
-            for line in file:
-                yield decoder.decode(line)
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield decoder.decode(line)
+                except msgspec.MsgspecError as error:
+                    raise ConfigError(f"{path}, line {number}: {error}") from None
 
     def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
         paths = sorted((self.folder / "samples").glob("*.parquet"))
-        files = [(EntityKind(path.stem), pq.ParquetFile(path)) for path in paths]
+        try:
+            files = [(EntityKind(path.stem), pq.ParquetFile(path)) for path in paths]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.folder}/samples: {error}") from None
         if not files:
             raise ConfigError(f"{self.folder}: no samples/*.parquet")
         groups = {file.num_row_groups for _, file in files}
@@ -197,6 +226,14 @@ def _entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
     return entities.of_node(kind, node, *parts)
 
 
-def read_fault_runs(data: Path, folders: Sequence[str] = FOLDERS) -> list[FaultRun]:
-    """Every run below a data folder, by name; none where there are no such folders."""
-    return [FaultRun(path.parent) for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl"))]
+def read_fault_runs(data: Path, folders: Sequence[str] = FOLDERS, skipped: list[str] | None = None) -> list[FaultRun]:
+    """Every run below a data folder, by name; none where there are no such folders.
+
+    With `skipped`, a run that cannot be judged is left out, and why is added there.
+    """
+    runs = [FaultRun(path.parent) for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl"))]
+    if skipped is None:
+        return runs
+    problems = {run.folder: run.problem() for run in runs}
+    skipped += [f"{folder.relative_to(data)}: {problem}" for folder, problem in problems.items() if problem]
+    return [run for run in runs if not problems[run.folder]]

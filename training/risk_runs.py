@@ -42,8 +42,8 @@ class Watched:
 
 def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say) -> None:
     """Rows of every run with faults that lies in the test folder."""
-    runs = read_fault_runs(test)
-    alarm = alarm_level(read_fault_runs(train), say) if runs and train != test else ALARM_P
+    runs = read_fault_runs(test, skipped=results.skipped)
+    alarm = alarm_level(read_fault_runs(train, skipped=results.skipped), say) if runs and train != test else ALARM_P
     for run in runs:
         dataset = run.folder.relative_to(test).as_posix()
         faults = tuple(fault for fault in run.truth if not fault.benign)

@@ -92,3 +92,10 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="is a file, not a folder"):
             invoke(*words)
+
+
+def test_what_fits_nothing_needs_no_train_folder(tmp_path: Path) -> None:
+    with pytest.raises(FleetcastError, match="nothing to judge"):
+        invoke("evaluate", "straggler", "--test", tmp_path)
+    with pytest.raises(ConfigError, match="--train: demand needs a data folder"):
+        invoke("evaluate", "demand", "--test", tmp_path)

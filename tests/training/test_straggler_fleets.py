@@ -1,0 +1,106 @@
+"""Judging fleets: runs of our own making, replayed through the code that serves."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.fault_file import parse_fault_file
+from simulator.instrument import simulate_faults
+from training.fault_runs import read_fault_runs
+from training.results import Results, Row
+from training.straggler_fleets import judge_fleets
+
+WORLD = """name = "{name}"
+hours = 0.8
+interval_s = 60
+[fleet]
+nodes = 4
+[jobs]
+sizes = [2]
+weights = [1.0]
+step_every_s = 0
+[draw]
+scale = {scale}
+decoy_scale = {decoys}
+precursor_share = 0.0
+[kinds.gpu_off_bus]
+rate = {rate}
+warns_share = 0.0
+"""
+ALONE = "\n".join(
+    f"[kinds.{kind}]\nrate = 0.0"
+    for kind in ("thermal_throttle", "ecc_storm", "ib_flap", "pcie_downgrade", "slow_nic", "power_brake", "node_lost")
+)
+
+
+def write(out: Path, name: str, rate: float = 0.0, decoys: float = 0.0) -> None:
+    text = WORLD.format(name=name, rate=rate, scale=1.0 if rate else 0.0, decoys=decoys)
+    simulate_faults(parse_fault_file(f"{text}{ALONE}\n[kinds.cpu_contention]\nrate = 0.0\n"), out)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    out = tmp_path_factory.mktemp("fleets")
+    write(out, "broken", rate=120_000.0)
+    write(out, "busy", decoys=30.0)
+    results = Results("straggler")
+    judge_fleets(read_fault_runs(out), results, 0, lambda line: None)
+    return results
+
+
+def one(judged: Results, **wanted: str) -> Row:
+    (row,) = judged.select(dataset="simulated", **wanted)
+    return row
+
+
+def test_gpus_off_the_bus_are_found_and_named_and_others_are_not(judged: Results) -> None:
+    for metric in ("precision", "recall", "top1", "node_top1"):
+        row = one(judged, method="ours", series="all", metric=metric)
+        assert row.value == 1.0, metric
+        assert row.n >= 1
+    delay = one(judged, method="ours", series="all", metric="delay_s").value
+    worst = one(judged, method="ours", series="all", metric="delay_s_p90").value
+    assert delay is not None
+    assert worst is not None
+    assert 0 <= delay <= worst <= 240
+    assert one(judged, method="ours", series="gpu_off_bus", metric="recall").value == 1.0
+
+
+def test_elsewhere_they_are_not_found(judged: Results) -> None:
+    ours = one(judged, method="ours", series="all", metric="f1").value
+    elsewhere = one(judged, method="ours", series="shuffled truth", metric="f1").value
+    assert ours == 1.0
+    assert elsewhere is not None
+    assert elsewhere < 0.7
+
+
+def test_look_alikes_alone_are_counted_apart_with_poisson_bounds(judged: Results) -> None:
+    days = one(judged, method="truth", series="decoys alone", metric="healthy_node_days").value
+    assert days == pytest.approx(4 * 47 / 1440, rel=0.01)
+    row = one(judged, method="ours", series="decoys alone", metric="false_alarms_per_node_day")
+    assert row.n == 0
+    assert row.high == pytest.approx(3.689 / days, rel=0.01)
+    decoys = one(judged, method="truth", series="decoys alone", metric="decoys").value
+    assert decoys is not None
+    assert decoys > 0
+    assert not judged.select(series="decoys alone", metric="recall")
+
+
+def test_a_run_that_cannot_be_read_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    write(tmp_path, "whole")
+    folder = tmp_path / "faults" / "simulated"
+    for name, file, content in (
+        ("a", "truth.jsonl", '{"kind": 3}'),
+        ("b", "truth.jsonl", '{"kind": "x", "node": "elsewhere", "start_ms": 1, "end_ms": null}'),
+        ("c", "config.toml", "interval_s = 0"),
+        ("d", "topology.toml", "[["),
+    ):
+        (folder / name).mkdir()
+        for whole in ("truth.jsonl", "config.toml", "topology.toml"):
+            (folder / name / whole).write_bytes((folder / "whole-1" / whole).read_bytes())
+        (folder / name / file).write_text(content)
+    skipped: list[str] = []
+    assert [run.name for run in read_fault_runs(tmp_path, skipped=skipped)] == ["whole-1"]
+    assert len(skipped) == 4
+    for reason, words in zip(skipped, ("line 1", "not in topology", "greater than 0", "topology.toml"), strict=True):
+        assert words in reason
