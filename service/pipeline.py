@@ -48,6 +48,7 @@ from service.fingerprints import Fingerprints
 from service.fleet_metrics import fleet_page
 from service.history import History
 from service.interference import Sharing
+from service.job_metrics import JobMetrics
 from service.locals import About, local_sections
 from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
@@ -130,6 +131,7 @@ class Pipeline:
         self.models = ModelWatch.of(config)
         self.runs = RunForecasts(self.kept.book, ServedRunModel(Registry(config.models_folder, clock)), clock)
         self.fingerprints = Fingerprints(clock)
+        self._job_metrics = JobMetrics()
         self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules and peaks while it scores
         self._saving = asyncio.Lock()
         self._ended = {
@@ -356,6 +358,7 @@ class Pipeline:
         inbox_bytes = sum(backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
         pages = fleet_page(tick) + self.demand.page + self.runs.page + self.models.page
+        pages += self._job_metrics.page(tick, self.fingerprints.sections)
         return pages + others + self._own_page.encode(inbox_bytes)
 
     def _meta(self, now_ms: int) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""What jobs make of the fleet, as Prometheus sees it: gang risk, checkpoints, load peaks, sessions that do nothing.
+
+Made once in MADE_EVERY_MS from what was told of jobs last. Bounded: GANGS_SHOWN gangs (the largest), ROWS_SHOWN rows
+of the rest (the gravest); `fleetcast_job_metrics_left_out` says how many were not shown.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleet.jobs import JobAttempt
+from fleet.topology import Level
+from models.checkpointing import ettr, failure_rate_per_day, plan_of
+from models.gang_risk import gang_risk
+from models.node_risk import base_hazard
+from models.scores import RISK_HORIZONS_S, RISK_KINDS
+from service.board import Section
+from service.exposition import Page, span
+from service.publish import Tick
+
+GANGS_SHOWN, ROWS_SHOWN = 20, 50
+MADE_EVERY_MS = 60_000
+HOUR_S, DAY_S = 3600, 86_400
+FAIL, DAY = RISK_KINDS.index("fail"), RISK_HORIZONS_S.index(DAY_S)
+DOING_NOTHING = ("idle", "abandoned")
+VERDICTS = ("works", "busy_but_little_work", "waits_for_data", "waits_for_communication", *DOING_NOTHING, "unknown")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class JobMetrics:
+    """`page`: bytes that are made anew now and then."""
+
+    def __init__(self) -> None:
+        self._made_ms: int | None = None
+        self._page = b""
+
+    def page(self, tick: Tick, sections: Iterable[Section]) -> bytes:
+        """sections: what fingerprints published last."""
+        if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
+            told = {section.name: section.data for section in sections if isinstance(section.data, bytes)}
+            read = {name: msgspec.json.decode(data) for name, data in told.items()}
+            self._made_ms, self._page = tick.now_ms, job_page(tick, read)
+        return self._page
+
+
+def job_page(tick: Tick, told: Mapping[str, Any]) -> bytes:
+    """told: doc.fingerprints, doc.utilisation and doc.spikes, decoded; any may be missing."""
+    page = Page()
+    left = {
+        "gangs": _add_gangs(page, tick),
+        "checkpoints": _add_checkpoints(page, tick, told.get("doc.fingerprints", {})),
+        "idle_jobs": _add_use(page, told.get("doc.utilisation", [])),
+        "spikes": _add_spikes(page, told.get("doc.spikes", [])),
+    }
+    rows = [({"what": what}, count) for what, count in left.items()]
+    page.gauge("job_metrics_left_out", "Rows without series of their own, beyond the bound of this page.", rows)
+    return page.encode()
+
+
+def _add_gangs(page: Page, tick: Tick) -> int:
+    """Returns how many gangs are left out."""
+    rows = {name: row for row, name in enumerate(tick.topology.names)}
+    gangs = [attempt for attempt in tick.running if len(attempt.hosts) > 1]
+    shown = sorted(gangs, key=lambda attempt: (-attempt.gpus, attempt.job))[:GANGS_SHOWN]
+    prior = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
+    found = [(attempt, *_risk_of(attempt, tick, rows, prior)) for attempt in shown]
+    page.gauge(
+        "gang_interruption_probability",
+        "Probability that a running gang is interrupted within the horizon, and its weakest node.",
+        [({"job_id": attempt.job, "weakest": weakest, "horizon": span(HOUR_S)}, p) for attempt, p, weakest in found],
+    )
+    return len(gangs) - len(shown)
+
+
+def _risk_of(
+    attempt: JobAttempt, tick: Tick, rows: Mapping[str, int], prior: np.ndarray[Any, np.dtype[np.float64]]
+) -> tuple[float | None, str]:
+    members = [name for name in attempt.hosts if name in rows]
+    if not members:
+        return None, ""
+    at = np.array([rows[name] for name in members])
+    topology = tick.topology
+    powers = [topology.nodes[row].power_domain for row in at.tolist()]
+    domains: list[tuple[str, list[str]]] = [("power", powers)]
+    for level, of in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
+        names = (*topology.domain_names[of], "")  # the last is of -1
+        domains.append((level, [names[index] for index in topology.domain[of][at].tolist()]))
+    found = gang_risk(tick.risk.values[:, :, at], domains, HOUR_S, prior)
+    return found.p_interrupted, members[found.weakest]
+
+
+def _add_checkpoints(page: Page, tick: Tick, prints: Mapping[str, Any]) -> int:
+    """How far jobs are from their best interval, where both are known. Returns how many are left out."""
+    usual = float(1 - np.exp(-base_hazard(DAY_S)[FAIL]))
+    p_day = dict(zip(tick.topology.names, tick.risk.values[FAIL, DAY].tolist(), strict=True))
+    found = []
+    for attempt in tick.running:
+        seen = prints.get(attempt.job, {})
+        cost_s, every_s = seen.get("checkpoint_cost_s"), seen.get("checkpoint_every_s")
+        if not cost_s or not every_s or not attempt.hosts:
+            continue
+        rate = failure_rate_per_day([p_day.get(name, np.nan) for name in attempt.hosts], usual)
+        plan = plan_of(cost_s, rate)
+        found.append((plan.expected_ettr - ettr(every_s, cost_s, rate), every_s / plan.interval_s, attempt.job))
+    shown = sorted(found, reverse=True)[:ROWS_SHOWN]
+    page.gauge(
+        "checkpoint_interval_ratio",
+        "Interval between a job's checkpoints over the best one for its nodes' risk and its checkpoints' cost.",
+        [({"job_id": job}, ratio) for _, ratio, job in shown],
+    )
+    page.gauge(
+        "checkpoint_lost_time_ratio",
+        "Share of a job's time that its interval loses against the best one.",
+        [({"job_id": job}, max(0.0, lost)) for lost, _, job in shown],
+    )
+    return len(found) - len(shown)
+
+
+def _add_use(page: Page, uses: Rows) -> int:
+    """Returns how many jobs that do nothing are left out."""
+    gpus = dict.fromkeys(VERDICTS, 0)
+    for row in uses:
+        gpus[row["verdict"] if row["verdict"] in gpus else "unknown"] += row["gpus"]
+    page.gauge(
+        "job_use_gpus",
+        "GPUs of running jobs that were looked at, by what they do with them.",
+        [({"verdict": verdict}, count) for verdict, count in gpus.items()],
+    )
+    nothing = [row for row in uses if row["verdict"] in DOING_NOTHING]
+    shown = sorted(nothing, key=lambda row: (-row["gpus"] * (row["idle_s"] or 0.0), row["job"]))[:ROWS_SHOWN]
+    page.gauge(
+        "idle_job_gpus",
+        "GPUs that a job holds and does nothing with.",
+        [({"job_id": row["job"], "verdict": row["verdict"]}, row["gpus"]) for row in shown],
+    )
+    page.gauge(
+        "idle_job_seconds",
+        "Since when it does nothing, at least.",
+        [({"job_id": row["job"], "verdict": row["verdict"]}, row["idle_s"]) for row in shown],
+    )
+    return len(nothing) - len(shown)
+
+
+def _add_spikes(page: Page, spikes: Rows) -> int:
+    """Returns how many are left out; without a capacity a peak has no ratio."""
+    known = [row for row in spikes if row.get("capacity")]
+    shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]
+    page.gauge(
+        "spike_load_ratio",
+        "Highest load of the next 15 minutes (p90) over what the domain can take.",
+        [
+            ({key: str(row[key]) for key in ("domain_kind", "domain", "quantity")}, row["p90"] / row["capacity"])
+            for row in shown
+        ],
+    )
+    return len(known) - len(shown)

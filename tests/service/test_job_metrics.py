@@ -1,0 +1,93 @@
+"""Metrics of jobs: what the alerts rest on, bounded, and made no more often than they must be."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.events import Started
+from fleet.jobs import JobAttempt
+from models.checkpointing import failure_rate_per_day, plan_of
+from service.board import Section
+from service.job_metrics import GANGS_SHOWN, MADE_EVERY_MS, ROWS_SHOWN, JobMetrics, job_page
+from service.publish import encode
+from tests.service.test_node_past import NODES, NOW_MS, tick
+
+
+def gang(job: str) -> JobAttempt:
+    row = JobAttempt(job, 1)
+    row.fold(Started(job=job, sequence=1, time_ms=NOW_MS, nodes=NODES))
+    return row
+
+
+def read(page: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
+    return {
+        family.name.removeprefix("fleetcast_"): [(sample.labels, sample.value) for sample in family.samples]
+        for family in text_string_to_metric_families(page.decode())
+    }
+
+
+def use(job: str, verdict: str, gpus: int = 8, idle_s: float | None = 0.0) -> dict[str, Any]:
+    return {"job": job, "verdict": verdict, "gpus": gpus, "idle_s": idle_s}
+
+
+def spike(domain: str, p90: float, capacity: float | None) -> dict[str, Any]:
+    return {"domain_kind": "rack", "domain": domain, "quantity": "power_w", "p90": p90, "capacity": capacity}
+
+
+def test_a_gang_with_a_risky_node_names_it() -> None:
+    rows = read(job_page(tick(p=0.4, running=(gang("a"),)), {}))["gang_interruption_probability"]
+    [(labels, p)] = rows
+    assert labels == {"job_id": "a", "weakest": "n1", "horizon": "1h"}
+    assert 0.4 < p < 0.5
+
+
+def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
+    prints = {"a": {"checkpoint_cost_s": 30.0, "checkpoint_every_s": 600.0}, "gone": {"checkpoint_every_s": 1.0}}
+    page = read(job_page(tick(p=0.4, running=(gang("a"), gang("b"))), {"doc.fingerprints": prints}))
+    best_s = plan_of(30.0, failure_rate_per_day([0.4, 0.01], 0.01)).interval_s
+    assert page["checkpoint_interval_ratio"] == [({"job_id": "a"}, pytest.approx(600.0 / best_s))]
+    [(_, lost)] = page["checkpoint_lost_time_ratio"]
+    assert 0 < lost < 0.05
+
+
+def test_sessions_that_do_nothing_are_told_with_what_they_hold() -> None:
+    uses = [use("a", "works"), use("b", "abandoned", 2, 1800.0), use("c", "idle", 4, None), use("d", "new word")]
+    page = read(job_page(tick(), {"doc.utilisation": uses}))
+    by_verdict = {labels["verdict"]: value for labels, value in page["job_use_gpus"]}
+    assert by_verdict == by_verdict | {"works": 8, "abandoned": 2, "idle": 4, "unknown": 8}
+    assert [labels["job_id"] for labels, _ in page["idle_job_gpus"]] == ["b", "c"]
+    assert page["idle_job_seconds"] == [({"job_id": "b", "verdict": "abandoned"}, 1800.0)]
+
+
+def test_a_peak_is_told_against_what_the_domain_can_take() -> None:
+    page = read(
+        job_page(tick(), {"doc.spikes": [spike("r1", 50.0, 100.0), spike("r2", 120.0, 100.0), spike("r3", 9, None)]})
+    )
+    assert [(labels["domain"], value) for labels, value in page["spike_load_ratio"]] == [("r2", 1.2), ("r1", 0.5)]
+
+
+def test_many_jobs_stay_a_small_page() -> None:
+    many = tuple(gang(f"j{number}") for number in range(200))
+    told = {
+        "doc.fingerprints": {row.job: {"checkpoint_cost_s": 30.0, "checkpoint_every_s": 600.0} for row in many},
+        "doc.utilisation": [use(row.job, "idle", 1, 60.0) for row in many],
+        "doc.spikes": [spike(row.job, 1.0, 2.0) for row in many],
+    }
+    page = read(job_page(tick(running=many), told))
+    left = {labels["what"]: value for labels, value in page["job_metrics_left_out"]}
+    assert left == {
+        "gangs": 200 - GANGS_SHOWN,
+        **dict.fromkeys(("checkpoints", "idle_jobs", "spikes"), 200 - ROWS_SHOWN),
+    }
+    assert sum(map(len, page.values())) < 400
+
+
+def test_the_page_is_made_once_a_minute() -> None:
+    metrics, first = JobMetrics(), Section("doc.utilisation", encode([use("a", "idle")]), NOW_MS)
+    page = metrics.page(tick(0), [first])
+    assert b'job_id="a"' in page
+    assert metrics.page(tick(1), []) is page
+    late = replace(tick(0), now_ms=NOW_MS + MADE_EVERY_MS)
+    assert b'job_id="a"' not in metrics.page(late, [])
