@@ -75,6 +75,12 @@ class _Watched:
     paces: dict[int, float]
     look_ms: int = 0  # when its steps and its load are looked at again
 
+    def goes_on(self, company: Company | None) -> bool:
+        """Whether it shares what it shared."""
+        if company is None:
+            return self.share == ""
+        return company.share == self.share and company.other == self.company
+
     def alone_s(self, share: str) -> float | None:
         """Seconds of a step where nothing as tight as `share` was shared; the wider the rest was the better."""
         level = max((level for level in self.paces if level > LEVELS[share]), default=None)
@@ -149,12 +155,16 @@ class CoRuns:
         compute, bandwidth and memory, NaN unknown; wiring: the same object until another topology tells otherwise.
         """
         met = self._neighbours.see(running, divided, wiring)
-        before, self._watched = self._watched, {}
         rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
+        for key in self._watched.keys() - rows.keys():
+            del self._watched[key]
         for number, (key, attempt) in enumerate(rows.items()):
-            company = met.get(key)
-            watched = _go_on(before.get(key), keys[key], company, _joined_ms(rows, key, company, now_ms), now_ms)
-            self._watched[key] = watched
+            company, last = met.get(key), self._watched.get(key)
+            if last is None or last.keys != keys[key] or not last.goes_on(company):
+                joined_ms = _joined_ms(rows, key, company, now_ms)
+                watched = self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
+            else:
+                watched = last
             if now_ms < watched.look_ms:
                 continue
             pace_s = self._look(watched, attempt, loads[number], now_ms)
@@ -233,8 +243,8 @@ def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Compan
     return max(rows[one].started_ms or now_ms for one in both if one is not None)
 
 
-def _go_on(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
-    """What was watched, or a new watch where the company or the size has changed.
+def _begun(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
+    """A new watch, for the company or the size has changed.
 
     It counts from when the younger of the two started, if that was lately and nothing was shared before.
     """
@@ -242,8 +252,6 @@ def _go_on(last: _Watched | None, keys: Keys, company: Company | None, joined_ms
         last = None
     share: Share | Literal[""] = "" if company is None else company.share
     other = None if company is None else company.other
-    if last is not None and (last.company, last.share) == (other, share):
-        return last
     came = joined_ms >= now_ms - LATELY_MS and (last is None or (last.share == "" and other is not None))
     return _Watched(keys, other, share, joined_ms if came else now_ms, {} if last is None else last.paces)
 

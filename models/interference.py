@@ -202,7 +202,7 @@ def margins_without(errors: Array, share: float = BOUND) -> Array:
     if not k:
         return np.full(len(errors), np.nan)
     ordered = np.sort(errors)
-    return np.where(errors <= ordered[k - 1], ordered[k], ordered[k - 1])
+    return np.asarray(np.where(errors <= ordered[k - 1], ordered[k], ordered[k - 1]))
 
 
 def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
