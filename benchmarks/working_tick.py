@@ -52,6 +52,7 @@ STEPS_BEFORE = 256  # what a job keeps
 SHARED = 0.05  # of the nodes: two jobs on the same four GPUs, and two that meet on its ports
 FAULTY = 0.1  # of the nodes: a fault in the last week
 NOISE = (0.005, 0.01, 0.02, 0.05, 0.15)  # of a job's step times
+UNEVEN = 4  # of so many jobs one has steps that are as long as what is in them
 CHECKPOINT_S, EVALUATION_S, PAUSE_S = 600, 1800, 30
 TICKS, SCRAPES = 6, 24
 SCRAPE_S = 15
@@ -235,6 +236,7 @@ class Job:
         self._rng = np.random.default_rng(number)
         self._step_s = size.step_s * float(self._rng.uniform(0.6, 1.4))
         self._noise = float(self._rng.choice(NOISE))
+        self._is_uneven = number % UNEVEN == 0
         self._time_ms = T0 - round(STEPS_BEFORE * self._step_s * 1000)
         self._ranks = len(place) * size.ranks
 
@@ -275,7 +277,7 @@ class Job:
                 duration_s=seconds,
                 rank=rank if self._ranks > 1 else None,
                 parts=parts,
-                tokens=round(1e6 * seconds / self._step_s),
+                tokens=round(1e6 * (seconds / self._step_s if self._is_uneven else 1.0)),
                 sequence_length=4096.0,
             )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Step
+from models.peers import middle
 
 Array = NDArray[np.float64]
 
@@ -51,7 +52,8 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
     """
     if len(duration) < FEWEST or float((work.std(axis=0) / work.mean(axis=0)).max()) < VARIED:
         return None
-    usual = np.abs(duration - np.median(duration)) <= 10 * (np.median(np.abs(duration - np.median(duration))) + 1e-9)
+    off = np.abs(duration - middle(duration))
+    usual = off <= 10 * (middle(off) + 1e-9)
     scale = work.mean(axis=0)
     table = np.column_stack((work / scale, np.ones(len(work))))
     cost = _without_negatives(table[usual], duration[usual])
@@ -64,8 +66,14 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
 def _without_negatives(table: Array, seconds: Array) -> Array:
     """(column,) least squares with no cost below 0: the best of all choices of columns, which are few."""
     columns = table.shape[1]
+    # A few rows with the same sums of squares.
+    rotated = np.asarray(np.linalg.qr(np.column_stack((table, seconds)), mode="r"))
+    table, seconds = rotated[:, :columns], rotated[:, columns]
+    cost = np.linalg.lstsq(table, seconds, rcond=None)[0]
+    if (cost >= 0).all():
+        return np.asarray(cost)
     best, least = np.zeros(columns), float((seconds**2).sum())
-    for count in range(1, columns + 1):
+    for count in range(1, columns):
         for chosen in combinations(range(columns), count):
             cost = np.linalg.lstsq(table[:, chosen], seconds, rcond=None)[0]
             left = float(((seconds - table[:, chosen] @ cost) ** 2).sum())
@@ -90,5 +98,5 @@ def explained(steps: list[Step], duration: Array, last: int) -> Explained | None
     if work is None or model is None:
         return None
     predicted = model.predict(work)
-    usual_s = float(np.median(predicted[:-last]))
+    usual_s = middle(predicted[:-last])
     return Explained(predicted, duration * usual_s / np.maximum(predicted, 1e-9))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fleet.events import Step
 from fleet.job_steps import GangStep, RankSteps
+from models.peers import middle
 
 Array = NDArray[np.float64]
 
@@ -118,19 +119,25 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
     for group in groups:
         if len(group.ranks) < FEWEST_PEERS:
             continue
-        median = np.median(group.own, axis=0)
+        median = _middle_row(group.own)
         excess = group.own - median
         # A part is held to itself and to the whole work: data loading of milliseconds is never a slow worker.
         ratio = 1 + excess / np.array([median[0], max(median.sum(), 1e-9)])
         over = ratio >= SLOW_RATIO
         if (group.length > 0).all():
             rate = group.own[:, 0] / group.length
-            over[:, 0] &= rate >= SLOW_RATIO * np.median(rate)
+            over[:, 0] &= rate >= SLOW_RATIO * middle(rate)
         for row, part in np.argwhere(over).tolist():
             rank = group.ranks[row]
             if rank not in found or excess[row, part] > found[rank].excess_s:
                 found[rank] = SlowRank(rank, float(ratio[row, part]), float(excess[row, part]), COLUMNS[part])
     return found
+
+
+def _middle_row(values: Array) -> Array:
+    """(column,) medians of (row, column)."""
+    ordered, half = np.sort(values, axis=0), len(values) // 2
+    return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
 def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
@@ -165,7 +172,7 @@ def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:
 
 def _slow_stage(peers: list[list[_Peers]]) -> SlowStage | None:
     """The stage that is the slowest of all in nearly every step, if even stages would make the job 10 % faster."""
-    tables = [{group.stage: float(np.median(group.own.sum(axis=1))) for group in groups} for groups in peers]
+    tables = [{group.stage: middle(group.own.sum(axis=1)) for group in groups} for groups in peers]
     stages = sorted({stage for table in tables for stage in table if stage is not None})
     table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
     if len(stages) < 2 or len(tables) < FEWEST_STEPS or not np.isfinite(table).all():
@@ -173,7 +180,7 @@ def _slow_stage(peers: list[list[_Peers]]) -> SlowStage | None:
     mean = table.mean(axis=1)
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())
-    ratio = float(np.median(table[:, at] / mean))
+    ratio = middle(table[:, at] / mean)
     if worst[at] < SAME * len(tables) or ratio < SLOW_RATIO:
         return None
-    return SlowStage(stages[at], ratio, float(np.median(table[:, at] - mean)))
+    return SlowStage(stages[at], ratio, middle(table[:, at] - mean))

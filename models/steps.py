@@ -20,6 +20,7 @@ from fleet.events import Step
 from fleet.job_steps import own_s
 from fleet.jobs import JobAttempt
 from models.change_point import SCALES, Measure, best_pace, crept, measure_of, slowed, still_slow
+from models.peers import middle
 from models.step_model import explained
 from models.step_peers import SLOW_RATIO, Blame, blame
 
@@ -82,7 +83,7 @@ def _by_past(
     """The pace by the job's own step times alone."""
     if not len(duration):
         return Pace(0)
-    observed_s = float(np.median(duration[-LAST:]))
+    observed_s = middle(duration[-LAST:])
     best_s = best_pace(duration, before.best_s if before else None)
     plain = explained(steps, duration, WINDOW)
     shown = _shown(duration if plain is None else plain.duration, before, best_s)
@@ -99,7 +100,7 @@ def _by_past(
     return Pace(
         steps=len(duration),
         observed_s=observed_s,
-        expected_s=measure.usual_s if plain is None else float(np.median(plain.predicted_s[-LAST:])),
+        expected_s=measure.usual_s if plain is None else middle(plain.predicted_s[-LAST:]),
         usual_s=measure.usual_s,
         limit_s=measure.limit_s,
         ratio=observed_s / measure.usual_s,
@@ -159,7 +160,7 @@ def _pauses(steps: list[Step]) -> bool:
     if len(looked) < FEWEST:
         return False
     duration, own = np.array([(step.duration_s, own_s(step)) for step in looked]).T
-    usual_s, own_usual_s = float(np.median(duration)), float(np.median(own))
+    usual_s, own_usual_s = middle(duration), middle(own)
     long = duration >= LONG_RATIO * usual_s
     lone = long & ~np.roll(long, 1) & ~np.roll(long, -1) & (own - own_usual_s >= (duration - usual_s) / 2)
     struck = [looked[at].rank for at in np.flatnonzero(lone).tolist()]
@@ -229,6 +230,6 @@ def _grown(steps: list[Step]) -> str:
     for part in PARTS:
         seconds = np.array([getattr(step.parts, part) for step in timed])
         reference = reference_pace(seconds[:-WINDOW])
-        growth[part] = float(np.median(seconds[-LAST:])) - (reference[0] if reference else 0.0)
+        growth[part] = middle(seconds[-LAST:]) - (reference[0] if reference else 0.0)
     part = max(growth, key=lambda name: growth[name])
     return part if growth[part] > 0 else "unknown"
