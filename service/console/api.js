@@ -27,10 +27,16 @@ export function headersOf(token) {
 }
 
 /** {body, ageS} of GET /v1`path`. */
-export async function request(path, token = "") {
+export const request = (path, token = "") => send(path, { headers: headersOf(token) });
+
+/** The same of a POST that only asks. */
+export const ask = (path, question, token = "") =>
+  send(path, { method: "POST", body: JSON.stringify(question), headers: { ...headersOf(token), "content-type": "application/json" } });
+
+async function send(path, options) {
   let response;
   try {
-    response = await fetch(`/v1${path}`, { headers: headersOf(token), cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    response = await fetch(`/v1${path}`, { ...options, cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });
   } catch {
     throw new ApiError("away", "no answer");
   }

@@ -1,6 +1,6 @@
 // The console: wires the panels to the API. What each panel shows is decided in its own file.
 
-import { request, Token } from "./api.js";
+import { ask, request, Token } from "./api.js";
 import { FleetClock } from "./clock.js";
 import { publishScale } from "./colour.js";
 import { columnsOf } from "./columns.js";
@@ -10,27 +10,36 @@ import { byId, say } from "./dom.js";
 import { Drawer } from "./drawer.js";
 import { Feed } from "./feed.js";
 import { Find } from "./find.js";
-import { num, object, rows, text } from "./format.js";
+import { list, num, object, rows, text } from "./format.js";
 import { freshness } from "./freshness.js";
 import { Ingestion } from "./ingestion.js";
 import { FleetMap } from "./map.js";
 import * as outlook from "./outlook.js";
 import { Queue } from "./queue.js";
 import { RiskList } from "./risk.js";
-import { Seen } from "./seen.js";
+import { Spikes, Use } from "./spikes.js";
 import { slowJobs, Stragglers } from "./stragglers.js";
 import { Strip } from "./strip.js";
 import { themeButton } from "./toggle.js";
 
 publishScale(document.documentElement);
 
+const MOST_BESIDE = 3; // jobs on the same nodes that are asked about
+const JOB_PARTS = [
+  ["job", "", "update", 2900],
+  ["print", "/fingerprint", "print", 2900],
+  ["straggler", "/stragglers", "straggler", 2900],
+  ["checkpoint", "/checkpoint", "checkpoint", 9900],
+];
+
 const state = { header: null, columns: null, layout: {}, jobs: null, ingestion: {}, room: null };
 const clock = new FleetClock();
-const seen = new Seen();
 const token = new Token(byId("ask"));
 
 const acts = {
   open: (name) => openNode(name),
+  openJob: (job) => openJob(job),
+  again: () => ["timeline", "drain"].forEach((name) => feed.soon(name)),
   openRack: (name, members) => drawer.openRack(name, members, state.columns),
   select: (job) => map.select(job, rows(state.jobs).find((row) => row.job === job), clock.nowMs()),
   closed: () => history.replaceState(null, "", location.pathname + location.search),
@@ -44,6 +53,8 @@ const demand = new Demand({ changed: () => ["demand", "record"].forEach((name) =
 const queue = new Queue(acts);
 const stragglers = new Stragglers(acts);
 const decisions = new Decisions();
+const spikes = new Spikes();
+const use = new Use({ open: acts.openJob });
 const ingestion = new Ingestion();
 const feed = new Feed({
   token,
@@ -67,6 +78,15 @@ function openNode(name) {
   history.replaceState(null, "", `#node=${encodeURIComponent(name)}`);
   feed.soon("node");
 }
+
+function openJob(job) {
+  drawer.openJob(job);
+  history.replaceState(null, "", `#job=${encodeURIComponent(job)}`);
+  JOB_PARTS.forEach(([name]) => feed.soon(name));
+}
+
+/** Fleet time; before the first answer about the fleet, as of when this answer is. */
+const nowOf = (body) => clock.nowMs() ?? num(object(body).as_of_ms) ?? Date.now();
 
 /** The fleet document, decoded beside the page where the browser can. */
 const worker = startWorker();
@@ -100,7 +120,6 @@ function takeFleet({ header, columns }, ageS) {
   const asOfMs = num(header.as_of_ms);
   if (asOfMs !== null) clock.note(asOfMs, ageS, num(header.speed) > 0 ? header.speed : 1);
   const began = performance.now();
-  if (columns.n <= 2000) state.columns.names.forEach((name, row) => seen.note(name, asOfMs ?? 0, columns.p[row]));
   strip.update(header);
   map.update(state.columns);
   demand.fleet(header, clock.nowMs());
@@ -113,6 +132,7 @@ function summarize() {
   const nowMs = clock.nowMs();
   const fresh = freshness(state.header, nowMs, feed.away, Date.now());
   strip.tick(state.header, nowMs, fresh);
+  drawer.tell(fresh);
   const header = object(state.header);
   outlook.trust(fresh, header, state.ingestion, state.room);
   if (!state.columns) return;
@@ -134,9 +154,38 @@ feed.add({
   name: "node",
   everyMs: 1500,
   path: () => drawer.path(),
-  apply: (body) => drawer.update(object(body), { nowMs: clock.nowMs(), risk: seen.of(text(object(body).node)), jobs: state.jobs }),
+  apply: (body) => drawer.update(object(body), { nowMs: nowOf(body), jobs: state.jobs }),
   failed: (error) => drawer.failed(error),
 });
+feed.add({
+  name: "timeline",
+  everyMs: 2900,
+  path: () => drawer.timelinePath(),
+  apply: (body) => drawer.view?.timeline?.update(body, nowOf(body)),
+  failed: (error) => drawer.view?.timeline?.fail(error),
+});
+feed.add({
+  name: "drain",
+  everyMs: 9900,
+  path: () => drawer.drainPath(),
+  apply: (body) => drawer.view?.drain?.update(body, nowOf(body)),
+  failed: (error) => drawer.view?.drain?.fail(error),
+});
+for (const [name, path, part, everyMs] of JOB_PARTS) {
+  feed.add({
+    name,
+    everyMs,
+    path: () => drawer.jobPath(path),
+    apply: (body) => {
+      if (!drawer.job) return;
+      drawer.view[part](body, { nowMs: nowOf(body) });
+      if (part === "update") showBeside();
+    },
+    failed: (error) => drawer.job && drawer.view.failed(part === "update" ? "facts" : part, error),
+  });
+}
+feed.add({ name: "spikes", everyMs: 4900, path: () => "/spikes", apply: (body) => spikes.update(body, nowOf(body)), failed: note("spikes-foot") });
+feed.add({ name: "use", everyMs: 4900, path: () => "/utilisation", apply: (body) => use.update(body), failed: note("use-foot") });
 feed.add({ name: "queue", everyMs: 1900, path: () => "/queue", apply: (body) => queue.update(body, clock.nowMs(), state.header), failed: note("queue-foot") });
 feed.add({
   name: "placements",
@@ -180,6 +229,36 @@ feed.add({
   },
 });
 
+/** Jobs that run on nodes of the one that is open, those with the most of them first: [{job, nodes}]. */
+function besideOf(job) {
+  const own = new Set(list(rows(state.jobs).find((row) => row.job === job)?.nodes));
+  return rows(state.jobs)
+    .filter((row) => row.job !== job && text(row.state) === "running")
+    .map((row) => ({ job: text(row.job), nodes: list(row.nodes).filter((name) => own.has(name)).length }))
+    .filter((row) => row.nodes > 0)
+    .sort((a, b) => b.nodes - a.nodes)
+    .slice(0, MOST_BESIDE);
+}
+
+async function showBeside() {
+  if (state.jobs === null) return;
+  const { job, view } = drawer;
+  const found = besideOf(job);
+  const said = found.map((row) => `${row.job} ${row.nodes}`).join(" ");
+  if (view.asked === said) return;
+  view.asked = said;
+  for (const row of found) {
+    try {
+      const { body } = await ask("/interference", { a: job, b: row.job, share: "nic" }, token.value);
+      row.sentence = text(body.sentence);
+    } catch (error) {
+      if (!error.kind) throw error;
+      row.sentence = `What they do to each other is not known: ${error.message}.`;
+    }
+  }
+  if (drawer.view === view) view.beside(found);
+}
+
 async function askStraggler(job) {
   try {
     const { body } = await request(`/jobs/${encodeURIComponent(job)}/stragglers`, token.value);
@@ -197,7 +276,8 @@ document.addEventListener("keydown", (event) => {
 });
 themeButton(byId("theme"), () => state.columns && map.update(state.columns));
 
-const asked = new URLSearchParams(location.hash.slice(1)).get("node");
+const asked = new URLSearchParams(location.hash.slice(1));
 feed.start();
-if (asked) openNode(asked);
+if (asked.get("node")) openNode(asked.get("node"));
+else if (asked.get("job")) openJob(asked.get("job"));
 setInterval(summarize, 500);

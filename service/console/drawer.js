@@ -1,20 +1,25 @@
-// The side panel: one node or one rack, opened from anywhere, closed with Esc; focus goes back to where it was.
+// The side panel: the page of a node, of a job, or of a rack; opened from anywhere, closed with Esc, and then the focus
+// goes back to where it was.
 
 import { shade } from "./colour.js";
-import { byId, h, say } from "./dom.js";
+import { byId, h, mark, say } from "./dom.js";
 import { percent, sentence, text } from "./format.js";
+import { jobView } from "./job.js";
 import { nodeView } from "./node.js";
 
 export class Drawer {
-  /** `acts`: open(name), select(job), closed(). */
+  /** `acts`: open(node), openJob(job), select(job), again(), closed(). */
   constructor(acts) {
     this.acts = acts;
     this.root = byId("drawer");
     this.node = "";
+    this.job = "";
     this.title = h("h2", { id: "drawer-title", tabindex: -1 });
+    this.notice = h("p", { class: "drawer-notice", hidden: true });
     this.body = h("div", { class: "drawer-body" });
     this.root.append(
       h("div", { class: "drawer-head" }, this.title, h("button", { class: "tool", "aria-label": "Close", onclick: () => this.close() }, "Esc")),
+      this.notice,
       this.body,
     );
   }
@@ -27,17 +32,35 @@ export class Drawer {
     return this.isOpen && this.node ? `/nodes/${encodeURIComponent(this.node)}` : null;
   }
 
+  timelinePath() {
+    return this.isOpen && this.node && this.view ? this.view.timeline.path(this.node) : null;
+  }
+
+  drainPath() {
+    return this.path() && this.view ? `${this.path()}/drain` : null;
+  }
+
+  /** Of the job: "" itself, or what else the API says of it. */
+  jobPath(part = "") {
+    return this.isOpen && this.job ? `/jobs/${encodeURIComponent(this.job)}${part}` : null;
+  }
+
   openNode(name) {
-    this.show(name);
+    this.show(name, "node");
     this.node = name;
-    this.view = null;
     this.body.replaceChildren(h("p", { class: "why" }, "Asking for the node …"));
+  }
+
+  openJob(name) {
+    this.show(name, "job");
+    this.job = name;
+    this.view = jobView(this.acts);
+    this.body.replaceChildren(this.view.element);
   }
 
   /** A rack: its nodes, riskiest first. */
   openRack(name, members, columns) {
-    this.show(name ? `Rack ${name}` : "Nodes without a rack");
-    this.node = "";
+    this.show(name ? `Rack ${name}` : "Nodes without a rack", "rack");
     const order = [...members].sort((a, b) => (columns.p[b] || -1) - (columns.p[a] || -1));
     const items = order.map((row) => {
       const p = Number.isNaN(columns.p[row]) ? null : columns.p[row];
@@ -58,8 +81,17 @@ export class Drawer {
     this.body.replaceChildren(h("p", { class: "foot" }, "Probability within 1 h, when this list was opened."), h("ol", { class: "rows" }, ...items));
   }
 
-  show(title) {
+  /** Whether what is shown can be trusted: the page covers the strip that says so. */
+  tell({ state, sentence }) {
+    this.notice.hidden = state === "live";
+    mark(this.notice, "data-state", state);
+    say(this.notice, sentence);
+  }
+
+  show(title, kind) {
     if (!this.isOpen) this.opener = document.activeElement;
+    Object.assign(this, { node: "", job: "", view: null });
+    this.root.dataset.kind = kind;
     this.root.hidden = false;
     say(this.title, title);
     this.root.scrollTop = 0;
@@ -71,6 +103,7 @@ export class Drawer {
     if (!this.view) {
       this.view = nodeView(this.acts);
       this.body.replaceChildren(this.view.element);
+      this.acts.again();
     }
     this.view.update(body, context);
   }
@@ -85,7 +118,7 @@ export class Drawer {
   close() {
     if (!this.isOpen) return;
     this.root.hidden = true;
-    this.node = "";
+    Object.assign(this, { node: "", job: "", view: null });
     if (this.opener?.isConnected) this.opener.focus({ preventScroll: true });
     this.acts.closed();
   }

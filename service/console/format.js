@@ -43,6 +43,22 @@ export function short(value) {
   return number >= 10 || Number.isInteger(number) ? whole(number) : number.toFixed(1);
 }
 
+const SIZES = [
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+];
+
+/** 4.2e10, "B/s" → "42 GB/s". */
+export function amount(value, unit) {
+  const number = num(value);
+  if (number === null) return NONE;
+  const [size, prefix] = SIZES.find(([least]) => Math.abs(number) >= 0.9995 * least) ?? [1, ""];
+  const scaled = number / size;
+  return `${scaled >= 99.5 || Number.isInteger(scaled) ? Math.round(scaled) : scaled.toFixed(scaled < 9.95 ? 1 : 0)}${GAP}${prefix}${unit}`;
+}
+
 /** A probability: 0.123 → "12 %", below one in a hundred "<1 %". */
 export function percent(value) {
   const p = num(value);
@@ -50,6 +66,9 @@ export function percent(value) {
   if (p < 0.01) return p <= 0 ? `0${GAP}%` : `<1${GAP}%`;
   return p > 0.99 ? `>99${GAP}%` : `${Math.round(p * 100)}${GAP}%`;
 }
+
+/** A share whose tenths count: 0.9653 → "96.5 %". */
+export const share = (value) => (num(value) === null ? NONE : `${(100 * value).toFixed(1)}${GAP}%`);
 
 /** A ratio that may pass 1: 1.62 → "1.6×". */
 export const times = (value) => (num(value) === null ? NONE : `${value < 10 ? value.toFixed(value < 2 ? 2 : 1) : whole(value)}×`);

@@ -70,6 +70,8 @@ export class FleetMap {
     return [
       h("b", {}, job),
       ` ${parts.join(" · ")} `,
+      h("button", { class: "link", onclick: () => this.acts.openJob(job) }, "open"),
+      " ",
       h("button", { class: "link", onclick: () => this.acts.select("") }, "clear"),
     ];
   }

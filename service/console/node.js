@@ -1,4 +1,4 @@
-// One node: what to do, why, when it began, what runs there and what a drain would cost.
+// One node: what to do, why, what happened on one time axis, what runs there and what a drain would change.
 
 import { shade } from "./colour.js";
 import { h, keyed, mark, say } from "./dom.js";
@@ -21,7 +21,8 @@ import {
   text,
   whole,
 } from "./format.js";
-import { timeline } from "./timeline.js";
+import { drainView } from "./drain.js";
+import { Timeline } from "./timeline.js";
 
 const KINDS = ["fail", "drain", "slow"];
 const GPU_COLUMNS = [
@@ -35,30 +36,32 @@ const GPU_COLUMNS = [
 
 const section = (title, ...children) => h("section", {}, h("h3", {}, title), ...children);
 
-/** {element, update(body, context)}. context: {nowMs, risk: points seen, jobs: rows of /jobs}. */
+/** {element, timeline, drain, update(body, context)}. context: {nowMs, jobs: rows of /jobs}. `acts`: openJob, again. */
 export function nodeView(acts) {
   const parts = {
     facts: h("p", { class: "facts" }),
     action: h("p", { class: "action" }),
     reasons: h("ol", { class: "reasons" }),
     risk: h("table", { class: "grid" }),
-    when: h("div"),
+    idle: h("p", { class: "why" }, "Nothing runs here."),
     jobs: h("ul", { class: "jobs" }),
-    drain: h("p", { class: "why" }),
     gpus: h("table", { class: "grid gpus" }),
     foot: h("p", { class: "foot" }),
   };
-  const axis = timeline();
-  parts.when.append(axis.element);
+  const timeline = new Timeline({ changed: acts.again, open: acts.openJob });
+  const drain = drainView(acts.openJob);
   const element = h(
     "div",
-    {},
+    { class: "page" },
     parts.facts,
     parts.action,
-    section("Why", parts.reasons),
-    section("Risk", parts.risk),
-    section("Timeline, last 60 min", parts.when),
-    section("Jobs here", parts.jobs, parts.drain),
+    section("What happened here", timeline.element),
+    h(
+      "div",
+      { class: "columns" },
+      h("div", {}, section("Why", parts.reasons), section("Risk", parts.risk)),
+      h("div", {}, section("If it were drained now", drain.element), section("Jobs here", parts.idle, parts.jobs)),
+    ),
     section("GPUs", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "GPUs of this node" }, parts.gpus)),
     parts.foot,
   );
@@ -71,15 +74,15 @@ export function nodeView(acts) {
     const action = object(answer.action);
     say(parts.action, advice(action, text(rows(answer.reasons)[0]?.sentence)) || "Nothing to do");
     parts.action.hidden = text(action.code) === "none";
-    showReasons(parts.reasons, alike(rows(answer.reasons)), context.nowMs);
+    const isKnown = rows(answer.risk).some((row) => num(row.p) !== null);
+    showReasons(parts.reasons, alike(rows(answer.reasons)), context.nowMs, isKnown);
     showRisk(parts.risk, rows(answer.risk));
-    axis.update({ reasons: rows(answer.reasons), risk: context.risk, jobs: held.map((job) => known.get(job)).filter(Boolean), nowMs: context.nowMs });
+    parts.idle.hidden = held.length > 0;
     showJobs(parts.jobs, held, known, context.nowMs, acts);
-    say(parts.drain, drainSentence(held, known, gpus));
     showGpus(parts.gpus, gpus, new Set(rows(answer.reasons).map((reason) => text(reason.entity))), text(answer.node));
     say(parts.foot, `model ${text(answer.model) || "unknown"} · as of ${clockTime(num(answer.as_of_ms))} UTC`);
   };
-  return { element, update };
+  return { element, timeline, drain, update };
 }
 
 function factsOf(answer, gpus) {
@@ -125,8 +128,9 @@ function evidence(reason, nowMs) {
   return `${figure(num(reason.value))}${unit ? ` ${unit}` : ""}${usual}${since}`;
 }
 
-function showReasons(root, reasons, nowMs) {
-  const shown = reasons.length ? reasons : [{ sentence: "Nothing unusual: the probability is what such nodes show on average.", feature: "", entity: "" }];
+function showReasons(root, reasons, nowMs, isKnown) {
+  const none = isKnown ? "Nothing unusual: the probability is what such nodes show on average." : "Nothing is known of it now: no exporter tells of it.";
+  const shown = reasons.length ? reasons : [{ sentence: none, feature: "", entity: "" }];
   keyed(
     root,
     shown.map((reason, at) => ({ ...reason, key: `${text(reason.feature)} ${text(reason.entity)} ${at}` })),
@@ -182,19 +186,9 @@ function showJobs(root, held, known, nowMs, acts) {
     root,
     held,
     (job) => job,
-    (job) => h("li", {}, h("button", { class: "link name", title: "outline its nodes on the map", onclick: () => acts.select(job) }, job), h("span", { class: "place" })),
+    (job) => h("li", {}, h("button", { class: "link name", onclick: () => acts.openJob(job) }, job), h("span", { class: "place" })),
     (item, job) => say(item.lastChild, jobLine(known.get(job), nowMs)),
   );
-}
-
-/** What would change if the node were drained now: plain arithmetic on what runs there. */
-function drainSentence(held, known, gpus) {
-  if (held.length === 0) return "Nothing runs here: draining it now interrupts nobody.";
-  const stopped = held.map((job) => known.get(job)).filter(Boolean);
-  const total = stopped.reduce((sum, row) => sum + (num(row.gpus) ?? 0), 0);
-  const here = gpus.filter((gpu) => text(gpu.job)).length;
-  const whose = total ? `, ${count(total, "GPU")} in all (${whole(here)} here)` : "";
-  return `Draining it now would interrupt ${count(held.length, "job")}${whose} and take ${count(gpus.length, "GPU")} out of service.`;
 }
 
 /** `named`: entities that a reason names ("n042/3"); their rows stand out. */

@@ -26,7 +26,7 @@ export class Seen {
 }
 
 /** Path of probabilities over [fromMs, toMs] in a box; heights on the scale of the map's colours. */
-export function riskPath(points, fromMs, toMs, width, height) {
+function riskPath(points, fromMs, toMs, width, height) {
   const x = (time) => ((time - fromMs) / Math.max(1, toMs - fromMs)) * width;
   const y = (p) => height - 1 - heat(p) * (height - 2);
   return points

@@ -24,6 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tests.service import console_pages as pages
 from tests.service.console_scene import STATES, Scene
 
 CONSOLE = Path(__file__).parents[2] / "service" / "console"
@@ -87,6 +88,31 @@ class Answers:
     async def node(self, request: Request) -> Response:
         return self.reply(request, self.scene.node(request.path_params["node"]))
 
+    async def timeline(self, request: Request) -> Response:
+        minutes = int(request.query_params.get("minutes", 60))
+        return self.reply(request, pages.timeline(self.scene, request.path_params["node"], minutes))
+
+    async def drain(self, request: Request) -> Response:
+        return self.reply(request, pages.drain(self.scene, request.path_params["node"]))
+
+    async def job(self, request: Request) -> Response:
+        return self.reply(request, pages.job(self.scene, request.path_params["job"]))
+
+    async def fingerprint(self, request: Request) -> Response:
+        return self.reply(request, pages.fingerprint(self.scene, request.path_params["job"]))
+
+    async def checkpoint(self, request: Request) -> Response:
+        return self.reply(request, pages.checkpoint(self.scene, request.path_params["job"]))
+
+    async def spikes(self, request: Request) -> Response:
+        return self.reply(request, pages.spikes(self.scene))
+
+    async def utilisation(self, request: Request) -> Response:
+        return self.reply(request, pages.utilisation(self.scene))
+
+    async def interference(self, request: Request) -> Response:
+        return self.reply(request, pages.interference(await request.json()))
+
     async def demand(self, request: Request) -> Response:
         asked = request.query_params
         return self.reply(request, self.scene.demand(asked.get("pool"), asked.get("target"), asked.get("class")))
@@ -137,11 +163,19 @@ def make_app(answers: Answers) -> Starlette:
         Route("/v1/fleet", answers.fleet),
         Route("/v1/risk/nodes", answers.risk),
         Route("/v1/nodes/{node}", answers.node),
+        Route("/v1/nodes/{node}/timeline", answers.timeline),
+        Route("/v1/nodes/{node}/drain", answers.drain),
         Route("/v1/demand", answers.demand),
         Route("/v1/demand/record", answers.record),
         Route("/v1/queue", answers.queue),
         Route("/v1/jobs", answers.jobs),
         Route("/v1/jobs/{job}/stragglers", answers.stragglers),
+        Route("/v1/jobs/{job}/fingerprint", answers.fingerprint),
+        Route("/v1/jobs/{job}/checkpoint", answers.checkpoint),
+        Route("/v1/jobs/{job}", answers.job),
+        Route("/v1/spikes", answers.spikes),
+        Route("/v1/utilisation", answers.utilisation),
+        Route("/v1/interference", answers.interference, methods=["POST"]),
         Route("/v1/placements", answers.placements),
         Route("/v1/ingestion", answers.ingestion),
         Route("/v1/stream", answers.stream),

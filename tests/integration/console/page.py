@@ -90,7 +90,8 @@ def open_console(browser: Browser) -> Iterator[Opener]:
 
 
 def _note(console: Console, message: ConsoleMessage) -> None:
-    expected = console.answers.scene.state == "broken" or console.answers.token
+    answers = console.answers
+    expected = answers.scene.state == "broken" or answers.token or None in answers.override.values()
     if message.type in ("error", "warning") and not (expected and "Failed to load resource" in message.text):
         console.errors.append(f"{message.type}: {message.text}")
 
