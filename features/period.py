@@ -31,6 +31,8 @@ HILL = (
 NEARLY = 0.8  # of the highest hill up to WITHIN times its lag: a step has no more micro-batches
 WITHIN = 12
 MOST_MULTIPLES = 8
+STILL = 0.5  # of the first hill: so high are the multiples that refine it
+FAR = 50.0  # samples: there a hill stands to half a per cent, and further on lie the long steps, not the usual ones
 LEAST_SWING = 0.5  # spread over mean, of the liveliest channel
 CHANNEL_SWING = 0.2  # of every further one
 LEAST_KNOWN = 0.8  # of the samples of a channel
@@ -145,12 +147,14 @@ def _refined(curve: Array, lag: int) -> float:
     """The period in samples from its multiples, while they are hills."""
     period = _vertex(curve, lag)
     for many in range(2, MOST_MULTIPLES + 1):
+        if period * (many - 1) >= FAR * FINE:
+            break
         at = round(period * many)
         reach = max(1, round(period / 4))
         if at + reach + 1 >= len(curve):
             break
         top = at - reach + int(np.argmax(curve[at - reach : at + reach + 1]))
-        if curve[top] < curve[lag] / 2 or not at - reach < top < at + reach:
+        if curve[top] < STILL * curve[lag] or not at - reach < top < at + reach:
             break  # on the edge of what is looked at nothing is a hill: a parabola there leads anywhere
         period = _vertex(curve, top) / many
     return period

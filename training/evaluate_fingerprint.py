@@ -6,7 +6,7 @@ faults/simulated        jobs that tell of checkpoints: the next one, predicted h
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,30 +16,24 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
+from features.episodes import episodes
 from features.fingerprint import class_of, shape_of
-from features.period import SAMPLES_A_PERIOD, Period, find_period
+from features.period import Period, find_period
 from fleet.events import Checkpoint, JobEvent
 from models.phases import PHASES, Levels, PhaseRule
 from models.renewal import next_of
-from training.results import Results, Row, interval
+from training.fingerprint_sets import CHANNELS, numbers, readable, row_of
+from training.rendered_runs import RENDERED, judge_rendered
+from training.results import Results
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
 
-RENDERED, RECORDED, SIMULATED = "telemetry/rendered", "telemetry/h100-phases", "faults/simulated"
-WITHIN = 0.02
+RECORDED, SIMULATED = "telemetry/h100-phases", "faults/simulated"
 HIT_S, HIT_SHARE = 30.0, 0.05
-GRID_S = 1.0  # phases are judged once a second
-CHANNELS = (
-    "sm_active",
-    "tensor_active",
-    "power_w",
-    "nvlink_tx_bytes_s",
-    "pcie_tx_bytes_s",
-    "ib_tx_bytes_s",
-)
+GRID_S, FINE_S = 1.0, 0.1  # phases are judged once a second
+LONGEST_S = 86_400.0
 CLASS_OF_NAME = {"t": "training", "i": "inference", "b": "idle"}  # of recorded runs, by their first letter
-FEWEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +43,7 @@ class Recorded:
     name: str
     phase: NDArray[np.object_]
     channels: dict[str, Array]
-    fine: Array
-    fine_s: float
+    fine: Array  # (channel, tenth of a second)
 
     def of(self, column: str) -> Array:
         return self.channels.get(column, np.full(len(self.phase), np.nan))
@@ -68,96 +61,53 @@ class Recorded:
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     """Judge what the test folder has; phases learn from the runs of both folders but the one they are judged on."""
     results = Results("fingerprint")
-    for folder, judge in ((RENDERED, _judge_periods), (SIMULATED, _judge_checkpoints)):
+    for folder, judge in ((RENDERED, judge_rendered), (SIMULATED, _judge_checkpoints)):
         if (test / folder).is_dir():
             judge(results, test / folder, seed)
         else:
             results.skipped.append(f"{folder}: not in {test}")
-    runs = {run.name: run for run in (*_recorded(train / RECORDED), *_recorded(test / RECORDED))}
-    tested = {run.name for run in _recorded(test / RECORDED)}
+    paths = sorted((test / RECORDED).glob("*_telemetry.csv.gz"))
+    tested = {run.name: run for run in readable(results, RECORDED, paths, _recorded)}
+    paths = [path for path in sorted((train / RECORDED).glob("*_telemetry.csv.gz")) if _name(path) not in tested]
+    runs = {**{run.name: run for run in readable(results, f"{RECORDED} of {train}", paths, _recorded)}, **tested}
     if tested and len(runs) > 1:
         say(f"{RECORDED}: {len(tested)} runs, each judged by what the others teach")
-        _judge_phases(results, list(runs.values()), tested, seed)
+        _judge_phases(results, list(runs.values()), set(tested), seed)
     else:
         results.skipped.append(f"{RECORDED}: fewer than two runs with phases in {test}")
     return results
 
 
-def _row(dataset: str, target: str, method: str, metric: str, values: Sequence[float], seed: int) -> Row:
-    """The mean of `values` with its interval."""
-    value, low, high = interval(values, seed=seed)
-    model = "autocorrelation" if target == "period" else "rules" if target in ("phase", "class") else "renewal"
-    return Row(dataset, target, "all", None, method, model if method == "ours" else method, metric, value, low, high,
-               len(values))  # fmt: skip
-
-
-# -- periods ------------------------------------------------------------------------------------------------------
-
-
-class _Truth(msgspec.Struct):
-    interval_s: float
-    period_s: float
-
-
-def _judge_periods(results: Results, folder: Path, seed: int) -> None:
-    """Runs with enough samples a step count as found within 2 %, the others as "unknown"."""
-    found: dict[str, list[float]] = defaultdict(list)
-    unknown: dict[str, list[float]] = defaultdict(list)
-    for path in sorted(folder.glob("*/truth.json")):
-        truth = msgspec.json.decode(path.read_bytes(), type=_Truth)
-        channels = _means(pd.read_parquet(path.parent / "telemetry.parquet"))
-        said = {
-            "ours": find_period(channels, truth.interval_s).period_s,
-            "largest_line": _largest_line(channels, truth.interval_s),
-        }
-        for method, period_s in said.items():
-            if truth.period_s < SAMPLES_A_PERIOD * truth.interval_s:
-                unknown[method].append(float(period_s is None))
-            else:
-                near = period_s is not None and abs(period_s / truth.period_s - 1) <= WITHIN
-                found[method].append(float(near))
-    for metric, by_method in (("period_within_2pct", found), ("aliased_unknown", unknown)):
-        for method, values in by_method.items():
-            results.rows.append(_row(RENDERED, "period", method, metric, values, seed))
-
-
-def _means(table: pd.DataFrame) -> Array:
-    """(channel, sample) means over GPUs."""
-    columns = [name for name in CHANNELS if name in table]
-    means = table.groupby("time_s")[columns].mean()
-    return np.asarray(means.to_numpy(np.float64).T)
-
-
-def _largest_line(channels: Array, interval_s: float) -> float:
-    """The baseline: the strongest line of the power spectrum, whatever it is."""
-    first = channels[0] - channels[0].mean()
-    power = np.abs(np.fft.rfft(first)) ** 2
-    return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
-
-
 # -- phases and classes -------------------------------------------------------------------------------------------
 
 
-def _recorded(folder: Path) -> Iterator[Recorded]:
-    """Runs that have phases and SM activity."""
-    for path in sorted(folder.glob("*_telemetry.csv.gz")):
-        table = pd.read_csv(path)
-        name = path.name.removesuffix("_telemetry.csv.gz")
-        if {"phase", "sm_active", "timestamp"} <= set(table) and len(table):
-            yield _on_grid(name, table)
+def _name(path: Path) -> str:
+    return path.name.removesuffix("_telemetry.csv.gz")
 
 
-def _on_grid(name: str, table: pd.DataFrame) -> Recorded:
+def _recorded(path: Path) -> Recorded | None:
+    """None of a run without phases or SM activity. Raises one of UNREADABLE."""
+    table = pd.read_csv(path, low_memory=False)
+    if not {"phase", "sm_active", "timestamp"} <= set(table):
+        return None
+    phase = table["phase"].where(table["phase"].isin(PHASES))
+    table = numbers(table, [str(name) for name in table if name != "phase"])
+    known = np.isfinite(table["timestamp"]) & phase.notna()
+    if not known.any():
+        raise ValueError(f"no row has a timestamp and a phase ({', '.join(PHASES)})")
+    table, phase = table[known], phase[known]
     since_s = table["timestamp"] - table["timestamp"].min()
+    if float(since_s.max()) > LONGEST_S:
+        raise ValueError(f"its timestamps span {float(since_s.max()):.0f} s, a run has {LONGEST_S:.0f} s at most")
     second = (since_s // GRID_S).astype(int)
-    means = table.groupby(second).mean(numeric_only=True)
+    means = table.groupby(second).mean()
     whole = pd.RangeIndex(int(second.max()) + 1)
-    phase = table.groupby(second)["phase"].last().reindex(whole).ffill()
+    phases = phase.groupby(second).last().reindex(whole).ffill()
     channels = {str(column): means[column].reindex(whole).to_numpy(np.float64) for column in means}
-    fine_s = 0.1
-    tenth = table.assign(time_s=(since_s / fine_s).round()).groupby("time_s").mean(numeric_only=True)
-    columns = [column for column in CHANNELS if column in tenth]
-    return Recorded(name, phase.to_numpy(object), channels, tenth[columns].to_numpy(np.float64).T, fine_s)
+    columns = [column for column in CHANNELS if column in table]
+    tenth = (since_s / FINE_S).round().astype(int)
+    fine = table[columns].groupby(tenth).mean().reindex(pd.RangeIndex(int(tenth.max()) + 1))
+    return Recorded(_name(path), phases.to_numpy(object), channels, fine.to_numpy(np.float64).T)
 
 
 def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], seed: int) -> None:
@@ -176,9 +126,9 @@ def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], 
             for method, odds in _classes_said(run).items():
                 right[method].append(float(odds == actual))
     for method, values in scores.items():
-        results.rows.append(_row(RECORDED, "phase", method, "phase_f1", values, seed))
+        results.rows.append(row_of(RECORDED, "phase", method, "phase_f1", values, seed))
     for method, values in right.items():
-        results.rows.append(_row(RECORDED, "class", method, "class_accuracy", values, seed))
+        results.rows.append(row_of(RECORDED, "class", method, "class_accuracy", values, seed))
 
 
 def _are_same(one: Recorded, other: Recorded) -> bool:
@@ -215,7 +165,7 @@ def _warmup_s(others: Sequence[Recorded]) -> float:
 
 
 def _classes_said(run: Recorded) -> dict[str, str]:
-    period = find_period(run.fine, run.fine_s)
+    period = find_period(run.fine, FINE_S)
     shape = shape_of(run.of("sm_active"), run.of("tensor_active"), run.of("nvlink_tx_bytes_s"), run.host, period)
     odds = class_of(shape)
     return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _three_rules(run)}
@@ -223,11 +173,17 @@ def _classes_said(run: Recorded) -> dict[str, str]:
 
 def _three_rules(run: Recorded) -> str:
     """The classifier that came with the recordings: two of power > 400 W, tensor/SM > .25, NVLink repeats > .3."""
-    power, sm, tensor = (float(np.nanmedian(run.of(name))) for name in ("power_w", "sm_active", "tensor_active"))
+    power, sm, tensor = (_median(run.of(name)) for name in ("power_w", "sm_active", "tensor_active"))
     nvlink = run.of("nvlink_tx_bytes_s")
-    repeats = find_period(nvlink[None, :], GRID_S) if np.nanmax(nvlink) > 0 else Period(None)
+    repeats = find_period(nvlink[None, :], GRID_S) if _median(nvlink) > 0 else Period(None)
     votes = (power > 400) + (sm > 0 and tensor / sm > 0.25) + (repeats.strength > 0.3)
     return "idle" if sm < 0.02 else "training" if votes >= 2 else "inference"
+
+
+def _median(values: Array) -> float:
+    """0 where nothing is known."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else 0.0
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -237,8 +193,8 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
     """Of every checkpoint after the second, half-way to it: was it within max(30 s, 5 %) of its own time?"""
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
-    for path in sorted(folder.glob("*/events.jsonl")):
-        for begins in _begins(path).values():
+    for told_of in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):
+        for begins in told_of.values():
             for number in range(2, len(begins)):
                 before, actual = begins[:number], int(begins[number])
                 now_ms = (int(before[-1]) + actual) // 2
@@ -254,20 +210,20 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
                     hits[method].append(float(near))
                 inside.append(float(told is not None and told.p10_ms <= actual <= told.p90_ms))
     for method, values in hits.items():
-        results.rows.append(_row(SIMULATED, "checkpoint", method, "checkpoint_hit", values, seed))
+        results.rows.append(row_of(SIMULATED, "checkpoint", method, "checkpoint_hit", values, seed))
     if inside:
-        results.rows.append(_row(SIMULATED, "checkpoint", "ours", "coverage_80", inside, seed))
+        results.rows.append(row_of(SIMULATED, "checkpoint", "ours", "coverage_80", inside, seed))
     else:
         results.skipped.append(f"{SIMULATED}: no job with three checkpoints")
 
 
 def _begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
-    """Attempt -> when its checkpoints began, ms, in order."""
+    """Attempt -> when its checkpoints began, ms, in order. Raises one of UNREADABLE."""
     decoder = msgspec.json.Decoder(JobEvent)
-    begins: dict[tuple[str, int], list[int]] = defaultdict(list)
+    edges: dict[tuple[str, int], list[Checkpoint]] = defaultdict(list)
     with path.open("rb") as file:
         for line in file:
             event = decoder.decode(line) if b'"checkpoint"' in line else None
-            if isinstance(event, Checkpoint) and event.edge == "begin":
-                begins[event.job, event.attempt].append(event.time_ms)
-    return {key: np.unique(np.array(times, np.int64)) for key, times in begins.items()}
+            if isinstance(event, Checkpoint):
+                edges[event.job, event.attempt].append(event)
+    return {key: np.array([one.begin_ms for one in episodes(told)], np.int64) for key, told in edges.items()}

@@ -55,7 +55,7 @@ def _recorded(level: float) -> pd.DataFrame:
 def test_periods_phases_and_checkpoints_are_judged_beside_baselines(tmp_path: Path) -> None:
     data = made(tmp_path)
     results = evaluate(data, data, 1, lambda _: None)
-    value = {(row.metric, row.method): (row.value, row.n) for row in results.rows}
+    value = {(row.metric, row.method): (row.value, row.n) for row in results.select(series="all")}
     assert value["period_within_2pct", "ours"] == (1.0, 1)
     assert value["aliased_unknown", "ours"] == (1.0, 1)
     assert value["aliased_unknown", "largest_line"] == (0.0, 1)
@@ -72,3 +72,39 @@ def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:
     results = evaluate(tmp_path, tmp_path, 1, lambda _: None)
     assert results.rows == []
     assert len(results.skipped) == 3
+
+
+def test_odd_files_are_skipped_with_a_reason_and_the_others_are_judged(tmp_path: Path) -> None:
+    data = made(tmp_path)
+    rendered = data / "telemetry" / "rendered"
+    for name, truth in (("torn", b'{"interval_s": 1.0, "per'), ("never", b'{"interval_s": 0, "period_s": 3}')):
+        (rendered / name).mkdir()
+        (rendered / name / "truth.json").write_bytes(truth)
+    (rendered / "bare").mkdir()
+    (rendered / "bare" / "truth.json").write_bytes(b'{"interval_s": 1.0, "period_s": 8.0}')
+    runs = data / "telemetry" / "h100-phases"
+    (runs / "t8_telemetry.csv.gz").write_bytes(b"\x1f\x8b no gzip at all")
+    words = _recorded(0.5).astype({"timestamp": object})
+    words.loc[:, "timestamp"] = "noon"
+    words.to_csv(runs / "t9_telemetry.csv.gz", index=False)
+    other = data / "faults" / "simulated" / "two"
+    other.mkdir()
+    (other / "events.jsonl").write_bytes(b'{"type": "checkpoint", "job": 7}\n')
+    results = evaluate(tmp_path / "none", data, 1, lambda _: None)
+    value = {(row.metric, row.method, row.series): row.value for row in results.rows}
+    assert value["period_within_2pct", "ours", "all"] == value["checkpoint_hit", "ours", "all"] == 1.0
+    assert [text.split(" cannot be used")[0] for text in results.skipped] == [
+        "telemetry/rendered: 3 of 5",
+        "faults/simulated: 1 of 2",
+        "telemetry/h100-phases: 2 of 5",
+    ]
+
+
+def test_a_template_is_better_than_the_level_where_steps_repeat(tmp_path: Path) -> None:
+    results = evaluate(tmp_path / "none", made(tmp_path), 1, lambda _: None)
+    value = {(row.method, row.series): row.value for row in results.rows if row.metric == "expected_pinball"}
+    ours, level, last = (value[method, "1.5_cycles"] for method in ("ours", "level", "last_value"))
+    assert ours is not None
+    assert level is not None
+    assert last is not None
+    assert ours < level / 2 < last / 2
