@@ -8,14 +8,10 @@ the work goes on. ETTR is the effective training time ratio: of a running job's 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 DAY_S = 86_400.0
 RESTART_S = 300.0  # where nobody told what a restart takes
-HIGHEST_P = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +21,6 @@ class CheckpointPlan:
     interval_s: float
     failure_rate_per_day: float
     expected_ettr: float
-
-
-def failure_rate_per_day(p_day: Sequence[float], usual: float) -> float:
-    """Failures a day of a gang from the chance that each member fails within a day; NaN: `usual` is taken.
-
-    >>> round(failure_rate_per_day([0.01, float("nan")], 0.01), 4)
-    0.0201
-    """
-    p = np.array(p_day, np.float64)
-    p = np.clip(np.where(np.isfinite(p), p, usual), 0.0, HIGHEST_P)
-    return float(-np.log1p(-p).sum())
 
 
 def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:

@@ -17,16 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.shared_domains import shared_hazard
+from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from models.scores import RISK_HORIZONS_S
 
 Array = NDArray[np.float64]
 
-HIGHEST_P = 1 - 1e-9
 TINY = 1e-12
-HOT_C, HOTTEST_C = 75.0, 90.0  # of a GPU: no carry-over below, all of it above
-CARRY_OVER = 0.05  # slow hazard that a node at HOTTEST_C brings into its next job
-COOLS_S = 600.0
 FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 
 
@@ -34,9 +30,10 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 class GangRisk:
     """p_interrupted, p_slow: of the gang; node: (n,) the chance that each member interrupts it; domains: as found.
 
-    weakest: index of the member that interrupts it most likely.
+    hazard: interruptions that are expected; weakest: index of the member that interrupts it most likely.
     """
 
+    hazard: float
     p_interrupted: float
     p_slow: float
     node: Array
@@ -54,36 +51,6 @@ class SharedDomain:
     share: float
 
 
-def hazard_of(p: Array) -> Array:
-    """The hazard that a probability stands for."""
-    return np.asarray(-np.log1p(-np.clip(p, 0.0, HIGHEST_P)))
-
-
-def hazard_within(p: Array, duration_s: float) -> Array:
-    """(..., n) hazard of (..., horizon, n) probabilities within a time; never falls as the time grows.
-
-    >>> p = 1 - np.exp(-np.array([[0.1], [0.2], [0.3], [0.3]]))
-    >>> hazard_within(p, 1800).round(3).tolist(), hazard_within(p, 10_800).round(3).tolist()
-    ([0.05], [0.15])
-    """
-    hazard = np.maximum.accumulate(hazard_of(p), axis=-2)
-    times = np.array((0, *RISK_HORIZONS_S), np.float64)
-    hazard = np.concatenate((np.zeros_like(hazard[..., :1, :]), hazard), axis=-2)
-    at = int(np.clip(np.searchsorted(times, duration_s), 1, len(RISK_HORIZONS_S)))
-    slope = (hazard[..., at, :] - hazard[..., at - 1, :]) / (times[at] - times[at - 1])
-    return np.asarray(hazard[..., at - 1, :] + slope * (duration_s - times[at - 1]))
-
-
-def carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
-    """(n,) slow hazard from the job before, of the hottest GPU of each node; NaN, unknown, carries nothing.
-
-    >>> carried_heat(np.array([60.0, 90.0, np.nan]), 1e6).tolist()
-    [0.0, 0.05, 0.0]
-    """
-    hot = np.clip((np.nan_to_num(gpu_temp_c) - HOT_C) / (HOTTEST_C - HOT_C), 0.0, 1.0)
-    return np.asarray(CARRY_OVER * hot * (1 - np.exp(-duration_s / COOLS_S)))
-
-
 def gang_risk(
     risk: Array,
     domains: Sequence[tuple[str, Sequence[str]]],
@@ -97,8 +64,8 @@ def gang_risk(
     (level, (n,) name of each member's domain, "" unknown), levels of FAULTS_PER_DAY; gpu_temp_c: (n,).
     """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
-    hazard = hazard_within(known, duration_s)
-    usual = hazard_within(prior[:, :, None], duration_s)
+    hazard = hazard_within(known, RISK_HORIZONS_S, duration_s)
+    usual = hazard_within(prior[:, :, None], RISK_HORIZONS_S, duration_s)
     interrupts, slows = hazard[FAIL], hazard[SLOW]
     if gpu_temp_c is not None:
         slows = slows + carried_heat(gpu_temp_c, duration_s)
@@ -113,6 +80,7 @@ def gang_risk(
     rows = [SharedDomain(level, name, nodes, common / max(total, TINY)) for level, name, nodes, common in found]
     p = 1 - np.exp(-interrupts)
     return GangRisk(
+        hazard=total,
         p_interrupted=float(1 - np.exp(-total)),
         p_slow=float(1 - np.exp(-slows.sum())),
         node=p,

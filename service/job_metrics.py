@@ -12,10 +12,10 @@ import numpy as np
 
 from fleet.jobs import JobAttempt
 from fleet.topology import Level
-from models.checkpointing import ettr, failure_rate_per_day, plan_of
-from models.gang_risk import gang_risk
+from models.checkpointing import ettr, plan_of
+from models.gang_risk import GangRisk, gang_risk
 from models.node_risk import base_hazard
-from models.scores import RISK_HORIZONS_S, RISK_KINDS
+from models.scores import RISK_HORIZONS_S
 from service.board import Section
 from service.exposition import Page, span
 from service.publish import Tick
@@ -23,7 +23,7 @@ from service.publish import Tick
 GANGS_SHOWN, ROWS_SHOWN = 20, 50
 MADE_EVERY_MS = 60_000
 HOUR_S, DAY_S = 3600, 86_400
-FAIL, DAY = RISK_KINDS.index("fail"), RISK_HORIZONS_S.index(DAY_S)
+USUAL = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))  # (kind, horizon)
 DOING_NOTHING = ("idle", "abandoned")
 VERDICTS = ("works", "busy_but_little_work", "waits_for_data", "waits_for_communication", *DOING_NOTHING, "unknown")
 
@@ -65,8 +65,7 @@ def _add_gangs(page: Page, tick: Tick) -> int:
     rows = {name: row for row, name in enumerate(tick.topology.names)}
     gangs = [attempt for attempt in tick.running if len(attempt.hosts) > 1]
     shown = sorted(gangs, key=lambda attempt: (-attempt.gpus, attempt.job))[:GANGS_SHOWN]
-    prior = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
-    found = [(attempt, *_risk_of(attempt, tick, rows, prior)) for attempt in shown]
+    found = [(attempt, *_interrupted(attempt, tick, rows)) for attempt in shown]
     page.gauge(
         "gang_interruption_probability",
         "Probability that a running gang is interrupted within the horizon, and its weakest node.",
@@ -75,12 +74,17 @@ def _add_gangs(page: Page, tick: Tick) -> int:
     return len(gangs) - len(shown)
 
 
-def _risk_of(
-    attempt: JobAttempt, tick: Tick, rows: Mapping[str, int], prior: np.ndarray[Any, np.dtype[np.float64]]
-) -> tuple[float | None, str]:
+def _interrupted(attempt: JobAttempt, tick: Tick, rows: Mapping[str, int]) -> tuple[float | None, str]:
+    """Within an hour, and the weakest node."""
     members = [name for name in attempt.hosts if name in rows]
     if not members:
         return None, ""
+    found = _risk_of(members, tick, rows, HOUR_S)
+    return found.p_interrupted, members[found.weakest]
+
+
+def _risk_of(members: Sequence[str], tick: Tick, rows: Mapping[str, int], duration_s: float) -> GangRisk:
+    """Of known nodes together, with what their domains share."""
     at = np.array([rows[name] for name in members])
     topology = tick.topology
     powers = [topology.nodes[row].power_domain for row in at.tolist()]
@@ -88,21 +92,20 @@ def _risk_of(
     for level, of in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
         names = (*topology.domain_names[of], "")  # the last is of -1
         domains.append((level, [names[index] for index in topology.domain[of][at].tolist()]))
-    found = gang_risk(tick.risk.values[:, :, at], domains, HOUR_S, prior)
-    return found.p_interrupted, members[found.weakest]
+    return gang_risk(tick.risk.values[:, :, at], domains, duration_s, USUAL)
 
 
 def _add_checkpoints(page: Page, tick: Tick, prints: Mapping[str, Any]) -> int:
     """How far jobs are from their best interval, where both are known. Returns how many are left out."""
-    usual = float(1 - np.exp(-base_hazard(DAY_S)[FAIL]))
-    p_day = dict(zip(tick.topology.names, tick.risk.values[FAIL, DAY].tolist(), strict=True))
+    rows = {name: row for row, name in enumerate(tick.topology.names)}
     found = []
     for attempt in tick.running:
         seen = prints.get(attempt.job, {})
         cost_s, every_s = seen.get("checkpoint_cost_s"), seen.get("checkpoint_every_s")
-        if not cost_s or not every_s or not attempt.hosts:
+        members = [name for name in attempt.hosts if name in rows]
+        if not cost_s or not every_s or not members:
             continue
-        rate = failure_rate_per_day([p_day.get(name, np.nan) for name in attempt.hosts], usual)
+        rate = _risk_of(members, tick, rows, DAY_S).hazard
         plan = plan_of(cost_s, rate)
         found.append((plan.expected_ettr - ettr(every_s, cost_s, rate), every_s / plan.interval_s, attempt.job))
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]

@@ -8,25 +8,23 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from models.checkpointing import RESTART_S, ettr, failure_rate_per_day, plan_of
-from models.node_risk import base_hazard
-from models.scores import RISK_HORIZONS_S, RISK_KINDS
+from models.checkpointing import DAY_S, RESTART_S, ettr, plan_of
+from models.gang_risk import gang_risk
 from service.board import Board
 from service.feed import BoardFeed
 from service.routes.context import Context
+from service.routes.gang_risk import domains_of, usual_risk
 from service.routes.jobs import find_job, part_of
 from service.routes.table import Query, Row, answer, encode
 
-DAY = RISK_HORIZONS_S.index(86_400)
-FAIL = RISK_KINDS.index("fail")
 NOT_LOOKED_AT = "It was not looked at yet; ask again in some seconds."
-USUAL = float(1 - np.exp(-base_hazard(86_400)[FAIL]))
 
 
 class CheckpointAnswer(msgspec.Struct):
     """`interval_s` and `expected_ettr` are null where the cost or the nodes are not known. `every_s`: what it does now.
 
-    `failure_rate_per_day` is of the whole gang; `restart_s` is assumed.
+    `failure_rate_per_day` is of the whole gang, with the racks, power domains and rails that it shares; `restart_s` is
+    assumed.
     """
 
     as_of_ms: int
@@ -59,12 +57,17 @@ async def checkpoint(request: Request, context: Context, query: Query) -> Respon
 
 
 def _rate(feed: BoardFeed, board: Board, nodes: list[str]) -> float | None:
-    """Failures a day of the nodes together; None where it holds none."""
+    """Failures a day of the gang, with what its domains share; None where it holds no nodes."""
+    if not nodes:
+        return None
     feed.section(board, "node.risk")
-    p_day = board.array("node.risk")[FAIL, DAY]
+    risk = board.array("node.risk").astype(np.float64)
     rows = feed.kept(board, "rows_of_nodes", lambda: {name: row for row, name in enumerate(board.names("names.node"))})
-    found = [rows.get(node, len(p_day)) for node in nodes]
-    return failure_rate_per_day([p_day[at] if at < len(p_day) else np.nan for at in found], USUAL) if nodes else None
+    known = np.array([row for node in nodes if (row := rows.get(node, risk.shape[2])) < risk.shape[2]], np.int64)
+    strange = len(nodes) - len(known)
+    own = np.concatenate((risk[:, :, known], np.full((*risk.shape[:2], strange), np.nan)), axis=2)
+    domains = [(level, [*names, *[""] * strange]) for level, names in domains_of(board, known)]
+    return gang_risk(own, domains, DAY_S, usual_risk(risk)).hazard
 
 
 def _body(seen: Mapping[str, Any], rate: float | None, nodes: int) -> dict[str, Any]:

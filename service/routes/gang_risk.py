@@ -158,7 +158,7 @@ def _body(
 def _sentence(asked: GangAsked, found: GangRisk, weakest: str, domains: list[Domain], unknown: int) -> str:
     """The answer in words.
 
-    >>> risk = GangRisk(0.08, 0.01, np.array([0.05, 0.03]), 0, ())
+    >>> risk = GangRisk(0.083, 0.08, 0.01, np.array([0.05, 0.03]), 0, ())
     >>> _sentence(GangAsked(("a", "b"), 7200), risk, "a", [], 1)
     '2 nodes get through 2 h without interruption with 92 %; the weakest is a (5 %). Of 1 nothing is known yet.'
     """

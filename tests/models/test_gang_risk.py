@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from models.gang_risk import gang_risk, hazard_within
+from fleet.shared_domains import hazard_within
+from models.gang_risk import gang_risk
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
 
 HOUR_S = 3600.0
@@ -75,8 +76,18 @@ def test_a_node_that_nobody_knows_counts_as_an_ordinary_one():
 def test_hazards_meet_their_horizons_and_go_on_beyond_the_last():
     p = node_risk(0.05)[0]
     for at, horizon_s in enumerate(RISK_HORIZONS_S):
-        assert 1 - np.exp(-hazard_within(p, horizon_s)) == pytest.approx(p[at])
+        assert 1 - np.exp(-hazard_within(p, RISK_HORIZONS_S, horizon_s)) == pytest.approx(p[at])
     week = RISK_HORIZONS_S[-1]
-    step = hazard_within(p, 2 * week) - hazard_within(p, week)
-    assert step == pytest.approx(hazard_within(p, 3 * week) - hazard_within(p, 2 * week))
+    one, two, three = (hazard_within(p, RISK_HORIZONS_S, weeks * week) for weeks in (1, 2, 3))
+    step = two - one
+    assert step == pytest.approx(three - two)
     assert step > 0
+
+
+def test_the_hazard_of_a_gang_of_a_whole_fleet_stays_finite():
+    n = 20_000
+    racks = [f"r{at // 8}" for at in range(n)]
+    found = risk_of(node_risk(*np.full(n, 0.01)), domains=[(level, racks) for level in ("rack", "power", "rail")])
+    assert len(found.domains) == 3 * n // 8
+    assert found.p_interrupted == 1
+    assert found.hazard == pytest.approx(n * (0.01005 + 4.2e-3 / 24 + 3 * 0.01005 / 80), rel=0.01)
