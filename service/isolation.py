@@ -1,10 +1,11 @@
 """Whether an isolation that somebody relies on is in force, as telemetry and job events see it.
 
     gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
-    doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}
+    doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}   somewhere {node: [job]}, on GPUs unnamed
 
-Each field has one check. What cannot be seen is neither right nor wrong: `ok` is null, and so is the answer's, unless
-another field says otherwise.
+Each field has one check. What cannot be seen is neither right nor wrong: `ok` is null, `reason` says which metric would
+tell, and the answer's is null too, unless another field says otherwise. Of a limit only its use is seen: true is that
+the use lies below it, not that anything would hold it there.
 """
 
 import math
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.entities import MAX_NAME_LENGTH
 from fleet.jobs import JobAttempt
 from service.board import Section
 from service.publish import Tick, encode
@@ -32,25 +34,44 @@ OBSERVED = (
 READINGS, NETWORK, DOCUMENT = "gpu.isolation", "node.network", "doc.isolation"
 GIB = 2.0**30
 LEAST_OF_NOMINAL, MOST_OF_NOMINAL = 0.8, 1.02  # of a profile's memory: some is kept back, GB may mean GiB
-LONGEST_PROFILE = 64
+LONGEST_PROFILE, LONGEST_CPUS, MOST_JOBS = 64, 1_000, 1_000
 _PROFILE = re.compile(r"(?:MIG )?\d+(?:c\.\d+)?g\.(\d+)gb.*")
 SLACK = 1.01
+JobName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=1_000)]
+Limit = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+TELLS = {
+    "mig": "any metric of the GPU",
+    "mig_profile": "DCGM_FI_DEV_FB_TOTAL of GPU instances (label GPU_I_ID)",
+    "jobs": "`started` events that name the GPUs of each rank",
+    "cpu_pinning": "cpuset.cpus.effective of the job's cgroup, which none of the exporters that are read gives",
+    "pcie_link_gen": "DCGM_FI_DEV_PCIE_LINK_GEN",
+    "pcie_link_width": "DCGM_FI_DEV_PCIE_LINK_WIDTH",
+    "pcie_max_bytes_per_s": "DCGM_FI_PROF_PCIE_TX_BYTES and DCGM_FI_PROF_PCIE_RX_BYTES",
+    "network_max_bytes_per_s": "node_network_receive_bytes_total and node_network_transmit_bytes_total",
+    "gpu_memory_max_gib": "DCGM_FI_DEV_FB_USED",
+    "sm_active_max": "DCGM_FI_PROF_SM_ACTIVE",
+    "power_max_w": "DCGM_FI_DEV_POWER_USAGE",
+}
+LIMITS = tuple(field for field in TELLS if "_max" in field)
+BELOW = "its use lies below now; whether anything would hold it there is not seen"
+MEMORY_ONLY = "by the memory of its instances: telemetry does not tell their slices"
 
 
 class Expected(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is relied upon. mig_profile: as `1g.10gb`; jobs: those that hold the GPU, and no others."""
+    """What is relied upon. mig_profile: as `1g.10gb`; jobs: who holds the GPU, and nobody else; cpu_pinning: CPUs."""
 
     mig: bool | None = None
     mig_profile: Annotated[str, msgspec.Meta(max_length=LONGEST_PROFILE)] | None = None
-    jobs: list[str] | None = None
+    jobs: Annotated[list[JobName], msgspec.Meta(max_length=MOST_JOBS)] | None = None
+    cpu_pinning: Annotated[str, msgspec.Meta(max_length=LONGEST_CPUS)] | None = None
     pcie_link_gen: Small | None = None
     pcie_link_width: Small | None = None
-    pcie_max_bytes_per_s: float | None = None
-    network_max_bytes_per_s: float | None = None
-    gpu_memory_max_gib: float | None = None
-    sm_active_max: float | None = None
-    power_max_w: float | None = None
+    pcie_max_bytes_per_s: Limit | None = None
+    network_max_bytes_per_s: Limit | None = None
+    gpu_memory_max_gib: Limit | None = None
+    sm_active_max: Limit | None = None
+    power_max_w: Limit | None = None
 
 
 class Seen(msgspec.Struct):
@@ -58,15 +79,17 @@ class Seen(msgspec.Struct):
 
     mig: dict[str, dict[str, float | None]]
     holders: dict[str, list[str]]
+    somewhere: dict[str, list[str]] = {}
 
 
 class Sight(msgspec.Struct):
-    """What is observed of one GPU; NaN unknown."""
+    """What is observed of one GPU; NaN unknown. somewhere: jobs on GPUs of its node that no event names."""
 
     readings: dict[str, float]
     network: float
     mig: dict[str, float | None]
     holders: list[str]
+    somewhere: list[str] = []
 
     @property
     def heard(self) -> bool:
@@ -89,7 +112,7 @@ def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float | None]]
     data: dict[str, NDArray[Any] | bytes] = {
         READINGS: values,
         NETWORK: network,
-        DOCUMENT: encode({"mig": mig, "holders": holders_of(tick.running)}),
+        DOCUMENT: encode({"mig": mig, "holders": holders_of(tick.running), "somewhere": _somewhere(tick.running)}),
     }
     return [Section(name, part, tick.now_ms) for name, part in data.items()]
 
@@ -106,6 +129,17 @@ def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
     return found
 
 
+def _somewhere(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
+    """Node -> the jobs that run there on GPUs that no event names."""
+    found: dict[str, list[str]] = {}
+    for attempt in running:
+        named = {rank.node for rank in attempt.ranks if rank.gpus}
+        for node in attempt.hosts:
+            if node not in named:
+                found.setdefault(node, []).append(attempt.job)
+    return found
+
+
 def checks(expected: Expected, sight: Sight, as_of_ms: int) -> list[dict[str, Any]]:
     """A row for every field that is expected, in the order of the fields."""
     found = []
@@ -113,8 +147,19 @@ def checks(expected: Expected, sight: Sight, as_of_ms: int) -> list[dict[str, An
         if wanted is not None:
             observed, ok = _check(field, wanted, sight)
             row = {"field": field, "expected": wanted, "observed": observed, "ok": ok, "as_of_ms": as_of_ms}
-            found.append(row)
+            found.append(row | {"reason": _reason(field, ok, sight)})
     return found
+
+
+def _reason(field: str, ok: bool | None, sight: Sight) -> str | None:
+    """Why a field is unknown, or what its being right rests on."""
+    if ok is None and field == "jobs" and sight.somewhere:
+        return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would tell"
+    if ok is None:
+        return f"not seen: {TELLS[field]} would tell"
+    if ok and field == "mig_profile":
+        return MEMORY_ONLY
+    return BELOW if ok and field in LIMITS else None
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> bool | None:
@@ -128,12 +173,14 @@ def _check(field: str, wanted: Any, sight: Sight) -> tuple[Any, bool | None]:
     if not sight.heard and field != "network_max_bytes_per_s":  # that is of the node
         return None, None
     match field:
+        case "cpu_pinning":
+            return None, None
         case "mig":
             return bool(sight.mig), bool(sight.mig) is wanted
         case "mig_profile":
             return _profile(wanted, sight.mig)
         case "jobs":
-            return sight.holders, sorted(sight.holders) == sorted(wanted)
+            return _jobs(wanted, sight)
         case "pcie_link_gen" | "pcie_link_width":
             return _number(read[field]), _known(read[field], read[field] >= wanted)
         case "pcie_max_bytes_per_s":
@@ -145,6 +192,14 @@ def _check(field: str, wanted: Any, sight: Sight) -> tuple[Any, bool | None]:
         case "sm_active_max":
             return _most(read["sm_active"], wanted)
     return _most(read["power_w"], wanted)
+
+
+def _jobs(wanted: Sequence[str], sight: Sight) -> tuple[Any, bool | None]:
+    """Who holds the GPU: a job that may do so, or not, leaves it open, unless those that do say otherwise already."""
+    held, asked, may = set(sight.holders), set(wanted), set(sight.somewhere)
+    if not held <= asked or not asked - held <= may:
+        return sight.holders, False
+    return sight.holders, None if may else True
 
 
 def gib_of_profile(profile: str) -> float | None:

@@ -15,7 +15,7 @@ from service.access import Scope
 from service.board import Board
 from service.documents import number
 from service.interference import NOBODY, NOW, ON_GPU, SECTION, Going, Known, Party, Speeds, Taught, residuals_of, speeds
-from service.isolation import DOCUMENT, NETWORK, OBSERVED, READINGS, Expected, Seen, Sight, checks, verdict
+from service.isolation import DOCUMENT, LIMITS, NETWORK, OBSERVED, READINGS, Expected, Seen, Sight, checks, verdict
 from service.placement_body import field_of
 from service.problems import FieldError, Problem, unprocessable
 from service.request_body import read_body
@@ -78,19 +78,20 @@ class Interference(msgspec.Struct):
 
 
 class ToVerify(msgspec.Struct, forbid_unknown_fields=True):
-    node: str
+    node: Name
     gpu: int
     expected: Expected
 
 
 class Check(msgspec.Struct):
-    """ok: null where it cannot be seen."""
+    """ok: null where it cannot be seen; reason: what would tell, or what a true rests on."""
 
     field: str
     expected: Any
     observed: Any
     ok: bool | None
     as_of_ms: int
+    reason: str | None = None
 
 
 class Isolation(msgspec.Struct):
@@ -230,12 +231,23 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
 
 
 def _sight(board: Board, seen: Seen, row: int, asked: ToVerify) -> Sight:
-    readings = board.array(READINGS)
+    """Raises UnknownEntity for a GPU that nobody heard of where the node is known to have fewer."""
+    readings, counts = board.array(READINGS), board.array("node.gpus")
     if row >= len(readings) or not 0 <= asked.gpu < readings.shape[1]:
         raise UnknownEntity(f"no GPU {asked.gpu} on node {asked.node[:200]!r}")
-    values = dict(zip(OBSERVED, readings[row, asked.gpu].astype(np.float64).tolist(), strict=True))
+    told = readings[row, asked.gpu].astype(np.float64).tolist()
     gpu = f"{asked.node}/{asked.gpu}"
-    return Sight(values, float(board.array(NETWORK)[row]), seen.mig.get(gpu, {}), seen.holders.get(gpu, []))
+    sight = Sight(
+        dict(zip(OBSERVED, told, strict=True)),
+        float(board.array(NETWORK)[row]),
+        seen.mig.get(gpu, {}),
+        seen.holders.get(gpu, []),
+        seen.somewhere.get(asked.node, []),
+    )
+    count = int(counts[row]) if row < len(counts) else 0
+    if count and asked.gpu >= count and not sight.heard:
+        raise UnknownEntity(f"node {asked.node[:200]!r} has {count} GPUs, from 0 on: no GPU {asked.gpu}")
+    return sight
 
 
 def _verdict_sentence(ok: bool | None, rows: list[dict[str, Any]], heard: bool) -> str:
@@ -243,10 +255,15 @@ def _verdict_sentence(ok: bool | None, rows: list[dict[str, Any]], heard: bool) 
     if wrong:
         named = "; ".join(f"{row['field']} is {row['observed']}, not {row['expected']}" for row in wrong)
         return f"Not in force: {named}."
-    hidden = ", ".join(row["field"] for row in rows if row["ok"] is None)
+    hidden = [row for row in rows if row["ok"] is None]
+    names = ", ".join(row["field"] for row in hidden)
     if hidden and not heard:
-        return f"Nothing was heard of this GPU, so nobody can tell {hidden}."
-    return f"Telemetry does not tell of {hidden}." if hidden else "All that is expected is in force."
+        return f"Nothing was heard of this GPU, so nobody can tell {names}."
+    if hidden:
+        return f"Nobody can tell {names}: {'; '.join(dict.fromkeys(row['reason'] for row in hidden))}."
+    if any(row["field"] in LIMITS for row in rows):
+        return "Nothing says otherwise now; of limits only their use is seen."
+    return "All that is expected is in force."
 
 
 ROWS = (
@@ -301,6 +318,7 @@ ROWS = (
                     "observed": "9.5 GiB, 9.5 GiB",
                     "ok": True,
                     "as_of_ms": 1760000000000,
+                    "reason": "by the memory of its instances: telemetry does not tell their slices",
                 },
                 {
                     "field": "pcie_link_gen",
@@ -308,6 +326,7 @@ ROWS = (
                     "observed": 3.0,
                     "ok": False,
                     "as_of_ms": 1760000000000,
+                    "reason": None,
                 },
             ],
             "sentence": "Not in force: pcie_link_gen is 3.0, not 5.",

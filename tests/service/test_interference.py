@@ -228,6 +228,36 @@ def test_what_cannot_be_seen_is_neither_right_nor_wrong(fleet: Fleet) -> None:
     assert "network_max_bytes_per_s" in told["sentence"]
 
 
+def test_a_job_whose_gpus_no_event_names_may_hold_any_of_its_node(fleet: Fleet) -> None:
+    fleet.start("a-1", 0)
+    fleet.take(events=(fleet.event(Submitted, "b-1"), fleet.event(Started, "b-1", nodes=("n1",))))
+    fleet.tick()
+
+    def jobs(*wanted: str) -> Any:
+        (row,) = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 0, "expected": {"jobs": wanted}})["checks"]
+        return row
+
+    assert jobs("a-1")["ok"] is jobs("a-1", "b-1")["ok"] is None
+    assert "names the GPUs of b-1" in jobs("a-1")["reason"]
+    assert jobs("b-1")["ok"] is jobs("a-1", "c-1")["ok"] is False
+
+
+def test_what_no_metric_tells_is_unknown_and_a_use_below_a_limit_is_no_proof_of_it(fleet: Fleet) -> None:
+    fleet.start("a-1", 0)
+    expected = {"cpu_pinning": "0-15", "sm_active_max": 0.9, "power_max_w": 300}
+    told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 0, "expected": expected})
+    rows = {row["field"]: (row["ok"], row["reason"]) for row in told["checks"]}
+    assert told["ok"] is None
+    assert rows["cpu_pinning"][0] is None
+    assert "cpuset.cpus.effective" in rows["cpu_pinning"][1]
+    assert "cpuset.cpus.effective" in told["sentence"]
+    assert rows["power_max_w"] == (None, "not seen: DCGM_FI_DEV_POWER_USAGE would tell")
+    assert rows["sm_active_max"][0] is True
+    assert "not seen" in rows["sm_active_max"][1]
+    held = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 0, "expected": {"sm_active_max": 0.9}})
+    assert held["sentence"] == "Nothing says otherwise now; of limits only their use is seen."
+
+
 @pytest.mark.parametrize("expected", [{"mig": False}, {"mig": True}, {"jobs": []}, {"mig_profile": "1g.10gb"}])
 def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, expected: Any) -> None:
     told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 7, "expected": expected})
@@ -242,6 +272,9 @@ def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, e
     [
         ({"node": "n9", "gpu": 0, "expected": {"mig": True}}, 404),
         ({"node": "n1", "gpu": 99, "expected": {"mig": True}}, 404),
+        ({"node": "n1", "gpu": -1, "expected": {"mig": True}}, 404),
+        ({"node": "n1", "gpu": 0, "expected": {"power_max_w": -1}}, 422),
+        ({"node": "n1", "gpu": 0, "expected": {"jobs": ["x"] * 10_000}}, 422),
         ({"node": "n1", "gpu": 0, "expected": {}}, 422),
         ({"node": "n1", "gpu": 0, "expected": {"colour": 1}}, 422),
         ({"node": "n1", "gpu": 0, "expected": {"mig_profile": "1" * 65}}, 422),
@@ -251,6 +284,16 @@ def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, e
 )
 def test_an_isolation_of_nothing_known_is_refused(fleet: Fleet, body: Any, status: int) -> None:
     fleet.post("/v1/isolation/verify", body, status)
+
+
+def test_a_gpu_beyond_those_of_its_node_is_not_there(fleet: Fleet) -> None:
+    row = fleet.pipeline.state.entities.of_node(EntityKind.GPU, "n2", 3)
+    told = [(metric_row(EntityKind.GPU, "sm_active"), row, fleet.now_ms, 0.5)]
+    fleet.take(samples=(SampleBatch.of(EntityKind.GPU, told),))
+    fleet.tick()
+    ask = {"node": "n2", "gpu": 4, "expected": {"mig": False}}
+    assert "has 4 GPUs" in fleet.post("/v1/isolation/verify", ask, 404)["detail"]
+    assert fleet.post("/v1/isolation/verify", {**ask, "gpu": 3})["ok"] is True
 
 
 @pytest.mark.parametrize(
