@@ -29,7 +29,7 @@ SUMMED: dict[EntityKind, tuple[str, ...]] = {
         "pcie_rx_bytes_per_s",
     ),
     EntityKind.PORT: ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "tx_wait"),
-    EntityKind.NODE: ("scrape_duration_s",),
+    EntityKind.NODE: ("scrape_duration_s", "cpu_steal_s"),
 }
 # Metrics of which means over 10 minutes are kept for a day: what anybody looks at over more than the fine slots.
 DAILY: dict[EntityKind, tuple[str, ...]] = {

@@ -115,7 +115,20 @@ def gangs_of(attempts: Sequence[JobAttempt], gpu: GangColumns, port: GangColumns
     together = np.array(
         [len(attempt.hosts) >= FEWEST_NODES or attempt.gpus >= FEWEST_GPUS for attempt in attempts], bool
     )
-    return Gangs(tuple(attempts), of_gpu, _port_owners(of_gpu, gpu, port, len(nodes)), together, nodes)
+    of_port = _port_owners(of_gpu, gpu, port, len(nodes))
+    silent = np.bincount(gpu.node, minlength=len(nodes))[port.node] == 0  # a node whose GPUs nobody reports
+    if silent.any():
+        of_port = np.where(silent, _only_attempt(attempts, nodes)[port.node], of_port)
+    return Gangs(tuple(attempts), of_gpu, of_port, together, nodes)
+
+
+def _only_attempt(attempts: Sequence[JobAttempt], nodes: tuple[str, ...]) -> NDArray[np.int32]:
+    """(node,) the attempt that has a node to itself, -1 where there is none or more than one."""
+    found: dict[str, int] = {}
+    for index, attempt in enumerate(attempts):
+        for host in attempt.hosts:
+            found[host] = -1 if host in found else index
+    return np.array([found.get(name, -1) for name in nodes], np.int32)
 
 
 def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:

@@ -15,6 +15,8 @@ SLOW_PORT_RATIO, SLOWISH_PORT_RATIO, WAITING_RATIO = 0.7, 0.88, 1.5
 MEAN_SHARE = 0.3  # the two-minute mean shows a new fault only in part
 UNUSED_PORT_RATIO = 0.05
 BUSY_PORT_BYTES_PER_S = 1e8
+STALLED_BYTES_PER_S = 1e6  # what the others of a gang still move while one of its links is down
+ALIKE = 0.03  # healthy ports of a node carry equal rates: their largest over their mean is 1.007 (p90, H100 hosts)
 FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
 SUSTAINED_MS = 30_000  # three scrapes in a row
 FORGET_MS = 60_000
@@ -53,7 +55,8 @@ def _slow_clocks(gangs: Gangs, gpu: GangColumns) -> list[Signal]:
 def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
     """Ports that move less than the others of their node that work for the same gang (healthy ones differ by 3 %).
 
-    Far less is enough; somewhat less counts when the port also keeps its data waiting longer than the others do.
+    Far less is enough; somewhat less counts when the port also keeps its data waiting longer than the others do, or
+    where nobody tells of waiting and the others are alike.
     """
     if not len(port.names) or not len(gangs.attempts):
         return []
@@ -67,11 +70,13 @@ def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
         moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
         usual, siblings = _sibling_median(moved, by_node, by_gang)
         waits, _ = _sibling_median(np.where(np.isfinite(moved), window["tx_wait"], np.nan), by_node, by_gang)
-        waiting = window["tx_wait"] > WAITING_RATIO * waits
+        waiting = (window["tx_wait"] > WAITING_RATIO * waits) | (np.isnan(window["tx_wait"]) & _alike(moved, by_node))
         slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
         far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
         slow &= (moved < far * usual) | ((moved < somewhat * usual) & (waiting | (depth < 1)))
     value = port.last["bytes_per_s"]
+    dead, others = _dead_ports(port, together, by_node)
+    slow, usual = slow | dead, np.where(dead, others, usual)
     return [
         Signal(
             "slow_nic",
@@ -83,6 +88,31 @@ def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
         )
         for row in np.flatnonzero(slow).tolist()
     ]
+
+
+def _alike(moved: Array, by_node: Rows) -> Mask:
+    """(port,) whether the used ports of its node carry equal rates, but for one or two."""
+    groups = int(by_node.max(initial=-1)) + 1
+    median, count = group_median(moved, by_node, groups)
+    off = group_median(np.abs(moved - spread(median, by_node)), by_node, groups)[0]
+    return (spread(off, by_node) <= ALIKE * spread(median, by_node)) & (
+        spread(count.astype(np.float64), by_node) >= FEWEST_SIBLINGS
+    )
+
+
+def _dead_ports(port: GangColumns, together: Mask, by_node: Rows) -> tuple[Mask, Array]:
+    """(port,) who moves nothing now while its siblings on the node do, and moved what they did before; their median.
+
+    A gang whose link is down stalls as a whole, but the other ports still retry.
+    """
+    groups = int(by_node.max(initial=-1)) + 1
+    last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
+    now, count = group_median(np.where(last > 0, last, np.nan), by_node, groups)
+    before = spread(group_median(np.where(mean > 0, mean, np.nan), by_node, groups)[0], by_node)
+    others = spread(now, by_node)
+    known = together & (spread(count.astype(np.float64), by_node) >= FEWEST_SIBLINGS) & (others > STALLED_BYTES_PER_S)
+    used = (mean > 0.5 * before) & (before > BUSY_PORT_BYTES_PER_S)
+    return known & used & (last < UNUSED_PORT_RATIO * others), others
 
 
 def _sibling_median(values: Array, by_node: Rows, by_gang: Rows) -> tuple[Array, Mask]:

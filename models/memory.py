@@ -87,6 +87,14 @@ class KindMemory:
         self.tick_ms += by_ms if self.tick_ms else 0
 
 
+class Pardon(msgspec.Struct, frozen=True, array_like=True):
+    """Evidence that a repair made void until then. back_ms: when the node was given back; value: what it showed."""
+
+    until_ms: int
+    back_ms: int
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class Raised:
     """What is shown now of one kind: (rule, entity) masks and the evidence of when it was last seen."""
@@ -114,6 +122,8 @@ class RiskMemory:
         self.record = RiskRecord()
         self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen
         self.paces: dict[str, tuple[tuple[int | None, ...], Pace]] = {}  # job -> what it was computed from, pace
+        self.told_ms: dict[str, int] = {}  # node -> the newest node event that was looked at
+        self.pardons: dict[tuple[str, str], Pardon] = {}  # (rule, entity)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a snapshot keeps: JSON-able parts, and arrays by name. Rows are those of `Entities`."""
@@ -122,6 +132,8 @@ class RiskMemory:
             "faults": self.faults.dump(),
             "streaks": [[*key, *times, msgspec.to_builtins(seen)] for key, (*times, seen) in self.streaks.items()],
             "paces": {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self.paces.items()},
+            "told_ms": dict(self.told_ms),
+            "pardons": [[*key, msgspec.to_builtins(pardon)] for key, pardon in self.pardons.items()],
         }
         arrays = {name: getattr(self, name).copy() for name in ("usual_clock", "was_up", "was_speed")}
         about["record"], record = self.record.dump()
@@ -149,6 +161,12 @@ class RiskMemory:
             if rule in ROW
         }
         self.paces = {job: (tuple(stamp), msgspec.convert(pace, Pace)) for job, (stamp, pace) in about["paces"].items()}
+        self.told_ms = dict(about.get("told_ms", {}))
+        self.pardons = {
+            (rule, entity): msgspec.convert(row, Pardon)
+            for rule, entity, row in about.get("pardons", [])
+            if rule in ROW
+        }
 
     def move(self, by_ms: int) -> None:
         """Move the times of all that was seen, as when the clock by which it was seen stepped."""
@@ -157,6 +175,10 @@ class RiskMemory:
         self.faults.move(by_ms)
         self.record.move(by_ms)
         self.streaks = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self.streaks.items()}
+        self.told_ms = {node: time_ms + by_ms for node, time_ms in self.told_ms.items()}
+        self.pardons = {
+            key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms, row.value) for key, row in self.pardons.items()
+        }
 
     def learn_clock(
         self, clock: NDArray[np.float64], ceiling: NDArray[np.float64], healthy: NDArray[np.bool_]

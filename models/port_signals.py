@@ -12,10 +12,12 @@ from models.signals import Array, Columns, Mask, Sight, Times
 ACTIVE = 4  # port state
 SYMBOL_ERRORS_10M = 120
 ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
-NODE_SILENT_S = 75.0
+SILENT_SCRAPES, SILENT_LEAST_S = 4, 45.0
+NODE_SILENT_S = 75.0  # at most
 EXPORTER_SILENT_S = 120.0
 FROZEN_S = 180.0
-STOLEN, SHORT = 0.05, 0.2  # shares of time: of its CPUs by a host's other guests; in which a task waits for memory
+STOLEN, SHORT = 0.015, 0.2  # shares of time: of its CPUs by a host's other guests; in which a task waits for memory
+STOLEN_RATIO = 4.0  # times what the fleet's nodes lose: where all guests share their hosts, that is usual
 MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 
@@ -89,13 +91,15 @@ def newest_s(columns: Columns, nodes: int) -> Array:
     return np.where(np.isfinite(newest), newest, np.nan)
 
 
-def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -> dict[str, Sight]:
+def node_sights(
+    node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array, interval_s: float = 15.0
+) -> dict[str, Sight]:
     """The rules of whole nodes, by name. `stated_gpus`: (node,) what the topology says, 0 where it does not."""
     n, now_ms = node.rows, node.now_ms
     unknown = np.full(n, np.nan)
     known = np.isfinite(quiet.any_s)
     unanswered = ~(node["scrape_up"] > 0)  # asked in vain, or nobody asks and the node sends by itself
-    silent = unanswered & (quiet.any_s >= NODE_SILENT_S)
+    silent = unanswered & (quiet.any_s >= min(max(SILENT_SCRAPES * interval_s, SILENT_LEAST_S), NODE_SILENT_S))
     if silent.sum() > max(MOST * known.sum(), 1) and n > 1:
         silent = np.zeros(n, bool)
     mute = (quiet.gpu_s >= EXPORTER_SILENT_S) & ~silent & (quiet.port_s < NODE_SILENT_S)
@@ -121,9 +125,12 @@ def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array) -
 
 def _host_sights(node: Columns) -> dict[str, Sight]:
     """What node_exporter tells of a host: shares of time, as rates of counters of seconds."""
-    stolen, short, unknown = node["cpu_steal_s"], node["memory_pressure"], np.full(node.rows, np.nan)
+    stolen, short, unknown = node["cpu_steal_s_mean_2m"], node["memory_pressure"], np.full(node.rows, np.nan)
+    told = np.sort(stolen[np.isfinite(stolen)])
+    usual = float(told[(len(told) - 1) // 4]) if len(told) else 0.0  # three of four nodes lose at least so much
+    taken = (stolen >= max(STOLEN, STOLEN_RATIO * usual)) & (stolen <= 1)
     return {
-        "cpu_stolen": _sight((stolen >= STOLEN) & (stolen <= 1), stolen, unknown, 2 * stolen),
+        "cpu_stolen": _sight(taken, stolen, np.full(node.rows, usual), 0.2 + 2 * stolen),
         "memory_short": _sight(short >= SHORT, short, unknown, short),
     }
 

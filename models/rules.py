@@ -71,7 +71,7 @@ RULES = (
     Rule("exporter_frozen", NODE, "frozen_s", "s", (0.02, 0.05, 0.0), "watch", 2, 2, 60.0),
     Rule("gpus_missing", NODE, "gpus_reported", "GPUs", (0.1, 0.5, 0.0), "drain_at_job_end", 2, 6, 120.0),
     Rule("scrape_slow", NODE, "scrape_duration_s", "s", (0.01, 0.02, 0.01), "watch", 4, 8),
-    Rule("cpu_stolen", NODE, "cpu_steal_s", "ratio", (0.0, 0.01, 0.2), "watch", 2, 4),
+    Rule("cpu_stolen", NODE, "cpu_steal_s", "ratio", (0.0, 0.02, 0.5), "avoid", 1, 2, 60.0),
     Rule("memory_short", NODE, "memory_pressure", "ratio", (0.02, 0.02, 0.2), "watch", 2, 4),
     Rule("xid_reported", NODE, "xid", "code", (0.9, 0.9, 0.1), "drain_now", 1, 1, 600.0, True),
     Rule("xid_noted", NODE, "xid", "code", (0.1, 0.3, 0.02), "drain_at_job_end", 1, 1, 600.0),
@@ -87,7 +87,7 @@ ROW = {rule.name: row for row, rule in enumerate(RULES)}
 OF_KIND = {kind: tuple(row for row, rule in enumerate(RULES) if rule.kind is kind) for kind in (GPU, PORT, NODE)}
 
 # What a slow gang is put down to.
-COMPUTE = frozenset({"thermal_throttle", "power_brake", "clock_low", "gang_outlier"})
+COMPUTE = frozenset({"thermal_throttle", "power_brake", "clock_low", "gang_outlier", "cpu_stolen"})
 STOPPED = frozenset({"gpu_vanished", "node_silent", "node_lost", "link_down"})
 PORT_RULES = frozenset(rule.name for rule in RULES if rule.kind is PORT)
 LINK = (PORT_RULES - STOPPED) | {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors"}

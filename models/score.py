@@ -26,6 +26,7 @@ from models.node_risk import RiskFit, score_nodes, shipped_fit
 from models.peers import group_median, spread
 from models.port_peers import PortPeers, whereabouts
 from models.port_signals import Quiet, newest_s, node_sights, port_sights, unseen
+from models.repairs import since_repair
 from models.rules import OF_KIND, ROW, RULES
 from models.scores import RISK_HORIZONS_S, RiskScores
 from models.signals import Columns, Signals
@@ -144,8 +145,9 @@ def fleet_evidence(
     signals, gpu, port, known = _joined(locals, rows)
     gangs = gangs_of(running, gpu, port, names)
     events = event_signals(nodes, rows, memory.faults.last_seen(), now_ms)
-    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms), events])
     known[events.node] = True
+    signals = since_repair(Signals.concat([signals, events]), nodes, rows, memory, now_ms)
+    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms)])
     return Evidence(signals, known, gangs, gpu, port)
 
 
@@ -241,7 +243,7 @@ def _node_signals(
 ) -> Signals:
     stated = np.zeros(node.rows)
     stated[: len(topology)] = topology.gpus[: node.rows]
-    sights = node_sights(node, gpu, quiet, stated)
+    sights = node_sights(node, gpu, quiet, stated, memory.interval_s)
     nothing = unseen(node.rows)
     ordered = [sights.get(RULES[row].name, nothing) for row in OF_KIND[NODE]]
     raised = memory.settle(NODE, ordered, node.age_s, now_ms, np.zeros(node.rows, bool))

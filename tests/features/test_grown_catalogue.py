@@ -24,6 +24,9 @@ def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
     port = entities.of_node(PORT, "n1", "mlx5_0", 1)
     older = {**METRICS, **{kind: METRICS[kind][:count] for kind, count in BEFORE.items()}}
     monkeypatch.setattr(layout, "METRICS", older)
+    for name in ("SUMMED", "DAILY"):  # of what nodes had, only this was averaged
+        kept = ("scrape_duration_s",) if name == "SUMMED" else ("scrape_duration_s", "gpus_reported")
+        monkeypatch.setattr(layout, name, {**getattr(layout, name), NODE: kept})
     layout.layout_of.cache_clear()
     store = WindowStore(entities)
     for step in range(3):
@@ -37,7 +40,9 @@ def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
     monkeypatch.undo()
     layout.layout_of.cache_clear()
     loaded = WindowStore.load(tmp_path)
-    frame = extract(loaded, time_ms).port
+    frames = extract(loaded, time_ms)
+    assert np.isnan(frames.node.column("cpu_steal_s_mean_2m")[0])
+    frame = frames.port
     assert frame.column("state")[0] == 4.0
     assert frame.column("link_downed_count_30m")[0] == 2.0
     assert np.isnan(frame.column("cnp_sent")[0])

@@ -2,6 +2,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fleet.entities import Entities
+from fleet.events import Step
 from fleet.samples import EntityKind
 from fleet.topology import Device, NodeSpec, Topology
 from models.port_peers import PortPeers, whereabouts
@@ -91,7 +93,7 @@ def test_the_second_port_of_an_adapter_is_named() -> None:
 
 def test_a_host_that_shares_its_processors_or_runs_out_of_memory_is_said_to(small_fleet: Small) -> None:
     fleet = small_fleet(2)
-    fleet.node["cpu_steal_s"] = np.array([0.08, 0.01])
+    fleet.node["cpu_steal_s_mean_2m"] = np.array([0.08, 0.01])
     fleet.node["memory_pressure"] = np.array([0.3, 0.0])
     answer = fleet.tick(4)
     assert sorted(fleet.sentences(answer, "n001")) == [
@@ -99,4 +101,78 @@ def test_a_host_that_shares_its_processors_or_runs_out_of_memory_is_said_to(smal
         "tasks wait for memory 30 % of the time",
     ]
     assert fleet.sentences(answer, "n002") == []
-    assert fleet.flagged(answer) == [], "watched, not avoided"
+    assert fleet.flagged(answer) == ["n001"], "nothing large is placed there"
+
+
+def test_where_all_nodes_share_their_hosts_nobody_stands_out(small_fleet: Small) -> None:
+    fleet = small_fleet(4)
+    fleet.node["cpu_steal_s_mean_2m"] = np.array([0.08, 0.05, 0.04, 0.06])
+    assert fleet.flagged(fleet.tick(4)) == []
+
+
+def test_a_pressed_host_holds_back_the_gang_that_is_slow(small_fleet: Small) -> None:
+    fleet = small_fleet(4)
+    fleet.start("j", fleet.names)
+    for number, duration_s in enumerate([2.0] * 20 + [2.4] * 8):
+        step = Step(
+            job="j", sequence=10 + number, time_ms=fleet.now_ms + 2000 * number, step=number, duration_s=duration_s
+        )
+        fleet.jobs.apply(step)
+    fleet.node["cpu_steal_s_mean_2m"] = np.array([0.0, 0.0, 0.1, 0.0])
+    body = fleet.tick(4).stragglers["j"]
+    assert body["slow"]
+    assert (body["culprit"]["name"], body["cause"]) == ("n003", "compute")
+
+
+def test_a_node_is_silent_after_four_scrapes_in_vain(small_fleet: Small) -> None:
+    fleet = small_fleet(4)
+    fleet.tick()
+    fleet.node["scrape_up"][1] = 0.0
+    ages = []
+    for age_s in (30.0, 46.0, 61.0):
+        fleet.gpu["age_s"][8:16] = fleet.port["age_s"][8:16] = age_s
+        ages += [age_s] * (fleet.flagged(fleet.tick()) == ["n002"])
+    assert ages == [61.0]
+
+
+def rates(fleet: SmallFleet, row: int, last: float, mean: float) -> None:
+    for name, value in (("rx_bytes", last), ("tx_bytes", last), ("rx_bytes_mean_2m", mean), ("tx_bytes_mean_2m", mean)):
+        fleet.port[name][row] = value
+
+
+def test_ports_with_byte_rates_alone_are_compared_where_no_gpu_is_reported(small_fleet: Small) -> None:
+    fleet = SmallFleet(2)
+    fleet.entities = Entities()
+    for name in fleet.names:
+        for index in range(8):
+            fleet.entities.of_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
+    fleet.gpu = {name: column[:0] for name, column in fleet.gpu.items()}
+    fleet.gpu_since = {name: column[:0] for name, column in fleet.gpu_since.items()}
+    fleet.start("j", fleet.names)
+    rates(fleet, 3, 8e9, 9e9)  # of 10e9: too little to tell, if the others were not alike
+    assert fleet.flagged(fleet.tick(6)) == ["n001"]
+    rates(fleet, 3, 9.6e9, 9.6e9)  # what siblings differ by
+    assert fleet.flagged(fleet.tick(20)) == []
+
+
+def test_a_port_that_goes_dead_again_and_again_while_its_siblings_retry_is_found(small_fleet: Small) -> None:
+    fleet = small_fleet(2)
+    fleet.start("j", fleet.names)
+    flagged = []
+    for number in range(8):
+        down = number % 3 == 0  # for one scrape in three; the gang stalls as a whole
+        for row in range(16):
+            rates(fleet, row, 4e8 if down else 10e9, 6e9)
+        if down:
+            rates(fleet, 5, 0.0, 6e9)
+        flagged.append(fleet.flagged(fleet.tick()))
+    assert flagged[:3] == [[], [], []], "once is no evidence"
+    assert flagged[-1] == ["n001"]
+
+
+def test_ports_that_all_stop_accuse_nobody(small_fleet: Small) -> None:
+    fleet = small_fleet(2)
+    fleet.start("j", fleet.names)
+    for row in range(16):
+        rates(fleet, row, 0.0, 6e9)
+    assert fleet.flagged(fleet.tick(6)) == []
