@@ -53,25 +53,62 @@ class Sibling:
         first, self._board = self._board is None, board
         try:
             report = read_local(board, self.report)
-        except (KeyError, ValueError, msgspec.MsgspecError) as error:
+            _check(report)
+            told = _urgent_rows(board)
+        except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
             logger.error("pipeline %d: its board cannot be read (%s), its last word stays", self.instance, error)
             return []
         if self.report is None or report.local.gpu.names is not self.report.local.gpu.names:
             self.gpus = _gpu_counts(report.local.gpu.names)
         self.report = report
-        fresh = self._fresh(board)
+        fresh = self._fresh(told)
         return self.urgent if first else fresh  # at our start, what its scores know of is old
 
-    def _fresh(self, board: Board) -> list[dict[str, Any]]:
-        try:
-            rows = board.json("doc.urgent")["rows"]
-        except KeyError:
-            return []
+    def _fresh(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         fresh = [row for row in rows if row not in self._told]
         self._told = rows
         scored_ms = self.report.local.time_ms if self.report else 0
         self.urgent = [row for row in (*self.urgent, *fresh) if row["taken_ms"] > scored_ms]
         return fresh
+
+
+class _Urgent(msgspec.Struct):
+    """`doc.urgent`, as far as it is looked at here."""
+
+    rows: list[dict[str, Any]]
+
+
+def _urgent_rows(board: Board) -> list[dict[str, Any]]:
+    """Raises what decoding does."""
+    try:
+        raw = board.raw("doc.urgent")
+    except KeyError:
+        return []
+    return [row for row in msgspec.json.decode(raw, type=_Urgent).rows if isinstance(row.get("taken_ms"), int)]
+
+
+def _check(report: Report) -> None:
+    """Raises ValueError where columns do not fit each other: what is read later would fail in the middle of a tick."""
+    local = report.local
+    nodes = len(local.nodes)
+    shapes = {
+        "local.known": (local.known, (nodes,)),
+        "local.own": (local.own, (nodes,)),
+        "local.heard_ms": (local.heard_ms, (2, nodes)),
+        "frame.gpu": (report.gpu, (len(local.gpu.names), len(SHOWN[GPU]))),
+        "frame.node": (report.node[:nodes], (len(report.node[:nodes]), len(SHOWN[NODE]))),
+        "signals.node": (local.signals.node, (len(local.signals.entity),)),
+    }
+    for kind, columns in (("gpu", local.gpu), ("port", local.port)):
+        one = (len(columns.names),)
+        shapes |= {f"{kind}.{at}": (part, one) for at, part in (*columns.last.items(), *columns.mean.items())}
+        shapes[f"{kind}.node"] = columns.node, one
+    for name, (part, shape) in shapes.items():
+        if part.shape != shape:
+            raise ValueError(f"{name} has shape {part.shape}, not {shape}")
+    for name, node in (("signals", local.signals.node), ("gpu", local.gpu.node), ("port", local.port.node)):
+        if node.size and not (node.dtype.kind in "iu" and node.min() >= -1 and node.max() < nodes):
+            raise ValueError(f"{name}.node names nodes that it does not have")
 
 
 class Siblings:
