@@ -31,6 +31,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.case import machine
+from benchmarks.snapshot import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, no_sources, rows_of, scrape_of
 from fleet.clock import ManualClock
 from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Started, Step, StepParts, Submitted
@@ -132,7 +133,8 @@ def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
     """The line of a case. `value`: CPU milliseconds of the median tick; `parts`: the same of each part."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = WorkingFleet(size, Path(folder))
-        rows = [fleet.measured_tick() for _ in range(ticks + 1)][1:]
+        with spared_collector():
+            rows = [fleet.measured_tick() for _ in range(ticks + 1)][1:]
     parts = {name: statistics.median(row[name] for row in rows) for name in (*PARTS, *BESIDE)}
     totals = [row["tick"] for row in rows]
     models = parts["score"] + parts["co-runs"] + parts["fingerprints"]

@@ -159,9 +159,13 @@ def _pauses(steps: list[Step]) -> bool:
     looked = [step for step in steps[-PAUSES_LOOKED:] if step.rank is not None and step.parts is not None]
     if len(looked) < FEWEST:
         return False
-    duration, own = np.array([(step.duration_s, own_s(step)) for step in looked]).T
-    usual_s, own_usual_s = middle(duration), middle(own)
+    duration = np.array([step.duration_s for step in looked])
+    usual_s = middle(duration)
     long = duration >= LONG_RATIO * usual_s
+    if np.count_nonzero(long) < FEWEST_PAUSES:
+        return False
+    own = np.array([own_s(step) for step in looked])
+    own_usual_s = middle(own)
     lone = long & ~np.roll(long, 1) & ~np.roll(long, -1) & (own - own_usual_s >= (duration - usual_s) / 2)
     struck = [looked[at].rank for at in np.flatnonzero(lone).tolist()]
     return len(struck) >= FEWEST_PAUSES and 2 * max(map(struck.count, struck)) <= len(struck) + 1
