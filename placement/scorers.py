@@ -1,9 +1,10 @@
 """Scorers: name → score in [0, 1], for nodes (in which order a domain is filled) and for whole gangs (which domain).
 
-risk     chance that the gang is not interrupted within the horizon: the product of (1 - p_fail) over its nodes,
-         so the same node costs a large gang more than a small one, less what racks, power domains and rails that
-         hold two or more of them add (fleet/shared_domains.py)
-slow     chance that no node slows down (a synchronous gang runs at the pace of its slowest member)
+risk     chance that the gang is not interrupted while it runs: the product of (1 - p_fail) over its nodes, so the
+         same node costs a large gang more than a small one, less what racks, power domains and rails that hold two
+         or more of them add (fleet/shared_domains.py)
+slow     chance that no node slows down (a synchronous gang runs at the pace of its slowest member); a node that is
+         hot from the job before begins slow
 fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng et
          al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely
 packing  how near the members are to each other: the level of the domain and the number of nodes
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
-from fleet.shared_domains import shared_hazard
+from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from fleet.topology import Level
 from placement.filters import Screen
 from placement.options import Options, known_risk
@@ -28,6 +29,7 @@ PLUGIN_WEIGHT = 1.0
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
 LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
 HIGHEST_RISK = 1 - 1e-9
+SHORTEST_S, LONGEST_S = 600.0, 86_400.0
 
 
 @lru_cache(maxsize=64)
@@ -53,6 +55,31 @@ def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np
     return score.clip(0.0, 1.0)
 
 
+def run_s(request: PlacementRequest, view: ClusterView) -> float:
+    """How long risk is looked at: what such jobs usually run, at most the limit, and a day (it restarts then).
+
+    Where neither is known, or the view knows of one horizon alone, that.
+    """
+    gpus = request.members.desired * request.gpus_per_node
+    usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
+    expected = min(usual, np.inf if request.limit_s is None else request.limit_s)
+    if view.risk is None or not np.isfinite(expected):
+        return float(view.risk_horizon_s)
+    return float(np.clip(expected, SHORTEST_S, LONGEST_S))
+
+
+def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(n,) probabilities of failing and of slowing within the time, NaN unknown."""
+    by_time = view.risk
+    if by_time is None:
+        return view.p_fail, view.p_slow
+    fails, slows = (
+        np.where(np.isfinite(p).all(axis=0), hazard_within(np.nan_to_num(p), by_time.horizons_s, duration_s), np.nan)
+        for p in (by_time.p_fail, by_time.p_slow)
+    )
+    return 1 - np.exp(-fails), 1 - np.exp(-(slows + carried_heat(by_time.gpu_temp_c, duration_s)))
+
+
 class NodeScores:
     """Scores of the candidates of one request, over c candidate rows.
 
@@ -68,15 +95,16 @@ class NodeScores:
         self.room = screened.room[rows]
         self.free = screened.free_gpus[rows]
         self.gpus = view.topology.gpus[rows].astype(np.int64)
-        self.survives = np.log1p(-np.clip(known_risk(view.p_fail, options.prior_risk)[rows], 0, HIGHEST_RISK))
-        self.keeps_pace = np.log1p(-np.clip(known_risk(view.p_slow, options.prior_risk)[rows], 0, HIGHEST_RISK))
+        self.horizon_s = run_s(request, view)
+        p_fail, p_slow = risk_within(view, self.horizon_s)
+        self.survives = np.log1p(-np.clip(known_risk(p_fail, options.prior_risk)[rows], 0, HIGHEST_RISK))
+        self.keeps_pace = np.log1p(-np.clip(known_risk(p_slow, options.prior_risk)[rows], 0, HIGHEST_RISK))
         self.shared = {
             "rack": view.topology.domain[Level.RACK][rows],
             "power": view.inventory.power[rows],
             "rail": view.topology.domain[Level.RAIL_GROUP][rows],
         }
         self.excess = np.maximum(np.median(self.survives) - self.survives, 0.0) if len(rows) else np.zeros(0)
-        self.horizon_s = view.risk_horizon_s
         self.extra = {
             name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
             for name, scorer in options.scorers

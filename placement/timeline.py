@@ -47,6 +47,10 @@ class RunTimes:
             }
         )
 
+    def medians_s(self) -> dict[int, float]:
+        """GPU count (0: all) → the median."""
+        return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
+
     def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
         """Quantile `q` of the run time of a job of `gpus` GPUs, given that it has run for `age_s`.
 

@@ -1,6 +1,7 @@
 """ClusterView: one consistent set of arrays for one decision."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -51,12 +52,24 @@ NOT_GIVEN = cast(Inventory, None)
 
 
 @dataclass(frozen=True, slots=True)
+class RiskByTime:
+    """p_fail, p_slow: (horizon, n) within each of horizons_s, NaN = unknown; gpu_temp_c: (n,) of the hottest GPU."""
+
+    horizons_s: tuple[float, ...]
+    p_fail: NDArray[np.float64]
+    p_slow: NDArray[np.float64]
+    gpu_temp_c: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """All arrays are over the n nodes of `topology`; nobody changes them.
 
     free: (n, g) bool, GPU index is usable and unoccupied; usable: (n, g) bool, the GPU exists and answers.
     p_fail, p_slow: (n,) probability within `risk_horizon_s`, NaN = unknown (never treated as worst or best).
     state: (n,) 0 in service, 1 drained, 2 lost; reason: first reason sentence of risky nodes by row.
+    risk: the same at more horizons; without it the hazard is taken to be even; usual_run_s: GPUs of a job (0: any) to
+    the median of what such jobs ran.
     holders: (n, g) int32 index into `jobs` of who holds a GPU, -1 none; free_cpus, free_host_memory_gib: NaN = unknown.
     """
 
@@ -72,6 +85,8 @@ class ClusterView:
     free_cpus: NDArray[np.float64]
     free_host_memory_gib: NDArray[np.float64]
     risk_horizon_s: int = 3600
+    risk: "RiskByTime | None" = None
+    usual_run_s: Mapping[int, float] = field(default_factory=dict)
     as_of_ms: int = 0
     generation: int = 0
     models: tuple[tuple[str, str], ...] = ()

@@ -15,7 +15,7 @@ from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
 from placement.queue import Waiting
 from placement.timeline import RUN_LEVELS, Hold, Running, RunTimes, occupy
-from placement.view import ClusterView, Inventory
+from placement.view import ClusterView, Inventory, RiskByTime
 from service.board import Board
 from service.urgent import AWAY, forbids, struck
 
@@ -68,8 +68,7 @@ class Observer:
         n = len(self._topology)
         usable = _rows(board.array("gpu.usable"), n, False)
         holders = _rows(board.array("gpu.job"), n, -1)
-        risk = board.array("node.risk")[:, RISK_HORIZONS_S.index(RISK_HORIZON_S), :].T
-        p = _rows(risk, n, np.nan)
+        by_time = _rows(board.array("node.risk").transpose(2, 0, 1), n, np.nan)  # (n, kind, horizon)
         state = _rows(board.array("node.state"), n, OUT_OF_SERVICE)
         rows = self._inventory.row
         reason = {rows[name]: text for name, text in board.json("risk.reason").items() if name in rows}
@@ -79,15 +78,20 @@ class Observer:
                 if signal["type"] in AWAY:
                     state[row] = OUT_OF_SERVICE
                 else:
-                    p[row, RISK_KINDS.index("fail")] = 1.0
+                    by_time[row, RISK_KINDS.index("fail")] = 1.0
                 reason[row] = signal["sentence"]
+        fail, slow = (by_time[:, RISK_KINDS.index(kind)].T for kind in ("fail", "slow"))
+        heat = board.array("node.gpu_temp_c") if "node.gpu_temp_c" in board else np.zeros(0)
+        hour = RISK_HORIZONS_S.index(RISK_HORIZON_S)
         return ClusterView(
             topology=self._topology,
             free=usable & (holders < 0),
             usable=usable,
             state=state,
-            p_fail=p[:, RISK_KINDS.index("fail")],
-            p_slow=p[:, RISK_KINDS.index("slow")],
+            p_fail=fail[hour],
+            p_slow=slow[hour],
+            risk=RiskByTime(RISK_HORIZONS_S, fail, slow, _rows(heat.astype(np.float64), n, np.nan)),
+            usual_run_s=RunTimes.of(board.json("durations")).medians_s(),
             reason=reason,
             holders=holders,
             jobs=board.names("names.job"),
