@@ -16,12 +16,13 @@ from ingest.exporters import ExporterResolver
 from ingest.text import PageDecoder, Target
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.columns import Recorder
-from simulator.fault_file import FaultFile, FleetTable, JobsTable, parse_fault_file, to_toml
+from simulator.fault_file import FaultFile, FleetTable, JobsTable, parse_fault_file, read_fault_file, to_toml
 from simulator.instrument import simulate_faults
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 from simulator.workload import profile_of
 from training.fault_runs import FaultRun, read_fault_runs
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "faults"
 SMALL = FaultFile(
     name="small",
     hours=3.0,
@@ -169,6 +170,11 @@ def test_a_fleet_that_nobody_uses_tells_of_no_jobs_and_still_breaks(tmp_path: Pa
 def test_the_printed_settings_read_back_as_they_were() -> None:
     assert parse_fault_file(to_toml(SMALL)) == SMALL
     assert parse_fault_file("") == FaultFile()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_an_example_is_read_and_differs_from_the_defaults(path: Path) -> None:
+    assert read_fault_file(path) != FaultFile(name=read_fault_file(path).name)
 
 
 @pytest.mark.parametrize(
