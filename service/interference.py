@@ -39,6 +39,7 @@ FEW = 64  # co-runs that take no time to learn from
 READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
 FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
 ON_GPU = ("gpu", "mig")
+EXPLAINED = ("unknown", "compute", "communication")  # what of a job's steps grows beside another
 NOBODY: Keys = (0, 0)
 UNKNOWN = (math.nan,) * len(LOADS)
 
@@ -165,6 +166,19 @@ class Sharing:
             bounds = np.clip(speed - errors + np.minimum(margins_without(errors), 0.0), 0.0, None)
             self._bounds |= dict(zip(rows, bounds.tolist(), strict=True))
         self._document = encode(taught)
+
+
+def blamed(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
+    """Cause and sentence of a slow job with no culprit of its own, where it is slower beside another than its bound.
+
+    score: of its stragglers; going: its row of `doc.co_runs`.
+    """
+    unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
+    if not unexplained or going is None or not going["slower"]:
+        return {}
+    beside = f"beside {going['beside']} on the same {going['share']} it runs at {going['speed']:.0%} of its speed alone"
+    more = f"{beside}, where {going['lower_90']:.0%} and more was expected"
+    return {"cause": "interference", "sentence": f"{score['sentence']}; {more}"}
 
 
 def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:

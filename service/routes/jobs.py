@@ -11,6 +11,8 @@ from fleet.errors import UnknownEntity
 from service.board import Board
 from service.estimates import NO_RUNS
 from service.feed import BoardFeed
+from service.interference import NOW as CO_RUNS
+from service.interference import blamed
 from service.routes import shapes
 from service.routes.context import Context
 from service.routes.estimate import ask, start_of
@@ -130,6 +132,8 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
     score = part_of(feed, board, "doc.stragglers", name)
     if score is None:
         find_job(feed, board, name)
+    else:
+        score |= blamed(score, part_of(feed, board, CO_RUNS, name))
     as_of_ms = feed.as_of_ms(board, "doc.stragglers")
     return answer(context, board, as_of_ms, encode({**(score or NO_SCORE), "as_of_ms": as_of_ms}))
 

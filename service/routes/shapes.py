@@ -265,6 +265,7 @@ StragglerCause = Literal[
     "sequence_length",
     "checkpoint",
     "garbage_collection",
+    "interference",
     "unknown",
 ]
 

@@ -15,6 +15,7 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from ingest.source import Batch
 from service.api import create_app
+from service.interference import blamed
 from service.isolation import Expected, Sight, checks, gib_of_profile, verdict
 from service.pipeline import Pipeline
 from tests.service.api_world import Client, config
@@ -96,6 +97,10 @@ class Fleet:
         assert answer.status_code == status, answer.text
         return answer.json()
 
+    def get(self, path: str) -> Any:
+        with Client(create_app(config(self.folder), ManualClock(self.now_ms))) as client:
+            return client.get(path).json()
+
     def ask(self, a: Any, b: Any, share: str = "gpu") -> Any:
         return self.post("/v1/interference", {"a": a, "b": b, "share": share})
 
@@ -167,6 +172,16 @@ def test_periodic_jobs_on_a_link_are_told_by_how_their_turns_meet(fleet: Fleet) 
     assert (strange["known_a"], strange["known_b"], strange["speed_b"]["p50"]) == (True, False, None)
 
 
+def test_a_slow_job_that_nothing_else_explains_is_slowed_by_the_one_beside_it() -> None:
+    row = {"beside": "b-1", "share": "gpu", "speed": 0.5, "lower_90": 0.7, "slower": True}
+    score = {"slow": True, "culprit": {"kind": "nobody"}, "cause": "compute", "sentence": "x is slow"}
+    assert blamed(score, row)["cause"] == "interference"
+    assert "beside b-1 on the same gpu it runs at 50%" in blamed(score, row)["sentence"]
+    assert blamed(score, {**row, "slower": False}) == blamed(score, None) == {}
+    for other in ({"slow": False}, {"culprit": {"kind": "worker"}}, {"cause": "checkpoint"}):
+        assert blamed({**score, **other}, row) == {}
+
+
 def test_a_pair_that_is_slower_than_its_bound_is_said_to_be(fleet: Fleet) -> None:
     for number in range(10):
         a, b = f"a-{number}", f"b-{number}"
@@ -179,6 +194,8 @@ def test_a_pair_that_is_slower_than_its_bound_is_said_to_be(fleet: Fleet) -> Non
             assert told["now"]["a"]["beside"] == b
             assert (told["now"]["a"]["lower_90"] is None) is (number == 0)
             assert told["now"]["a"]["slower"] is ("part them" in told["sentence"]) is (number == 9)
+            slow = fleet.get(f"/v1/jobs/{a}/stragglers")
+            assert (slow["cause"] == "interference") is (number == 9), slow
         fleet.end(a)
         fleet.end(b)
     assert not fleet.ask(a, b)["now"]
@@ -200,6 +217,49 @@ def test_a_pair_that_is_slower_than_its_bound_is_said_to_be(fleet: Fleet) -> Non
 )
 def test_what_is_no_question_is_refused(fleet: Fleet, body: Any) -> None:
     assert fleet.post("/v1/interference", body, 422)["errors"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        ("interference", '{"a": NaN, "b": "y"}', 400, None),
+        ("interference", '{"a": "x"}', 422, "b"),
+        ("interference", '{"a": "x", "b": {"gpus": 1e30}}', 422, "b.gpus"),
+        (
+            "interference",
+            '{"a": "x", "b": "y", "share": "nic", "others": [' + ",".join(['"x"'] * 10_000) + "]}",
+            422,
+            "others",
+        ),
+        (
+            "interference",
+            '{"a": "x", "b": "\\ud83d\\ude00 \\u0000 日本", "share": "rail", "others": ["x", "x"]}',
+            200,
+            None,
+        ),
+        (
+            "isolation/verify",
+            '{"node": "n1", "gpu": 0, "expected": {"power_max_w": 1e999}}',
+            422,
+            "expected.power_max_w",
+        ),
+        (
+            "isolation/verify",
+            '{"node": "n1", "gpu": 0, "expected": {"power_max_w": 1e300}}',
+            422,
+            "expected.power_max_w",
+        ),
+        ("isolation/verify", '{"node": "n1", "gpu": 0.5, "expected": {"mig": true}}', 422, "gpu"),
+        ("isolation/verify", '{"gpu": 0, "expected": {"mig": true}}', 422, "node"),
+    ],
+)
+def test_what_is_odd_is_answered_with_the_field_that_is(
+    fleet: Fleet, path: str, body: str, status: int, field: str | None
+) -> None:
+    with Client(create_app(config(fleet.folder), ManualClock(fleet.now_ms))) as client:
+        told = client.post(f"/v1/{path}", content=body.encode(), headers={"content-type": "application/json"})
+    assert told.status_code == status, told.text
+    assert field is None or told.json()["errors"][0]["field"] == field
 
 
 def test_an_isolation_in_force_is_confirmed_and_what_says_otherwise_is_named(fleet: Fleet) -> None:
