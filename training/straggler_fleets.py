@@ -63,7 +63,8 @@ class Pool:
         for kind in sorted({row.kind for row in truth if not row.benign}):
             self.kinds.setdefault(kind, Score()).add(score(ours, truth, seen.hosts, kind))
         self.shuffled.add(score(ours, shuffled(truth, names, rng)))
-        self.chance.add(score(at_random(ours, names, seen.first_ms, seen.last_ms, rng), truth))
+        since_ms = min((row.start_ms for row in truth), default=seen.first_ms)
+        self.chance.add(score(at_random(ours, names, since_ms, seen.last_ms, rng), truth))
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
