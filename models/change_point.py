@@ -3,11 +3,15 @@
 A slowdown that is small or noisy needs more steps to be sure of. So the last steps are looked at in windows of
 several lengths, each beside all steps before it:
 
-    few steps    the fastest of the window (a lone spike says nothing)         above the median before
-    many steps   the median of the window (half of it may be spikes)           above the median before
+    3 steps        the fastest of the window (a lone spike says nothing)      above the median before
+    8 steps        the median of the window (half of it may be spikes)        above the median before
+    16 and more    the mean of the window without its fifths at either end    above the same mean before
+                   and its median above the median before, by half as much: a burst says nothing
 
-by more than the scale's ratio, by more than its sigmas of the job's own noise (of a median of n values: 1.25 sigma /
-sqrt(n)), and by more than what windows of this length reached before in this very job. All on logarithms.
+by more than the scale's ratio, by more than its sigmas of the job's own noise, and by more than what windows of this
+length reached before in this very job. Noise: of a median of n values 1.25 sigma / sqrt(n), sigma by their median
+deviation; of two trimmed means their winsorised deviation (Tukey and McLaughlin, 1963), which knows jobs of two
+speeds, by sqrt(1 / n + 1 / steps before). All on logarithms.
 """
 
 import math
@@ -23,9 +27,10 @@ Array = NDArray[np.float64]
 
 MAD_TO_SIGMA = 1.4826
 MEDIAN_SPREAD = 1.2533  # standard deviation of a median over that of a mean, normal values
-FEWEST_BEFORE = 12
+FEWEST_BEFORE, FEWEST_BEFORE_MEAN = 12, 24
 PEAK_QUANTILE, PEAK_MARGIN = 0.95, 0.03
-LONGEST_OF_FEW = 4
+LONGEST_OF_FEW, LONGEST_OF_MEDIAN = 4, 8
+TRIMMED = 0.2  # of the steps at either end
 BEST, CREPT = 64, 32  # steps
 CREPT_RATIO, CREPT_SIGMAS = 1.10, 4.0
 ROUNDING = 1e-6  # of a limit
@@ -33,31 +38,56 @@ ROUNDING = 1e-6  # of a limit
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A window of `steps`; a slowdown shows by it above `ratio` and `sigmas` of noise. by_least: the fastest counts."""
+    """A window of `steps`; a slowdown shows by it above `ratio` and `sigmas` of noise."""
 
     steps: int
     ratio: float
     sigmas: float
-    by_least: bool = False
 
     def of(self, windows: Array) -> Array:
         """(...,) what counts of logarithms (..., steps)."""
-        return np.asarray(windows.min(axis=-1) if self.by_least else _median(windows))
+        if self.steps <= LONGEST_OF_FEW:
+            return np.asarray(windows.min(axis=-1))
+        return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _trimmed_mean(windows)
 
     def past(self, log: Array) -> Array:
         """(window,) what counts of every window of logarithms (step,)."""
-        if self.by_least:  # few steps: a row a shift takes a tenth of the time
+        if self.steps <= LONGEST_OF_FEW:  # few steps: a row a shift takes a tenth of the time
             windows = len(log) - self.steps + 1
             return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
         return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
+    def usual(self, before: Array) -> tuple[float, float]:
+        """What is usual of logarithms `before` (step,), and how far windows stray from that (one sigma)."""
+        if self.steps > LONGEST_OF_MEDIAN:
+            cut = int(TRIMMED * len(before))
+            ordered = np.sort(before)
+            deviation = float(ordered.clip(ordered[cut], ordered[-1 - cut]).std())
+            usual = float(ordered[cut : len(ordered) - cut].mean())
+            return usual, deviation / (1 - 2 * TRIMMED) * math.sqrt(1 / self.steps + 1 / len(before))
+        median = middle(before)
+        sigma = MAD_TO_SIGMA * middle(np.abs(before - median))
+        return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
 
-SCALES = (Scale(3, 1.12, 4.0, True), Scale(8, 1.08, 4.5), Scale(16, 1.07, 4.0), Scale(32, 1.06, 4.0))
+    def may_show(self, before: Array, last: Array) -> bool:
+        """Whether the window is above the least limit that there is, as in few ticks."""
+        if self.steps > LONGEST_OF_MEDIAN:
+            return middle(last) > middle(before) + math.log(self.ratio) / 2 - ROUNDING
+        return float(self.of(last)) > middle(before) + math.log(self.ratio) - ROUNDING
+
+
+SCALES = (
+    Scale(3, 1.12, 4.0),
+    Scale(8, 1.08, 4.5),
+    Scale(16, 1.07, 4.5),
+    Scale(32, 1.06, 3.5),
+    Scale(64, 1.06, 3.5),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a job's steps are held to. usual_s: their median before; limit_s: slow above it; steps: of the window."""
+    """What a job's steps are held to. usual_s: what was usual; limit_s: slow above it; steps: window."""
 
     usual_s: float
     limit_s: float
@@ -72,11 +102,9 @@ def measure_of(duration: Array, scale: Scale) -> Measure | None:
     """
     log = np.log(np.maximum(duration, 1e-9))
     before = log[: -scale.steps]
-    if len(before) < max(FEWEST_BEFORE, scale.steps):
+    if len(before) < max(scale.steps, FEWEST_BEFORE if scale.steps <= LONGEST_OF_MEDIAN else FEWEST_BEFORE_MEAN):
         return None
-    usual = middle(before)
-    sigma = MAD_TO_SIGMA * middle(np.abs(before - usual))
-    noise = sigma if scale.by_least else sigma * _spread(scale.steps)
+    usual, noise = scale.usual(before)
     limit = usual + max(math.log(scale.ratio), scale.sigmas * noise)
     if len(before) >= max(16, 2 * scale.steps):
         limit = max(limit, _peak(scale.past(before)) + PEAK_MARGIN)
@@ -97,11 +125,11 @@ def slowed(duration: Array) -> Measure | None:
     for scale in SCALES:
         if len(duration) < scale.steps + FEWEST_BEFORE:
             break
-        last = float(scale.of(log[-scale.steps :]))
-        if last <= middle(log[: -scale.steps]) + math.log(scale.ratio) - ROUNDING:
-            continue  # below the least limit that there is, as in most ticks
+        before, last = log[: -scale.steps], log[-scale.steps :]
+        if not scale.may_show(before, last):
+            continue
         measure = measure_of(duration, scale)
-        if measure is not None and math.exp(last) > measure.limit_s:
+        if measure is not None and math.exp(float(scale.of(last))) > measure.limit_s:
             return measure
     return None
 
@@ -121,8 +149,8 @@ def best_pace(duration: Array, before_s: float | None = None) -> float | None:
 def crept(duration: Array, best_s: float | None) -> Measure | None:
     """The measure by which the last steps are slow beside the job's best ones, however slowly it came; None: not.
 
-    >>> creeping = np.linspace(1.0, 1.18, 250)
-    >>> slowed(creeping) is None, crept(creeping, best_pace(creeping)) is None
+    >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
+    >>> slowed(after) is None, crept(after, 1.0) is None
     (True, False)
     """
     if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
@@ -164,6 +192,12 @@ def _peak(values: Array) -> float:
     at = min(int(place), len(values) - 2)
     parts = np.partition(values, (at, at + 1))
     return float(parts[at] + (parts[at + 1] - parts[at]) * (place - at))
+
+
+def _trimmed_mean(windows: Array) -> Array:
+    cut = int(TRIMMED * windows.shape[-1])
+    ordered = np.sort(windows, axis=-1)
+    return np.asarray(ordered[..., cut : windows.shape[-1] - cut].mean(axis=-1))
 
 
 @lru_cache
