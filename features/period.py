@@ -25,9 +25,8 @@ FEWEST_SAMPLES = 24
 LONGEST_PERIODS = 3  # the longest lag is a third of the series
 COPIES, CHANCE = 100, 0.99  # shuffled copies, and the level of their highest autocorrelations that a hill must pass
 SHUFFLED_VALUES = 300_000  # of all copies together: a part of a long series tells as much, scaled
-HILL = (
-    0.25  # of the averaged autocorrelation, at the least: telemetry that drifts is more alike than its shuffled copies
-)
+HILL = 0.1  # of the averaged autocorrelation, at the least: drift is more alike than its shuffled copies
+NEAR_HILL = 0.25  # within four samples, where noise alone leaves hills between the samples
 NEARLY = 0.8  # of the highest hill up to WITHIN times its lag: a step has no more micro-batches
 WITHIN = 12
 MOST_MULTIPLES = 8
@@ -36,6 +35,9 @@ FAR = 50.0  # samples: there a hill stands to half a per cent, and further on li
 LEAST_SWING = 0.5  # spread over mean, of the liveliest channel
 CHANNEL_SWING = 0.2  # of every further one
 LEAST_KNOWN = 0.8  # of the samples of a channel
+REGULAR = 0.7  # of the autocorrelation: steps that are less alike are counted one by one
+SAMPLES_AN_EDGE = 8.0  # a period: with fewer a rise is not seen well enough
+LEAST_TRUE = 0.6  # of the times between rises, about a period long
 LAGS = 4000
 FINE = 4
 
@@ -71,7 +73,10 @@ def find_period(channels: Array, interval_s: float) -> Period:
     fine = _refined(curve, lag) / FINE
     if fine < SAMPLES_A_PERIOD or _is_beat(lively, fine):
         return Period(None, f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than the samples can show")
-    return Period(fine * interval_s, "", min(float(curve[lag]), 1.0))
+    strength = min(float(curve[lag]), 1.0)
+    if strength < REGULAR and fine >= SAMPLES_AN_EDGE:
+        fine = _usual_cycle(lively, fine)
+    return Period(fine * interval_s, "", strength)
 
 
 def _swinging(rows: Array, known: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -125,6 +130,7 @@ def _first_hill(curve: Array, height: float) -> int | None:
     from scipy import signal  # slow to import: only who looks for a period waits
 
     hills, _ = signal.find_peaks(curve, height=height, prominence=height / 2)
+    hills = hills[(hills >= SAMPLES_A_PERIOD * FINE) | (curve[hills] >= NEAR_HILL)]
     if not len(hills):
         return None
     for hill in hills.tolist():
@@ -135,12 +141,35 @@ def _first_hill(curve: Array, height: float) -> int | None:
 
 
 def _is_beat(rows: Array, period: float) -> bool:
-    """Whether lines faster than four samples outshine those of the period: then it is a multiple of one of them."""
-    spread = rows.std(axis=1, keepdims=True)
-    power = (np.abs(np.fft.rfft(rows / spread * np.hanning(rows.shape[1]))) ** 2).mean(axis=0)
-    frequency = np.arange(len(power)) / rows.shape[1]
+    """Whether in all channels lines faster than four samples outshine those of the period: it is a multiple of one."""
+    power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
+    frequency = np.arange(power.shape[1]) / rows.shape[1]
     own = np.abs(frequency * period - 1) < 0.1
-    return bool(power[frequency > 1 / SAMPLES_A_PERIOD].max() > power[own].max(initial=0.0))
+    return bool((power[:, frequency > 1 / SAMPLES_A_PERIOD].max(axis=1) > power[:, own].max(axis=1, initial=0.0)).all())
+
+
+def _usual_cycle(rows: Array, period: float) -> float:
+    """The usual time between rises of the channels that rise once a period; `period` where none does.
+
+    Of steps that vary the autocorrelation shows the mean of neighbours, drawn out by long ones.
+    """
+    usual = []
+    for row in rows:
+        low, high = np.quantile(row, (0.1, 0.9))
+        gaps = np.diff(_rises(row, low + 0.35 * (high - low), low + 0.65 * (high - low)))
+        if len(gaps) and float((np.abs(gaps / period - 1) < 0.5).mean()) >= LEAST_TRUE:
+            usual.append(float(np.median(gaps)))
+    return float(np.median(usual)) if usual else period
+
+
+def _rises(row: Array, low: float, high: float) -> Array:
+    """When (in samples) a channel passes the middle on its way from below `low` to above `high`."""
+    side = np.where(row > high, 1, np.where(row < low, -1, 0))
+    at = np.flatnonzero(side)
+    tops = at[1:][(side[at[1:]] > 0) & (side[at[:-1]] < 0)]
+    middle = (low + high) / 2
+    step = row[tops] - row[tops - 1]
+    return tops - np.divide(row[tops] - middle, step, out=np.zeros(len(tops)), where=step > 0).clip(0, 1)
 
 
 def _refined(curve: Array, lag: int) -> float:

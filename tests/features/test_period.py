@@ -62,3 +62,14 @@ def test_gaps_are_bridged() -> None:
     seen = steps(9.0, 600)
     seen[:, RNG.choice(600, 60, replace=False)] = np.nan
     assert find_period(seen, 1.0).period_s == pytest.approx(9.0, rel=0.02)
+
+
+def test_of_steps_that_vary_the_usual_one_is_told() -> None:
+    rng = np.random.default_rng(3)
+    lengths = 40 * np.where(rng.random(300) < 0.12, 2.2, 1 + 0.1 * rng.standard_normal(300))
+    ends = np.cumsum(lengths)
+    at = np.arange(int(ends[-1]))
+    step = np.searchsorted(ends, at, side="right")
+    busy = np.where((ends[step] - at) / lengths[step] > 0.2, 1.0, 0.1)
+    found = find_period(np.stack([busy, 1.1 - busy]), 1.0)
+    assert found.period_s == pytest.approx(float(np.median(lengths)), rel=0.02)
