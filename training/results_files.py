@@ -17,7 +17,17 @@ SHOWN = (
     "auroc",
     "precision_top20",
     "brier_skill",
+    "precision",
+    "recall",
+    "f1",
+    "top1",
+    "node_top1",
+    "delay_s",
+    "delay_s_p90",
+    "false_alarms_per_node_day",
+    "false_alarms_per_10000_steps",
 )
+POOLED = ("all", "shuffled truth", "decoys alone", "healthy")
 
 
 def write_predictions(results: Results, path: Path) -> None:
@@ -32,11 +42,12 @@ def write_predictions(results: Results, path: Path) -> None:
 
 
 def summary(results: Results) -> str:
-    """The main metrics by dataset, target and horizon: ours beside each baseline; series pooled."""
+    """The main metrics by dataset, target and horizon: ours beside each baseline; of series, the pools."""
     lines: dict[tuple[str, str, str, str], list[str]] = {}
     for row in results.rows:
-        if row.metric in SHOWN and row.series == "all" and row.value is not None:
-            key = (row.dataset, row.target, row.metric, _lead(row))
+        if row.metric in SHOWN and row.series in POOLED and row.value is not None:
+            among = "" if row.series == "all" else f"({row.series})"
+            key = (row.dataset, row.target, row.metric, _lead(row) or among)
             lines.setdefault(key, []).append(f"{row.method} {row.value:.4g}")
     return "\n".join(f"{' '.join(part for part in key if part):<44} {', '.join(cells)}" for key, cells in lines.items())
 

@@ -27,7 +27,7 @@ QUIET_CODES = frozenset({"none", "watch"})
 DAY_MS = 86_400_000
 PROCESSES = 2
 OURS = "ours"
-BLAMED = "ours, slow jobs alone"
+BLAMED = "ours (slow jobs alone)"
 
 
 @dataclass(frozen=True, slots=True)
