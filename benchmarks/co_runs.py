@@ -28,15 +28,15 @@ from models.interference import LOADS, Pairs, learn
 JOBS = 2_500
 GPUS_PER_NODE = 8
 REPEATS = 5
-STEPS_KEPT = 64
+STEPS_KEPT = 16
 STEP_MS = 1_000
 T0 = 1_789_000_000_000
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """One record a case; a fleet's size plays no part."""
+    fleet = _Fleet()
     for name in ("tick", "minute", "change"):
-        fleet = _Fleet()
         yield measure("co_runs", name, {"jobs": JOBS}, getattr(fleet, name), "ms", repeats=REPEATS)
     pairs, residual = _known(MOST_CO_RUNS)
 

@@ -132,7 +132,7 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
     score = part_of(feed, board, "doc.stragglers", name)
     if score is None:
         find_job(feed, board, name)
-    else:
+    elif CO_RUNS in board:
         score |= blamed(score, part_of(feed, board, CO_RUNS, name))
     as_of_ms = feed.as_of_ms(board, "doc.stragglers")
     return answer(context, board, as_of_ms, encode({**(score or NO_SCORE), "as_of_ms": as_of_ms}))
