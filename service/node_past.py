@@ -35,6 +35,7 @@ STATES = ("ok", "degraded", "drained", "lost", "stale", "unknown")
 FAULTS = frozenset(rule.feature for rule in RULES if rule.hard)
 SHORTEST_STEP, SHARE_OF_STEP = 0.005, 0.15  # of a probability: as much as moves a row of the console's ranking
 LEAST_MOVE = 0.03  # of a value, beside its usual one
+AGES = frozenset({"age_s", "silent_s", "frozen_s", "fault_age_s"})  # grow by themselves: told each time they double
 
 _AT = [RISK_HORIZONS_S.index(horizon_s) for horizon_s in HORIZONS_S]
 Item = TypeVar("Item")
@@ -321,8 +322,8 @@ def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
     """Whether it is back, or its value moved."""
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
-    scale = max(abs(last), abs(reason.usual or 0.0))
-    if abs(reason.value - last) <= LEAST_MOVE * scale:
+    scale = max(abs(last), abs(reason.value), abs(reason.usual or 0.0))
+    if abs(reason.value - last) <= (0.5 if reason.feature in AGES else LEAST_MOVE) * scale:
         return was_over
     spell.sentence, spell.usual, spell.share = reason.sentence, reason.usual, reason.share
     _add(spell.points, (now_ms, reason.value), MOST_POINTS)

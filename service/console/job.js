@@ -130,7 +130,9 @@ export function jobView(acts) {
   };
   view.print = (answer, { nowMs }) => {
     const body = object(answer);
-    say(parts.print[0], num(body.as_of_ms) === null ? "" : `Looked at ${clockTime(body.as_of_ms, nowMs)} UTC, ${duration(Math.max(0, (nowMs - body.as_of_ms) / 1000))} ago.`);
+    const unheard = text(body.unheard_reason) ? ` Telemetry tells nothing of it: ${text(body.unheard_reason)}.` : "";
+    const looked = num(body.as_of_ms) === null ? "" : `Looked at ${clockTime(body.as_of_ms, nowMs)} UTC, ${duration(Math.max(0, (nowMs - body.as_of_ms) / 1000))} ago.`;
+    say(parts.print[0], looked + unheard);
     facts(parts.print[1], printRows(body, nowMs));
   };
   view.straggler = (answer, { nowMs }) => stragglerLines(object(answer), nowMs).forEach((line, at) => say(parts.straggler[at], line));

@@ -52,9 +52,11 @@ const reading = (row) => {
   return { values, said: last ? `${words(row.feature)} of ${text(row.entity)}: ${last}${usual}` : text(row.entity) };
 };
 
-function signalLane(row) {
+function signalLane(row, now) {
   const { values, said } = reading(row);
-  const made = { ...entry("signal", row, sentence(row.sentence) || words(row.feature), said), values, usual: num(row.usual) };
+  const fresh = num(row.ended_ms) === null && now.find((one) => one.feature === row.feature && one.entity === row.entity);
+  const title = sentence(fresh ? fresh.sentence : row.sentence) || words(row.feature);
+  const made = { ...entry("signal", row, title, said), values, usual: num(row.usual) };
   return { kind: "signal", name: made.title, entries: [made] };
 }
 
@@ -98,14 +100,15 @@ function actionLane(actions, endMs) {
   return { kind: "action", name: "Actions", entries, high: packed(entries, endMs) };
 }
 
-/** {fromMs, endMs, knownMs, lanes, more: entries that no lane has room for}. */
-export function lanesOf(body) {
+/** {fromMs, endMs, knownMs, lanes, more: entries that no lane has room for}. reasons: of now, whose words are newer. */
+export function lanesOf(body, reasons) {
+  const now = rows(reasons);
   const endMs = num(body.as_of_ms) ?? 0;
   const fromMs = num(body.from_ms) ?? endMs - 3_600_000;
   const signals = strongest(body.signals);
   const jobs = jobLane(body.jobs, endMs);
-  const hidden = signals.slice(MOST_SIGNALS).map((row) => signalLane(row).entries[0]);
-  const shown = signals.slice(0, MOST_SIGNALS).map(signalLane);
+  const hidden = signals.slice(MOST_SIGNALS).map((row) => signalLane(row, now).entries[0]);
+  const shown = signals.slice(0, MOST_SIGNALS).map((row) => signalLane(row, now));
   const none = { kind: "signal", name: "Signals", entries: [], none: "No signal rose." };
   const lanes = [...rows(body.scores).map((row) => scoreLane(row, endMs)), ...(shown.length ? shown : [none]), eventLane(body.events), jobs, actionLane(body.actions, endMs)];
   lanes.forEach((lane) => lane.entries.forEach((item) => (item.lane = lane)));

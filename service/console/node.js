@@ -76,6 +76,7 @@ export function nodeView(acts) {
     parts.action.hidden = text(action.code) === "none";
     const isKnown = rows(answer.risk).some((row) => num(row.p) !== null);
     showReasons(parts.reasons, alike(rows(answer.reasons)), context.nowMs, isKnown);
+    timeline.reasons = rows(answer.reasons);
     showRisk(parts.risk, rows(answer.risk));
     parts.idle.hidden = held.length > 0;
     showJobs(parts.jobs, held, known, context.nowMs, acts);

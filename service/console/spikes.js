@@ -28,6 +28,12 @@ export function pressing(spikes) {
 
 const keyOf = (row) => `${text(row.domain_kind)} ${text(row.domain)} ${text(row.quantity)}`;
 
+/** " · 90 of 124 running jobs were looked at so far". */
+function lookedAt(body) {
+  const [looked, running] = [num(body.jobs_looked), num(body.jobs_running)];
+  return looked === null || running === null ? "" : ` · ${whole(looked)} of ${count(running, "running job")} looked at so far`;
+}
+
 export class Spikes {
   update(body, nowMs) {
     const all = pressing(object(body).rows);
@@ -40,8 +46,8 @@ export class Spikes {
       () => h("li", {}, h("div", { class: "row" }, h("span", { class: "name" }), h("span", { class: "place" }), h("span", { class: "times" }), h("span", { class: "why" }))),
       (item, row) => this.write(item.firstChild.children, row, nowMs),
     );
-    const seen = asOfMs === null ? "" : ` · as of ${clockTime(asOfMs)}`;
-    say(byId("spikes-foot"), all.length ? `The highest minute of the next 15, summed over the jobs that were looked at${seen}` : "No load peak is foreseen: no running job was looked at yet, or none has a load that is known.");
+    const seen = `${lookedAt(object(body))}${asOfMs === null ? "" : ` · as of ${clockTime(asOfMs)}`}`;
+    say(byId("spikes-foot"), all.length ? `The highest minute of the next 15, summed over jobs${seen}` : "No load peak is foreseen: no running job was looked at yet, or none has a load that is known.");
   }
 
   write([name, place, at, why], row, nowMs) {
@@ -51,7 +57,7 @@ export class Spikes {
     say(place, `${QUANTITIES[text(row.quantity)] ?? words(row.quantity)} of ${count(num(row.jobs) ?? 0, "job")}`);
     say(at, `${clockTime(num(row.peak_ms), nowMs)}${num(row.peak_ms) === null || nowMs === null ? "" : `, in ${duration(Math.max(0, (row.peak_ms - nowMs) / 1000))}`}`);
     const level = `${amount(row.p50, unit)} expected, ${amount(row.p90, unit)} at p90`;
-    say(why, full === null ? `${level}; its capacity is not known.` : `${level}: ${Math.round(100 * full)} % of ${amount(row.capacity, unit)}${full > 1 ? ", more than it can take" : ""}.`);
+    say(why, full === null ? `${level}; its capacity is not known${text(row.capacity_reason) ? `: ${text(row.capacity_reason)}` : ""}.` : `${level}: ${Math.round(100 * full)} % of ${amount(row.capacity, unit)}${full > 1 ? ", more than it can take" : ""}.`);
   }
 }
 
@@ -76,7 +82,7 @@ export class Use {
       (item, row) => this.write(item.firstChild.children, row),
     );
     const asOf = num(answer.as_of_ms) === null ? "" : ` · as of ${clockTime(answer.as_of_ms)}`;
-    say(byId("use-foot"), all.length ? `Of the last ten minutes; MFU needs the job to tell its FLOPs a token${asOf}` : "No running job was looked at yet.");
+    say(byId("use-foot"), all.length ? `Of the last ten minutes; busy is what the driver calls so${lookedAt(answer)}${asOf}` : "No running job was looked at yet.");
   }
 
   write([, place, verdict, why], row) {
@@ -86,6 +92,8 @@ export class Use {
     const held = ["idle", "abandoned"].includes(row.verdict) && num(row.held_gpu_memory_gib) !== null && `holds ${short(row.held_gpu_memory_gib)} GiB of GPU memory`;
     const data = num(row.data_share) > 0.05 && `${percent(row.data_share)} of the time loading data`;
     const talk = num(row.communication_share) > 0.05 && `${percent(row.communication_share)} communicating`;
-    say(why, [`busy ${percent(num(row.busy))}, SM active ${percent(num(row.sm_active))}, MFU ${num(row.mfu) === null ? "not known" : percent(row.mfu)}`, idle, held, data, talk].filter(Boolean).join(" · "));
+    if (row.verdict === "unknown" && text(row.reason)) return say(why, `Not known: ${text(row.reason)}.`);
+    const mfu = num(row.mfu) === null ? `not known${text(row.mfu_reason) ? ` (${text(row.mfu_reason)})` : ""}` : percent(row.mfu);
+    say(why, [`busy ${percent(num(row.busy))}, SM active ${percent(num(row.sm_active))}, MFU ${mfu}`, idle, held, data, talk].filter(Boolean).join(" · "));
   }
 }

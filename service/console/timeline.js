@@ -25,7 +25,7 @@ let made = 0;
 export class Timeline {
   /** `changed()` is called when another span is chosen; `open(job)` when a job is. */
   constructor({ changed, open }) {
-    Object.assign(this, { changed, open, minutes: 60, at: -1, body: null, failed: "" });
+    Object.assign(this, { changed, open, minutes: 60, at: -1, body: null, reasons: [], failed: "" });
     this.name = `timeline-${++made}`;
     this.svg = s("svg", { "aria-hidden": true });
     this.readout = h("p", { class: "readout", "aria-live": "polite" }, HINT);
@@ -75,7 +75,7 @@ export class Timeline {
     const width = Math.floor(this.plot.clientWidth);
     if (!this.body || width < 40) return;
     const kept = this.items?.[this.at];
-    const view = (this.view = lanesOf(this.body));
+    const view = (this.view = lanesOf(this.body, this.reasons));
     this.items = view.lanes.flatMap((lane) => lane.entries).filter((item) => (item.to ?? view.endMs) >= view.fromMs);
     this.at = kept ? this.items.findIndex((item) => item.kind === kept.kind && item.from === kept.from && item.title === kept.title) : -1;
     const span = Math.max(1, view.endMs - view.fromMs);

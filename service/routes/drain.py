@@ -21,7 +21,7 @@ from service.routes.table import Query, Row, answer, encode
 
 MOST_ASKED = 4  # jobs that the placer is asked about
 NOT_ASKED = f"the placer is asked about the {MOST_ASKED} largest jobs only"
-NOT_PLAYED = "the placer does not play the queue on a smaller fleet; see gpus_free_after and each job's restart_ms"
+NOT_PLAYED = "the placer does not play the queue on a smaller fleet"
 DAY = RISK_HORIZONS_S.index(86_400)
 
 

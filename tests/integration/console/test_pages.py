@@ -152,11 +152,15 @@ def test_load_peaks_and_use_are_those_of_the_api(open_console: Opener) -> None:
     first = page.locator("#spikes li").first
     expect(first).to_contain_text("rack r03")
     expect(first).to_contain_text(f"152{GAP}kW at p90: 101 % of 150{GAP}kW, more than it can take.")
-    expect(page.locator("#spikes li").nth(2)).to_contain_text("its capacity is not known")
+    expect(page.locator("#spikes li").nth(2)).to_contain_text("its capacity is not known: no topology names it.")
+    expect(page.locator("#spikes-foot")).to_contain_text("31 of 32 running jobs looked at so far")
+    expect(page.locator("#risk-foot")).to_contain_text(f"0.8{GAP}% told, 1.1{GAP}% came (of 5,210)")
     rows = console.get("/utilisation")["rows"]
     nothing = sum(row["gpus"] for row in rows if row["verdict"] == "abandoned")
     expect(page.locator("#use-sub")).to_contain_text(f"{nothing} of {sum(row['gpus'] for row in rows):,} GPUs")
-    expect(page.locator("#use li").first).to_contain_text("busy 0\u202f%, SM active 0\u202f%, MFU not known")
+    expect(page.locator("#use li").first).to_contain_text(
+        "busy 0\u202f%, SM active 0\u202f%, MFU not known (it tells no FLOPs)"
+    )
     expect(page.locator("#use li").first).to_contain_text("holds 132 GiB of GPU memory")
 
 

@@ -47,5 +47,10 @@ def test_a_node_that_throttles_is_seen_red_with_its_sentence(
     expect(cell).to_have_attribute("data-state", "degraded")
     cell.click()
     expect(page.locator("#drawer .reasons")).to_contain_text("sm_clock_mhz of hand07/1")
+    signals = service.get("/v1/nodes/hand07/timeline")["signals"]
+    [clock] = [row for row in signals if row["feature"] == "sm_clock_mhz"]
+    page.locator(".axis summary").click()
+    expect(page.locator(".axis details")).to_contain_text(clock["sentence"].split(" (")[0], timeout=20_000)
+    expect(page.locator(".drain .sentence")).to_have_text(service.get("/v1/nodes/hand07/drain")["sentence"])
     assert errors == []
     page.close()
