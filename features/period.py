@@ -169,7 +169,8 @@ def _rises(row: Array, low: float, high: float) -> Array:
     tops = at[1:][(side[at[1:]] > 0) & (side[at[:-1]] < 0)]
     middle = (low + high) / 2
     step = row[tops] - row[tops - 1]
-    return tops - np.divide(row[tops] - middle, step, out=np.zeros(len(tops)), where=step > 0).clip(0, 1)
+    beyond: Array = np.divide(row[tops] - middle, step, out=np.zeros(len(tops)), where=step > 0).clip(0, 1)
+    return tops - beyond
 
 
 def _refined(curve: Array, lag: int) -> float:
