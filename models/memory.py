@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
 from models.fault_log import FaultLog
+from models.job_outcomes import JobOutcomes
 from models.port_peers import PortPeers
 from models.risk_record import RECORD_ARRAYS, RiskRecord
 from models.rules import OF_KIND, ROW, RULES
@@ -120,6 +121,7 @@ class RiskMemory:
         # Of the fleet, kept by whoever runs score_fleet:
         self.faults = FaultLog()
         self.record = RiskRecord()
+        self.outcomes = JobOutcomes()
         self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen
         self.paces: dict[str, tuple[tuple[int | None, ...], Pace]] = {}  # job -> what it was computed from, pace
         self.told_ms: dict[str, int] = {}  # node -> the newest node event that was looked at
@@ -130,6 +132,7 @@ class RiskMemory:
         about = {
             "rules": {kind.value: [RULES[row].name for row in rows] for kind, rows in OF_KIND.items()},
             "faults": self.faults.dump(),
+            "outcomes": self.outcomes.dump(),
             "streaks": [[*key, *times, msgspec.to_builtins(seen)] for key, (*times, seen) in self.streaks.items()],
             "paces": {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self.paces.items()},
             "told_ms": dict(self.told_ms),
@@ -152,8 +155,9 @@ class RiskMemory:
             memory.load(parts, rows)
         for name in ("usual_clock", "was_up", "was_speed"):
             setattr(self, name, arrays[name].copy())
-        if "record" in about:  # not in snapshots of versions that kept none
+        if "outcomes" in about:  # not in snapshots of versions that kept none
             self.faults.load(about["faults"])
+            self.outcomes.load(about["outcomes"])
             self.record.load(about["record"], {name: arrays[f"record/{name}"] for name in RECORD_ARRAYS})
         self.streaks = {
             (rule, entity): (first_ms, last_ms, msgspec.convert(seen, Signal))
@@ -174,6 +178,7 @@ class RiskMemory:
             memory.move(by_ms)
         self.faults.move(by_ms)
         self.record.move(by_ms)
+        self.outcomes.move(by_ms)
         self.streaks = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self.streaks.items()}
         self.told_ms = {node: time_ms + by_ms for node, time_ms in self.told_ms.items()}
         self.pardons = {

@@ -1,6 +1,7 @@
 """Node risk: signals to the probability that a node fails, needs a drain, or runs slow within a horizon.
 
-    hazard(kind, horizon) = history hazard(horizon)        of the node's own faults (models/fault_log.py, hazard.py)
+    hazard(kind, horizon) = history hazard(horizon)        of the node's own faults (models/fault_log.py, hazard.py),
+                                                           more where jobs fail oftener (models/job_outcomes.py)
                           + excess hazard of the hour      the greater of rule priors and the fitted logistic
     p = 1 - exp(-hazard)
 
@@ -22,6 +23,7 @@ from fleet.topology import Topology
 from fleet.xids import advice
 from models.calibrate import apply_isotonic
 from models.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
+from models.job_outcomes import MOST_TIMES
 from models.part_risk import part_risks
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
@@ -33,7 +35,7 @@ BASE_SHARE = np.array([1.0, 1.0, 0.23])
 REASONS_KEPT = 8
 CERTAIN = 0.995
 FIT_FILE = "node_risk.json"
-REPEAT_ROW = ROW["recent_fault"]
+REPEAT_ROW, OUTCOME_ROW = ROW["recent_fault"], ROW["failed_jobs"]
 DAY = RISK_HORIZONS_S.index(86_400)
 
 
@@ -133,6 +135,11 @@ def no_history(nodes: int) -> Array:
     return PUBLISHED.hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
 
 
+def times_usual(levels: Array) -> Array:
+    """(node,) how many times as many faults are expected of a node as its history says, from how its jobs end."""
+    return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
+
+
 def probabilities(excess: Excess, history: Array, known: Mask) -> Array:
     """(kind, horizon, node), NaN where nothing is known. history: (horizon, node) hazard by history alone."""
     hazard = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
@@ -155,7 +162,7 @@ def score_nodes(
     nodes = len(known)
     levels = signals.levels(nodes)
     excess = excess_hazard(levels, fit)
-    history = no_history(nodes) if history is None else history
+    history = (no_history(nodes) if history is None else history) * times_usual(levels)
     values = probabilities(excess, history, known)
     hard_rule = np.array([rule.hard for rule in RULES])
     hard = np.zeros(nodes, bool)
@@ -173,8 +180,10 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
     history: (node,) of the day; what it is above that of the least burdened node is the recent fault's.
     """
     parts = excess.parts.copy()
-    again = np.where(levels[:, REPEAT_ROW] > 0, history - history.min(initial=np.inf), 0.0)
+    own = history / times_usual(levels)
+    again = np.where(levels[:, REPEAT_ROW] > 0, own - own.min(initial=np.inf), 0.0)
     parts[:, :, REPEAT_ROW] = BASE_SHARE[:, None] * again
+    parts[:, :, OUTCOME_ROW] = BASE_SHARE[:, None] * (history - own)
     total = excess.total + BASE_SHARE[:, None] * history
     worst = (excess.total).argmax(axis=0)
     rows = np.arange(levels.shape[0])

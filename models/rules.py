@@ -82,6 +82,7 @@ RULES = (
     Rule("drain_requested", NODE, "drained", "flag", (0.0, 0.0, 0.0), "watch", 1, 1, 0.0),
     Rule("gang_outlier", NODE, "sm_clock_mhz", "MHz", (0.01, 0.1, 0.7), "avoid", 1, 1, 180.0),
     Rule("recent_fault", NODE, "fault_age_s", "s", (0.02, 0.02, 0.02), "watch", 1, 1, 0.0),
+    Rule("failed_jobs", NODE, "failed_job_share", "ratio", (0.0, 0.0, 0.0), "watch", 1, 1, 0.0),
 )
 ROW = {rule.name: row for row, rule in enumerate(RULES)}
 OF_KIND = {kind: tuple(row for row, rule in enumerate(RULES) if rule.kind is kind) for kind in (GPU, PORT, NODE)}

@@ -147,7 +147,8 @@ def fleet_evidence(
     events = event_signals(nodes, rows, memory.faults.last_seen(), now_ms)
     known[events.node] = True
     signals = since_repair(Signals.concat([signals, events]), nodes, rows, memory, now_ms)
-    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms)])
+    lemons = Signals.of(memory.outcomes.signals(rows))
+    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, memory, now_ms), lemons])
     return Evidence(signals, known, gangs, gpu, port)
 
 

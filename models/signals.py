@@ -241,7 +241,12 @@ SAY: dict[str, Say] = {
     "drain_requested": lambda v, u, when, ago: f"drained{when}",
     "gang_outlier": lambda v, u, when, ago: f"SM clocks down to {number(v)} MHz, its gang's at {number(u)}",
     "recent_fault": lambda v, u, when, ago: f"had a fault {age(v)} ago",
+    "failed_jobs": lambda v, u, when, ago: f"{100 * v:.0f} % of the jobs on it failed{_of_all(u)}",
 }
+
+
+def _of_all(share: float) -> str:
+    return f", of all {100 * share:.0f} %" if np.isfinite(share) else ""
 
 
 def _times(count: float) -> str:

@@ -312,6 +312,7 @@ class Pipeline:
             )
             return local_sections(local, given, about)
         given, locals = self.siblings.join(given, local)
+        self.memory.outcomes.note(told.ended, now_ms)
         fleet = score_fleet(locals, told.running, told.nodes, topology, now_ms, self.memory, self.fit)
         tick = tick_of(given, fleet)
         self.demand.watch(tick, given.served)
