@@ -70,7 +70,10 @@ def _slow_ports(gangs: Gangs, port: GangColumns) -> list[Signal]:
         moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
         usual, siblings = _sibling_median(moved, by_node, by_gang)
         waits, _ = _sibling_median(np.where(np.isfinite(moved), window["tx_wait"], np.nan), by_node, by_gang)
-        waiting = (window["tx_wait"] > WAITING_RATIO * waits) | (np.isnan(window["tx_wait"]) & _alike(moved, by_node))
+        untold = np.isnan(window["tx_wait"])
+        waiting = window["tx_wait"] > WAITING_RATIO * waits
+        if untold.any():
+            waiting |= untold & _alike(moved, by_node)
         slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
         far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
         slow &= (moved < far * usual) | ((moved < somewhat * usual) & (waiting | (depth < 1)))
