@@ -7,7 +7,7 @@
 
 A look-up is two bisections in the mapped file. The rule speaks for jobs that share a GPU; MIG slices divide it, so
 nothing is lost by them; on a link it is how often two periodic jobs meet. What co-runs add comes on top
-(models.interference): a few are learnt from at once, many (their cost is cubic) once a minute.
+(models.interference): a few are learnt from at once, many (their cost is cubic) each half minute.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from service.publish import Tick, encode
 SECTION, NOW = "doc.interference", "doc.co_runs"
 JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alone")
 ALONE = (*LOADS, "step_s", "communication")
-LEARN_MS = 60_000
+LEARN_MS = 30_000
 FEW = 64  # co-runs that take no time to learn from
 READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
 FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
