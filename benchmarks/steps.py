@@ -15,7 +15,8 @@ from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
 from models.steps import Pace, pace_of
 
-CASES = {"whole_job": (100, 1, 200), "every_rank": (100, 8, 200)}  # jobs, ranks that report, events a job and tick
+# jobs, ranks that report, events a job and tick
+CASES = {"whole_job": (100, 1, 200), "every_rank": (100, 8, 200), "large_gang": (1, 1024, 20 * 1024)}
 REPEATS = 3
 STEP_MS = 500
 
@@ -69,7 +70,7 @@ class _Fleet:
     def _step(self, name: str, number: int, rank: int, duration_s: float) -> Step:
         return Step(
             job=name,
-            sequence=1 + number * self.ranks + rank,
+            sequence=((rank + 1) << 32) + number,  # as the client library counts
             time_ms=(number + 1) * STEP_MS,
             step=number,
             rank=rank if self.ranks > 1 else None,
