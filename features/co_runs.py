@@ -223,8 +223,10 @@ class CoRuns:
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """The inverse of `dump`, into an empty one; what is no speed is left out."""
-        for job, attempt, keys, company, *rest in kept["watched"]:
-            self._watched[job, attempt] = _Watched(_pair(keys), tuple(company) if company else None, *rest)
+        for job, attempt, keys, company, share, since_ms, paces, look_ms in kept["watched"]:
+            if share in LEVELS and isinstance(paces, dict):  # versions before kept one pace, and other shares
+                other = tuple(company) if company else None
+                self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, look_ms)
         for job, attempt, other, number, share, keys, partner, seconds in kept["together"]:
             if seconds > 0:
                 self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds

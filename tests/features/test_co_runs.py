@@ -242,6 +242,23 @@ def test_a_speed_that_cannot_be_is_clipped_and_none_is_told_by_steps_of_no_time(
     assert other.found == {}
 
 
+def test_what_an_earlier_version_watched_is_watched_anew() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    kept = world.co_runs.dump()
+    assert kept["watched"][0][-2] == {4: 1.0}
+    for share, paces in (("", 1.0), ("", None), ("crowd", {})):
+        kept["watched"][0][-4], kept["watched"][0][-2] = share, paces
+        world.co_runs = CoRuns()
+        world.co_runs.load(kept)
+        world.look()
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.step(10, a=1.25, b=2.0)
+    assert world.speeds() == [("gpu", 0.8)]
+
+
 def test_what_was_found_waits_for_nothing_and_little_waits() -> None:
     world = World()
     world.start("a", GPU)
