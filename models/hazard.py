@@ -2,7 +2,7 @@
 
 A discrete-time hazard on the state of a node at one moment: a logistic on what decays since its last fault, since its
 last return from repair, and since its last fault where that was of hardware. No weight is negative, so a fault never
-lowers the probability. Judging (training/evaluate_risk.py) and serving (models/history_risk.py) both go through
+lowers the probability. Judging (training/evaluate_risk.py) and serving (models/fault_log.py) both go through
 `columns_at`, `fit_history` and `HistoryFit`.
 
 Half of the faults hit nodes that never had one: of those a history knows nothing, and they are all alike. Times are in
