@@ -148,10 +148,15 @@ def compare(
       fleetcast simulate compare --seed 2
     """
     from cli.data import data_folder
+    from fleet.errors import ConfigError
     from simulator.h100 import FOLDER
     from simulator.realism import HEADER, compare_with_recordings
 
-    rows = list(compare_with_recordings(data_folder(), seed))
+    try:
+        rows = list(compare_with_recordings(data_folder(), seed))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
     if not rows:
         typer.echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
         raise typer.Exit(2)

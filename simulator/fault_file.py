@@ -5,6 +5,7 @@ Written and read as TOML, a table a fault kind and a table a decoy. Unknown keys
 
 import difflib
 import inspect
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -186,6 +187,10 @@ def _problem(file: FaultFile) -> str:
     sizes, weights = file.jobs.sizes, file.jobs.weights
     if len(sizes) != len(weights) or (sizes and (sum(weights) <= 0 or min(weights) < 0)):
         return f"jobs.weights = {list(file.jobs.weights)}: one a size, {len(sizes)} of them, none below 0, some above"
+    scales = {"draw.scale": file.draw.scale, "draw.decoy_scale": file.draw.decoy_scale}
+    for key, value in scales.items():
+        if not 0 <= value < math.inf:
+            return f"{key} = {value:g}: a number of at least 0"
     positive = {
         "hours": file.hours,
         "interval_s": file.interval_s,
@@ -196,7 +201,7 @@ def _problem(file: FaultFile) -> str:
         "recorded.interval_s": file.recorded.interval_s,
         "recorded.loops": file.recorded.loops,
     }
-    return next((f"{key} = {value:g}: must be greater than 0" for key, value in positive.items() if value <= 0), "")
+    return next((f"{key} = {value:g}: must be greater than 0" for key, value in positive.items() if not value > 0), "")
 
 
 def to_toml(file: FaultFile) -> str:

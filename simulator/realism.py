@@ -11,16 +11,21 @@ Kolmogorov and Smirnov: the largest gap between two cumulative distributions, 0 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pyarrow import csv
 
+from fleet.errors import ConfigError
 from fleet.requests import RankPlacement
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.h100 import FOLDER
 from simulator.telemetry import GPU_ROW, PORT_ROW
 from simulator.workload import WorkloadProfile, profile_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 KIND_OF = {"t2": "data_parallel", "t3": "accumulation", "t13_node0": "tensor_pipeline"}
 NETWORK_OF = {
@@ -76,7 +81,7 @@ def _middle(values: Values) -> tuple[float, float, float]:
 
 
 def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
-    """A row a run and quantity; none where the folder does not hold the run."""
+    """A row a run and quantity; none where the folder does not hold the run. Raises ConfigError."""
     for run, kind in KIND_OF.items():
         path = data / FOLDER / f"{run}_telemetry.csv.gz"
         if path.exists():
@@ -91,13 +96,25 @@ def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
 
 def recorded_gpus(path: Path) -> dict[str, Values]:
     """Quantities of the steady phase, over GPUs and seconds."""
-    table = csv.read_csv(path).to_pandas()
-    table = table[table["phase"] == "steady"]
-    second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     names = ["power_w", "temp_c"]
+    table = _steady(path, ["gpu", *names])
+    second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     means = table.groupby([table["gpu"], second])[names].mean().dropna()
     grids = [means[name].unstack(0).dropna().to_numpy(np.float64) for name in names]
     return _quantities(*grids)
+
+
+def _steady(path: Path, names: list[str]) -> "DataFrame":
+    """Rows of the steady phase: `timestamp` and `names`. Raises ConfigError that names the file."""
+    columns = ["phase", "timestamp", *names]
+    try:
+        table = csv.read_csv(path, convert_options=csv.ConvertOptions(include_columns=columns)).to_pandas()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: no table of {', '.join(columns)} ({error})") from None
+    steady = table[table["phase"] == "steady"]
+    if steady.empty:
+        raise ConfigError(f"{path}: no row of the phase steady")
+    return steady
 
 
 def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
@@ -121,10 +138,9 @@ def _quantities(power: Values, temp: Values) -> dict[str, Values]:
 
 
 def recorded_ports(path: Path) -> Values:
-    table = csv.read_csv(path).to_pandas()
-    table = table[table["phase"] == "steady"]
-    second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     names = [f"ib{port}_tx_bytes_s" for port in range(GPUS)]
+    table = _steady(path, names)
+    second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     return _largest_over_mean(table.groupby(second)[names].mean().to_numpy(np.float64))
 
 

@@ -142,7 +142,7 @@ def pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
 def megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
     """Up to `series` runs, evenly over the logarithm of their step times, repeated or cut to some ten minutes."""
     columns = ["suite", "test_case", "platform", "step", "iteration_time_s"]
-    table = pq.read_table(path, columns=columns).to_pandas()
+    table = _table(path, columns).to_pandas()
     grouped = table.sort_values("step").groupby(columns[:3], observed=True)["iteration_time_s"]
     runs = [values.to_numpy(np.float64)[1:] for _, values in grouped if len(values) > LEAST_RUN]
     runs = sorted((run[np.isfinite(run) & (run > 0)] for run in runs), key=lambda run: float(np.median(run)))
@@ -156,6 +156,14 @@ def megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator
         yield Run("megatron", f"{number:03d}", pattern, durations_s, (stretches,) * GPUS)
 
 
+def _table(path: Path, columns: list[str]) -> pa.Table:
+    """Raises ConfigError that names the file."""
+    try:
+        return pq.read_table(path, columns=columns)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no table of {', '.join(columns)} ({error})") from None
+
+
 def _fitted(durations_s: Values) -> Values:
     """Repeated or cut to a length that every interval can be tried on."""
     total_s = float(durations_s.sum())
@@ -167,7 +175,7 @@ def _fitted(durations_s: Values) -> Values:
 def bytedance_run(path: Path) -> Run:
     """Each worker's own operations, steps one after the other."""
     names = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
-    trace = pq.read_table(path, columns=names).to_pandas()
+    trace = _table(path, names).to_pandas()
     trace["end"] = trace["start_ts"].astype(float) + trace["duration"].astype(float)
     durations_s = trace.groupby("step")["end"].max().sort_index()
     begins_s = durations_s.cumsum() - durations_s

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleet.errors import ConfigError
 from simulator.h100 import FOLDER
-from simulator.realism import HEADER, compare_with_recordings, ks_distance
+from simulator.realism import HEADER, compare_with_recordings, ks_distance, recorded_gpus
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
 FARTHEST = {"power shape": 0.3, "warmth": 0.3}
@@ -32,3 +33,18 @@ def test_healthy_telemetry_is_like_the_recorded() -> None:
             assert row.distance < FARTHEST[row.quantity], row.line()
         else:  # within 3 % on both sides: that they are so is what counts, not how
             assert max(row.real[2], row.simulated[2]) < 1.03, row.line()
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        (b"", "no table of phase"),
+        (b"a,b\n1,2\n", "no table of phase"),
+        (b"phase,timestamp,gpu,power_w,temp_c\ninit,1,0,1,1\n", "no row"),
+    ],
+)
+def test_a_recording_that_is_none_is_named(tmp_path: Path, page: bytes, why: str) -> None:
+    path = tmp_path / "t2_telemetry.csv"
+    path.write_bytes(page)
+    with pytest.raises(ConfigError, match=why):
+        recorded_gpus(path)

@@ -93,3 +93,11 @@ def test_a_worker_is_busy_when_its_operations_run(tmp_path: Path) -> None:
 def test_without_data_it_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FLEETCAST_DATA"):
         render_steps(tmp_path, tmp_path / "out")
+
+
+def test_a_torn_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / MEGATRON
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"step_times\.parquet: no table of suite"):
+        render_steps(tmp_path, tmp_path / "out")
