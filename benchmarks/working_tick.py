@@ -224,7 +224,7 @@ class WorkingFleet:
 
     async def _look(self) -> None:
         began = time.process_time()
-        await self.pipeline.fingerprints.look(self.pipeline.state)
+        await self.pipeline.watch.fingerprints.look(self.pipeline.state)
         self.watch.seconds["fingerprints"] += time.process_time() - began
 
 

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from features.similarity import tell_history
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import SourceError
-from fleet.jobs import JobAttempt
 from fleet.topology import Topology
 from ingest.inbox import InboxSource
 from ingest.shares import WHOLE, OwnRows, Share
@@ -44,11 +43,9 @@ from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.demand_forecasts import DemandForecasts
 from service.disk_trouble import said
-from service.fingerprints import Fingerprints
 from service.fleet_metrics import fleet_page
 from service.history import History
-from service.interference import Sharing
-from service.job_metrics import JobMetrics
+from service.job_watch import Ended, JobWatch
 from service.locals import About, local_sections
 from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
@@ -70,7 +67,7 @@ from service.run_model import ServedRunModel
 from service.served_models import served_document, served_page
 from service.siblings import Siblings
 from service.snapshot import Snapshot
-from service.source_facts import backlog_bytes, gpu_models
+from service.source_facts import backlog_bytes, caught_up, gpu_models
 from service.thread_work import in_thread
 from service.timekeeper import Timekeeper
 from service.urgent import HardSignals, UrgentRows
@@ -81,7 +78,6 @@ logger = logging.getLogger(__name__)
 RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
-CATCH_UP_POLL_S, CATCH_UP_PATIENCE_S = 0.02, 1.0  # wall
 LOOK_WALL_S = 0.1  # at the boards of other pipelines
 
 
@@ -127,16 +123,12 @@ class Pipeline:
         self.urgent = UrgentRows(self.board)
         self._hard = HardSignals(self.state.entities)
         self.demand = DemandForecasts(self.desk, clock, last)
-        self.sharing = Sharing(self.kept.co_runs)
+        self.watch = JobWatch(self.kept, clock)
         self.models = ModelWatch.of(config)
         self.runs = RunForecasts(self.kept.book, ServedRunModel(Registry(config.models_folder, clock)), clock)
-        self.fingerprints = Fingerprints(clock)
-        self._job_metrics = JobMetrics()
         self._memory_free = asyncio.Lock()  # a thread writes the memory of the rules and peaks while it scores
         self._saving = asyncio.Lock()
-        self._ended = {
-            _key(row): row for row in _ended_since(self.state.jobs.attempts.values(), clock.now_ms() - ENDED_KEPT_MS)
-        }
+        self._ended = Ended(self.state.jobs, clock.now_ms())
         self._published_generation = -1
         self._models: dict[str, str] = {}  # node -> GPU model
         self._own_page = PipelinePage(config.folder)
@@ -170,7 +162,7 @@ class Pipeline:
                 group.create_task(self._forecast_forever())
                 group.create_task(refit_forever(self.memory, self._memory_free, self.state, self.clock))
                 group.create_task(self.runs.forecast_forever(self.state))
-                group.create_task(self.fingerprints.look_forever(self.state))
+                group.create_task(self.watch.fingerprints.look_forever(self.state))
             if self.siblings:
                 group.create_task(self._look_forever(self.siblings))
 
@@ -208,10 +200,7 @@ class Pipeline:
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
             self.vitals.note_arrival()
-        for event in batch.events:
-            attempt = self.state.jobs.get(event.job, event.attempt)
-            if attempt is not None and attempt.ended_ms is not None and attempt.ended_ms > now_ms - ENDED_KEPT_MS:
-                self._ended.setdefault(_key(attempt), attempt)
+        self._ended.note(self.state.jobs, batch.events, now_ms)
         hard = self._hard.rows(fresh, batch.samples)
         if hard:
             self.urgent.tell(hard, now_ms)
@@ -232,7 +221,7 @@ class Pipeline:
         return scored
 
     async def _tick_forever(self) -> None:
-        await self._caught_up()
+        await caught_up(self.sources)
         self._has_caught_up.set()
         while True:
             began = time.monotonic()
@@ -244,18 +233,6 @@ class Pipeline:
             if rest_s > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), rest_s)
-
-    async def _caught_up(self) -> None:
-        """Fold what is on disk before the first board, else the GPUs of jobs in there would look free.
-
-        A backlog that shrinks no more is not waited for: it is a torn tail, or grows as fast as it is read.
-        """
-        left, shrank = sum(map(backlog_bytes, self.sources)), time.monotonic()
-        while left and time.monotonic() - shrank < CATCH_UP_PATIENCE_S:
-            await asyncio.sleep(CATCH_UP_POLL_S)
-            now = sum(map(backlog_bytes, self.sources))
-            if now < left:
-                left, shrank = now, time.monotonic()
 
     async def tick(self) -> None:
         """Extract, score and publish once."""
@@ -285,14 +262,13 @@ class Pipeline:
 
     def _given(self, now_ms: int) -> Given:
         state = self.state
-        self._ended = {key: row for key, row in self._ended.items() if (row.ended_ms or 0) >= now_ms - ENDED_KEPT_MS}
         return Given(
             now_ms=now_ms,
             topology=state.topology,
             entities=state.entities,
             frames=extract(state.store, now_ms, state.topology.generation),
             gpu_rows=state.gpu_rows(),
-            told=state.told(self._ended.values()),
+            told=state.told(self._ended.lately(now_ms)),
             interval_s=self.config.scrape.interval_s,
             served=served_instances(state.store, now_ms),
             mig=mig_instances(state.store, now_ms),
@@ -317,8 +293,8 @@ class Pipeline:
         tick = tick_of(given, fleet)
         self.demand.watch(tick, given.served)
         sections = [*score_sections(tick), *self.demand.sections]
-        sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick), *self.fingerprints.sections]
-        sections += self.sharing.sections(tick, given.mig) + self.kept.pasts.sections(tick, told.nodes)
+        sections += [*self.runs.sections, *peak_sections(self.kept.peaks, tick)]
+        sections += self.watch.sections(tick, given.mig) + self.kept.pasts.sections(tick, told.nodes)
         if topology.generation != self._published_generation:
             sections += topology_sections(topology, now_ms)
             self._published_generation = topology.generation
@@ -359,7 +335,7 @@ class Pipeline:
         inbox_bytes = sum(backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
         pages = fleet_page(tick) + self.demand.page + self.runs.page + self.models.page
-        pages += self._job_metrics.page(tick, self.fingerprints.sections)
+        pages += self.watch.page(tick)
         return pages + others + self._own_page.encode(inbox_bytes)
 
     def _meta(self, now_ms: int) -> dict[str, Any]:
@@ -420,12 +396,3 @@ class Pipeline:
         for source in self.sources:
             await source.close()
         self.history.close()
-
-
-def _key(attempt: JobAttempt) -> tuple[str, int]:
-    return attempt.job, attempt.attempt
-
-
-def _ended_since(jobs: Iterable[JobAttempt], time_ms: int) -> list[JobAttempt]:
-    """Attempts that ended after `time_ms`, oldest first."""
-    return sorted((row for row in jobs if (row.ended_ms or 0) > time_ms), key=lambda row: row.ended_ms or 0)

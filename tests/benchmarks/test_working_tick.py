@@ -23,7 +23,7 @@ def test_the_fleet_works_as_a_real_one_does(tmp_path: Path) -> None:
     assert {step.rank for row in state.jobs.running() for step in row.steps} >= {0, 1}
     assert any(row.checkpoints for row in state.jobs.running())
     assert state.nodes.nodes["n00000"].events
-    assert fleet.pipeline.sharing.co_runs.dump()["together"], "nobody was seen to share hardware"
+    assert fleet.pipeline.watch.sharing.co_runs.dump()["together"], "nobody was seen to share hardware"
     assert state.counts.late == state.counts.duplicates == 0
     assert not state.counts.bad
 

@@ -1,0 +1,54 @@
+"""What a pipeline tells of jobs beside its scores: what they look like, what they share, and which ended lately."""
+
+from collections.abc import Iterable, Mapping
+
+from fleet.clock import Clock
+from fleet.events import JobEvent
+from fleet.jobs import JobAttempt, JobTable
+from service.board import Section
+from service.fingerprints import Fingerprints
+from service.interference import Sharing
+from service.job_metrics import JobMetrics
+from service.publish import ENDED_KEPT_MS, Tick
+from service.snapshot import Kept
+
+
+class JobWatch:
+    """Of the jobs that run."""
+
+    def __init__(self, kept: Kept, clock: Clock) -> None:
+        self.fingerprints = Fingerprints(clock)
+        self.sharing = Sharing(kept.co_runs)
+        self._metrics = JobMetrics()
+
+    def sections(self, tick: Tick, mig: Mapping[str, Mapping[str, float | None]]) -> list[Section]:
+        """mig: GPU -> instance -> GiB."""
+        return [*self.fingerprints.sections, *self.sharing.sections(tick, mig)]
+
+    def page(self, tick: Tick) -> bytes:
+        """Metrics."""
+        return self._metrics.page(tick, self.fingerprints.sections)
+
+
+class Ended:
+    """Attempts that ended within ENDED_KEPT_MS, in order of their ends as these were told."""
+
+    def __init__(self, jobs: JobTable, now_ms: int) -> None:
+        since_ms = now_ms - ENDED_KEPT_MS
+        rows = sorted((row for row in jobs.attempts.values() if (row.ended_ms or 0) > since_ms), key=_ended_ms)
+        self._rows = {(row.job, row.attempt): row for row in rows}
+
+    def note(self, jobs: JobTable, events: Iterable[JobEvent], now_ms: int) -> None:
+        """Take in attempts that these events may have ended."""
+        for event in events:
+            attempt = jobs.get(event.job, event.attempt)
+            if attempt is not None and _ended_ms(attempt) > now_ms - ENDED_KEPT_MS:
+                self._rows.setdefault((attempt.job, attempt.attempt), attempt)
+
+    def lately(self, now_ms: int) -> Iterable[JobAttempt]:
+        self._rows = {key: row for key, row in self._rows.items() if _ended_ms(row) >= now_ms - ENDED_KEPT_MS}
+        return self._rows.values()
+
+
+def _ended_ms(row: JobAttempt) -> int:
+    return row.ended_ms or 0
