@@ -16,6 +16,7 @@ from models.checkpointing import ettr, plan_of
 from models.gang_risk import GangRisk, gang_risk
 from models.node_risk import base_hazard
 from models.scores import RISK_HORIZONS_S
+from models.utilisation import VERDICTS
 from service.board import Section
 from service.exposition import Page, span
 from service.publish import Tick
@@ -25,7 +26,6 @@ MADE_EVERY_MS = 60_000
 HOUR_S, DAY_S = 3600, 86_400
 USUAL = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))  # (kind, horizon)
 DOING_NOTHING = ("idle", "abandoned")
-VERDICTS = ("works", "busy_but_little_work", "waits_for_data", "waits_for_communication", *DOING_NOTHING, "unknown")
 
 Rows = Sequence[Mapping[str, Any]]
 
