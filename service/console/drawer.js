@@ -18,7 +18,7 @@ export class Drawer {
     this.notice = h("p", { class: "drawer-notice", hidden: true });
     this.body = h("div", { class: "drawer-body" });
     this.root.append(
-      h("div", { class: "drawer-head" }, this.title, h("button", { class: "tool", "aria-label": "Close", onclick: () => this.close() }, "Esc")),
+      h("div", { class: "drawer-head" }, this.title, h("button", { class: "tool", "aria-label": "Esc: close", onclick: () => this.close() }, "Esc")),
       this.notice,
       this.body,
     );

@@ -18,7 +18,7 @@ export class Ingestion {
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, ...["source", "", "per s", "lag", "bad"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
+        h("thead", {}, h("tr", {}, ...["source", "state", "per s", "lag", "bad"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
         this.sources,
       ),
       h("h3", {}, "Skipped, by reason"),

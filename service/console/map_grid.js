@@ -120,6 +120,7 @@ export class GridMap {
         s("path", { class: "tick-free" }),
         s("path", { class: "tick-bad" }),
       ),
+      " ",
       h("span", { class: "figure" }),
     );
     Object.assign(cell, { column, at });
@@ -161,7 +162,7 @@ export class GridMap {
     mark(ticks.children[1], "d", pathOf(~columns.busy[row] & ~bad, all, hollow));
     mark(ticks.children[2], "d", pathOf(bad, all, cross));
     say(figure, figureOf(columns, row));
-    mark(cell, "aria-label", label(columns, row));
+    mark(cell, "aria-label", label(columns, row, figureOf(columns, row)));
   }
 
   hover(target) {

@@ -25,9 +25,10 @@ export function describe(columns, row) {
   };
 }
 
-export const label = (columns, row) => {
+/** `seen`: what stands beside its name, which the label begins with. */
+export const label = (columns, row, seen = "") => {
   const about = describe(columns, row);
-  return [`${about.title}: ${about.risk}`, about.state, about.gpus, about.reason].filter(Boolean).join(". ");
+  return [`${about.title}${seen ? ` ${seen}` : ""}: ${about.risk}`, about.state, about.gpus, about.reason].filter(Boolean).join(". ");
 };
 
 /** Show the card of a node beside `box` (a client rectangle). */
