@@ -297,7 +297,7 @@ def test_hours_without_us_make_nobody_silent(tmp_path: Path) -> None:
     asyncio.run(again.tick())
     assert flagged(again) == ["n2"]
     assert board(again).array("gpu.usable").all()
-    live(again, 60, silent=("n2", "n3"))  # n3 comes back a little later
+    live(again, 30, silent=("n2", "n3"))  # n3 comes back a little later
     assert flagged(again) == ["n2"]
 
 
