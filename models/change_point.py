@@ -156,10 +156,12 @@ def crept(duration: Array, best_s: float | None) -> Measure | None:
     if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
         return None
     log = np.log(np.maximum(duration, 1e-9))
+    recent = middle(log[-CREPT:])
+    if recent <= math.log(best_s) + math.log(CREPT_RATIO) - ROUNDING:
+        return None  # below the least limit that there is, as in most ticks
     moves = np.abs(np.diff(log))  # noise without the drift: of differences, sqrt(2) sigma
     sigma = MAD_TO_SIGMA * middle(moves) / np.sqrt(2)
     limit = float(np.log(best_s)) + float(np.log(CREPT_RATIO)) + CREPT_SIGMAS * sigma * _spread(CREPT)
-    recent = middle(log[-CREPT:])
     if recent <= limit:
         return None
     return Measure(round(best_s, 9), round(float(np.exp(limit)), 9), CREPT)
