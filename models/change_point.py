@@ -141,7 +141,7 @@ def best_pace(duration: Array, before_s: float | None = None) -> float | None:
     """
     if len(duration) < BEST:
         return before_s
-    windows = np.lib.stride_tricks.sliding_window_view(duration, BEST)[:: BEST // 4]
+    windows = np.array([duration[at : at + BEST] for at in range(0, len(duration) - BEST + 1, BEST // 4)])
     best_s = float(_median(windows).min())
     return best_s if before_s is None else min(best_s, before_s)
 

@@ -55,8 +55,9 @@ def middle(values: NDArray[np.floating]) -> float:
     >>> middle(np.array([3.0, 1.0, 2.0])), middle(np.array([4.0, 1.0, 2.0, 3.0]))
     (2.0, 2.5)
     """
-    half = len(values) // 2
+    ordered, half = values.copy(), len(values) // 2
     if len(values) % 2:
-        return float(np.partition(values, half)[half])
-    parts = np.partition(values, (half - 1, half))
-    return float(parts[half - 1] + parts[half]) / 2
+        ordered.partition(half)
+        return float(ordered[half])
+    ordered.partition((half - 1, half))
+    return float(ordered[half - 1] + ordered[half]) / 2
