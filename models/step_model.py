@@ -35,11 +35,11 @@ class StepModel:
 
 def work_of(steps: list[Step]) -> Array | None:
     """(step, 2) tokens N and sum of l^2; None where a step does not tell its tokens or its sequence length."""
-    rows = [(step.tokens, step.sequence_length) for step in steps if step.tokens and step.sequence_length]
-    if not rows or len(rows) != len(steps):
+    if not steps or not steps[-1].tokens or not steps[-1].sequence_length:
         return None
-    work = np.array(rows, np.float64)
-    return np.column_stack((work[:, 0], work[:, 0] * work[:, 1]))
+    tokens = np.array([step.tokens or 0 for step in steps], np.float64)
+    length = np.array([step.sequence_length or 0.0 for step in steps])
+    return np.column_stack((tokens, tokens * length)) if tokens.all() and length.all() else None
 
 
 def fit_steps(work: Array, duration: Array) -> StepModel | None:

@@ -124,6 +124,8 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
         # A part is held to itself and to the whole work: data loading of milliseconds is never a slow worker.
         ratio = 1 + excess / np.array([median[0], max(median.sum(), 1e-9)])
         over = ratio >= SLOW_RATIO
+        if not over.any():
+            continue
         if (group.length > 0).all():
             rate = group.own[:, 0] / group.length
             over[:, 0] &= rate >= SLOW_RATIO * middle(rate)
