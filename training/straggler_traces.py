@@ -219,7 +219,7 @@ def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> No
         if series == "all slowed":
             halves = [(whole_s[-1], np.median(whole_s[: len(whole_s) // 2])) for _, _, whole_s in paces]
             table.share(
-                "recall", "static 1.5x", sum(last > STATIC * usual for last, usual in halves), len(rows), series
+                "recall", "static 1.5x", sum(bool(last > STATIC * usual) for last, usual in halves), len(rows), series
             )
 
 

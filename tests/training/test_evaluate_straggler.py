@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -58,6 +59,7 @@ def test_the_right_worker_in_every_step_and_no_other(tmp_path):
     for series in ("scaled back", "all slowed"):
         assert results.select(series=series, method="ours", metric="false_culprits")[0].value == 0.0
     assert results.select(series="culprit", metric="share")[0].value > 0.9
+    assert msgspec.json.encode(results.rows)  # no number of a library's own kind
     assert len(results.skipped) == 2  # no step times, no simulated fleets
 
 
@@ -86,6 +88,7 @@ def test_slowdowns_are_seen_and_natural_ones_counted_apart(monkeypatch):
         assert ours["false_alarms_per_10000_steps", runs].n == 0
         assert ours["natural_spells_per_10000_steps", runs].n == judged
     assert 0.5 < ours["seen_in_time", "20-60 %"].value <= 1.0
+    assert msgspec.json.encode(results.rows)
     assert results.select(method="static 1.1x", metric="recall", series="all")[0].value > 0.9
 
 
