@@ -76,6 +76,14 @@ def test_every_panel_says_its_unit_and_names_its_lines(path: Path) -> None:
 
 
 @every_dashboard
+def test_shares_of_different_wholes_are_not_added_up(path: Path) -> None:
+    for panel in load(path)["panels"]:
+        drawn = panel.get("fieldConfig", {}).get("defaults", {})
+        if drawn.get("unit") in ("percent", "percentunit", "s"):
+            assert drawn.get("custom", {}).get("stacking", {}).get("mode", "none") == "none", panel["title"]
+
+
+@every_dashboard
 def test_every_variable_is_defined_before_it_is_used(path: Path) -> None:
     board = load(path)
     known = set(BUILT_IN)
