@@ -142,7 +142,7 @@ class JobAttempt:
                 if self._wins("placement", event):
                     self.ranks, self.nodes = event.ranks, event.nodes
             case Phase():
-                if event.rank is None and self._wins("phase", event):
+                if not event.rank and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
                 if event.name == "evaluation" and not event.rank and self.ended_ms is None:
                     _keep(self.evaluations, event, EVALUATIONS_KEPT)

@@ -195,10 +195,12 @@ def _is_slow(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[
     two or three when a member has a reason. Without a comparison (no steps, or the reason is older than they are), a
     grave and firm reason does.
     """
-    firm = culprit is not None and culprit.firm and attempt.phase not in PAUSES
+    if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
+        return False, False
+    firm = culprit is not None and culprit.firm
     if pace.slow or (firm and (pace.lately or (pace.ratio or 0.0) >= SLOW_RATIO)):
         return True, True
-    if culprit is None or not culprit.firm or culprit.severity < GRAVE or attempt.phase in PAUSES:
+    if culprit is None or not culprit.firm or culprit.severity < GRAVE:
         return False, False
     if culprit.rule in STOPPED:
         return not pace.steps or attempt.steps[-1].time_ms < culprit.since_ms + STALLED_MS, False

@@ -144,6 +144,12 @@ def test_a_phase_of_one_rank_is_not_the_phase_of_the_job() -> None:
     assert (attempt.phase, attempt.phase_since_ms) == ("steady", 30)
 
 
+def test_rank_0_tells_the_phase_of_the_job_as_the_client_library_does() -> None:
+    evaluation = Phase(job="a", sequence=4, time_ms=30, name="evaluation", rank=0)
+    attempt = attempt_of(evaluation)
+    assert (attempt.phase, attempt.phase_since_ms) == ("evaluation", 30)
+
+
 def test_only_the_newest_steps_and_events_are_kept() -> None:
     events = [Step(job="a", sequence=i, time_ms=i, step=i, duration_s=1.0) for i in range(STEPS_KEPT + 50)]
     attempt = attempt_of(*reversed(events))
