@@ -70,7 +70,10 @@ def step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
 
 
 def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribution:
-    """Who costs what, over all steps of `seconds` (step, replica, stage, type, micro-batch)."""
+    """Who costs what, over all steps of `seconds` (step, replica, stage, type, micro-batch).
+
+    Raises ValueError when the order waits for itself, and when nothing takes any time.
+    """
     _, replicas, stages, types, _ = seconds.shape
     typical = np.nanmean(seconds, axis=(0, 1, 2, 4))
     ideal = np.broadcast_to(typical[:, None], seconds.shape)
@@ -84,6 +87,8 @@ def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribut
         return total(mixed) / least
 
     least, most = total(ideal), total(seconds)
+    if least <= 0:
+        raise ValueError("no operation takes any time")
     every = slice(None)
     by_worker, share = np.ones((replicas, stages)), np.zeros((replicas, stages))
     for replica in range(replicas):

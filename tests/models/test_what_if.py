@@ -24,6 +24,11 @@ def test_a_schedule_that_waits_for_itself_is_refused():
         step_time(np.ones((1, 1, 2, 2, 1)), (((1, 0), (0, 0)), ((0, 0), (1, 0))))
 
 
+def test_operations_without_any_time_are_refused():
+    with pytest.raises(ValueError, match="no operation takes any time"):
+        attribute(np.zeros((2, 2, 2, 2, 2)), ORDER)
+
+
 def test_the_slow_worker_explains_what_it_costs():
     seconds = np.ones((3, 4, 2, 2, 2))
     seconds[:, 2, 1] = 2.0
