@@ -51,6 +51,7 @@ class JobAttempt:
     started_ms: int | None = None
     ranks: tuple[RankPlacement, ...] = ()
     nodes: tuple[str, ...] = ()
+    placed_ms: int | None = None  # since when it is on these: its start, or its last resize
     phase: str = ""
     phase_since_ms: int | None = None
     steps: list[Step] = field(default_factory=list)  # one a step, by time
@@ -137,10 +138,10 @@ class JobAttempt:
                 if self._wins("started", event):
                     self.started_ms = event.time_ms
                 if self._wins("placement", event):
-                    self.ranks, self.nodes = event.ranks, event.nodes
+                    self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
             case Resized():
                 if self._wins("placement", event):
-                    self.ranks, self.nodes = event.ranks, event.nodes
+                    self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
             case Phase():
                 if not event.rank and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms

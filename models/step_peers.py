@@ -78,9 +78,9 @@ class _Peers:
     length: Array  # (rank,) of its sequences, 0 untold
 
 
-def blame(rank_steps: RankSteps) -> Blame:
-    """Who holds the gang back, by its newest steps."""
-    told = _whole(rank_steps)
+def blame(rank_steps: RankSteps, since_ms: int = 0) -> Blame:
+    """Who holds the gang back, by its newest steps; those that were over before `since_ms` blame nobody any more."""
+    told = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
     if not told:
         return Blame()
     peers = [_peers(gang.ranks.values()) for gang in told[-FEWEST_STEPS:]]

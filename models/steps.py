@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Step
-from fleet.job_steps import own_s
+from fleet.job_steps import RANK_STEPS_KEPT, own_s
 from fleet.jobs import JobAttempt
 from models.change_point import SCALES, Measure, best_pace, crept, measure_of, slowed, still_slow
 from models.peers import middle
@@ -74,7 +74,8 @@ def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
     pace = _by_past(attempt, kept, duration[~disturbed], end_ms[~disturbed], before)
     if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
-    return _by_peers(pace, attempt, blame(attempt.rank_steps), kept, before)
+    since_ms = max(steps[-RANK_STEPS_KEPT:][0].time_ms, attempt.placed_ms or 0)
+    return _by_peers(pace, attempt, blame(attempt.rank_steps, since_ms), kept, before)
 
 
 def _by_past(

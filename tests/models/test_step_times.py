@@ -1,6 +1,9 @@
 """What step times say where jobs pause, resize, write checkpoints or change their pace for good."""
 
-from fleet.events import Phase, Step
+from fleet.events import Phase, Resized, Step, StepParts
+from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
+from models.steps import pace_of
 
 
 def report(fleet, job, durations, first=2):
@@ -19,3 +22,38 @@ def test_a_job_that_was_slow_before_its_evaluation_is_not_slow_in_it(small_fleet
     assert (body["slow"], body["sentence"]) == (False, "in evaluation: its steps are not compared")
     fleet.jobs.apply(Phase(job="j", sequence=100, time_ms=fleet.now_ms, name="steady", rank=0))
     assert fleet.tick().stragglers["j"]["slow"]
+
+
+def fold_ranks(attempt: JobAttempt, number: int, ranks: int) -> None:
+    """One step of 1.7 s in which rank 7, if there is one, computes half as long again as the others."""
+    for rank in range(ranks):
+        parts = StepParts(compute=1.5 if rank == 7 else 1.0)
+        attempt.fold(
+            Step(
+                job="j", sequence=((rank + 1) << 32) + number, time_ms=1700 * number, step=number, rank=rank,
+                duration_s=1.7, parts=parts,
+            )
+        )  # fmt: skip
+
+
+def test_a_rank_that_a_resize_took_away_is_not_blamed():
+    attempt = JobAttempt("j", 1)
+    for number in range(20):
+        fold_ranks(attempt, number, 8)
+    assert pace_of(attempt).ranks == (7,)
+    placed = tuple(RankPlacement(rank, f"n{rank}") for rank in range(5))
+    attempt.fold(Resized(job="j", sequence=5, time_ms=1700 * 19 + 1, ranks=placed))
+    for number in range(20, 30):
+        fold_ranks(attempt, number, 5)
+        assert pace_of(attempt).ranks == ()
+
+
+def test_ranks_that_fell_silent_are_not_blamed_for_the_steps_that_go_on_without_them():
+    attempt, blamed = JobAttempt("j", 1), []
+    for number in range(20):
+        fold_ranks(attempt, number, 8)
+    for number in range(20, 40):
+        attempt.fold(Step(job="j", sequence=number, time_ms=1700 * number, step=number, duration_s=1.7))
+        blamed.append(pace_of(attempt).ranks)
+    assert blamed[:4] == [(7,)] * 4
+    assert blamed[-4:] == [()] * 4
