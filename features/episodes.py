@@ -6,7 +6,7 @@ begin begin begin ── end ── end ── end        one checkpoint: from t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.events import Checkpoint
+from fleet.checkpoint_edges import Edges
 
 TOGETHER_MS = 60_000  # ranks of a gang begin within it, and tell ends that nobody began no later
 APART_MS = 5_000  # one that begins so soon after all others have ended writes the same checkpoint
@@ -30,20 +30,20 @@ class Episode:
 class _Gang:
     """The edges of one checkpoint in order of time. still: ranks that began and did not end."""
 
-    edges: list[Checkpoint]
+    edges: list[Edges]
     still: int = 0
 
-    def add(self, edge: Checkpoint) -> None:
+    def add(self, edge: Edges) -> None:
         self.edges.append(edge)
-        self.still += 1 if edge.edge == "begin" else -1
+        self.still += edge.count if edge.edge == "begin" else -edge.count
 
-    def is_over_before(self, edge: Checkpoint) -> bool:
+    def is_over_before(self, edge: Edges) -> bool:
         """Whether this beginning is one of the next checkpoint."""
         if edge.time_ms - self.edges[0].time_ms > TOGETHER_MS:
             return True
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
 
-    def takes(self, edge: Checkpoint) -> bool:
+    def takes(self, edge: Edges) -> bool:
         """An end that nobody began belongs here only where it comes soon: else its own beginning was lost."""
         if self.still > 0:
             return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS
@@ -59,7 +59,7 @@ class _Gang:
         return Episode(self.edges[0].time_ms, ends[-1] if is_over else None, written or None)
 
 
-def episodes(edges: Sequence[Checkpoint]) -> list[Episode]:
+def episodes(edges: Sequence[Edges]) -> list[Episode]:
     """In order of their beginnings. One whose last end never came ends with the last one told, once the next begins."""
     gangs: list[_Gang] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fleet.checkpoint_edges import Edges, in_order, keep_edge
 from fleet.events import (
     Checkpoint,
     Failed,
@@ -35,7 +36,6 @@ from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
 
 EVENTS_KEPT = 20
-CHECKPOINTS_KEPT = 256  # edges; where each rank tells its own, a few checkpoints of a large gang
 EVALUATIONS_KEPT = 17
 
 
@@ -57,7 +57,7 @@ class JobAttempt:
     steps: list[Step] = field(default_factory=list)  # one a step, by time
     rank_steps: RankSteps = field(default_factory=dict)  # of the newest steps that ranks told of
     steps_told: int = 0
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[Edges] = field(default_factory=list)  # by time
     evaluations: list[Phase] = field(default_factory=list)  # their beginnings, as rank 0 or nobody in particular tells
     lost_nodes: dict[str, str] = field(default_factory=dict)
     ended_ms: int | None = None
@@ -153,7 +153,7 @@ class JobAttempt:
                     keep_step(self.steps, self.rank_steps, event)
             case Checkpoint():
                 if self.ended_ms is None:
-                    _keep(self.checkpoints, event, CHECKPOINTS_KEPT)
+                    keep_edge(self.checkpoints, event)
             case NodeLost():
                 if self._wins(f"lost {event.node}", event):
                     self.lost_nodes[event.node] = event.reason
@@ -243,6 +243,7 @@ class JobTable:
 
     def put(self, attempt: JobAttempt) -> None:
         """Take over a whole attempt, as a snapshot kept it."""
+        in_order(attempt.checkpoints)
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self.changed.add(attempt.job)

@@ -19,6 +19,7 @@ from sklearn.metrics import f1_score
 from features.episodes import episodes
 from features.fingerprint import class_of, shape_of
 from features.period import Period, find_period
+from fleet.checkpoint_edges import Edges
 from fleet.events import Checkpoint, JobEvent
 from models.phases import PHASES, Levels, PhaseRule
 from models.renewal import next_of
@@ -220,10 +221,10 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
 def _begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
     """Attempt -> when its checkpoints began, ms, in order. Raises one of UNREADABLE."""
     decoder = msgspec.json.Decoder(JobEvent)
-    edges: dict[tuple[str, int], list[Checkpoint]] = defaultdict(list)
+    edges: dict[tuple[str, int], list[Edges]] = defaultdict(list)
     with path.open("rb") as file:
         for line in file:
             event = decoder.decode(line) if b'"checkpoint"' in line else None
             if isinstance(event, Checkpoint):
-                edges[event.job, event.attempt].append(event)
+                edges[event.job, event.attempt].append(Edges.of(event))
     return {key: np.array([one.begin_ms for one in episodes(told)], np.int64) for key, told in edges.items()}

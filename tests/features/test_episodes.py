@@ -1,15 +1,12 @@
 from collections.abc import Iterable
 
 from features.episodes import Episode, episodes
-from fleet.events import Checkpoint
+from fleet.checkpoint_edges import Edges
 
 
-def told(*edges: tuple[int, str, int | None]) -> list[Checkpoint]:
+def told(*edges: tuple[int, str, int | None]) -> list[Edges]:
     """Edges (s, begin or end, bytes)."""
-    return [
-        Checkpoint(job="a", sequence=at, time_ms=second * 1000, edge="begin" if edge == "begin" else "end", bytes=size)
-        for at, (second, edge, size) in enumerate(edges)
-    ]
+    return [Edges("begin" if edge == "begin" else "end", second * 1000, size) for second, edge, size in edges]
 
 
 def spans(found: Iterable[Episode]) -> list[tuple[int, float | None]]:

@@ -1,0 +1,66 @@
+"""Checkpoints of large gangs stay few records, whatever the order of arrival."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from features.episodes import Episode, episodes
+from fleet.checkpoint_edges import EDGES_KEPT, Edges, keep_edge
+from fleet.events import Checkpoint
+from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
+
+
+def gang_told(ranks: int, checkpoints: int) -> list[Checkpoint]:
+    """Every ten minutes; a rank begins up to 0.9 s late and writes a byte in 30 s and up to 4 s more."""
+    return [
+        Checkpoint(
+            job="a",
+            sequence=((rank + 1) << 32) + 2 * number + (edge == "end"),
+            time_ms=600_000 * number + (900 * rank // ranks if edge == "begin" else 30_000 + 4000 * rank // ranks),
+            edge=edge,
+            bytes=1,
+        )
+        for rank in range(ranks)
+        for number in range(checkpoints)
+        for edge in ("begin", "end")
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 64, 512])
+def test_a_gang_whose_ranks_each_tell_keeps_its_newest_checkpoints(ranks: int) -> None:
+    row, events = JobAttempt("a", 1), gang_told(ranks, 8)
+    for event in events:
+        row.fold(event)
+        row.fold(event)
+    last = 30_000 + 4000 * (ranks - 1) // ranks
+    assert episodes(row.checkpoints) == [Episode(600_000 * n, 600_000 * n + last, ranks) for n in range(8)]
+    assert len(row.checkpoints) < 64
+
+
+def test_what_is_kept_is_the_newest_by_time_in_any_order_of_arrival() -> None:
+    events, rng = gang_told(3, 2 * EDGES_KEPT), np.random.default_rng(3)
+    found = []
+    for _ in range(3):
+        kept: list[Edges] = []
+        for at in rng.permutation(len(events)).tolist():
+            keep_edge(kept, events[at])
+        found.append(kept)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == EDGES_KEPT
+    begins = [edge.time_ms for edge in found[0] if edge.edge == "begin"]
+    assert begins == [600_000 * n for n in range(2 * EDGES_KEPT - len(begins), 2 * EDGES_KEPT)]
+
+
+def test_a_snapshot_that_kept_single_events_by_sequence_is_read() -> None:
+    told = gang_told(4, 3)
+    [old] = msgspec.msgpack.decode(encode_job([JobAttempt("a", 1)]))
+    old["checkpoints"] = msgspec.to_builtins(told)
+    [row] = decode_job(msgspec.msgpack.encode([old]))
+    table = JobTable()
+    table.put(row)
+    late = [Checkpoint(job="a", sequence=9, time_ms=1_800_000, edge="begin"),
+            Checkpoint(job="a", sequence=10, time_ms=1_831_000, edge="end")]  # fmt: skip
+    for event in late:
+        table.apply(event)
+    spans = [(one.begin_ms, one.end_ms, one.bytes) for one in episodes(row.checkpoints)]
+    assert spans == [*((600_000 * n, 600_000 * n + 33_000, 4) for n in range(3)), (1_800_000, 1_831_000, None)]
