@@ -107,6 +107,7 @@ class CoRuns:
         self._turns: dict[int, tuple[float, ...]] = {}
         self._keys: dict[Attempt, _Named] = {}
         self._neighbours = Neighbours()
+        self.divided: frozenset[str] = frozenset()  # as last seen
 
     @property
     def found(self) -> Mapping[tuple[Attempt, Attempt], CoRun]:
@@ -154,7 +155,8 @@ class CoRuns:
         keys: of the running ones; divided: GPUs (`node/index`) with MIG instances; loads: (running, 3)
         compute, bandwidth and memory, NaN unknown; wiring: the same object until another topology tells otherwise.
         """
-        met = self._neighbours.see(running, divided, wiring)
+        self.divided = frozenset(divided)
+        met = self._neighbours.see(running, self.divided, wiring)
         rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
         for key in self._watched.keys() - rows.keys():
             del self._watched[key]
@@ -219,6 +221,7 @@ class CoRuns:
             ],
             "loads": [[key, *load] for key, load in self._loads.items()],
             "turns": [[key, *turns] for key, turns in self._turns.items()],
+            "divided": sorted(self.divided),
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
@@ -237,6 +240,7 @@ class CoRuns:
                 )
         self._loads = {key: tuple(load) for key, *load in kept["loads"]}
         self._turns = {key: tuple(turns) for key, *turns in kept["turns"]}
+        self.divided = frozenset(kept.get("divided", ()))  # versions before kept none
 
 
 def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:

@@ -12,7 +12,7 @@ nothing is lost by them; on a link it is how often two periodic jobs meet. What 
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,7 +28,7 @@ from models.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, 
 from models.link_overlap import Fit, Turns, fit, overlap
 from service.board import Board, Section
 from service.documents import number
-from service.isolation import isolation_sections
+from service.isolation import gpu_readings, isolation_sections
 from service.publish import Tick, encode
 
 SECTION, NOW = "doc.interference", "doc.co_runs"
@@ -129,7 +129,8 @@ class Sharing:
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         keys = self.co_runs.keys_of([*tick.running, *tick.queued])
-        self.co_runs.see(tick.running, keys, mig, loads_of(tick), tick.now_ms, self._wiring)
+        divided = mig.keys() | _unheard(self.co_runs.divided - mig.keys(), tick)
+        self.co_runs.see(tick.running, keys, divided, loads_of(tick), tick.now_ms, self._wiring)
         jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}
         alone = _alone(self.co_runs)
         self._learn(alone, tick.now_ms)
@@ -224,6 +225,20 @@ def loads_of(tick: Tick) -> Array:
     total = used + free
     share = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
     found[:, 2] = _mean(number, share, len(found))
+    return found
+
+
+def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
+    """Those of these GPUs of which telemetry tells nothing now, so that what was known of them holds."""
+    if not gpus:
+        return set()
+    heard: NDArray[np.bool_] = np.isfinite(gpu_readings(tick)).any(axis=2)
+    rows = {name: row for row, name in enumerate(tick.topology.names)}
+    found = set()
+    for gpu in gpus:
+        node, _, index = gpu.rpartition("/")
+        if node in rows and not (index.isdigit() and int(index) < heard.shape[1] and heard[rows[node], int(index)]):
+            found.add(gpu)
     return found
 
 

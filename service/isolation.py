@@ -94,27 +94,37 @@ class Sight(msgspec.Struct):
     @property
     def heard(self) -> bool:
         """Whether telemetry or a job told of this GPU: else that nothing is there is no observation."""
-        return bool(self.mig or self.holders) or any(map(math.isfinite, self.readings.values()))
+        return bool(self.holders) or self.measured
+
+    @property
+    def measured(self) -> bool:
+        """Whether telemetry did: jobs do not tell whether a GPU is divided."""
+        return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
 
 def isolation_sections(tick: Tick, mig: Mapping[str, Mapping[str, float | None]]) -> list[Section]:
     """Readings of every GPU and what shares it."""
+    network = np.full(len(tick.topology), np.nan, np.float32)
+    if tick.node is not None and len(tick.node.values):
+        both = tick.node.column("net_rx_bytes") + tick.node.column("net_tx_bytes")
+        network[: len(both)] = both[: len(network)]
+    data: dict[str, NDArray[Any] | bytes] = {
+        READINGS: gpu_readings(tick),
+        NETWORK: network,
+        DOCUMENT: encode({"mig": mig, "holders": holders_of(tick.running), "somewhere": _somewhere(tick.running)}),
+    }
+    return [Section(name, part, tick.now_ms) for name, part in data.items()]
+
+
+def gpu_readings(tick: Tick) -> NDArray[np.float32]:
+    """(n, g, OBSERVED) of a tick, NaN unknown."""
     rows = tick.gpu_rows
     values = np.full((*rows.shape, len(OBSERVED)), np.nan, np.float32)
     if tick.gpu is not None and len(tick.gpu.values):
         heard = (rows >= 0) & (rows < len(tick.gpu.values))
         for column, name in enumerate(OBSERVED):
             values[..., column][heard] = tick.gpu.column(name)[rows[heard]]
-    network = np.full(len(tick.topology), np.nan, np.float32)
-    if tick.node is not None and len(tick.node.values):
-        both = tick.node.column("net_rx_bytes") + tick.node.column("net_tx_bytes")
-        network[: len(both)] = both[: len(network)]
-    data: dict[str, NDArray[Any] | bytes] = {
-        READINGS: values,
-        NETWORK: network,
-        DOCUMENT: encode({"mig": mig, "holders": holders_of(tick.running), "somewhere": _somewhere(tick.running)}),
-    }
-    return [Section(name, part, tick.now_ms) for name, part in data.items()]
+    return values
 
 
 def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
@@ -174,6 +184,8 @@ def _check(field: str, wanted: Any, sight: Sight) -> tuple[Any, bool | None]:
         return None, None
     match field:
         case "cpu_pinning":
+            return None, None
+        case "mig" | "mig_profile" if not sight.measured:
             return None, None
         case "mig":
             return bool(sight.mig), bool(sight.mig) is wanted

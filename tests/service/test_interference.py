@@ -327,6 +327,17 @@ def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, e
     assert heard["ok"] is True
 
 
+@pytest.mark.parametrize("expected", [{"mig": False}, {"mig": True}, {"mig_profile": "1g.10gb"}])
+def test_a_job_tells_nothing_of_the_division_of_a_gpu_that_is_silent(fleet: Fleet, expected: Any) -> None:
+    fleet.start("a-1", 7)
+    told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 7, "expected": {**expected, "jobs": ["a-1"]}})
+    rows = {row["field"]: row for row in told["checks"]}
+    (field,) = expected
+    assert (told["ok"], rows["jobs"]["ok"]) == (None, True)
+    assert (rows[field]["ok"], rows[field]["observed"]) == (None, None)
+    assert "would tell" in rows[field]["reason"]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
