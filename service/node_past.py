@@ -264,8 +264,10 @@ class NodePasts:
 
 
 def _keep(stays: list[Stay], stay: Stay) -> None:
+    """Append; where there are too many, the oldest of those that are over goes first."""
     stays.append(stay)
-    del stays[:-MOST_STAYS]
+    if len(stays) > MOST_STAYS:
+        stays.remove(min(stays, key=lambda row: (row.ended_ms is None, row.began_ms)))
 
 
 def _state_codes(tick: Tick) -> NDArray[np.int8]:

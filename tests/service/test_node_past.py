@@ -183,6 +183,15 @@ def test_what_is_kept_of_a_node_is_bounded() -> None:
     assert len(pasts.dump()) < 40_000
 
 
+def test_a_long_job_stays_however_many_come_and_go_beside_it() -> None:
+    pasts, long = NodePasts(), attempt("long")
+    for at in range(2 * MOST_STAYS):
+        pasts.sections(tick(at, running=(long, attempt(f"j{at}"))), {})
+    stays = pasts.of["n1"].stays
+    assert len(stays) == MOST_STAYS
+    assert [stay.job for stay in stays if stay.ended_ms is None] == ["long", f"j{2 * MOST_STAYS - 1}"]
+
+
 def test_what_was_over_a_week_ago_is_forgotten() -> None:
     pasts = NodePasts()
     for at, value in enumerate((990.0, None)):
