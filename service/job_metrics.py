@@ -1,19 +1,21 @@
 """What jobs make of the fleet, as Prometheus sees it: gang risk, checkpoints, load peaks, sessions that do nothing.
 
-Made once in MADE_EVERY_MS from what was told of jobs last. Bounded: GANGS_SHOWN gangs (the largest), ROWS_SHOWN rows
-of the rest (the gravest); `fleetcast_job_metrics_left_out` says how many were not shown.
+Made once in MADE_EVERY_MS from what was told of jobs last. Bounded: GANGS_SHOWN gangs and ROWS_SHOWN rows of the rest,
+the gravest of each; `fleetcast_job_metrics_left_out` says how many were not shown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from fleet.jobs import JobAttempt
+from fleet.shared_domains import hazard_within
 from fleet.topology import Level
 from models.checkpointing import ettr, plan_of
-from models.gang_risk import GangRisk, gang_risk
+from models.gang_risk import FAIL, GangRisk, gang_risk
 from models.node_risk import base_hazard
 from models.scores import RISK_HORIZONS_S
 from models.utilisation import VERDICTS
@@ -64,7 +66,7 @@ def _add_gangs(page: Page, tick: Tick) -> int:
     """Returns how many gangs are left out."""
     rows = {name: row for row, name in enumerate(tick.topology.names)}
     gangs = [attempt for attempt in tick.running if len(attempt.hosts) > 1]
-    shown = sorted(gangs, key=lambda attempt: (-attempt.gpus, attempt.job))[:GANGS_SHOWN]
+    shown = _riskiest(gangs, tick, rows)[:GANGS_SHOWN]
     found = [(attempt, *_interrupted(attempt, tick, rows)) for attempt in shown]
     page.gauge(
         "gang_interruption_probability",
@@ -72,6 +74,18 @@ def _add_gangs(page: Page, tick: Tick) -> int:
         [({"job_id": attempt.job, "weakest": weakest, "horizon": span(HOUR_S)}, p) for attempt, p, weakest in found],
     )
     return len(gangs) - len(shown)
+
+
+def _riskiest(gangs: Sequence[JobAttempt], tick: Tick, rows: Mapping[str, int]) -> list[JobAttempt]:
+    """By what their members' hazards within an hour add up to; of equal ones the larger first."""
+    values = tick.risk.values
+    hazard = hazard_within(np.where(np.isfinite(values), values, USUAL[:, :, None]), RISK_HORIZONS_S, HOUR_S)[FAIL]
+    members = [[rows[name] for name in attempt.hosts if name in rows] for attempt in gangs]
+    of = np.repeat(np.arange(len(gangs)), np.array([len(at) for at in members], np.intp))
+    at = np.fromiter(chain.from_iterable(members), np.intp)
+    sums = np.bincount(of, hazard[at], minlength=len(gangs)).tolist()
+    order = sorted(range(len(gangs)), key=lambda row: (-sums[row], -gangs[row].gpus, gangs[row].job))
+    return [gangs[row] for row in order]
 
 
 def _interrupted(attempt: JobAttempt, tick: Tick, rows: Mapping[str, int]) -> tuple[float | None, str]:

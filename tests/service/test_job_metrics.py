@@ -3,21 +3,24 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.events import Started
 from fleet.jobs import JobAttempt
+from fleet.topology import NodeSpec, Topology
 from models.checkpointing import plan_of
+from models.scores import RISK_HORIZONS_S, RISK_KINDS
 from service.board import Section
 from service.job_metrics import GANGS_SHOWN, MADE_EVERY_MS, ROWS_SHOWN, JobMetrics, job_page
 from service.publish import encode
 from tests.service.test_node_past import NODES, NOW_MS, tick
 
 
-def gang(job: str) -> JobAttempt:
+def gang(job: str, nodes: tuple[str, ...] = NODES) -> JobAttempt:
     row = JobAttempt(job, 1)
-    row.fold(Started(job=job, sequence=1, time_ms=NOW_MS, nodes=NODES))
+    row.fold(Started(job=job, sequence=1, time_ms=NOW_MS, nodes=nodes))
     return row
 
 
@@ -41,6 +44,23 @@ def test_a_gang_with_a_risky_node_names_it() -> None:
     [(labels, p)] = rows
     assert labels == {"job_id": "a", "weakest": "n1", "horizon": "1h"}
     assert 0.4 < p < 0.5
+
+
+def test_gangs_at_the_highest_risk_are_shown_and_of_equal_ones_the_largest() -> None:
+    many = GANGS_SHOWN + 3
+    names = [f"n{number}" for number in range(4 * many)]
+    sizes = {0: 2, many - 2: 2, many - 1: 4}  # the others are gangs of three
+    hosts = [tuple(names[4 * number : 4 * number + sizes.get(number, 3)]) for number in range(many)]
+    jobs = [f"j{number:02d}" for number in range(many)]
+    values = np.zeros((len(RISK_KINDS), len(RISK_HORIZONS_S), len(names)))
+    values[:, :, 1] = 0.9  # of the first
+    values[:, :, names.index(hosts[-2][1])] = np.nan  # as usual: more than nothing
+    world = tick(running=tuple(gang(job, nodes) for job, nodes in zip(jobs, hosts, strict=True)))
+    topology = Topology.build([NodeSpec(name, 8) for name in names])
+    page = read(job_page(replace(world, topology=topology, risk=replace(world.risk, values=values)), {}))
+    shown = [labels["job_id"] for labels, _ in page["gang_interruption_probability"]]
+    assert shown == [jobs[0], jobs[-2], jobs[-1], *jobs[1:-5]]
+    assert page["job_metrics_left_out"][0] == ({"what": "gangs"}, 3)
 
 
 def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
