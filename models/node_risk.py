@@ -26,7 +26,7 @@ from models.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
 from models.job_outcomes import MOST_TIMES
 from models.part_risk import part_risks
 from models.rules import ACTION_WORDS, ACTIONS, ROW, RULES
-from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
+from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
 from models.signals import Array, Mask, Signals, sentence
 
 # Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
@@ -211,7 +211,8 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
     entity = signals.entity[at]
     text = sentence(rule.name, entity, value, usual, since_ms, now_ms)
     words = signals.words[at] if signals.words else ""
-    return Reason(
+    kind = HardReason if rule.hard else Reason
+    return kind(
         feature=rule.feature,
         entity=entity,
         value=round(value, 3) if np.isfinite(value) else 0.0,

@@ -23,6 +23,10 @@ class Reason(msgspec.Struct, frozen=True):
     sentence: str
 
 
+class HardReason(Reason, frozen=True):
+    """One of a hard rule. Answers say no more of it than of any other."""
+
+
 class Action(msgspec.Struct, frozen=True):
     """What to do: `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`, `replace_part`."""
 

@@ -17,7 +17,7 @@ from models.node_events import event_signals
 from models.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit
 from models.part_risk import usual_parts
 from models.rules import ACTIONS, ROW, RULES
-from models.scores import RISK_HORIZONS_S
+from models.scores import RISK_HORIZONS_S, HardReason
 from models.signals import SAY, Signal, Signals, sentence
 
 FIT = RiskFit(
@@ -78,6 +78,14 @@ def test_the_gravest_firm_action_is_given_with_the_first_reason():
     assert scores.actions[1].code == "watch"
     assert scores.hard.tolist() == [True, False, False]
     assert 2 not in scores.reasons
+
+
+def test_a_reason_of_a_hard_rule_is_hard_and_reads_as_others_do():
+    given = [Signal("xid_hard", 0, "n1/4", 79.0), Signal("xid_old", 1, "n2/4", 79.0)]
+    scores = score_nodes(Signals.of(given), np.ones(2, bool), NOW_MS, None)
+    hard, soft = scores.reasons[0][0], scores.reasons[1][0]
+    assert (isinstance(hard, HardReason), isinstance(soft, HardReason)) == (True, False)
+    assert msgspec.to_builtins(hard).keys() == msgspec.to_builtins(soft).keys()
 
 
 def test_every_rule_has_a_sentence_and_a_known_action():
