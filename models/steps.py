@@ -11,6 +11,7 @@ Steps that a checkpoint falls into do not count: everybody waits for it, and it 
 because of what is in them are slow, and nobody is to blame.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +35,7 @@ MOST_EXCESS = 0.9  # of a step that a rank can cost, whatever its parts add up t
 LONG_RATIO = 1.5  # of a single step, beside the job's median
 FEWEST_PAUSES = 3
 PAUSES_LOOKED = 64  # steps
+LONGEST_CHECKPOINT_MS = 600_000  # one whose end is not told until then never ends
 PAUSES = frozenset({"init", "loading", "evaluation", "checkpoint", "cooldown"})
 PARTS = ("compute", "communication", "data")
 
@@ -192,18 +194,27 @@ def reference_pace(duration: Array) -> tuple[float, float] | None:
 
 
 def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(step,) a checkpoint began, ran or ended while the step did."""
+    """(step,) a checkpoint began, ran or ended while the step did, or one that began before it has not ended yet."""
     start_ms = end_ms - (duration * 1000).astype(np.int64)
-    inside = np.zeros(len(duration), bool)
-    began: int | None = None
-    for edge in attempt.checkpoints:
-        if edge.edge == "begin":
-            began = edge.time_ms
-            inside |= (start_ms <= began) & (end_ms >= began)
-        elif began is not None:
-            inside |= (start_ms < edge.time_ms) & (end_ms > began)
-            began = None
+    first = bisect_left(attempt.checkpoints, int(start_ms.min()), key=lambda edge: edge.time_ms)
+    edges = attempt.checkpoints[max(first - 1, 0) :]
+    if not edges:
+        return np.zeros(len(duration), bool)
+    at_ms = np.array([edge.time_ms for edge in edges], np.int64)
+    begins = np.array([edge.edge == "begin" for edge in edges])
+    until_ms = np.where(np.append(begins[1:], True), at_ms, np.append(at_ms[1:], 0))  # of a begin: its end, if told
+    if begins[-1] and _tells_ends(attempt, int(at_ms[-1])):
+        until_ms[-1] += LONGEST_CHECKPOINT_MS
+    from_ms, until_ms = at_ms[begins, None], until_ms[begins, None]
+    inside = ((start_ms <= from_ms) & (end_ms >= from_ms)) | ((start_ms < until_ms) & (end_ms > from_ms))
+    inside = inside.any(axis=0)
     return inside if 2 * inside.sum() <= len(inside) else np.zeros(len(inside), bool)  # it writes all the time
+
+
+def _tells_ends(attempt: JobAttempt, began_ms: int) -> bool:
+    """Whether no end means that the checkpoint runs: not in a job that began others long before and ended none."""
+    edges = attempt.checkpoints
+    return edges[0].time_ms > began_ms - LONGEST_CHECKPOINT_MS or any(edge.edge == "end" for edge in edges)
 
 
 def _began(

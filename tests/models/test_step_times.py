@@ -1,6 +1,6 @@
 """What step times say where jobs pause, resize, write checkpoints or change their pace for good."""
 
-from fleet.events import Phase, Resized, Step, StepParts
+from fleet.events import Checkpoint, Phase, Resized, Step, StepParts
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 from models.steps import pace_of
@@ -57,3 +57,25 @@ def test_ranks_that_fell_silent_are_not_blamed_for_the_steps_that_go_on_without_
         blamed.append(pace_of(attempt).ranks)
     assert blamed[:4] == [(7,)] * 4
     assert blamed[-4:] == [()] * 4
+
+
+def test_steps_under_a_checkpoint_that_still_runs_do_not_count_unless_ends_are_never_told():
+    for earlier_ms, slow in (((), False), ((1_000,), True)):
+        attempt, now_ms = JobAttempt("j", 1), 1_000_000
+        for number, began_ms in enumerate((*earlier_ms, now_ms + 60_000)):
+            attempt.fold(Checkpoint(job="j", sequence=900 + number, time_ms=began_ms, edge="begin"))
+        for number, seconds in enumerate([2.0] * 30 + [2.5] * 8):
+            now_ms += round(seconds * 1000)
+            attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=seconds))
+        assert pace_of(attempt).slow is slow
+
+
+def test_a_checkpoint_excuses_the_steps_from_its_begin_to_its_end():
+    attempt, now_ms = JobAttempt("j", 1), 1_000_000
+    edges = ((1_010_100, "begin"), (1_015_900, "end"), (1_030_500, "end"), (1_050_500, "begin"), (1_050_600, "end"))
+    for number, (time_ms, edge) in enumerate(edges):
+        attempt.fold(Checkpoint(job="j", sequence=900 + number, time_ms=time_ms, edge=edge))
+    for number in range(40):
+        now_ms += 2000
+        attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=2.0))
+    assert pace_of(attempt).steps == 40 - 3 - 1
