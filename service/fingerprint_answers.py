@@ -23,6 +23,7 @@ Array = NDArray[np.float64]
 
 STEPS = 64
 UNHEARD = "none of its GPUs was heard of here"
+TIMELESS = "its steps take 0 s, as they are told; in telemetry: "
 NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 
@@ -54,10 +55,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """When checkpoints began (Unix ms), how long whole ones took (s), and when the next pauses are due."""
+    """When checkpoints began (Unix ms), how long whole ones took (s), and when the next pauses are due.
+
+    last_ms: when the last whole one began: work since then would be done twice.
+    """
 
     begins: list[int]
     lasts: list[float]
+    last_ms: int | None
     checkpoint: Next | None
     evaluation: Next | None
 
@@ -73,8 +78,9 @@ def pauses_of(attempt: JobAttempt, now_ms: int) -> Pauses:
     pairs = zip([0, *evaluations], evaluations, strict=False)
     apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
     lasts = [one.lasts_s for one in told if one.lasts_s is not None]
+    last_ms = max((one.begin_ms for one in told if one.end_ms is not None), default=None)
     upcoming = next_of(np.array(begins, np.int64), now_ms)
-    return Pauses(begins, lasts, upcoming, next_of(np.array(apart, np.int64), now_ms))
+    return Pauses(begins, lasts, last_ms, upcoming, next_of(np.array(apart, np.int64), now_ms))
 
 
 def fingerprint_of(seen: Seen) -> dict[str, Any]:
@@ -92,18 +98,20 @@ def fingerprint_of(seen: Seen) -> dict[str, Any]:
         "job": attempt.job,
         "attempt": attempt.attempt,
         "as_of_ms": now_ms,
-        "class": likely or attempt.class_,
+        "looked_ms": now_ms,
+        "class": likely,
         "class_p": round(odds[likely], 3) if odds and likely else None,
         "class_told": attempt.class_,
         "gpus_heard": seen.window.heard if seen.window else 0,
         "unheard_reason": seen.unheard,
         "period_s": None if period_s is None else round(period_s, 4),
         "period_basis": None if period_s is None else basis,
-        "period_reason": "" if period_s is not None else found.reason,
+        "period_reason": "" if period_s is not None else f"{TIMELESS if attempt.steps else ''}{found.reason}",
         "phase": phase,
         "phase_since_ms": since_ms,
         "phase_ends_ms": _phase_ends(phase, since_ms, pauses, now_ms),
         "next_checkpoint_ms": _quantiles(pauses.checkpoint),
+        "last_checkpoint_ms": pauses.last_ms,
         "checkpoint_every_s": pauses.every_s,
         **_checkpoint_cost(attempt, pauses.lasts),
         "next_evaluation_ms": _quantiles(pauses.evaluation),
@@ -161,9 +169,10 @@ def _number(text: str) -> float:
 
 
 def _step_period(attempt: JobAttempt) -> float | None:
-    """The median of its latest whole steps."""
+    """The median of its latest whole steps; None where they do not say how long they took."""
     steps = attempt.steps[-STEPS:]
-    return float(np.median([step.duration_s for step in steps])) if steps else None
+    median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
+    return median_s if median_s > 0 else None
 
 
 def _channels(window: JobWindow) -> Array:

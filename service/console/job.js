@@ -39,7 +39,7 @@ function printRows(body, nowMs) {
   const basis = text(body.period_basis) === "steps" ? "from its steps" : "from telemetry";
   const cost = num(body.checkpoint_cost_s) === null ? "" : `, ${duration(body.checkpoint_cost_s)} each (${text(body.checkpoint_cost_basis) || "told"})`;
   return [
-    ["Looks like", seen ? `${words(seen)}${sure}${told && told !== seen ? `; submitted as ${words(told)}` : ""}` : "not known"],
+    ["Looks like", `${seen ? `${words(seen)}${sure}` : "not known"}${told && told !== seen ? `; submitted as ${words(told)}` : ""}`],
     ["Iteration", period === null ? `unknown: ${text(body.period_reason) || "nobody says why"}` : `${figure(period)} s, ${basis}`],
     ["Phase now", text(body.phase) ? `${words(body.phase)}${num(body.phase_since_ms) === null ? "" : ` since ${clockTime(body.phase_since_ms, nowMs)}`}` : "not known"],
     ["Phase ends", interval(body.phase_ends_ms, nowMs) || "not known"],
@@ -58,6 +58,13 @@ function expectedRows(expected) {
       .map((row) => `in ${duration(row.horizon_s)} ${amount(row.p50, unit)} (p90 ${amount(row.p90, unit)})`);
     return [`Expected ${name}`, parts.join(", ") || "not known"];
   });
+}
+
+/** When telemetry was looked at, if it was; and why it tells nothing, where it does not. */
+function lookedLine(body, nowMs) {
+  const looked = num(body.looked_ms) === null ? "" : `Looked at ${clockTime(body.looked_ms, nowMs)} UTC, ${duration(Math.max(0, (nowMs - body.looked_ms) / 1000))} ago.`;
+  const unheard = text(body.unheard_reason) && `Telemetry tells nothing of it: ${text(body.unheard_reason)}.`;
+  return [looked, unheard].filter(Boolean).join(" ");
 }
 
 function facts(root, pairs) {
@@ -130,9 +137,7 @@ export function jobView(acts) {
   };
   view.print = (answer, { nowMs }) => {
     const body = object(answer);
-    const unheard = text(body.unheard_reason) ? ` Telemetry tells nothing of it: ${text(body.unheard_reason)}.` : "";
-    const looked = num(body.as_of_ms) === null ? "" : `Looked at ${clockTime(body.as_of_ms, nowMs)} UTC, ${duration(Math.max(0, (nowMs - body.as_of_ms) / 1000))} ago.`;
-    say(parts.print[0], looked + unheard);
+    say(parts.print[0], lookedLine(body, nowMs));
     facts(parts.print[1], printRows(body, nowMs));
   };
   view.straggler = (answer, { nowMs }) => stragglerLines(object(answer), nowMs).forEach((line, at) => say(parts.straggler[at], line));

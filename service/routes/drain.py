@@ -151,9 +151,9 @@ async def _jobs(
 
 
 def _since_checkpoint(seen: Mapping[str, Any], now_ms: int) -> float | None:
-    """About how much work would be done twice: the next one less its period tells when the last one was."""
-    next_ms, every_s = (seen.get("next_checkpoint_ms") or {}).get("p50"), seen.get("checkpoint_every_s")
-    return None if next_ms is None or every_s is None else round(max(0.0, every_s - (next_ms - now_ms) / 1000), 1)
+    """How much work would be done twice; None where no whole checkpoint is known."""
+    last_ms = seen.get("last_checkpoint_ms")
+    return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
 
 
 async def _restart(

@@ -40,13 +40,15 @@ class Expected(msgspec.Struct):
 class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
     """`class` is what telemetry looks like, `class_told` what the job was submitted as; null where nobody knows.
 
+    looked_ms: null where it was not looked at. last_checkpoint_ms: when the last one that ended began.
     unheard_reason: why telemetry tells nothing of it, where it does not: too few of its GPUs are heard of here.
     """
 
     job: str
     attempt: int
     as_of_ms: int
-    class_: str
+    looked_ms: int | None
+    class_: str | None
     class_p: float | None
     class_told: str
     gpus_heard: int
@@ -58,6 +60,7 @@ class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
     phase_since_ms: int | None
     phase_ends_ms: Quantiles | None
     next_checkpoint_ms: Quantiles | None
+    last_checkpoint_ms: int | None
     checkpoint_every_s: float | None
     checkpoint_cost_s: float | None
     checkpoint_cost_basis: Literal["measured", "told"] | None
@@ -135,12 +138,13 @@ def _unseen(row: Mapping[str, Any], as_of_ms: int) -> dict[str, Any]:
     """A job that does not run, or was not looked at yet."""
     state = row["state"]
     why = "it was not looked at yet" if state == "running" else f"it is {state}: only what runs has a fingerprint"
-    about = {"job": row["job"], "attempt": row["attempt"], "as_of_ms": as_of_ms}
-    classes = {"class": row["class"], "class_p": None, "class_told": row["class"]}
+    about = {"job": row["job"], "attempt": row["attempt"], "as_of_ms": as_of_ms, "looked_ms": None}
+    classes = {"class": None, "class_p": None, "class_told": row["class"]}
     unheard = {"gpus_heard": 0, "unheard_reason": why}
     nothing = dict.fromkeys(("period_s", "period_basis", "phase", "phase_since_ms"))
     later = dict.fromkeys(("phase_ends_ms", "next_checkpoint_ms", "next_evaluation_ms"))
-    checkpoints = dict.fromkeys(("checkpoint_every_s", "checkpoint_cost_s", "checkpoint_cost_basis"))
+    of_checkpoints = ("last_checkpoint_ms", "checkpoint_every_s", "checkpoint_cost_s", "checkpoint_cost_basis")
+    checkpoints = dict.fromkeys(of_checkpoints)
     return {**about, **classes, **unheard, **nothing, "period_reason": why, **later, **checkpoints, "expected": []}
 
 
@@ -219,6 +223,7 @@ ROWS = (
             "job": "train-42",
             "attempt": 1,
             "as_of_ms": 1760000000000,
+            "looked_ms": 1760000000000,
             "class": "training",
             "class_p": 0.97,
             "class_told": "training",
@@ -231,6 +236,7 @@ ROWS = (
             "phase_since_ms": 1759991090000,
             "phase_ends_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
             "next_checkpoint_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
+            "last_checkpoint_ms": 1759999220000,
             "checkpoint_every_s": 1200.0,
             "checkpoint_cost_s": 31.0,
             "checkpoint_cost_basis": "measured",

@@ -15,7 +15,7 @@ from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource
 from service.api import create_app
 from service.pipeline import Pipeline
-from service.routes.drain import Drain
+from service.routes.drain import Drain, _since_checkpoint
 from service.routes.timeline import Timeline
 from tests.service.api_world import Client, FakePlacer, config, publish, running
 
@@ -140,6 +140,12 @@ def test_a_drain_names_the_jobs_and_what_is_lost(client: Client, placer: FakePla
     assert body.queue_delay_s is None
     assert body.queue_reason
     assert "interrupts 1 job with 16 GPUs" in body.sentence
+
+
+def test_work_since_the_last_checkpoint_is_told_also_where_the_next_one_is_overdue() -> None:
+    seen = {"last_checkpoint_ms": NOW_MS - 5_400_000, "checkpoint_every_s": 600.0, "next_checkpoint_ms": START}
+    assert _since_checkpoint(seen, NOW_MS) == 5400.0
+    assert _since_checkpoint({**seen, "last_checkpoint_ms": None}, NOW_MS) is None
 
 
 def test_without_a_placer_no_start_is_told_and_the_reason_is(client: Client, placer: FakePlacer) -> None:

@@ -22,6 +22,7 @@ from service import fingerprints
 from service.api import create_app
 from service.fingerprint_answers import Seen, fingerprint_of
 from service.fingerprints import Fingerprints
+from service.routes.fingerprints import Fingerprint
 from service.state import FleetState
 from tests.service.api_world import Client, config, publish
 
@@ -97,9 +98,27 @@ def test_a_job_that_tells_steps_and_checkpoints() -> None:
     mark = found["train"]
     assert (mark["period_s"], mark["period_basis"], mark["phase"]) == (2.0, "steps", "steady")
     assert mark["next_checkpoint_ms"] == dict.fromkeys(("p10", "p50", "p90"), NOW_MS + 5 * minute)
+    assert mark["last_checkpoint_ms"] == NOW_MS - 5 * minute
+    assert (mark["class"], mark["class_told"], mark["looked_ms"]) == (None, "training", NOW_MS)
     assert use["train"]["communication_share"] == pytest.approx(0.35)
     assert use["train"]["mfu"] == pytest.approx(0.5)
     assert use["train"]["verdict"] == "unknown"
+
+
+def test_steps_without_a_time_are_no_period_and_a_checkpoint_that_still_writes_is_not_the_last() -> None:
+    state = world()
+    tell(state, *start("train", "n1", 0, 1))
+    for number in range(40):
+        at = NOW_MS - 2000 * (40 - number)
+        tell(state, Step(job="train", sequence=50 + number, time_ms=at, step=number, duration_s=0.0))
+    for at, edge in ((60, "begin"), (59, "end"), (2, "begin")):
+        time_ms = NOW_MS - at * 60_000
+        tell(state, msgspec.convert({"type": "checkpoint", "job": "train", "sequence": 200 - at, "time_ms": time_ms,
+                                     "edge": edge}, Checkpoint))  # fmt: skip
+    mark = looked(state)[0]["train"]
+    assert (mark["period_s"], mark["period_basis"]) == (None, None)
+    assert "steps take 0 s" in mark["period_reason"]
+    assert mark["last_checkpoint_ms"] == NOW_MS - 60 * 60_000
 
 
 def test_a_job_that_only_telemetry_tells_of() -> None:
@@ -173,6 +192,21 @@ def test_all_jobs_are_looked_at_while_the_budget_lasts(monkeypatch: pytest.Monke
     asyncio.run(prints.look(state))
     assert len(prints.answers) == 7
     assert msgspec.json.decode(bytes(prints.sections[-1].data)) == {"jobs_looked": 7, "jobs_running": 7}
+
+
+def test_a_clock_that_was_set_back_holds_up_neither_jobs_nor_spikes() -> None:
+    state = world()
+    tell(state, *start("a", "n1", 0, 1))
+    feed(state, "power_w", np.full((SLOTS, 8), 600.0))
+    clock = ManualClock(NOW_MS)
+    prints = Fingerprints(clock)
+    asyncio.run(prints.look(state))
+    clock.time_ms -= 3_600_000
+    asyncio.run(prints.look(state))
+    body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.sections}
+    assert [row["looked_ms"] for row in body["doc.utilisation"]] == [clock.now_ms()]
+    assert body["doc.spikes"]
+    assert all(0 <= row["peak_ms"] - clock.now_ms() < 3_600_000 for row in body["doc.spikes"])
 
 
 def test_of_a_job_that_is_mostly_unheard_of_nothing_is_said() -> None:
@@ -277,6 +311,8 @@ def test_the_routes_answer_for_jobs_seen_unseen_and_unknown(tmp_path: Path) -> N
         waits = client.get("/v1/jobs/b/fingerprint").json()
         assert waits["period_s"] is None
         assert "queued" in waits["period_reason"]
+        assert (waits["class"], waits["class_told"], waits["looked_ms"]) == (None, "training", None)
+        assert msgspec.convert(waits, Fingerprint).last_checkpoint_ms is None
         assert client.get("/v1/jobs/none/fingerprint").status_code == 404
         rows = client.get("/v1/utilisation").json()["rows"]
         assert [row["job"] for row in rows] == ["d", "team/a"]

@@ -146,6 +146,18 @@ def test_the_page_of_a_job_says_what_the_api_says(open_console: Opener) -> None:
     expect(page.locator(".node.gang")).to_have_count(4)
 
 
+def test_of_a_job_that_nobody_looked_at_nothing_is_claimed(open_console: Opener) -> None:
+    why = "it was not looked at yet"
+    unseen = {"as_of_ms": still().as_of_ms(), "looked_ms": None, "class": None, "class_told": "training",
+              "unheard_reason": why, "period_reason": why, "expected": []}  # fmt: skip
+    body = open_page(open_console, f"job={JOB}", override={f"/v1/jobs/{JOB}/fingerprint": unseen}).page.locator(
+        "#drawer"
+    )
+    expect(body).to_contain_text(f"Telemetry tells nothing of it: {why}.")
+    expect(body.locator("div", has_text="Looks like").last).to_have_text("Looks likenot known; submitted as training")
+    expect(body).not_to_contain_text("Looked at")
+
+
 def test_load_peaks_and_use_are_those_of_the_api(open_console: Opener) -> None:
     console = open_console(still())
     page = console.page
