@@ -56,6 +56,16 @@ def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
         del steps[0]
 
 
+def fold_again(steps: list[Step], rank_steps: RankSteps) -> None:
+    """Bring into both what an old snapshot kept in `steps` alone: a record a rank, by sequence."""
+    if rank_steps or all(step.rank is None for step in steps):
+        return
+    told = sorted(steps, key=_when)
+    steps.clear()
+    for step in told:
+        keep_step(steps, rank_steps, step)
+
+
 def _keep_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:
     gang = rank_steps.get(event.step)
     if gang is None:

@@ -31,7 +31,7 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.job_steps import RankSteps, keep_step
+from fleet.job_steps import RankSteps, fold_again, keep_step
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
 
@@ -244,6 +244,7 @@ class JobTable:
     def put(self, attempt: JobAttempt) -> None:
         """Take over a whole attempt, as a snapshot kept it."""
         in_order(attempt.checkpoints)
+        fold_again(attempt.steps, attempt.rank_steps)
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self.changed.add(attempt.job)
