@@ -5,15 +5,16 @@ its peers' median needs no history, knows no waiting, and is the same whatever t
 
     a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was by 50 % in
                 the last one and nobody else was; where ranks tell the length of their sequences, for its own, too
-    a stage     its ranks compute longer than other stages' in every step, and by so much that the job would be 10 %
-                faster with even stages: a full pipeline goes at the pace of its slowest stage, an even one at the mean
-                (the what-if of Lin et al., OSDI 2025, with the stage as it is and all ideal)
+    a stage     its ranks compute longer than other stages' in every step, by 10 % of the mean of all: a full pipeline
+                goes at the pace of its slowest stage, an even one at the mean (the what-if of Lin et al., OSDI 2025,
+                with the stage as it is and all ideal). Most jobs are built unevenly (the last stage has the head of
+                the model), so it is to blame only where it is over its own least so far by 10 %, too
     pauses      in most steps somebody is over the peers, and it is not the same: garbage collection, as a rule
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,18 +48,23 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowStage:
-    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer."""
+    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer.
+
+    grown_s: by how much it takes longer than at its least share so far, the others as they are; 0 where it did not grow
+    """
 
     stage: int
     ratio: float
     excess_s: float
+    grown_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
     """Slow ranks, worst first; the slow stage; whether ranks pause in turns.
 
-    firm: they were slow in 3 of 4 steps; begun_ms: when the first of the steps began in which they were.
+    firm: they were slow in 3 of 4 steps; begun_ms: when the first of the steps began in which they were; stages: of
+    each its time over the mean of all.
     """
 
     ranks: tuple[SlowRank, ...] = ()
@@ -66,6 +72,7 @@ class Blame:
     stage: SlowStage | None = None
     pauses: bool = False
     begun_ms: int = 0
+    stages: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +85,36 @@ class _Peers:
     length: Array  # (rank,) of its sequences, 0 untold
 
 
-def blame(rank_steps: RankSteps, since_ms: int = 0) -> Blame:
-    """Who holds the gang back, by its newest steps; those that were over before `since_ms` blame nobody any more."""
+def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] | None = None) -> Blame:
+    """Who holds the gang back, by its newest steps; those that were over before `since_ms` blame nobody any more.
+
+    least: of each stage its least share so far, as `stages` has them.
+    """
     told = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
     if not told:
         return Blame()
-    peers = [_peers(gang.ranks.values()) for gang in told[-FEWEST_STEPS:]]
+    told = told[-FEWEST_STEPS:]
+    peers = [_peers(gang.ranks.values()) for gang in told]
     slow = [_slow(groups) for groups in peers]
     found = _persistent(slow[-WINDOW:])
     if found:
         firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
-        return Blame(tuple(found), firm, begun_ms=_began_ms(told[-len(slow) :], slow, found[0].rank))
-    stage = _slow_stage(peers)
-    return Blame(stage=stage, pauses=stage is None and _in_turns(slow), begun_ms=_start_ms(told[0]))
+        return Blame(tuple(found), firm, begun_ms=_began_ms(told, slow, found[0].rank))
+    stages, table = _by_stage(peers)
+    if not stages:
+        return Blame(pauses=_in_turns(slow), begun_ms=_start_ms(told[0]))
+    shares = table / table.mean(axis=1, keepdims=True)
+    usual = dict(zip(stages, _middle_row(shares).tolist(), strict=True))
+    stage = _slow_stage(stages, table, usual, least or {})
+    grown = np.zeros(len(told), bool)
+    if stage is not None and stage.grown_s:
+        grown = shares[:, stages.index(stage.stage)] >= SLOW_RATIO * (least or {})[stage.stage]
+    return Blame(
+        stage=stage,
+        pauses=stage is None and _in_turns(slow),
+        begun_ms=_start_ms(told[int(grown.argmax())]),
+        stages=usual,
+    )
 
 
 def _whole(rank_steps: RankSteps) -> list[GangStep]:
@@ -172,19 +196,30 @@ def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:
     return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
 
 
-def _slow_stage(peers: list[list[_Peers]]) -> SlowStage | None:
-    """The stage that is the slowest of all in nearly every step, if even stages would make the job 10 % faster."""
+def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
+    """The stages, and (step, stage) seconds that their ranks work; no stages where not every step tells of them."""
     stages = sorted({group.stage for groups in peers for group in groups if group.stage is not None})
-    if len(stages) < 2 or len(peers) < FEWEST_STEPS:
-        return None
     tables = [{group.stage: middle(group.own.sum(axis=1)) for group in groups} for groups in peers]
     table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
-    if not np.isfinite(table).all():
-        return None
-    mean = table.mean(axis=1)
+    if len(stages) < 2 or len(peers) < FEWEST_STEPS or not np.isfinite(table).all():
+        return [], table
+    return stages, table
+
+
+def _slow_stage(
+    stages: list[int], table: Array, usual: Mapping[int, float], least: Mapping[int, float]
+) -> SlowStage | None:
+    """The stage that is the slowest of all in nearly every step, by 10 % of the mean; grown beside its least or not.
+
+    At its least share l of n stages it would take l / (n - l) of what the others take together.
+    """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())
-    ratio = middle(table[:, at] / mean)
-    if worst[at] < SAME * len(tables) or ratio < SLOW_RATIO:
+    stage = stages[at]
+    ratio, least_ratio = usual[stage], least.get(stage, usual[stage])
+    if worst[at] < SAME * len(table) or ratio < SLOW_RATIO:
         return None
-    return SlowStage(stages[at], ratio, middle(table[:, at] - mean))
+    others = table.sum(axis=1) - table[:, at]
+    before_s = others * least_ratio / (len(stages) - least_ratio)
+    grown_s = middle(table[:, at] - before_s) if ratio >= SLOW_RATIO * least_ratio else 0.0
+    return SlowStage(stage, ratio, middle(table[:, at] - table.mean(axis=1)), grown_s)

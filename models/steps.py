@@ -5,13 +5,14 @@
                step times (see step_model), else the median of its steps before; while the job is slow it stays
     ratio      observed to the job's own past
     slow       a window of its last steps is above the limit (see change_point), or they crept up since the job's best
-               times, or a rank or a stage holds the gang back whatever its past (see step_peers)
+               times, or a rank holds the gang back whatever its past, or a stage that grew (see step_peers)
 
 Steps that a checkpoint falls into do not count: everybody waits for it, and it ends by itself. Steps that are long
 because of what is in them are slow, and nobody is to blame.
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from fleet.jobs import JobAttempt
 from models.change_point import SCALES, Measure, best_pace, crept, measure_of, slowed, still_slow
 from models.peers import middle
 from models.step_model import explained
-from models.step_peers import SLOW_RATIO, Blame, blame
+from models.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, blame
 
 Array = NDArray[np.float64]
 
@@ -62,6 +63,10 @@ class Pace:
     first_ms: int = 0  # end of the oldest step that counts
     window: int = 0  # how many steps it took to see that it is slow; 0: it is not
     best_s: float | None = None  # median of its best 64 steps so far
+    stages: tuple[tuple[int, float], ...] = ()  # of each its least share so far (see step_peers)
+    uneven: tuple[tuple[int, float], ...] = ()  # ranks over their peers since the first steps, least ratio so far
+    longest: int | None = None  # the stage that computes longest, of a job that is not slow
+    even_s: float | None = None  # that a step would take if what is longest were as the others
 
 
 def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
@@ -77,7 +82,9 @@ def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
     if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
     since_ms = max(steps[-RANK_STEPS_KEPT:][0].time_ms, attempt.placed_ms or 0)
-    return _by_peers(pace, attempt, blame(attempt.rank_steps, since_ms), kept, before)
+    found = blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
+    pace, found = _held_to_their_past(pace, attempt, found, before)
+    return _by_peers(pace, attempt, found, kept, before)
 
 
 def _by_past(
@@ -126,18 +133,53 @@ def _shown(duration: Array, before: Pace | None, best_s: float | None) -> Measur
     return slowed(duration) or crept(duration, best_s)
 
 
+def _held_to_their_past(pace: Pace, attempt: JobAttempt, found: Blame, before: Pace | None) -> tuple[Pace, Blame]:
+    """The pace with what is remembered of stages and uneven ranks, and the blame without ranks that were always so.
+
+    A job that does not tell its stages looks as if the ranks of a long one were slow: many ranks, on several nodes.
+    """
+    if attempt.phase in PAUSES:
+        return replace(pace, stages=before.stages, uneven=before.uneven) if before else pace, found
+    stages = dict(before.stages) if before else {}
+    stages |= {stage: min(ratio, stages.get(stage, ratio)) for stage, ratio in found.stages.items()}
+    uneven = dict(before.uneven) if before else {}
+    young = before is None or before.steps < FEWEST_STEPS
+    over = {row.rank: row.ratio for row in found.ranks}
+    if young and not pace.slow and _stage_like(attempt, over):
+        uneven |= {rank: ratio for rank, ratio in over.items() if rank not in uneven}
+    uneven = {rank: min(ratio, over.get(rank, ratio)) for rank, ratio in uneven.items()}
+    pace = replace(pace, stages=tuple(sorted(stages.items())), uneven=tuple(sorted(uneven.items())))
+    ranks = tuple(row for row in found.ranks if row.ratio >= SLOW_RATIO * uneven.get(row.rank, 0.0))
+    if len(ranks) < len(found.ranks) and not ranks and pace.observed_s is not None:
+        pace = replace(pace, even_s=pace.observed_s - min(found.ranks[0].excess_s, MOST_EXCESS * pace.observed_s))
+    return pace, replace(found, ranks=ranks)
+
+
+def _stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
+    """Whether ranks that are over may be a stage nobody told of: more than an eighth, on more than one node."""
+    if not over:
+        return False
+    newest = max(attempt.rank_steps.values(), key=lambda gang: len(gang.ranks)).ranks
+    if any(step.stage is not None for step in newest.values()):
+        return False
+    node = {row.rank: row.node for row in attempt.ranks}
+    return 8 * len(over) > len(newest) and len({node.get(rank, rank) for rank in over}) > 1
+
+
 def _by_peers(pace: Pace, attempt: JobAttempt, found: Blame, steps: list[Step], before: Pace | None) -> Pace:
     """The pace with whom the ranks' own times blame; they may say that it is slow where its past does not."""
     if pace.cause in ("sequence_length", "checkpoint") or attempt.phase in PAUSES:
         return pace
     ranks = tuple(row.rank for row in found.ranks if row.excess_s >= found.ranks[0].excess_s / 2)
     observed_s = pace.observed_s or 0.0
-    excess_s = found.ranks[0].excess_s if ranks else found.stage.excess_s if found.stage else 0.0
+    excess_s = found.ranks[0].excess_s if ranks else found.stage.grown_s if found.stage else 0.0
     excess_s = min(excess_s, MOST_EXCESS * observed_s)
     costly = excess_s >= (SLOW_RATIO - 1) * (observed_s - excess_s) and (found.firm or found.stage is not None)
     if not pace.slow and not costly:
+        if found.stage is not None:
+            pace = replace(pace, longest=found.stage.stage, even_s=max(0.0, observed_s - found.stage.excess_s))
         return pace if not found.pauses and not _pauses(steps) else replace(pace, cause="garbage_collection")
-    stage = found.stage.stage if found.stage and costly and not pace.slow else None
+    stage = found.stage.stage if found.stage and costly else None
     if not ranks and stage is None:
         return replace(pace, cause="garbage_collection") if found.pauses else pace
     same = before is not None and (before.ranks[:1], before.stage) == (ranks[:1], stage)

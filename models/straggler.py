@@ -135,7 +135,7 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
     }
     if not slow:
         body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
-        return body | {"sentence": _steady(pace, attempt.phase)}
+        return body | {"sentence": _steady(pace, attempt.phase) + _longest(pace, attempt.phase)}
     excess = (pace.ratio or 1.0) - 1
     if pace.ranks or (culprit is None and pace.stage is not None):
         return body | _held_by_steps(pace, attempt, culprit, excess)
@@ -257,6 +257,15 @@ def _steady(pace: Pace, phase: str) -> str:
             "as garbage collection does"
         )
     return f"steps take {number(pace.observed_s)} s, as usual"
+
+
+def _longest(pace: Pace, phase: str) -> str:
+    """What of a job that is not slow takes longer than the rest, as it always did; empty where nothing does."""
+    if pace.even_s is None or phase in PAUSES:
+        return ""
+    if pace.longest is None:
+        return f"; {len(pace.uneven)} ranks take longer than the rest since their first steps, as those of a stage do"
+    return f"; stage {pace.longest} computes longest; even stages would take {number(pace.even_s)} s"
 
 
 def _round(value: float | None) -> float | None:

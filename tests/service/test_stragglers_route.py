@@ -88,10 +88,16 @@ def test_the_worker_is_named_three_steps_after_it_slowed_down(world: World) -> N
     assert body["since_ms"] == pytest.approx(NOW_MS + 41 * STEP_MS, abs=STEP_MS)
 
 
-def test_a_stage_is_named_where_it_is_always_the_slowest(world: World) -> None:
-    compute = gang(12)
+def test_a_stage_is_named_that_became_slower_and_none_that_always_was(world: World) -> None:
+    compute = gang(20)
     compute[:, :, 1] *= 1.6
     world.steps(compute)
+    body = world.ask()
+    assert (body["slow"], body["culprit"]["kind"]) == (False, "nobody")
+    assert "stage 1 computes longest; even stages would take 1.42 s" in body["sentence"]
+    slower = gang(10)
+    slower[:, :, 1] *= 2.6
+    world.steps(slower, 20)
     body = world.ask()
     assert (body["slow"], body["culprit"]["kind"], body["culprit"]["name"]) == (True, "stage", "1")
 

@@ -1,0 +1,80 @@
+"""What is held to its own past or to its peers' noise before a gang is called slow, and who is named then."""
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from fleet.events import Step, StepParts
+from fleet.jobs import JobAttempt
+from models.steps import Pace, pace_of
+from models.straggler import _judge
+
+RANKS, STAGES = 8, 4
+
+
+def follow(compute: np.ndarray, stages: int = 0, wait_s=0.2, attempt=None):
+    """An attempt whose ranks computed `compute` (step, rank) seconds, and its pace after each step."""
+    attempt, pace, now_ms, paces = attempt or JobAttempt("j", 1), None, 0, []
+    waits = np.broadcast_to(wait_s, len(compute))
+    for number, (row, wait) in enumerate(zip(compute, waits.tolist(), strict=True)):
+        whole_s = float(row.max()) + wait
+        now_ms += round(whole_s * 1000)
+        for rank, seconds in enumerate(row.tolist()):
+            parts = StepParts(compute=seconds, communication=whole_s - seconds)
+            step = Step(
+                job="j", sequence=((rank + 1) << 32) + number, time_ms=now_ms, step=number, rank=rank,
+                stage=rank % stages if stages else None, duration_s=whole_s, parts=parts,
+            )  # fmt: skip
+            attempt.fold(step)
+        pace = pace_of(attempt, pace)
+        paces.append(pace)
+    return attempt, paces
+
+
+def answer(attempt: JobAttempt, pace: Pace, suspects=()):
+    return _judge(0, SimpleNamespace(attempts=[attempt]), pace, list(suspects), attempt.steps[-1].time_ms)
+
+
+def even(steps: int, ranks: int = RANKS, noise: float = 0.01) -> np.ndarray:
+    return np.exp(np.random.default_rng(1).normal(0, noise, (steps, ranks)))
+
+
+@pytest.mark.parametrize("stages", [STAGES, 0])
+def test_a_job_whose_last_stage_always_computes_longest_is_never_slow(stages):
+    compute = even(40)
+    compute[:, 3::4] *= 1.25
+    attempt, paces = follow(compute, stages)
+    assert not any(pace.slow for pace in paces)
+    expected = "stage 3 computes longest; even stages would take 1.2" if stages else "2 ranks take longer than the rest"
+    assert expected in answer(attempt, paces[-1])["sentence"]
+
+
+def test_the_stage_that_grew_is_named_though_the_job_is_slow_by_its_own_past_too():
+    compute = even(60)
+    compute[:, 3::4] *= 1.25
+    compute[40:, 1::4] *= 1.7
+    attempt, paces = follow(compute, STAGES)
+    assert not any(pace.slow for pace in paces[:40])
+    assert (paces[-1].slow, paces[-1].by_peers, paces[-1].stage) == (True, False, 1)
+    body = answer(attempt, paces[-1])
+    assert (body["culprit"]["kind"], body["culprit"]["name"], body["cause"]) == ("stage", "1", "compute")
+    assert body["culprit"]["share"] > 0.9
+
+
+def test_among_ranks_that_always_took_longer_the_one_that_grew_is_named():
+    compute = even(60)
+    compute[:, 3::4] *= 1.25
+    compute[40:, 7] *= 1.4
+    assert follow(compute)[1][-1].ranks == (7,)
+
+
+def test_what_stages_took_survives_a_snapshot_and_a_pace_without_it_is_read():
+    compute = even(12)
+    compute[:, 3::4] *= 1.25
+    for pace in (follow(compute, STAGES)[1][-1], follow(compute)[1][-1]):
+        document = msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(pace)))
+        assert msgspec.convert(document, Pace) == pace
+        assert pace.stages or pace.uneven
+    assert msgspec.convert({"steps": 3}, Pace).stages == ()
