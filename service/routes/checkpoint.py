@@ -84,7 +84,7 @@ def _body(seen: Mapping[str, Any], rate: float | None, nodes: int) -> dict[str, 
         return {**known, "interval_s": None, "expected_ettr": None, "ettr_now": None, "sentence": why}
     plan = plan_of(cost_s, rate)
     now = ettr(every_s, cost_s, rate) if every_s else None
-    said = f"Checkpoint every {plan.interval_s / 60:.0f} min: {nodes} nodes fail {rate:.3g} times a day"
+    said = f"Checkpoint every {plan.interval_s / 60:.0f} min: {_failing(nodes, rate)}"
     said += f" and a checkpoint takes {cost_s:.0f} s, so {100 * plan.expected_ettr:.1f} % of the time is work"
     said += f"; now, every {every_s / 60:.0f} min, {100 * now:.1f} %." if every_s and now is not None else "."
     return {
@@ -94,6 +94,22 @@ def _body(seen: Mapping[str, Any], rate: float | None, nodes: int) -> dict[str, 
         "ettr_now": None if now is None else round(now, 4),
         "sentence": said,
     }
+
+
+def _failing(nodes: int, rate: float) -> str:
+    """How often (a day) they fail, in words.
+
+    >>> _failing(1, 0.00342), _failing(8, 0.84), _failing(512, 3.328)
+    ('1 node fails once in 292 days', '8 nodes fail once in 29 h', '512 nodes fail 3.3 times a day')
+    """
+    who = "1 node fails" if nodes == 1 else f"{nodes:,} nodes fail"
+    if rate >= 1:
+        often = f"{rate:.2g}" if rate < 99.5 else f"{rate:,.0f}"
+        return f"{who} once a day" if often == "1" else f"{who} {often} times a day"
+    days = 1 / rate
+    if days < 3:
+        return f"{who} once in {24 * days:.0f} h"
+    return f"{who} once in {days:,.0f} days" if days < 730 else f"{who} once in {days / 365:,.0f} years"
 
 
 ROWS = (
@@ -116,7 +132,7 @@ ROWS = (
             "every_s": 3600.0,
             "ettr_now": 0.912,
             "restart_s": 300.0,
-            "sentence": "Checkpoint every 21 min: 512 nodes fail 3.33 times a day and a checkpoint takes 30 s, so "
+            "sentence": "Checkpoint every 21 min: 512 nodes fail 3.3 times a day and a checkpoint takes 30 s, so "
             "94.1 % of the time is work; now, every 60 min, 91.2 %.",
         },
     ),

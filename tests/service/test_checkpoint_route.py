@@ -10,6 +10,7 @@ from models.checkpointing import ettr, plan_of
 from service.api import create_app
 from service.board import Section
 from service.publish import encode
+from service.routes.checkpoint import _failing
 from tests.service.api_world import NOW_MS, Client, config, publish
 
 
@@ -25,7 +26,21 @@ def test_the_interval_follows_the_risk_of_its_nodes_and_its_cost(tmp_path: Path)
     assert body["failure_rate_per_day"] == pytest.approx(0.5108, abs=1e-3)  # n001 fails within a day with 0.4
     assert body["interval_s"] == pytest.approx((2 * 30 * 86_400 / 0.5108) ** 0.5, rel=1e-3)
     assert body["expected_ettr"] > body["ettr_now"]
-    assert "every 53 min" in body["sentence"]
+    assert "every 53 min: 1 node fails once in 47 h and" in body["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rate", "said"),
+    [
+        (1, 0.00342, "1 node fails once in 292 days"),
+        (2, 0.0001, "2 nodes fail once in 27 years"),
+        (4096, 1.0, "4,096 nodes fail once a day"),
+        (512, 3.328, "512 nodes fail 3.3 times a day"),
+        (9000, 1234.5, "9,000 nodes fail 1,234 times a day"),
+    ],
+)
+def test_a_rate_is_told_as_people_say_it(nodes: int, rate: float, said: str) -> None:
+    assert _failing(nodes, rate) == said
 
 
 def test_without_a_cost_nothing_is_made_up(tmp_path: Path) -> None:
