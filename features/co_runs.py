@@ -167,7 +167,7 @@ class CoRuns:
                 watched = self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
             else:
                 watched = last
-            if now_ms < watched.look_ms:
+            if 0 < watched.look_ms - now_ms <= LOOK_MS:
                 continue
             pace_s = self._look(watched, attempt, loads[number], now_ms)
             other = watched.company
@@ -179,7 +179,7 @@ class CoRuns:
     def _look(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
         """Its pace since it shares what it shares, as far as that is known yet; what is alone is kept."""
         level = LEVELS[watched.share]
-        steps = _since(attempt, watched.since_ms)
+        steps = _since(attempt, watched.since_ms, now_ms)
         pace_s = _pace(steps) if len(steps) >= FEWEST_STEPS else None
         if pace_s is not None:
             watched.paces[level], watched.look_ms = pace_s, now_ms + LOOK_MS
@@ -206,6 +206,12 @@ class CoRuns:
                     del self._found[next(iter(self._found))]
         while len(self._together) > MOST_CO_RUNS:
             del self._together[next(iter(self._together))]
+
+    def move(self, by_ms: int) -> None:
+        """Move what goes on with a clock that was set."""
+        for row in self._watched.values():
+            row.since_ms += by_ms
+            row.look_ms += by_ms
 
     def dump(self) -> dict[str, Any]:
         """What a snapshot keeps: plain lists and numbers, copied."""
@@ -266,12 +272,17 @@ def _pair(keys: Sequence[int]) -> Keys:
     return keys[0], keys[1]
 
 
-def _since(attempt: JobAttempt, since_ms: int) -> list[Step]:
-    """The job's steps that began after `since_ms`; the first ones are of both times."""
+def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
+    """The job's steps that began after `since_ms`; the first ones are of both times.
+
+    What lies ahead was told by a clock that was set back since, and may be of another time.
+    """
     if not attempt.steps or attempt.steps[-1].time_ms <= since_ms:
         return []
     found: list[Step] = []
     for step in reversed(attempt.steps):
+        if step.time_ms > now_ms + LATELY_MS:
+            continue
         if step.time_ms - step.duration_s * 1000 < since_ms or len(found) == STEPS_LOOKED:
             break
         found.append(step)

@@ -23,7 +23,7 @@ from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.spikes import Domain, Load, spikes
 from service.board import Section
-from service.fingerprint_answers import Seen, fingerprint_of, utilisation_of
+from service.fingerprint_answers import Idle, Seen, fingerprint_of, idle_of, utilisation_of
 from service.job_loads import load_of, rail_capacity, shares_of
 from service.publish import encode
 from service.state import FleetState
@@ -45,11 +45,15 @@ Attempt = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of one job: its fingerprint, its use of GPUs, and the load that it is to others."""
+    """Of one job: its fingerprint, its use of GPUs, the load that it is to others, and since when it does nothing.
+
+    idle: goes beyond the window of a look; begins anew after a restart.
+    """
 
     fingerprint: dict[str, Any]
     use: dict[str, Any]
     load: Load
+    idle: Idle | None
 
 
 class _Places:
@@ -115,7 +119,9 @@ class Fingerprints:
 
     def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
         """Slices, new jobs first; none that was looked at just now."""
-        old = [key for key, told in self.answers.items() if now_ms - told.use["looked_ms"] >= REFRESH_S * 1000]
+        refresh_ms = REFRESH_S * 1000
+        looked = [(key, told.use["looked_ms"]) for key, told in self.answers.items()]
+        old = [key for key, then_ms in looked if not 0 <= now_ms - then_ms < refresh_ms]  # a clock may be set back
         due: list[JobAttempt] = []
         gpus = 0
         for key in [*(key for key in running if key not in self.answers), *old]:
@@ -136,7 +142,8 @@ class Fingerprints:
             window = window_of(state.store, row, self._rows_of(state, row, places))
         except ODD_ERRORS as error:
             trouble = self._odd[row.job, row.attempt] = f"its readings cannot be copied ({error})"
-        return Seen(row.copy(), window, model, now_ms, trouble)
+        before = self.answers.get((row.job, row.attempt))
+        return Seen(row.copy(), window, model, now_ms, trouble, before.idle if before else None)
 
     def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
         """Where its readings lie; looked up anew when GPUs, ports, nodes or its ranks are others."""
@@ -165,7 +172,9 @@ class Fingerprints:
 
     def _encoded(self, now_ms: int, running: int, places: _Places | None = None) -> list[Section]:
         then_ms, jobs = self._spiked
-        if places is not None and (now_ms - then_ms >= SPIKES_S * 1000 or len(self.answers) >= MANY_MORE * jobs):
+        if places is not None and (
+            not 0 <= now_ms - then_ms < SPIKES_S * 1000 or len(self.answers) >= MANY_MORE * jobs
+        ):
             loads = [answers.load for answers in self.answers.values()]
             self._spikes = spikes(loads, now_ms, places.rails, np.random.default_rng(now_ms))
             self._spiked = now_ms, max(len(loads), 1)
@@ -181,7 +190,8 @@ class Fingerprints:
 def _answers_of(seen: Seen, shares: Mapping[Domain, float]) -> Answers:
     """Raises ODD_ERRORS where the job's numbers break the arithmetic."""
     load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
-    return Answers(fingerprint_of(seen), utilisation_of(seen), load)
+    use = utilisation_of(seen)
+    return Answers(fingerprint_of(seen), use, load, idle_of(seen, use["idle_s"]))
 
 
 def _unknown(seen: Seen, shares: Mapping[Domain, float], why: str) -> Answers:

@@ -153,7 +153,7 @@ class Sharing:
 
     def _learn(self, alone: Mapping[int, tuple[float, ...]], now_ms: int) -> None:
         found = self.co_runs.found
-        due = now_ms >= self._learnt_ms + LEARN_MS
+        due = not 0 <= now_ms - self._learnt_ms < LEARN_MS  # a clock may be set back
         if found == self._found and not (due and found):
             return
         if not due and len(found) > FEW:
@@ -232,12 +232,14 @@ def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
     """Those of these GPUs of which telemetry tells nothing now, so that what was known of them holds."""
     if not gpus:
         return set()
-    heard: NDArray[np.bool_] = np.isfinite(gpu_readings(tick)).any(axis=2)
+    heard = np.isfinite(gpu_readings(tick))
     rows = {name: row for row, name in enumerate(tick.topology.names)}
     found = set()
     for gpu in gpus:
         node, _, index = gpu.rpartition("/")
-        if node in rows and not (index.isdigit() and int(index) < heard.shape[1] and heard[rows[node], int(index)]):
+        if node in rows and not (
+            index.isdigit() and int(index) < heard.shape[1] and heard[rows[node], int(index)].any()
+        ):
             found.add(gpu)
     return found
 

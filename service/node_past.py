@@ -128,12 +128,17 @@ class NodePasts:
                     self._on.setdefault((stay.job, stay.attempt), set()).add(name)
 
     def move(self, by_ms: int) -> None:
-        """Move what goes on, as when the clock by which it was seen stepped; what is over stays where it was."""
+        """Move what goes on and all scores with a clock that was set; what is over stays where it was."""
         for past in self.of.values():
+            past.began_ms += by_ms
+            past.steps = [(time_ms + by_ms, step) for time_ms, step in past.steps]
             rows: list[Spell | Span] = [*past.signals, *past.actions, *past.states]
             for row in rows:
                 if row.ended_ms is None:
                     row.began_ms += by_ms
+            for spell in past.signals:
+                if spell.ended_ms is None:
+                    spell.points = [(time_ms + by_ms, value) for time_ms, value in spell.points]
         self._pieces = {}
 
     def sections(self, tick: Tick, records: Mapping[str, NodeRecord]) -> list[Section]:

@@ -67,6 +67,7 @@ class Timekeeper:
         if self._owed_ms:
             self._kept.memory.move(self._owed_ms)
             self._kept.pasts.move(self._owed_ms)
+            self._kept.co_runs.move(self._owed_ms)
             self._owed_ms = 0
 
     def _set_back(self, now_ms: int, by_ms: int) -> None:

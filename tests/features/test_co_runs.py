@@ -94,6 +94,27 @@ def test_a_few_steps_are_no_co_run() -> None:
     assert world.speeds() == []
 
 
+def test_a_clock_that_was_set_back_hides_no_co_run() -> None:
+    world = World()
+    world.start("a", GPU)
+    world.step(10, a=1.0)
+    world.start("b", GPU)
+    world.now_ms -= 3_600_000
+    world.co_runs.move(-3_600_000)
+    world.step(10, a=1.25, b=2.0)
+    assert world.speeds() == [("gpu", 0.8)]
+
+
+def test_a_load_is_read_again_though_the_clock_was_set_back() -> None:
+    world = World()
+    world.start("a", GPU)
+    for share, moved_s in ((0.2, 3600), (0.7, -600)):
+        world.load = np.array([share, 0.1, 0.1])
+        world.now_ms += 1000 * moved_s
+        world.look()
+    assert {load[0] for load in world.co_runs.loads.values()} == {0.7}
+
+
 def test_of_three_on_one_gpu_nobody_knows_who_slows_whom() -> None:
     world = World()
     world.start("a", GPU)

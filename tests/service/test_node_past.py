@@ -72,6 +72,24 @@ def again(pasts: NodePasts) -> NodePasts:
     return loaded
 
 
+def test_what_is_known_moves_with_a_clock_that_is_set_back() -> None:
+    pasts, by_ms = NodePasts(), -3_600_000
+    for at, value in enumerate((None, 990.0, 600.0)):
+        pasts.sections(tick(at, value=value, p=0.01 + 0.2 * at), {})
+    before = again(pasts).of["n1"]
+    pasts.move(by_ms)
+    after = pasts.of["n1"]
+    assert after.began_ms == before.began_ms + by_ms
+    assert after.steps == [(time_ms + by_ms, step) for time_ms, step in before.steps]
+    assert after.signals[0].points == [(time_ms + by_ms, value) for time_ms, value in before.signals[0].points]
+    set_back = replace(tick(3, p=0.01), now_ms=NOW_MS + 3 * TICK_MS + by_ms)
+    published = shown(pasts, set_back)
+    assert published is not None
+    times = [time_ms for time_ms, _ in published.steps]
+    assert times == sorted(times)
+    assert times[-1] == set_back.now_ms
+
+
 def test_a_tick_that_changes_nothing_publishes_nothing() -> None:
     pasts = NodePasts()
     assert shown(pasts, tick(0)) is not None
