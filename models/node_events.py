@@ -26,7 +26,7 @@ def event_signals(
             found += _of_record(record, row, now_ms)
     last = dict(faults)
     for record in nodes.values():
-        times = [event.time_ms for event in record.events if _is_fault(event)]
+        times = [event.time_ms for event in record.events if _is_fault(event, record)]
         if times:
             last[record.node] = max(times[-1], last.get(record.node, 0))
     found += [
@@ -91,9 +91,18 @@ def _words(event: NodeEvent) -> str:
     return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
 
 
-def _is_fault(event: NodeEvent) -> bool:
-    """A loss is; XIDs and health events are when they are grave; a drain is an administrator's choice."""
-    return event.type == "lost" or (event.type in ("xid", "health") and gravity(event) == "fatal")
+def drained_before(record: NodeRecord, time_ms: int) -> bool:
+    """Whether the node was drained when something happened to it: the last word before `time_ms` is a drain."""
+    told = [event for event in record.events if event.type in ("drain", "undrain")]
+    before = [event for event in told if event.time_ms < time_ms]
+    return before[-1].type == "drain" if before else record.drained and not told and time_ms > 0
+
+
+def _is_fault(event: NodeEvent, record: NodeRecord) -> bool:
+    """XIDs and health events are when they are grave; a loss is, unless an administrator had drained the node."""
+    if event.type == "lost":
+        return not drained_before(record, event.time_ms)
+    return event.type in ("xid", "health") and gravity(event) == "fatal"
 
 
 def _last(record: NodeRecord, type: str) -> int:

@@ -21,7 +21,7 @@ from models.gang import GangColumns, Gangs, gangs_of
 from models.gang_signals import gang_signals
 from models.gpu_signals import BRAKE, GPU_SIGHTS, THERMAL, GpuView, load_of, reason_bits
 from models.memory import Raised, RiskMemory
-from models.node_events import event_signals
+from models.node_events import drained_before, event_signals
 from models.node_risk import RiskFit, score_nodes, shipped_fit
 from models.peers import group_median, spread
 from models.port_peers import PortPeers, whereabouts
@@ -42,6 +42,7 @@ GPU_AT, PORT_AT, NODE_AT = range(len(KINDS))
 KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
 HARD_RULES = np.array([rule.hard for rule in RULES])
 NO_PART = frozenset({"node_silent", "node_lost", "health_failed"})  # hard rules that name no part
+AWAY = frozenset({"node_silent", "node_lost", "gpu_vanished"})  # what maintenance of a drained node looks like
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def score_fleet(
     """
     memory = memory or (locals[0].memory if locals else RiskMemory())
     seen = fleet_evidence(locals, running, nodes, topology, now_ms, memory)
-    _note_faults(seen.signals, topology.names, memory, now_ms)
+    _note_faults(seen.signals, topology.names, nodes, memory, now_ms)
     history = memory.faults.hazard(topology.names, RISK_HORIZONS_S, now_ms)
     risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit(), history, topology)
     memory.record.step(risk.values, topology.names, memory.faults, now_ms)
@@ -188,13 +189,22 @@ def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np
     ]
 
 
-def _note_faults(signals: Signals, names: tuple[str, ...], memory: RiskMemory, now_ms: int) -> None:
-    """Remember which nodes have a firm hard signal, since when, and whether a part is at fault: faults come again."""
+def _note_faults(
+    signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], memory: RiskMemory, now_ms: int
+) -> None:
+    """Remember which nodes have a firm hard signal, since when, and whether a part is at fault: faults come again.
+
+    That a node went away after it was drained is no fault: it is rebooted, powered off or worked on.
+    """
     hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():
-        since_ms, part = int(signals.since_ms[at]), RULES[signals.rule[at]].name not in NO_PART
-        known_ms, known_part = hard.get(names[signals.node[at]], (since_ms, part))
-        hard[names[signals.node[at]]] = min(known_ms or since_ms, since_ms or known_ms), known_part or part
+        name, rule, since_ms = names[signals.node[at]], RULES[signals.rule[at]].name, int(signals.since_ms[at])
+        went_ms = since_ms + (0 if rule == "node_lost" else int(memory.interval_s * 1000))  # after its last sample
+        if rule in AWAY and name in nodes and drained_before(nodes[name], went_ms):
+            continue
+        part = rule not in NO_PART
+        known_ms, known_part = hard.get(name, (since_ms, part))
+        hard[name] = min(known_ms or since_ms, since_ms or known_ms), known_part or part
     memory.faults.note(hard, len(names), now_ms)
 
 

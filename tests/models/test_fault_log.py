@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from fleet.events import NodeEvent
 from models import fault_log
 from models.fault_log import DAY_MS, FaultLog
 from models.hazard import PUBLISHED, FaultHistory, columns_at, fit_history, past_days
@@ -156,3 +157,22 @@ def test_faults_of_the_rules_are_remembered_and_raise_the_node(small_fleet: Call
     days = (fleet.now_ms - fault.start_ms) / DAY_MS
     known = fleet.memory.faults.history({name: row for row, name in enumerate(fleet.names)})
     assert columns_at(known, fleet.now_ms / DAY_MS, 4)[1, 0] == pytest.approx(np.exp(-days / 30))
+
+
+@pytest.mark.parametrize(("told", "faults"), [(("drain", "lost"), []), (("drain",), []), ((), ["n002"])])
+def test_a_node_that_is_drained_and_powered_off_has_no_fault(
+    small_fleet: Callable, told: tuple[str, ...], faults: list[str]
+) -> None:
+    fleet = small_fleet()
+    fleet.tick(2)
+    for at, type in enumerate(told):
+        fleet.node_events.apply(
+            NodeEvent(node="n002", source="op", sequence=at, time_ms=fleet.now_ms + at, type=type)  # type: ignore[arg-type]
+        )
+    fleet.node["scrape_up"][1] = 0.0
+    for at in range(20):  # five minutes
+        for columns in (fleet.gpu, fleet.port):
+            columns["age_s"][8:16] = 15.0 * at
+        answer = fleet.tick()
+    assert any("node has not answered" in text or "lost" in text for text in fleet.sentences(answer, "n002"))
+    assert [fault.node for fault in fleet.memory.faults.faults] == faults

@@ -111,3 +111,14 @@ def test_sequences_with_gaps_take_bounded_room_and_nothing_counts_twice() -> Non
     assert len(table.dump()[0][1]["checker"].runs) <= RUNS_KEPT
     assert table.apply(event(0)) is None
     assert table.apply(event(4 * RUNS_KEPT - 2)) is None
+
+
+def test_a_loss_of_a_drained_node_is_no_fault_and_one_after_it_is() -> None:
+    def faults(*told: tuple[str, int]) -> int:
+        rows = [event(at, type=type, time_ms=NOW_MS - ago_ms) for at, (type, ago_ms) in enumerate(told)]
+        return sum(RULES[rule].name == "recent_fault" for rule in signals_of(*rows).rule.tolist())
+
+    assert faults(("drain", 900), ("lost", 800), ("returned", 700), ("undrain", 600)) == 0
+    assert faults(("drain", 900), ("undrain", 800), ("lost", 700)) == 1
+    assert faults(("lost", 900), ("drain", 800)) == 1
+    assert faults(("drain", 900), ("lost", 900)) == 1, "drained because it was lost"
