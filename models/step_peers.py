@@ -4,7 +4,8 @@ Peers are the ranks of one pipeline stage in one step. What a rank spends on its
 its peers' median needs no history, knows no waiting, and is the same whatever the ranks are called.
 
     a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was by 50 % in
-                the last one and nobody else was; where ranks tell the length of their sequences, for its own, too
+                the last one and nobody else was; of 8 peers and more by 3 of their robust sigmas, too; where ranks tell
+                the length of their sequences, for its own, too
     a stage     its ranks compute longer than other stages' in every step, by 10 % of the mean of all: a full pipeline
                 goes at the pace of its slowest stage, an even one at the mean (the what-if of Lin et al., OSDI 2025,
                 with the stage as it is and all ideal). Most jobs are built unevenly (the last stage has the head of
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from fleet.events import Step
 from fleet.job_steps import GangStep, RankSteps
+from models.change_point import MAD_TO_SIGMA
 from models.peers import middle
 
 Array = NDArray[np.float64]
@@ -30,6 +32,8 @@ CLEAR_RATIO = 1.50  # so much in one step is enough
 WINDOW = 4
 VOTES = 3
 FEWEST_PEERS = 3  # with two, nobody knows which of them is slow
+MANY_PEERS = 8  # from here on the peers' own spread is known, too
+SIGMAS = 3.0  # of it that a slow rank is over them
 FEWEST_STEPS = 8  # to say that a stage is slow in every step, or a different rank in each
 WHOLE = 0.75  # of the ranks that tell of a step: with fewer it is not looked at yet
 SAME = 0.9  # share of the steps in which the same stage is the slowest
@@ -148,6 +152,8 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
         # A part is held to itself and to the whole work: data loading of milliseconds is never a slow worker.
         ratio = 1 + excess / np.array([median[0], max(median.sum(), 1e-9)])
         over = ratio >= SLOW_RATIO
+        if len(group.ranks) >= MANY_PEERS and over.any():
+            over &= excess >= SIGMAS * MAD_TO_SIGMA * _middle_row(np.abs(excess))
         if not over.any():
             continue
         if (group.length > 0).all():

@@ -78,3 +78,12 @@ def test_what_stages_took_survives_a_snapshot_and_a_pace_without_it_is_read():
         assert msgspec.convert(document, Pace) == pace
         assert pace.stages or pace.uneven
     assert msgspec.convert({"steps": 3}, Pace).stages == ()
+
+
+def test_among_many_noisy_ranks_nobody_is_blamed_but_who_is_over_their_noise():
+    paces = follow(even(60, 64, noise=0.1))[1]
+    assert not any(pace.slow or pace.ranks for pace in paces)
+    compute = even(30, 16, noise=0.02)
+    compute[:, 5] *= 1.3
+    paces = follow(compute)[1]
+    assert all(pace.slow and pace.ranks == (5,) for pace in paces[4:])
