@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 LAST = 3
 WINDOW = 4
 BLOCK = 8
+SHORTEST_S = 1e-6  # steps that take less are not timed
 FEWEST = 16
 MOST_EXCESS = 0.9  # of a step that a rank can cost, whatever its parts add up to
 LONG_RATIO = 1.5  # of a single step, beside the job's median
@@ -102,7 +103,7 @@ def _by_past(
         shown = slowed(duration)
         by_work = shown is not None
     measure = shown or measure_of(duration, SCALES[0])
-    if measure is None or measure.usual_s <= 0:
+    if measure is None or measure.usual_s <= SHORTEST_S:
         return Pace(len(duration), observed_s, first_ms=int(end_ms[0]), best_s=best_s)
     over = duration >= measure.limit_s
     runs = attempt.phase not in PAUSES
@@ -174,7 +175,8 @@ def _by_peers(pace: Pace, attempt: JobAttempt, found: Blame, steps: list[Step], 
     observed_s = pace.observed_s or 0.0
     excess_s = found.ranks[0].excess_s if ranks else found.stage.grown_s if found.stage else 0.0
     excess_s = min(excess_s, MOST_EXCESS * observed_s)
-    costly = excess_s >= (SLOW_RATIO - 1) * (observed_s - excess_s) and (found.firm or found.stage is not None)
+    costly = observed_s > 0 and excess_s >= (SLOW_RATIO - 1) * (observed_s - excess_s)
+    costly = costly and (found.firm or found.stage is not None)
     if not pace.slow and not costly:
         if found.stage is not None:
             pace = replace(pace, longest=found.stage.stage, even_s=max(0.0, observed_s - found.stage.excess_s))

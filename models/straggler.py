@@ -129,7 +129,7 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
         "since_ms": since_ms if slow else None,
         "observed_step_s": _round(pace.observed_s),
         "expected_step_s": _round(pace.expected_s),
-        "ratio": _round(pace.ratio),
+        "ratio": _round(pace.ratio, 3),
         "culprit": {"kind": "nobody", "name": None, "share": 0.0},
         "cause": pace.cause,
     }
@@ -251,12 +251,16 @@ def _steady(pace: Pace, phase: str) -> str:
         return "no step times reported, and no member stands out"
     if pace.expected_s is None:
         return f"steps take {number(pace.observed_s)} s; too few for a comparison yet"
+    usual = ", as usual"
+    if (pace.ratio or 1.0) >= SLOW_RATIO:
+        usual = f", usually {number(pace.usual_s or pace.expected_s)}"
+    takes = f"steps take {number(pace.observed_s)} s{usual}"
     if pace.cause == "garbage_collection":
-        return (
-            f"steps take {number(pace.observed_s)} s, as usual, but now and then one rank after another pauses, "
-            "as garbage collection does"
-        )
-    return f"steps take {number(pace.observed_s)} s, as usual"
+        return f"{takes}, but now and then one rank after another pauses, as garbage collection does"
+    if usual == ", as usual":
+        return takes
+    few = pace.limit_s is not None and pace.observed_s > pace.limit_s
+    return f"{takes}; {'too few to say that it is slow' if few else 'they vary as much as that'}"
 
 
 def _longest(pace: Pace, phase: str) -> str:
@@ -268,5 +272,5 @@ def _longest(pace: Pace, phase: str) -> str:
     return f"; stage {pace.longest} computes longest; even stages would take {number(pace.even_s)} s"
 
 
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def _round(value: float | None, digits: int = 6) -> float | None:
+    return None if value is None else round(value, digits)

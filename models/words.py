@@ -7,16 +7,18 @@ DAY_MS = 86_400_000
 
 
 def number(value: float) -> str:
-    """At most four significant digits, thousands separated.
+    """At most four significant digits, thousands separated; two of what is small.
 
-    >>> number(1980.0), number(0.4375), number(12.34)
-    ('1,980', '0.44', '12.3')
+    >>> number(1980.0), number(0.4375), number(12.34), number(0.0042)
+    ('1,980', '0.44', '12.3', '0.0042')
     """
     size = abs(value)
     if not isfinite(value):
         return "unknown"
     if size >= 100 or value == int(value):
         return f"{round(value):,}"
+    if size < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 

@@ -1,5 +1,7 @@
 """What step times say where jobs pause, resize, write checkpoints or change their pace for good."""
 
+import pytest
+
 from fleet.events import Checkpoint, Phase, Resized, Step, StepParts
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
@@ -22,6 +24,39 @@ def test_a_job_that_was_slow_before_its_evaluation_is_not_slow_in_it(small_fleet
     assert (body["slow"], body["sentence"]) == (False, "in evaluation: its steps are not compared")
     fleet.jobs.apply(Phase(job="j", sequence=100, time_ms=fleet.now_ms, name="steady", rank=0))
     assert fleet.tick().stragglers["j"]["slow"]
+
+
+@pytest.mark.parametrize(
+    ("durations", "sentence"),
+    [
+        ([2.0] * 30 + [9.0] * 2, "steps take 9 s, usually 2; too few to say that it is slow"),
+        ([1.6, 2.0, 2.4, 2.0] * 8 + [2.5] * 2, "steps take 2.50 s, usually 2; they vary as much as that"),
+        ([0.004] * 30, "steps take 0.004 s, as usual"),
+        ([0.0] * 30 + [0.01] * 4, "steps take 0.01 s; too few for a comparison yet"),
+    ],
+)
+def test_what_is_said_of_steps_is_so(small_fleet, durations, sentence):
+    fleet = small_fleet(2)
+    fleet.start("j", fleet.names)
+    report(fleet, "j", durations)
+    body = fleet.tick().stragglers["j"]
+    assert (body["slow"], body["sentence"]) == (False, sentence)
+    assert body["observed_step_s"] == durations[-1]
+
+
+def test_steps_of_no_time_blame_nobody():
+    attempt = JobAttempt("j", 1)
+    for number in range(20):
+        for rank in range(4):
+            parts = StepParts(compute=1.0 + (rank == 3))
+            attempt.fold(
+                Step(
+                    job="j", sequence=((rank + 1) << 32) + number, time_ms=1000 * number, step=number, rank=rank,
+                    duration_s=0.0, parts=parts,
+                )
+            )  # fmt: skip
+    pace = pace_of(attempt)
+    assert (pace.slow, pace.expected_s, pace.ratio) == (False, None, None)
 
 
 def fold_ranks(attempt: JobAttempt, number: int, ranks: int) -> None:
