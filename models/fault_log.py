@@ -1,8 +1,8 @@
 """FaultLog: when each node had a fault, as firm hard signals tell of it, and what that says of its next one.
 
 A fault begins with the first firm hard signal and ends when the last one has gone; what comes back within SAME_MS is
-the same fault. Where more than a tenth of the fleet falls at once, what fell is the network or the scraper, and no
-fault of its nodes is written down.
+the same fault. Where more than a tenth of the fleet falls within TOGETHER_MS, what fell is the network or the scraper,
+and no fault of its nodes is written down until each of them was well again.
 
 The hazard is the published one (models/hazard.py, or what `fleetcast train history` wrote) until the site has
 OWN_FAULTS and OWN_DAYS of its own; then it is fitted on those, by the code that `fleetcast evaluate risk` judges.
@@ -23,7 +23,8 @@ DAY_MS = 86_400_000
 SAME_MS = 3_600_000
 KEPT_MS = 400 * DAY_MS
 MOST = 10_000  # faults
-COMMON, COMMON_LEAST = 0.1, 10  # of the nodes, falling at once
+COMMON, COMMON_LEAST = 0.1, 10  # of the nodes, falling together
+TOGETHER_MS = 120_000
 OWN_FAULTS, OWN_DAYS = 150, 60
 REFIT_MS = 7 * DAY_MS
 
@@ -48,26 +49,38 @@ class FaultLog:
         self.since_ms = 0  # when watching began
         self._now_ms = 0
         self._last: dict[str, Fault] = {}
+        self._common: set[str] = set()  # nodes that fell with many others and are not back yet
 
     def note(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
         """The nodes that firm hard signals speak against now: name → since when (0 unknown), and is it hardware."""
         self.since_ms = self.since_ms or now_ms
         self._now_ms = now_ms
+        self._common &= hard.keys()
         begun = []
         for name, (since_ms, hardware) in hard.items():
             known = self._last.get(name)
             start_ms = since_ms if 0 < since_ms <= now_ms else now_ms
             if known is not None and start_ms <= known.seen_ms + SAME_MS:
                 known.seen_ms, known.hardware = now_ms, known.hardware or hardware
-            else:
+            elif name not in self._common:
                 begun.append(Fault(name, start_ms, now_ms, hardware))
-        if len(begun) > max(COMMON_LEAST, COMMON * nodes):
+        if begun and self._together(begun, nodes, now_ms):
             return
         self.faults += begun
         self._last |= {fault.node: fault for fault in begun}
         if self.faults and (len(self.faults) > MOST or self.faults[0].seen_ms < now_ms - KEPT_MS):
             self.faults = [fault for fault in self.faults[-MOST:] if fault.seen_ms >= now_ms - KEPT_MS]
             self._last = {fault.node: fault for fault in self.faults}
+
+    def _together(self, begun: Sequence[Fault], nodes: int, now_ms: int) -> bool:
+        """Whether too many fell together; then those that were written down of late are taken back."""
+        recent = {fault.node for fault in self.faults if fault.start_ms > now_ms - TOGETHER_MS}
+        if len(begun) + len(self._common | recent) <= max(COMMON_LEAST, COMMON * nodes):
+            return False
+        self.faults = [fault for fault in self.faults if fault.start_ms <= now_ms - TOGETHER_MS]
+        self._last = {fault.node: fault for fault in self.faults}
+        self._common |= recent | {fault.node for fault in begun}
+        return True
 
     def last_seen(self) -> dict[str, int]:
         """Node → when a hard signal was last there."""
@@ -106,9 +119,12 @@ class FaultLog:
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
     def given(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
-        """What `fit_history` takes: a copy, so that it may fit in a thread."""
+        """What `fit_history` takes: a copy, so that it may fit in a thread. It begins where faults are still kept."""
         rows = {name: row for row, name in enumerate(names)}
-        return self.history(rows), self.since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
+        since_ms = max(self.since_ms, now_ms - KEPT_MS)
+        if len(self.faults) >= MOST:
+            since_ms = max(since_ms, self.faults[0].start_ms)
+        return self.history(rows), since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
 
     def take(self, fit: HistoryFit, now_ms: int) -> None:
         """From now on this one tells of the site."""
@@ -118,14 +134,21 @@ class FaultLog:
         """What a snapshot keeps."""
         fit = None if self.fit is None else msgspec.to_builtins(self.fit, str_keys=True)
         times = {"since_ms": self.since_ms, "now_ms": self._now_ms, "fitted_ms": self.fitted_ms}
-        return {"faults": msgspec.to_builtins(self.faults), "fit": fit, **times}
+        return {"faults": msgspec.to_builtins(self.faults), "fit": fit, "common": sorted(self._common), **times}
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """The inverse of `dump`, into an empty one."""
         self.faults = msgspec.convert(kept["faults"], list[Fault])
         self._last = {fault.node: fault for fault in self.faults}
+        self._common = set(kept.get("common", ()))  # not in snapshots of versions that kept none
         self.fit = None if kept["fit"] is None else msgspec.convert(kept["fit"], HistoryFit, str_keys=True)
         self.since_ms, self._now_ms, self.fitted_ms = (kept[name] for name in ("since_ms", "now_ms", "fitted_ms"))
+
+    def take_over(self, seen_ms: Mapping[str, int]) -> None:
+        """Faults of which only is known when a hard signal was last there, by node."""
+        told = sorted(seen_ms.items(), key=lambda item: item[1])
+        self.faults = [Fault(node, at_ms, at_ms, False) for node, at_ms in told]
+        self._last = {fault.node: fault for fault in self.faults}
 
     def move(self, by_ms: int) -> None:
         """Move all times; 0 is none."""

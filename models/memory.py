@@ -159,6 +159,8 @@ class RiskMemory:
             self.faults.load(about["faults"])
             self.outcomes.load(about["outcomes"])
             self.record.load(about["record"], {name: arrays[f"record/{name}"] for name in RECORD_ARRAYS})
+        else:
+            self.faults.take_over(about.get("fault_ms", {}))
         self.streaks = {
             (rule, entity): (first_ms, last_ms, msgspec.convert(seen, Signal))
             for rule, entity, first_ms, last_ms, seen in about["streaks"]

@@ -176,3 +176,39 @@ def test_a_node_that_is_drained_and_powered_off_has_no_fault(
         answer = fleet.tick()
     assert any("node has not answered" in text or "lost" in text for text in fleet.sentences(answer, "n002"))
     assert [fault.node for fault in fleet.memory.faults.faults] == faults
+
+
+def test_an_outage_that_spreads_tick_by_tick_is_no_fault_of_its_nodes_and_neither_is_its_end() -> None:
+    log, names = FaultLog(), [f"n{row:03}" for row in range(100)]
+    log.note({"n099": (0, True)}, 100, T0 - DAY_MS)
+    log.note({}, 100, T0 - HOUR_MS)
+    for tick in range(1, 5):
+        log.note(dict.fromkeys(names[: 10 * tick], (T0, False)), 100, T0 + tick * 15_000)
+    _, log = reborn(RiskRecord(), log)
+    for left in (9, 3):
+        log.note(dict.fromkeys(names[:left], (T0, False)), 100, T0 + HOUR_MS // 2)
+    assert [fault.node for fault in log.faults] == ["n099"]
+    log.note({}, 100, T0 + HOUR_MS)
+    log.note({"n001": (0, True)}, 100, T0 + 2 * HOUR_MS)  # it was well again
+    assert log.last_seen() == {"n099": T0 - DAY_MS, "n001": T0 + 2 * HOUR_MS}
+
+
+def test_a_fit_begins_where_faults_are_still_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FaultLog()
+    log.note({}, 30, T0)
+    now_ms = T0 + 500 * DAY_MS
+    for day in (450, 460, 470):
+        log.note({"n01": (0, True)}, 30, T0 + day * DAY_MS)
+    assert log.given(NAMES, now_ms)[1] == (T0 + 100 * DAY_MS) // DAY_MS + 1
+    monkeypatch.setattr(fault_log, "MOST", 3)
+    assert log.given(NAMES, now_ms)[1] == (T0 + 450 * DAY_MS) // DAY_MS + 1
+
+
+def test_faults_of_an_earlier_snapshot_are_taken_over() -> None:
+    about, arrays = RiskMemory().dump()
+    for name in ("faults", "outcomes", "record"):
+        del about[name]
+    again = RiskMemory()
+    again.load({**about, "fault_ms": {"n02": T0 + HOUR_MS, "n01": T0}}, arrays)
+    assert again.faults.last_seen() == {"n01": T0, "n02": T0 + HOUR_MS}
+    assert [fault.node for fault in again.faults.faults] == ["n01", "n02"]
