@@ -35,6 +35,7 @@ SHORTEST_S = 1e-6  # steps that take less are not timed
 FEWEST = 16
 MOST_EXCESS = 0.9  # of a step that a rank can cost, whatever its parts add up to
 LONG_RATIO = 1.5  # of a single step, beside the job's median
+EXPLAINS = 0.5  # of what a step takes longer than usual
 FEWEST_PAUSES = 3
 PAUSES_LOOKED = 64  # steps
 LONGEST_CHECKPOINT_MS = 600_000  # one whose end is not told until then never ends
@@ -71,16 +72,21 @@ class Pace:
 
 
 def pace_of(attempt: JobAttempt, before: Pace | None = None) -> Pace:
-    """The pace of an attempt from the steps it kept. `before`: its last pace, whose measure stays while slow."""
+    """The pace of an attempt from the steps it kept. `before`: its last pace, whose measure stays while slow.
+
+    Steps that all take 0 s are of a job that does not tell their times: it has no pace.
+    """
     steps = attempt.steps
     if not steps:
         return Pace(0)
+    if not any(step.duration_s for step in steps):
+        return Pace(len(steps))
     duration = np.array([step.duration_s for step in steps])
     end_ms = np.array([step.time_ms for step in steps], np.int64)
     disturbed = _in_checkpoint(attempt, duration, end_ms)
     kept = [step for step, out in zip(steps, disturbed.tolist(), strict=True) if not out]
     pace = _by_past(attempt, kept, duration[~disturbed], end_ms[~disturbed], before)
-    if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s:
+    if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s and not pace.slow:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
     since_ms = max(steps[-RANK_STEPS_KEPT:][0].time_ms, attempt.placed_ms or 0)
     found = blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
@@ -177,6 +183,8 @@ def _by_peers(pace: Pace, attempt: JobAttempt, found: Blame, steps: list[Step], 
     excess_s = min(excess_s, MOST_EXCESS * observed_s)
     costly = observed_s > 0 and excess_s >= (SLOW_RATIO - 1) * (observed_s - excess_s)
     costly = costly and (found.firm or found.stage is not None)
+    if pace.slow and pace.usual_s is not None:  # slow by its past: who costs less than half of that is not why
+        ranks = ranks if costly or excess_s >= EXPLAINS * (observed_s - pace.usual_s) else ()
     if not pace.slow and not costly:
         if found.stage is not None:
             pace = replace(pace, longest=found.stage.stage, even_s=max(0.0, observed_s - found.stage.excess_s))

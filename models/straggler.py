@@ -137,7 +137,7 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
         body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
         return body | {"sentence": _steady(pace, attempt.phase) + _longest(pace, attempt.phase)}
     excess = (pace.ratio or 1.0) - 1
-    if pace.ranks or (culprit is None and pace.stage is not None):
+    if _tells_more(pace, culprit, attempt):
         return body | _held_by_steps(pace, attempt, culprit, excess)
     if culprit is not None:
         kind, name = _name(culprit, suspects)
@@ -149,6 +149,14 @@ def _judge(index: int, gangs: Gangs, pace: Pace, suspects: list[Suspect], now_ms
             "sentence": f"{how}; {name} holds the gang back: {culprit.sentence}",
         }
     return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
+
+
+def _tells_more(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
+    """Whether the steps tell who it is, and of no less than a member with a reason elsewhere costs."""
+    if culprit is None or not pace.ranks:
+        return culprit is None and bool(pace.ranks or pace.stage is not None)
+    cost = pace.excess_s / pace.observed_s if pace.observed_s else 0.0
+    return culprit.severity < cost or culprit.node == _worker(pace.ranks, attempt)[2]
 
 
 NOBODYS = {
@@ -247,6 +255,8 @@ def _steady(pace: Pace, phase: str) -> str:
         return f"a step of {number(pace.observed_s)} s beside {number(pace.usual_s or 0)} usually: a checkpoint ran"
     if phase in PAUSES:
         return f"in {phase}: its steps are not compared"
+    if pace.observed_s is None and pace.steps:
+        return "its steps take 0 s, as they are told, so nothing is known of their pace, and no member stands out"
     if pace.observed_s is None:
         return "no step times reported, and no member stands out"
     if pace.expected_s is None:
