@@ -20,8 +20,7 @@ from fleet.events import NodeEvent
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeRecord
 from fleet.requests import RankPlacement
-from models.rules import RULES
-from models.scores import RISK_HORIZONS_S, Reason
+from models.scores import RISK_HORIZONS_S, HardReason, Reason
 from service import documents
 from service.board import Section
 from service.publish import DRAINED, IN_SERVICE, LOST, Tick, encode, pieces
@@ -32,7 +31,6 @@ MOST_STEPS, MOST_POINTS, MOST_SPELLS, MOST_STAYS = 128, 16, 32, 48
 KEPT_MS = 7 * 86_400_000
 PAUSE_MS = 60_000  # a signal that is back so soon is the same one
 STATES = ("ok", "degraded", "drained", "lost", "stale", "unknown")
-FAULTS = frozenset(rule.feature for rule in RULES if rule.hard)
 SHORTEST_STEP, SHARE_OF_STEP = 0.005, 0.15  # of a probability: as much as moves a row of the console's ranking
 LEAST_MOVE = 0.03  # of a value, beside its usual one
 AGES = frozenset({"age_s", "silent_s", "frozen_s", "fault_age_s"})  # grow by themselves: told each time they double
@@ -300,12 +298,15 @@ def _gpus_by_node(attempt: JobAttempt) -> dict[str, int | None]:
 def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
     """Signals as the reasons of now have them; whether anything changed."""
     latest = {(spell.feature, spell.entity): spell for spell in signals}
-    given = {(reason.feature, reason.entity): reason for reason in reasons}
+    given = {(reason.feature, reason.entity): reason for reason in reversed(reasons)}  # the first of two is the firmer
     changed = False
     for key, reason in given.items():
         spell = latest.get(key)
-        if spell is None or (spell.ended_ms is not None and spell.ended_ms < now_ms - PAUSE_MS):
-            signals.append(_spell(reason, now_ms))
+        other = spell is not None and _is_other(spell, reason)
+        if other and spell is not None and spell.ended_ms is None:
+            spell.ended_ms = now_ms
+        if spell is None or other or (spell.ended_ms is not None and spell.ended_ms < now_ms - PAUSE_MS):
+            signals.append(_spell(reason, now_ms, spell.ended_ms if spell is not None and other else None))
             changed = True
         else:
             changed |= _go_on(spell, reason, now_ms)
@@ -319,10 +320,17 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
     return changed
 
 
-def _spell(reason: Reason, now_ms: int) -> Spell:
-    began_ms = min(reason.since_ms or now_ms, now_ms)
+def _is_other(spell: Spell, reason: Reason) -> bool:
+    """Whether what is given of the same metric is something else: another code, or hard where it was not."""
+    is_code = reason.unit == "code" and spell.points[-1][1] != reason.value
+    return is_code or (isinstance(reason, HardReason) and not spell.fault)
+
+
+def _spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
+    """A new one; after_ms: the end of the one whose place it takes."""
+    began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
-    return Spell(*said, reason.feature in FAULTS, began_ms, None, [(now_ms, reason.value)])
+    return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
 
 
 def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:

@@ -182,7 +182,7 @@ def _stay(row: Stay) -> JobStay:
 
 def _of_fault(row: Spell) -> Happening:
     last = row.entity.rpartition("/")[2]
-    gpu = int(last) if last.isdigit() else None
+    gpu = int(last) if "/" in row.entity and last.isdigit() else None
     code = int(row.points[-1][1]) if row.feature == "xid" else None
     return Happening(row.began_ms, "fault", row.sentence, "telemetry", gpu, code)
 
