@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.events import Step, StepParts
+from fleet.events import Checkpoint, Started, Step, StepParts
 from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
 from models.steps import Pace, pace_of
-from models.straggler import _judge
+from models.straggler import Suspect, _judge
 
 RANKS, STAGES = 8, 4
 
@@ -34,7 +35,14 @@ def follow(compute: np.ndarray, stages: int = 0, wait_s=0.2, attempt=None):
 
 
 def answer(attempt: JobAttempt, pace: Pace, suspects=()):
-    return _judge(0, SimpleNamespace(attempts=[attempt]), pace, list(suspects), attempt.steps[-1].time_ms)
+    return _judge(0, SimpleNamespace(attempts=[attempt], nodes=[]), pace, list(suspects), attempt.steps[-1].time_ms)
+
+
+def placed() -> JobAttempt:
+    attempt = JobAttempt("j", 1)
+    ranks = tuple(RankPlacement(rank, f"n{rank}", (0,)) for rank in range(RANKS))
+    attempt.fold(Started(job="j", sequence=0, time_ms=0, ranks=ranks))
+    return attempt
 
 
 def even(steps: int, ranks: int = RANKS, noise: float = 0.01) -> np.ndarray:
@@ -87,3 +95,36 @@ def test_among_many_noisy_ranks_nobody_is_blamed_but_who_is_over_their_noise():
     compute[:, 5] *= 1.3
     paces = follow(compute)[1]
     assert all(pace.slow and pace.ranks == (5,) for pace in paces[4:])
+
+
+def test_who_explains_little_of_a_slow_job_is_not_named_for_it():
+    compute = 0.5 * even(50, noise=0.003)
+    compute[:, 5] *= 1.12
+    wait_s = np.where(np.arange(50) < 40, 1.5, 2.5)
+    pace = follow(compute, wait_s=wait_s)[1][-1]
+    assert (pace.slow, pace.ranks, pace.stage) == (True, (), None)
+    compute[40:, 5] = 1.6
+    assert follow(compute, wait_s=wait_s)[1][-1].ranks == (5,)
+
+
+def test_a_member_with_a_graver_reason_on_another_node_is_named_before_a_slow_rank():
+    compute = even(50)
+    compute[40:, 5] *= 1.3
+    attempt, paces = follow(compute, attempt=placed())
+    assert answer(attempt, paces[-1])["culprit"]["name"] == "n5/0"
+    for node, severity, name in (("n2", 0.8, "n2/0"), ("n2", 0.05, "n5/0"), ("n5", 0.8, "n5/0")):
+        suspect = Suspect("throttled", f"{node}/0", node, severity, True, 1, "its clock is low")
+        body = answer(attempt, paces[-1], [suspect])
+        assert (body["slow"], body["culprit"]["name"]) == (True, name)
+        assert ("its clock is low" in body["sentence"]) == (name == f"{node}/0")
+
+
+def test_a_checkpoint_in_a_slow_job_neither_contradicts_that_nor_hides_who_it_is():
+    compute = even(60)
+    compute[40:, 5] *= 1.4
+    attempt, paces = follow(compute)
+    last = attempt.steps[-1]
+    attempt.fold(Checkpoint(job="j", sequence=1, time_ms=last.time_ms - 10, edge="begin"))
+    pace = pace_of(attempt, paces[-1])
+    assert (pace.slow, pace.ranks, pace.cause) == (True, (5,), "compute")
+    assert pace.ratio == pytest.approx(paces[-1].ratio, rel=0.1)
