@@ -59,6 +59,11 @@ class JobWindow:
         return values
 
     @property
+    def end_ms(self) -> int:
+        """When the last slot ends."""
+        return self.first_ms + round(self.gpu.shape[1] * self.interval_s * 1000)
+
+    @property
     def is_whole(self) -> bool:
         """Whether enough was heard to speak of the whole job."""
         return self.heard > 0 and self.heard >= (1 - MOST_SILENT) * self.gpus

@@ -33,8 +33,9 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Over the last ten minutes; None where it is not known. idle_s: since when no GPU of it computed."""
+    """Of `span_s`, ten minutes at most; None where it is not known. idle_s: no GPU of it computed so long, at least."""
 
+    span_s: float | None
     loaded_share: float | None
     busy: float | None
     sm_active: float | None
@@ -55,12 +56,21 @@ class Mfu:
 
 
 def use_of(
-    interval_s: float, sm_active: Array, tensor_active: Array, busy: Array, memory_bytes: Array, steps: Sequence[Step]
+    interval_s: float,
+    sm_active: Array,
+    tensor_active: Array,
+    busy: Array,
+    memory_bytes: Array,
+    steps: Sequence[Step],
+    idle_before_s: float = 0.0,
 ) -> Use:
-    """The use from (slot, GPU) readings, oldest first, NaN where nothing was heard."""
+    """The use from (slot, GPU) readings, oldest first, NaN where nothing was heard.
+
+    idle_before_s: for how long up to the first slot nothing was done, as an earlier look knows; 0: it does not.
+    """
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
-    idle_s = _idle_s(activity, interval_s)
-    lately = max(1, round(LATELY_S / interval_s))
+    idle_s = _idle_s(activity, interval_s, idle_before_s)
+    lately = min(len(activity), max(1, round(LATELY_S / interval_s)))
     newest = _newest(memory_bytes)
     data, communication = shares_of(steps)
     measured = {
@@ -71,7 +81,18 @@ def use_of(
     held = float(np.nansum(newest) / GIB) if np.isfinite(newest).any() else None
     loaded = _mean(np.where(np.isfinite(newest), newest > LOADED_GIB * GIB, np.nan))
     verdict = _verdict(idle_s, loaded, measured["busy"], measured["sm"], data, communication)
-    return Use(loaded, measured["busy"], measured["sm"], measured["tensor"], data, communication, idle_s, held, verdict)
+    return Use(
+        lately * interval_s if idle_s is not None else None,
+        loaded,
+        measured["busy"],
+        measured["sm"],
+        measured["tensor"],
+        data,
+        communication,
+        idle_s,
+        held,
+        verdict,
+    )
 
 
 def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
@@ -108,12 +129,14 @@ def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: 
     return Mfu(share)
 
 
-def _idle_s(activity: Array, interval_s: float) -> float | None:
-    """At least so long; as long as the window, where it computed nowhere in it."""
+def _idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
+    """At least so long; where it computed nowhere in the window, as long as that and what is known of before."""
     known = np.isfinite(activity).any(axis=1)
     if not known.any():
         return None
     active = np.flatnonzero((np.where(np.isfinite(activity), activity, 0.0) > ACTIVE).any(axis=1))
+    if not len(active) and before_s > 0:
+        return len(activity) * interval_s + before_s
     last = int(active[-1]) if len(active) else int(np.flatnonzero(known)[0]) - 1
     return (len(activity) - 1 - last) * interval_s
 
@@ -137,7 +160,7 @@ def _verdict(
     if idle_s is None:
         return "unknown"
     if idle_s >= IDLE_S:
-        return "abandoned" if idle_s >= ABANDONED_S - 1 and loaded else "idle"
+        return "abandoned" if idle_s >= ABANDONED_S and loaded else "idle"
     if data is not None and data >= WAITS_SHARE:
         return "waits_for_data"
     if communication is not None and communication >= WAITS_SHARE:

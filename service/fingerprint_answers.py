@@ -28,19 +28,36 @@ NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing was done from since_ms until until_ms, where the readings of that look end."""
+
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """One job as it was copied for the thread. trouble: why its readings could not be."""
+    """One job as it was copied for the thread. trouble: why its readings could not be; idle: by the last look."""
 
     attempt: JobAttempt
     window: JobWindow | None
     gpu_model: str
     now_ms: int
     trouble: str = ""
+    idle: Idle | None = None
 
     @property
     def whole(self) -> JobWindow | None:
         """The window, where it speaks for the whole job."""
         return self.window if self.window is not None and self.window.is_whole else None
+
+    @property
+    def idle_before_s(self) -> float:
+        """How long nothing was done before the window; 0 where that is not known, or not of all the time between."""
+        window, idle = self.whole, self.idle
+        if window is None or idle is None or idle.until_ms < window.first_ms:
+            return 0.0
+        return max(0, window.first_ms - idle.since_ms) / 1000
 
     @property
     def unheard(self) -> str:
@@ -137,7 +154,15 @@ def utilisation_of(seen: Seen) -> dict[str, Any]:
     label = attempt.submission.labels.get(FLOPS_LABEL, "") if attempt.submission else ""
     mfu = mfu_of(steps, _number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
     interval_s = window.interval_s if window else 1.0
-    use = use_of(interval_s, of["sm_active"], of["tensor_active"], of["gpu_util"], of["fb_used_bytes"], steps)
+    use = use_of(
+        interval_s,
+        of["sm_active"],
+        of["tensor_active"],
+        of["gpu_util"],
+        of["fb_used_bytes"],
+        steps,
+        seen.idle_before_s,
+    )
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(use).items()}
     return {
         "job": attempt.job,
@@ -151,6 +176,13 @@ def utilisation_of(seen: Seen) -> dict[str, Any]:
         "mfu_reason": mfu.reason,
         "reason": seen.unheard,
     }
+
+
+def idle_of(seen: Seen, idle_s: float | None) -> Idle | None:
+    """What the next look goes on from. idle_s: of this look's answer."""
+    if seen.whole is None or not idle_s:
+        return None
+    return Idle(seen.whole.end_ms - round(idle_s * 1000), seen.whole.end_ms)
 
 
 def _checkpoint_cost(attempt: JobAttempt, lasts: list[float]) -> dict[str, Any]:

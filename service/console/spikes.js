@@ -82,7 +82,8 @@ export class Use {
       (item, row) => this.write(item.firstChild.children, row),
     );
     const asOf = num(answer.as_of_ms) === null ? "" : ` · as of ${clockTime(answer.as_of_ms)}`;
-    say(byId("use-foot"), all.length ? `Of the last ten minutes; busy is what the driver calls so${lookedAt(answer)}${asOf}` : "No running job was looked at yet.");
+    const longest = Math.max(0, ...all.map((row) => num(row.span_s) ?? 0));
+    say(byId("use-foot"), all.length ? `${longest ? `Of the last ${duration(longest)}; busy` : "Busy"} is what the driver calls so${lookedAt(answer)}${asOf}` : "No running job was looked at yet.");
   }
 
   write([, place, verdict, why], row) {

@@ -69,7 +69,7 @@ class Fingerprint(msgspec.Struct, rename={"class_": "class"}):
 
 
 class UseRow(msgspec.Struct, rename={"class_": "class"}):
-    """Of the last ten minutes; null where not known, and `reason` why. `busy` is GPU utilisation."""
+    """Of the last `span_s`, ten minutes at most; null where not known, and `reason` why. `busy` is GPU utilisation."""
 
     job: str
     class_: str
@@ -77,6 +77,7 @@ class UseRow(msgspec.Struct, rename={"class_": "class"}):
     gpus_heard: int
     looked_ms: int
     user: str
+    span_s: float | None
     loaded_share: float | None
     busy: float | None
     sm_active: float | None
@@ -277,6 +278,7 @@ ROWS = (
                     "gpus_heard": 2,
                     "looked_ms": 1759999990000,
                     "user": "ada",
+                    "span_s": 600.0,
                     "loaded_share": 1.0,
                     "busy": 0.0,
                     "sm_active": 0.0,

@@ -265,6 +265,7 @@ def _use(row: dict[str, Any], number: int) -> dict[str, Any]:
         "gpus": row["gpus"],
         "looked_ms": row["started_ms"],
         "user": row["user"],
+        "span_s": 120.0,
         "loaded_share": 1.0,
         "busy": 0.0 if idle else 0.99,
         "sm_active": 0.0 if idle else 0.31 if verdict == "busy_but_little_work" else 0.82,

@@ -174,6 +174,7 @@ def test_load_peaks_and_use_are_those_of_the_api(open_console: Opener) -> None:
         "busy 0\u202f%, SM active 0\u202f%, MFU not known (it tells no FLOPs)"
     )
     expect(page.locator("#use li").first).to_contain_text("holds 132 GiB of GPU memory")
+    expect(page.locator("#use-foot")).to_contain_text(f"Of the last 2{GAP}min; busy")
 
 
 def test_a_young_node_says_since_when_it_is_watched_and_unknown_is_hatched(open_console: Opener) -> None:
