@@ -1,19 +1,20 @@
 """What jobs make of the fleet, as Prometheus sees it: gang risk, checkpoints, load peaks, sessions that do nothing.
 
-Made once in MADE_EVERY_MS from what was told of jobs last. Bounded: GANGS_SHOWN gangs and ROWS_SHOWN rows of the rest,
-the gravest of each; `fleetcast_job_metrics_left_out` says how many were not shown.
+Made once in MADE_EVERY_MS from what was told of jobs last; how far jobs are from their best checkpoint interval is
+renewed for RENEWED jobs a tick, in turn. Bounded: GANGS_SHOWN gangs and ROWS_SHOWN rows of the rest, the gravest of
+each; `fleetcast_job_metrics_left_out` says how many were not shown.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from fleet.jobs import JobAttempt
 from fleet.shared_domains import hazard_within
-from fleet.topology import Level
+from fleet.topology import Level, Topology
 from models.checkpointing import ettr, plan_of
 from models.gang_risk import FAIL, GangRisk, gang_risk
 from models.node_risk import base_hazard
@@ -24,12 +25,23 @@ from service.exposition import Page, span
 from service.publish import Tick
 
 GANGS_SHOWN, ROWS_SHOWN = 20, 50
+RENEWED = 50  # each is the risk of a gang: a tenth of a millisecond and more
+TOLD = ("doc.utilisation", "doc.spikes")
 MADE_EVERY_MS = 60_000
 HOUR_S, DAY_S = 3600, 86_400
 USUAL = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))  # (kind, horizon)
 DOING_NOTHING = ("idle", "abandoned")
 
 Rows = Sequence[Mapping[str, Any]]
+Attempt = tuple[str, int]
+PrintOf = Callable[[JobAttempt], Mapping[str, Any] | None]
+
+
+class Interval(NamedTuple):
+    """Between a job's checkpoints. ratio: over the best one; lost: share of its time that it loses against that one."""
+
+    ratio: float
+    lost: float
 
 
 class JobMetrics:
@@ -38,22 +50,61 @@ class JobMetrics:
     def __init__(self) -> None:
         self._made_ms: int | None = None
         self._page = b""
+        self._intervals = Intervals()
 
-    def page(self, tick: Tick, sections: Iterable[Section]) -> bytes:
-        """sections: what fingerprints published last."""
+    def page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
+        """sections: what fingerprints published last. print_of: the fingerprint of a job; None where there is none."""
+        self._intervals.renew(tick, print_of)
         if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
-            told = {section.name: section.data for section in sections if isinstance(section.data, bytes)}
-            read = {name: msgspec.json.decode(data) for name, data in told.items()}
-            self._made_ms, self._page = tick.now_ms, job_page(tick, read)
+            told = {section.name: section.data for section in sections if section.name in TOLD}
+            read = {name: msgspec.json.decode(data) for name, data in told.items() if isinstance(data, bytes)}
+            self._made_ms, self._page = tick.now_ms, job_page(tick, read, self._intervals.of)
         return self._page
 
 
-def job_page(tick: Tick, told: Mapping[str, Any]) -> bytes:
-    """told: doc.fingerprints, doc.utilisation and doc.spikes, decoded; any may be missing."""
+class Intervals:
+    """`of`: attempt -> how far its checkpoints are from their best interval; of jobs whose turn has come, in turn."""
+
+    def __init__(self) -> None:
+        self.of: dict[Attempt, Interval] = {}
+        self._turn: Iterator[JobAttempt] = iter(())
+        self._places: tuple[Topology | None, dict[str, int]] = (None, {})
+
+    def renew(self, tick: Tick, print_of: PrintOf) -> None:
+        """Of the next RENEWED jobs that tell what their checkpoints take, and no others'."""
+        if self._places[0] is not tick.topology:
+            self._places = tick.topology, {name: row for row, name in enumerate(tick.topology.names)}
+        left = RENEWED
+        for attempt in self._turn:
+            left -= self._look(attempt, tick, print_of(attempt))
+            if not left:
+                return
+        running = {(attempt.job, attempt.attempt) for attempt in tick.running}
+        self.of = {key: told for key, told in self.of.items() if key in running}
+        self._turn = iter(tick.running)
+
+    def _look(self, attempt: JobAttempt, tick: Tick, seen: Mapping[str, Any] | None) -> bool:
+        """Whether it cost a risk of its nodes; where it was not looked at just now, what is known of it stays."""
+        if seen is None:
+            return False
+        rows, key = self._places[1], (attempt.job, attempt.attempt)
+        cost_s, every_s = seen.get("checkpoint_cost_s"), seen.get("checkpoint_every_s")
+        members = [name for name in attempt.hosts if name in rows]
+        if not cost_s or not every_s or not members:
+            self.of.pop(key, None)
+            return False
+        rate = _risk_of(members, tick, rows, DAY_S).hazard
+        plan = plan_of(cost_s, rate)
+        self.of[key] = Interval(every_s / plan.interval_s, plan.expected_ettr - ettr(every_s, cost_s, rate))
+        return True
+
+
+def job_page(tick: Tick, told: Mapping[str, Any], intervals: Mapping[Attempt, Interval]) -> bytes:
+    """told: what is named in TOLD, decoded; any may be missing."""
     page = Page()
     left = {
         "gangs": _add_gangs(page, tick),
-        "checkpoints": _add_checkpoints(page, tick, told.get("doc.fingerprints", {})),
+        "checkpoints": _add_checkpoints(page, tick, intervals),
         "idle_jobs": _add_use(page, told.get("doc.utilisation", [])),
         "spikes": _add_spikes(page, told.get("doc.spikes", [])),
     }
@@ -109,19 +160,10 @@ def _risk_of(members: Sequence[str], tick: Tick, rows: Mapping[str, int], durati
     return gang_risk(tick.risk.values[:, :, at], domains, duration_s, USUAL)
 
 
-def _add_checkpoints(page: Page, tick: Tick, prints: Mapping[str, Any]) -> int:
+def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, Interval]) -> int:
     """How far jobs are from their best interval, where both are known. Returns how many are left out."""
-    rows = {name: row for row, name in enumerate(tick.topology.names)}
-    found = []
-    for attempt in tick.running:
-        seen = prints.get(attempt.job, {})
-        cost_s, every_s = seen.get("checkpoint_cost_s"), seen.get("checkpoint_every_s")
-        members = [name for name in attempt.hosts if name in rows]
-        if not cost_s or not every_s or not members:
-            continue
-        rate = _risk_of(members, tick, rows, DAY_S).hazard
-        plan = plan_of(cost_s, rate)
-        found.append((plan.expected_ettr - ettr(every_s, cost_s, rate), every_s / plan.interval_s, attempt.job))
+    known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.running]
+    found = [(told.lost, told.ratio, job) for job, told in known if told is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
     page.gauge(
         "checkpoint_interval_ratio",

@@ -1,6 +1,7 @@
 """What a pipeline tells of jobs beside its scores: what they look like, what they share, and which ended lately."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fleet.clock import Clock
 from fleet.events import JobEvent
@@ -27,7 +28,12 @@ class JobWatch:
 
     def page(self, tick: Tick) -> bytes:
         """Metrics."""
-        return self._metrics.page(tick, self.fingerprints.sections)
+        return self._metrics.page(tick, self.fingerprints.sections, self._print_of)
+
+    def _print_of(self, attempt: JobAttempt) -> Mapping[str, Any] | None:
+        """A thread may just renew it, so it is asked for by its key and nobody walks over all."""
+        found = self.fingerprints.answers.get((attempt.job, attempt.attempt))
+        return None if found is None else found.fingerprint
 
 
 class Ended:

@@ -1,5 +1,6 @@
 """Metrics of jobs: what the alerts rest on, bounded, and made no more often than they must be."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,22 @@ from fleet.jobs import JobAttempt
 from fleet.topology import NodeSpec, Topology
 from models.checkpointing import plan_of
 from models.scores import RISK_HORIZONS_S, RISK_KINDS
+from service import job_metrics
 from service.board import Section
-from service.job_metrics import GANGS_SHOWN, MADE_EVERY_MS, ROWS_SHOWN, JobMetrics, job_page
-from service.publish import encode
+from service.job_metrics import (
+    GANGS_SHOWN,
+    MADE_EVERY_MS,
+    RENEWED,
+    ROWS_SHOWN,
+    Interval,
+    Intervals,
+    JobMetrics,
+    job_page,
+)
+from service.publish import Tick, encode
 from tests.service.test_node_past import NODES, NOW_MS, tick
+
+CHECKPOINTS = {"checkpoint_cost_s": 30.0, "checkpoint_every_s": 600.0}
 
 
 def gang(job: str, nodes: tuple[str, ...] = NODES) -> JobAttempt:
@@ -40,7 +53,7 @@ def spike(domain: str, p90: float, capacity: float | None) -> dict[str, Any]:
 
 
 def test_a_gang_with_a_risky_node_names_it() -> None:
-    rows = read(job_page(tick(p=0.4, running=(gang("a"),)), {}))["gang_interruption_probability"]
+    rows = read(job_page(tick(p=0.4, running=(gang("a"),)), {}, {}))["gang_interruption_probability"]
     [(labels, p)] = rows
     assert labels == {"job_id": "a", "weakest": "n1", "horizon": "1h"}
     assert 0.4 < p < 0.5
@@ -57,24 +70,56 @@ def test_gangs_at_the_highest_risk_are_shown_and_of_equal_ones_the_largest() -> 
     values[:, :, names.index(hosts[-2][1])] = np.nan  # as usual: more than nothing
     world = tick(running=tuple(gang(job, nodes) for job, nodes in zip(jobs, hosts, strict=True)))
     topology = Topology.build([NodeSpec(name, 8) for name in names])
-    page = read(job_page(replace(world, topology=topology, risk=replace(world.risk, values=values)), {}))
+    page = read(job_page(replace(world, topology=topology, risk=replace(world.risk, values=values)), {}, {}))
     shown = [labels["job_id"] for labels, _ in page["gang_interruption_probability"]]
     assert shown == [jobs[0], jobs[-2], jobs[-1], *jobs[1:-5]]
     assert page["job_metrics_left_out"][0] == ({"what": "gangs"}, 3)
 
 
+def told_by(prints: dict[str, dict[str, Any]]) -> Callable[[JobAttempt], dict[str, Any] | None]:
+    return lambda attempt: prints.get(attempt.job)
+
+
+def intervals(at: Tick, prints: dict[str, dict[str, Any]]) -> dict[tuple[str, int], Interval]:
+    """Once the turn of all has come."""
+    known = Intervals()
+    for _ in range(2 + len(at.running) // RENEWED):
+        known.renew(at, told_by(prints))
+    return known.of
+
+
 def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
-    prints = {"a": {"checkpoint_cost_s": 30.0, "checkpoint_every_s": 600.0}, "gone": {"checkpoint_every_s": 1.0}}
-    page = read(job_page(tick(p=0.4, running=(gang("a"), gang("b"))), {"doc.fingerprints": prints}))
+    prints = {"a": CHECKPOINTS, "gone": CHECKPOINTS, "never": {"checkpoint_cost_s": 30.0}}
+    at = tick(p=0.4, running=(gang("a"), gang("b"), gang("never")))
+    page = read(job_page(at, {}, intervals(at, prints)))
     best_s = plan_of(30.0, 0.5108 + 0.01005 + 0.1 * 0.5).interval_s  # of both nodes, and what their rack shares
     assert page["checkpoint_interval_ratio"] == [({"job_id": "a"}, pytest.approx(600.0 / best_s, rel=0.05))]
     [(_, lost)] = page["checkpoint_lost_time_ratio"]
     assert 0 < lost < 0.05
 
 
+def test_a_tick_looks_at_the_checkpoints_of_few_jobs_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    risk = job_metrics.gang_risk
+    monkeypatch.setattr(job_metrics, "gang_risk", lambda *args: (asked.append(1), risk(*args))[1])
+    many = tuple(gang(f"j{number}") for number in range(3 * RENEWED))
+    prints = {row.job: CHECKPOINTS for row in many[::2]}
+    known, at = Intervals(), tick(running=many)
+    seen = []
+    for _ in range(5):
+        asked.clear()
+        known.renew(at, told_by(prints))
+        seen.append((len(asked), len(known.of)))
+    half = len(prints) - RENEWED
+    assert seen == [(0, 0), (RENEWED, RENEWED), (half, len(prints)), (RENEWED, len(prints)), (half, len(prints))]
+    known.renew(tick(running=many[:2]), told_by({}))
+    known.renew(tick(running=many[:2]), told_by({}))
+    assert list(known.of) == [("j0", 1)]  # the others run no more, and it was not looked at anew
+
+
 def test_sessions_that_do_nothing_are_told_with_what_they_hold() -> None:
     uses = [use("a", "works"), use("b", "abandoned", 2, 1800.0), use("c", "idle", 4, None), use("d", "new word")]
-    page = read(job_page(tick(), {"doc.utilisation": uses}))
+    page = read(job_page(tick(), {"doc.utilisation": uses}, {}))
     by_verdict = {labels["verdict"]: value for labels, value in page["job_use_gpus"]}
     assert by_verdict == by_verdict | {"works": 8, "abandoned": 2, "idle": 4, "unknown": 8}
     assert [labels["job_id"] for labels, _ in page["idle_job_gpus"]] == ["b", "c"]
@@ -83,7 +128,9 @@ def test_sessions_that_do_nothing_are_told_with_what_they_hold() -> None:
 
 def test_a_peak_is_told_against_what_the_domain_can_take() -> None:
     page = read(
-        job_page(tick(), {"doc.spikes": [spike("r1", 50.0, 100.0), spike("r2", 120.0, 100.0), spike("r3", 9, None)]})
+        job_page(
+            tick(), {"doc.spikes": [spike("r1", 50.0, 100.0), spike("r2", 120.0, 100.0), spike("r3", 9, None)]}, {}
+        )
     )
     assert [(labels["domain"], value) for labels, value in page["spike_load_ratio"]] == [("r2", 1.2), ("r1", 0.5)]
 
@@ -91,11 +138,11 @@ def test_a_peak_is_told_against_what_the_domain_can_take() -> None:
 def test_many_jobs_stay_a_small_page() -> None:
     many = tuple(gang(f"j{number}") for number in range(200))
     told = {
-        "doc.fingerprints": {row.job: {"checkpoint_cost_s": 30.0, "checkpoint_every_s": 600.0} for row in many},
         "doc.utilisation": [use(row.job, "idle", 1, 60.0) for row in many],
         "doc.spikes": [spike(row.job, 1.0, 2.0) for row in many],
     }
-    page = read(job_page(tick(running=many), told))
+    at = tick(running=many)
+    page = read(job_page(at, told, intervals(at, {row.job: CHECKPOINTS for row in many})))
     left = {labels["what"]: value for labels, value in page["job_metrics_left_out"]}
     assert left == {
         "gangs": 200 - GANGS_SHOWN,
@@ -106,8 +153,8 @@ def test_many_jobs_stay_a_small_page() -> None:
 
 def test_the_page_is_made_once_a_minute() -> None:
     metrics, first = JobMetrics(), Section("doc.utilisation", encode([use("a", "idle")]), NOW_MS)
-    page = metrics.page(tick(0), [first])
+    page = metrics.page(tick(0), [first], told_by({}))
     assert b'job_id="a"' in page
-    assert metrics.page(tick(1), []) is page
+    assert metrics.page(tick(1), [], told_by({})) is page
     late = replace(tick(0), now_ms=NOW_MS + MADE_EVERY_MS)
-    assert b'job_id="a"' not in metrics.page(late, [])
+    assert b'job_id="a"' not in metrics.page(late, [], told_by({}))
