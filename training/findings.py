@@ -3,10 +3,11 @@
 A *finding* is a spell of flags on a node, holes of up to 5 minutes closed. A fault is found when a spell begins on its
 node while it is there (from its precursor's begin to its end), or when a spell that was there before begins to name its
 own unit then. A spell that begins at another time than during a fault of its node, or in the 10 minutes after one, is a
-false alarm, whatever comes later. A fault that could be seen and is not found is missed.
+false alarm, whatever comes later. A fault that could be seen and is not found is missed. While a node is flagged no
+other spell can begin there: that time is no healthy time in which there was no false alarm.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -51,13 +52,15 @@ class Findings:
 
 @dataclass(slots=True)
 class Score:
-    """Sums over runs. delays: seconds from when a fault could be seen.
+    """Sums over runs. right, missed: faults; delays: seconds from when a fault could be seen.
 
+    spells: that found faults, each once however many it found; wrong: those that are false alarms.
     units: faults of one GPU or port that were found, and own_units those whose own unit was the first named; nodes:
     faults during which a node of their job was flagged, and own_nodes those whose own node was the first.
     """
 
     right: int = 0
+    spells: int = 0
     wrong: int = 0
     missed: int = 0
     units: int = 0
@@ -68,7 +71,7 @@ class Score:
 
     def add(self, other: "Score") -> None:
         """Take in another run's."""
-        for name in ("right", "wrong", "missed", "units", "own_units", "nodes", "own_nodes"):
+        for name in ("right", "spells", "wrong", "missed", "units", "own_units", "nodes", "own_nodes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.delays += other.delays
 
@@ -79,6 +82,7 @@ def score(
     """Findings against the truth; with `kind`, of faults of that kind alone (no false alarms are counted then)."""
     faults = [row for row in truth if not row.benign]
     scored = Score()
+    finders: set[int] = set()
     for fault in faults:
         if fault.visible_ms is None or (kind is not None and fault.kind != kind):
             continue
@@ -87,38 +91,76 @@ def score(
         if found is None:
             scored.missed += 1
             continue
-        at_ms, name = found
+        at_ms, name, row = found
+        finders.add(row)
         scored.right += 1
         scored.delays.append(max(0.0, (at_ms - fault.visible_ms) / 1000))
         if unit := own_unit(fault):
             scored.units += 1
             scored.own_units += name == unit
+    scored.spells = len(finders)
     scored.wrong = 0 if kind is not None else len(false_alarms(findings, faults))
     return scored
 
 
 def false_alarms(findings: Iterable[Finding], faults: Sequence[FaultTruth]) -> list[Finding]:
     """The findings that begin where and when no fault is or has just been."""
-    return [
-        one
-        for one in findings
-        if not any(
-            fault.node == one.node and _begins_ms(fault) <= one.first_ms <= _ends_ms(fault) + AFTER_MS
-            for fault in faults
-        )
-    ]
+    return [one for one in findings if _is_false(one, {one.node}, faults)]
 
 
-def healthy_ms(names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[FaultTruth]) -> int:
-    """Node-milliseconds of a run in which a finding would be a false alarm."""
-    total = 0
+def false_on_jobs(findings: Iterable[Finding], faults: Sequence[FaultTruth], hosts: Hosts) -> list[Finding]:
+    """The findings on jobs (`node` is the job's name) that begin when no node of theirs has or had just had a fault."""
+    return [one for one in findings if _is_false(one, hosts.get(one.node, frozenset()), faults)]
+
+
+@dataclass(slots=True)
+class HealthyTime:
+    """Node-milliseconds in which a finding would be a false alarm. all_ms: by the truth alone.
+
+    quiet_ms: of it, those in which nothing was flagged, so that a spell could begin; after_ms: those in which the node
+    was flagged still by a spell that had begun at a fault.
+    """
+
+    all_ms: int = 0
+    quiet_ms: int = 0
+    after_ms: int = 0
+
+    def add(self, other: "HealthyTime") -> None:
+        """Take in another run's."""
+        self.all_ms += other.all_ms
+        self.quiet_ms += other.quiet_ms
+        self.after_ms += other.after_ms
+
+
+def healthy_time(
+    names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[FaultTruth], findings: Sequence[Finding] = ()
+) -> HealthyTime:
+    """Of a run, for a method that found this."""
+    faults = [row for row in truth if not row.benign]
+    false = {id(one) for one in false_alarms(findings, faults)}
+    sums = HealthyTime()
     for name in names:
-        at_ms = first_ms
-        for fault in sorted((row for row in truth if row.node == name and not row.benign), key=_begins_ms):
-            total += max(0, min(_begins_ms(fault), last_ms) - at_ms)
-            at_ms = max(at_ms, min(_ends_ms(fault) + AFTER_MS, last_ms))
-        total += last_ms - at_ms
-    return total
+        spells = [(one.first_ms, one.last_ms, id(one) in false) for one in findings if one.node == name]
+        for begin_ms, end_ms in _healthy_spans(name, first_ms, last_ms, faults):
+            flagged_ms = [
+                (max(0, min(last, end_ms) - max(first, begin_ms)), is_false) for first, last, is_false in spells
+            ]
+            sums.all_ms += end_ms - begin_ms
+            sums.quiet_ms += end_ms - begin_ms - sum(ms for ms, _ in flagged_ms)
+            sums.after_ms += sum(ms for ms, is_false in flagged_ms if not is_false)
+    return sums
+
+
+def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[FaultTruth]) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each time of a node that is neither during a fault nor just after one."""
+    at_ms = first_ms
+    for fault in sorted((row for row in faults if row.node == name), key=_begins_ms):
+        until_ms = min(_begins_ms(fault), last_ms)
+        if until_ms > at_ms:
+            yield at_ms, until_ms
+        at_ms = max(at_ms, min(_ends_ms(fault) + AFTER_MS, last_ms))
+    if last_ms > at_ms:
+        yield at_ms, last_ms
 
 
 def own_unit(fault: FaultTruth) -> str:
@@ -150,26 +192,26 @@ def at_random(
     return moved
 
 
-def _found(fault: FaultTruth, findings: Iterable[Finding]) -> tuple[int, str] | None:
-    """When a fault was found, and which GPU or port was named first; "" where only the node was."""
+def _found(fault: FaultTruth, findings: Iterable[Finding]) -> tuple[int, str, int] | None:
+    """When a fault was found, which GPU or port was named first ("" where only the node was), and by which finding."""
     hits = []
-    for one in findings:
+    for row, one in enumerate(findings):
         if one.node != fault.node:
             continue
         if _begins_ms(fault) <= one.first_ms <= _ends_ms(fault):
             units = (name for name, at_ms in one.named.items() if name != one.node and at_ms <= _ends_ms(fault))
-            hits.append((one.first_ms, next(units, "")))
+            hits.append((one.first_ms, next(units, ""), row))
         elif one.first_ms < _begins_ms(fault):
             unit = own_unit(fault) or fault.node
             if _begins_ms(fault) <= one.named.get(unit, -1) <= _ends_ms(fault):
-                hits.append((one.named[unit], unit))
+                hits.append((one.named[unit], unit, row))
     return min(hits, default=None)
 
 
 def _take_node(
     scored: Score,
     fault: FaultTruth,
-    found: tuple[int, str] | None,
+    found: tuple[int, str, int] | None,
     findings: Iterable[Finding],
     faults: Sequence[FaultTruth],
     hosts: Hosts,
@@ -181,6 +223,12 @@ def _take_node(
     if found or others:
         scored.nodes += 1
         scored.own_nodes += found is not None and not false_alarms(others, faults)
+
+
+def _is_false(one: Finding, nodes: Container[str], faults: Iterable[FaultTruth]) -> bool:
+    return not any(
+        fault.node in nodes and _begins_ms(fault) <= one.first_ms <= _ends_ms(fault) + AFTER_MS for fault in faults
+    )
 
 
 def _begins_ms(fault: FaultTruth) -> int:

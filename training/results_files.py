@@ -25,6 +25,7 @@ SHOWN = (
     "delay_s",
     "delay_s_p90",
     "false_alarms_per_node_day",
+    "flagged_after_repair_share",
     "false_alarms_per_10000_steps",
 )
 POOLED = ("all", "shuffled truth", "decoys alone", "healthy")

@@ -1,9 +1,10 @@
 """Judging fleets with faults: which node and unit, how soon, and how often without a reason?
 
 A run is replayed through the code that serves. Ours flags a node while its action is more than `watch`, or a slow job's
-answer blames it; `training.findings` says what counts as right. Simulated runs and recordings are judged apart. Runs
-with faults are pooled ("all"), runs that have look-alikes and no fault ("decoys alone"), and runs that have neither
-("healthy"). Runs are independent: two processes share them.
+answer blames it; `training.findings` says what counts as right. A blame on a stage of a job none of whose nodes has a
+fault is a false alarm, too. Simulated runs and recordings are judged apart. Runs with faults are pooled ("all"), runs
+that have look-alikes and no fault ("decoys alone"), and runs that have neither ("healthy"). Runs are independent: two
+processes share them.
 """
 
 import os
@@ -15,7 +16,17 @@ import numpy as np
 from models.score import Fleet
 from training.fan_out import map_jobs
 from training.fault_runs import FaultRun
-from training.findings import Findings, Score, at_random, false_alarms, healthy_ms, score, shuffled
+from training.findings import (
+    Findings,
+    HealthyTime,
+    Score,
+    at_random,
+    false_alarms,
+    false_on_jobs,
+    healthy_time,
+    score,
+    shuffled,
+)
 from training.replay import Replay
 from training.results import Results
 from training.straggler_baselines import Sight, baselines
@@ -32,9 +43,10 @@ BLAMED = "ours (slow jobs alone)"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What ours and every baseline flagged in a run. hosts: the nodes that each job ran on."""
+    """What ours and every baseline flagged in a run. stages: by job, blames on a stage; hosts: a job's nodes."""
 
     found: dict[str, Findings]
+    stages: Findings
     hosts: dict[str, frozenset[str]]
     first_ms: int
     last_ms: int
@@ -48,7 +60,7 @@ class Pool:
     kinds: dict[str, Score] = field(default_factory=dict)
     shuffled: Score = field(default_factory=Score)
     chance: Score = field(default_factory=Score)
-    healthy_days: float = 0.0
+    healthy: dict[str, HealthyTime] = field(default_factory=dict)
     decoys: int = 0
     runs: int = 0
 
@@ -57,9 +69,13 @@ class Pool:
         names, truth, ours = run.topology.names, run.truth, seen.found[OURS].rows
         self.runs += 1
         self.decoys += sum(row.benign for row in truth)
-        self.healthy_days += healthy_ms(names, seen.first_ms, seen.last_ms, truth) / DAY_MS
         for method, findings in seen.found.items():
             self.methods.setdefault(method, Score()).add(score(findings.rows, truth, seen.hosts))
+            time = healthy_time(names, seen.first_ms, seen.last_ms, truth, findings.rows)
+            self.healthy.setdefault(method, HealthyTime()).add(time)
+        faults = [row for row in truth if not row.benign]
+        for method in (OURS, BLAMED):
+            self.methods[method].wrong += len(false_on_jobs(seen.stages.rows, faults, seen.hosts))
         for kind in sorted({row.kind for row in truth if not row.benign}):
             self.kinds.setdefault(kind, Score()).add(score(ours, truth, seen.hosts, kind))
         self.shuffled.add(score(ours, shuffled(truth, names, rng)))
@@ -77,15 +93,20 @@ def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say
         series = series_of(run)
         pools.setdefault((run.folder.parent.name, series), Pool()).add(run, seen, rng)
         faults = [row for row in run.truth if not row.benign]
-        wrong = false_alarms(seen.found[OURS].rows, faults)
+        wrong = false_alarms(seen.found[OURS].rows, faults) + false_on_jobs(seen.stages.rows, faults, seen.hosts)
         say(f"{run.name}: {series}, {len(faults)} faults, {len(seen.found[OURS].rows)} findings, {len(wrong)} false")
     for (dataset, series), pool in pools.items():
         table = Table(results, dataset, "node")
         if series == "all":
             _of_faults(table, pool)
         for method, one in pool.methods.items():
-            table.rate("false_alarms_per_node_day", method, one.wrong, pool.healthy_days, series)
-        table.add("healthy_node_days", "truth", pool.healthy_days, (None, None), pool.runs, series)
+            time = pool.healthy[method]
+            table.rate("false_alarms_per_node_day", method, one.wrong, time.quiet_ms / DAY_MS, series)
+            if series == "all" and time.all_ms:
+                still = time.after_ms / time.all_ms
+                table.add("flagged_after_repair_share", method, still, (None, None), pool.runs, series)
+        days = pool.healthy[OURS].all_ms / DAY_MS
+        table.add("healthy_node_days", "truth", days, (None, None), pool.runs, series)
         table.add("decoys", "truth", pool.decoys, (None, None), pool.runs, series)
 
 
@@ -99,13 +120,13 @@ def series_of(run: FaultRun) -> str:
 def _of_faults(table: Table, pool: Pool) -> None:
     """What was found, by which method; ours by kind, too."""
     for method, one in pool.methods.items():
-        table.found(method, one.right, one.wrong, one.missed)
+        table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
         table.delays("delay_s", method, one.delays)
         table.share("node_top1", method, one.own_nodes, one.nodes)
         if method in (OURS, BLAMED):
             table.share("top1", method, one.own_units, one.units)
-    table.found(OURS, pool.shuffled.right, pool.shuffled.wrong, pool.shuffled.missed, "shuffled truth")
-    table.found("chance", pool.chance.right, pool.chance.wrong, pool.chance.missed)
+    for method, one, series in ((OURS, pool.shuffled, "shuffled truth"), ("chance", pool.chance, "all")):
+        table.found(method, one.right, one.wrong, one.missed, series, one.spells)
     for kind, one in pool.kinds.items():
         table.share("recall", OURS, one.right, one.right + one.missed, kind)
         table.share("top1", OURS, one.own_units, one.units, kind)
@@ -116,7 +137,7 @@ def _of_faults(table: Table, pool: Pool) -> None:
 def watch(run: FaultRun) -> Watched:
     """Replay a run and keep what everybody flagged."""
     replay = Replay(run.topology, run.interval_s)
-    rules = baselines()
+    rules, stages = baselines(), Findings()
     found = {method: Findings() for method in (OURS, BLAMED, *rules)}
     rows = {name: row for row, name in enumerate(run.topology.names)}
     hosts: dict[str, frozenset[str]] = {}
@@ -132,12 +153,14 @@ def watch(run: FaultRun) -> Watched:
         for node, name in _blamed(fleet, rows):
             found[OURS].note(node, round.time_ms, name)
             found[BLAMED].note(node, round.time_ms, name)
+        for job in _stage_blamed(fleet):
+            stages.note(job, round.time_ms)
         gangs = {job: np.array(sorted(rows[host] for host in own if host in rows)) for job, own in running.items()}
         sight = Sight(moment.frames.gpu, run.nodes, gangs)
         for method, rule in rules.items():
             for row in np.flatnonzero(rule(sight)).tolist():
                 found[method].note(run.topology.names[row], round.time_ms)
-    return Watched(found, hosts, first_ms, last_ms)
+    return Watched(found, stages, hosts, first_ms, last_ms)
 
 
 def _flagged(fleet: Fleet, run: FaultRun) -> Iterable[tuple[str, str]]:
@@ -154,5 +177,10 @@ def _blamed(fleet: Fleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
     for body in fleet.stragglers.values():
         name = str(body["culprit"]["name"])
         node = name.split("/", maxsplit=1)[0]
-        if body["slow"] and node in rows:
+        if body["slow"] and node in rows and body["culprit"]["kind"] != "stage":
             yield node, name
+
+
+def _stage_blamed(fleet: Fleet) -> Iterable[str]:
+    """Slow jobs that blame one of their stages."""
+    return (job for job, body in fleet.stragglers.items() if body["slow"] and body["culprit"]["kind"] == "stage")

@@ -82,14 +82,20 @@ class Table:
         low, high = bounds
         self.results.rows.append(Row(self.dataset, self.target, series, None, method, "", metric, value, low, high, n))
 
-    def found(self, method: str, right: int, wrong: int, missed: int, series: str = "all") -> None:
-        """precision, recall and f1 of findings; f1's bounds are those of its two parts."""
-        self.share("precision", method, right, right + wrong, series)
+    def found(
+        self, method: str, right: int, wrong: int, missed: int, series: str = "all", spells: int | None = None
+    ) -> None:
+        """precision, recall and f1 of findings; f1's bounds are those of its two parts.
+
+        right, missed: what there was to find; spells: the right findings, where one may have found several.
+        """
+        hits = right if spells is None else spells
+        self.share("precision", method, hits, hits + wrong, series)
         self.share("recall", method, right, right + missed, series)
-        parts = [share_bounds(right, right + wrong), share_bounds(right, right + missed)]
+        parts = [share_bounds(hits, hits + wrong), share_bounds(right, right + missed)]
         if right + wrong + missed:
             low, high = (_f1(*(part[side] for part in parts)) for side in (0, 1))
-            value = 2 * right / (2 * right + wrong + missed)
+            value = _f1(hits / max(1, hits + wrong), right / max(1, right + missed))
             self.add("f1", method, value, (low, high), right + wrong + missed, series)
 
 

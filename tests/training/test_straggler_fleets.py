@@ -1,14 +1,18 @@
 """Judging fleets: runs of our own making, replayed through the code that serves."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from simulator.fault_file import parse_fault_file
 from simulator.instrument import simulate_faults
-from training.fault_runs import read_fault_runs
+from training import straggler_fleets
+from training.fault_runs import FaultTruth, read_fault_runs
+from training.findings import Findings
 from training.results import Results, Row
-from training.straggler_fleets import judge_fleets
+from training.straggler_fleets import BLAMED, OURS, Watched, judge_fleets
 
 WORLD = """name = "{name}"
 hours = 0.8
@@ -84,6 +88,52 @@ def test_look_alikes_alone_are_counted_apart_with_poisson_bounds(judged: Results
     assert decoys is not None
     assert decoys > 0
     assert not judged.select(series="decoys alone", metric="recall")
+
+
+def flags(node: str, *spans_s: tuple[int, int]) -> Findings:
+    """Flags every minute of these spans."""
+    found = Findings()
+    for first_s, last_s in spans_s:
+        for at_s in range(first_s, last_s + 1, 60):
+            found.note(node, at_s * 1000)
+    return found
+
+
+def test_a_flag_that_stays_and_a_blame_on_a_healthy_stage_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "one")
+    run = read_fault_runs(tmp_path)[0]
+    sick, other, *_ = run.topology.names
+    truth = FaultTruth("slow_nic", sick, 3_600_000, 7_200_000, 3_600_000)
+    (run.folder / "truth.jsonl").write_bytes(msgspec.json.encode(truth))
+    stays, ends = flags(sick, (3660, 21_600)), flags(sick, (3660, 7200))
+    watched = Watched(
+        {OURS: stays, BLAMED: Findings(), "other": ends},
+        flags("j", (3660, 3900), (30_000, 30_300)),  # the first while a node of it has a fault
+        {"j": frozenset((sick, other))},
+        0,
+        86_400_000,
+    )
+    monkeypatch.setattr(straggler_fleets, "watch", lambda run: watched)
+    results = Results("straggler")
+    judge_fleets(read_fault_runs(tmp_path), results, 0, lambda line: None)
+    healthy_s = 4 * 86_400 - 3600 - 600
+    for method, wrong, after_s in ((OURS, 1, 21_600 - 7800), ("other", 0, 0)):
+        share = one(results, method=method, series="all", metric="flagged_after_repair_share")
+        rate = one(results, method=method, series="all", metric="false_alarms_per_node_day")
+        assert share.value == pytest.approx(after_s / healthy_s)
+        assert (rate.n, rate.value) == (wrong, pytest.approx(wrong * 86_400 / (healthy_s - after_s)))
+
+
+def test_a_blame_on_a_stage_is_no_node_s_whatever_the_node_is_called() -> None:
+    def body(kind: str, name: str, slow: bool = True) -> dict[str, object]:
+        return {"slow": slow, "culprit": {"kind": kind, "name": name}}
+
+    bodies = {"a": body("stage", "2"), "b": body("link", "2/mlx5_0/1"), "c": body("nobody", "None", slow=False)}
+    fleet = SimpleNamespace(stragglers=bodies)
+    assert list(straggler_fleets._blamed(fleet, {"2"})) == [("2", "2/mlx5_0/1")]
+    assert list(straggler_fleets._stage_blamed(fleet)) == ["a"]
 
 
 def test_a_run_that_cannot_be_read_is_left_out_with_the_reason(tmp_path: Path) -> None:
