@@ -33,6 +33,8 @@ LONGEST_OF_FEW, LONGEST_OF_MEDIAN = 4, 8
 TRIMMED = 0.2  # of the steps at either end
 BEST, CREPT = 64, 32  # steps
 CREPT_RATIO, CREPT_SIGMAS = 1.10, 4.0
+OTHER_WORK = 3.0  # times as long, and longer
+EVEN_RATIO = 2.0  # of the longest steps to the shortest, without a twentieth at either end
 ROUNDING = 1e-6  # of a limit
 
 
@@ -137,13 +139,19 @@ def slowed(duration: Array) -> Measure | None:
 def best_pace(duration: Array, before_s: float | None = None) -> float | None:
     """Seconds of a step in the job's best BEST steps in a row (their median), and as it was known `before`.
 
-    Unlike the median of all steps it does not follow a job that becomes slower little by little.
+    Unlike the median of all steps it does not follow a job that becomes slower little by little. What took less than
+    a third of their median is other work, as the steps that a loader skips after a resume.
+
+    >>> best_pace(np.array([0.01] * 100 + [2.0] * 156))
+    2.0
     """
     if len(duration) < BEST:
         return before_s
     windows = np.array([duration[at : at + BEST] for at in range(0, len(duration) - BEST + 1, BEST // 4)])
-    best_s = float(_median(windows).min())
-    return best_s if before_s is None else min(best_s, before_s)
+    upper_s = np.partition(windows, BEST // 2, axis=-1)[:, BEST // 2]  # of a window of two kinds of work never a mix
+    found_s = [*upper_s.tolist(), *([] if before_s is None else [before_s])]
+    least_s = middle(duration) / OTHER_WORK
+    return min((best_s for best_s in found_s if best_s >= least_s), default=None)
 
 
 def crept(duration: Array, best_s: float | None) -> Measure | None:
@@ -176,6 +184,18 @@ def still_slow(duration: Array, measure: Measure) -> bool:
     if measure.steps <= LONGEST_OF_FEW:
         return bool(duration[-2:].max() > ends_s)
     return bool(middle(duration[-8:]) > ends_s)
+
+
+def is_other_work(duration: Array, usual_s: float) -> bool:
+    """Whether all steps that are kept take an even time far above `usual_s`: what was usual was of other work.
+
+    >>> is_other_work(np.full(256, 2.0), 0.01), is_other_work(np.full(256, 2.0), 1.0)
+    (True, False)
+    """
+    if len(duration) < BEST:
+        return False
+    shortest_s, longest_s = np.quantile(duration, (0.05, 0.95)).tolist()
+    return bool(shortest_s > OTHER_WORK * usual_s and longest_s < EVEN_RATIO * shortest_s)
 
 
 def _median(windows: Array) -> Array:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fleet.events import Step
 from fleet.job_steps import RANK_STEPS_KEPT, own_s
 from fleet.jobs import JobAttempt
-from models.change_point import SCALES, Measure, best_pace, crept, measure_of, slowed, still_slow
+from models.change_point import SCALES, Measure, best_pace, crept, is_other_work, measure_of, slowed, still_slow
 from models.peers import middle
 from models.step_model import explained
 from models.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, blame
@@ -135,7 +135,8 @@ def _shown(duration: Array, before: Pace | None, best_s: float | None) -> Measur
     """The measure by which the job is slow: the one it was slow by, while it is, else that of a new change."""
     if before is not None and before.window and before.usual_s and before.limit_s:
         held = Measure(before.usual_s, before.limit_s, before.window)
-        if still_slow(duration, held):
+        alone = not before.ranks and before.stage is None
+        if still_slow(duration, held) and not (alone and is_other_work(duration, held.usual_s)):
             return held
     return slowed(duration) or crept(duration, best_s)
 
@@ -259,7 +260,7 @@ def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int6
         until_ms[-1] += LONGEST_CHECKPOINT_MS
     from_ms, until_ms = at_ms[begins, None], until_ms[begins, None]
     inside = ((start_ms <= from_ms) & (end_ms >= from_ms)) | ((start_ms < until_ms) & (end_ms > from_ms))
-    inside = inside.any(axis=0)
+    inside = np.asarray(inside.any(axis=0))
     return inside if 2 * inside.sum() <= len(inside) else np.zeros(len(inside), bool)  # it writes all the time
 
 

@@ -114,3 +114,16 @@ def test_a_checkpoint_excuses_the_steps_from_its_begin_to_its_end():
         now_ms += 2000
         attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=2.0))
     assert pace_of(attempt).steps == 40 - 3 - 1
+
+
+@pytest.mark.parametrize(("before_s", "slow"), [(0.01, False), (1.0, True)])
+def test_steps_that_were_skipped_after_a_resume_are_no_reference_for_ever(before_s, slow):
+    attempt, pace, now_ms = JobAttempt("j", 1), None, 1_000_000
+    for number in range(400):
+        seconds = before_s if number < 100 else 2.0 + 0.02 * (number % 3)
+        now_ms += round(seconds * 1000)
+        attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=seconds))
+        if number >= 90:
+            pace = pace_of(attempt, pace)
+    assert pace.slow is slow
+    assert pace.best_s == pytest.approx(1.0 if slow else 2.0, abs=0.05)
