@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.events import NodeEvent
 from fleet.samples import EntityKind
 from models.fault_log import FaultLog
 from models.job_outcomes import JobOutcomes
@@ -124,7 +125,9 @@ class RiskMemory:
         self.outcomes = JobOutcomes()
         self.streaks: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # (rule, entity) -> first, last seen
         self.paces: dict[str, tuple[tuple[int | None, ...], Pace]] = {}  # job -> what it was computed from, pace
-        self.told_ms: dict[str, int] = {}  # node -> the newest node event that was looked at
+        self.told_ms: dict[str, int] = {}  # node -> its last return from repair that was honoured, as it was told
+        self.back_ms: dict[str, int] = {}  # node -> that return for a day, by the clock of what is seen
+        self.looked: dict[str, tuple[int, NodeEvent, NodeEvent]] = {}  # node -> events it had: how many, first, last
         self.pardons: dict[tuple[str, str], Pardon] = {}  # (rule, entity)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -136,6 +139,7 @@ class RiskMemory:
             "streaks": [[*key, *times, msgspec.to_builtins(seen)] for key, (*times, seen) in self.streaks.items()],
             "paces": {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self.paces.items()},
             "told_ms": dict(self.told_ms),
+            "back_ms": dict(self.back_ms),
             "pardons": [[*key, msgspec.to_builtins(pardon)] for key, pardon in self.pardons.items()],
         }
         arrays = {name: getattr(self, name).copy() for name in ("usual_clock", "was_up", "was_speed")}
@@ -168,6 +172,7 @@ class RiskMemory:
         }
         self.paces = {job: (tuple(stamp), msgspec.convert(pace, Pace)) for job, (stamp, pace) in about["paces"].items()}
         self.told_ms = dict(about.get("told_ms", {}))
+        self.back_ms = dict(about.get("back_ms", {}))
         self.pardons = {
             (rule, entity): msgspec.convert(row, Pardon)
             for rule, entity, row in about.get("pardons", [])
@@ -175,16 +180,17 @@ class RiskMemory:
         }
 
     def move(self, by_ms: int) -> None:
-        """Move the times of all that was seen, as when the clock by which it was seen stepped."""
+        """Move the times of all that was seen, as when the clock by which it was seen stepped; events keep theirs."""
         for memory in self.kinds.values():
             memory.move(by_ms)
         self.faults.move(by_ms)
         self.record.move(by_ms)
         self.outcomes.move(by_ms)
         self.streaks = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self.streaks.items()}
-        self.told_ms = {node: time_ms + by_ms for node, time_ms in self.told_ms.items()}
+        self.back_ms = {node: time_ms + by_ms for node, time_ms in self.back_ms.items()}
         self.pardons = {
-            key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms, row.value) for key, row in self.pardons.items()
+            key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms if row.back_ms else 0, row.value)
+            for key, row in self.pardons.items()
         }
 
     def learn_clock(

@@ -105,3 +105,71 @@ def test_a_restart_keeps_what_was_pardoned(small_fleet: Small) -> None:
     fleet.memory = RiskMemory()
     fleet.memory.load(json.loads(json.dumps(about)), arrays)
     assert fleet.flagged(fleet.tick(3)) == []
+
+
+def test_a_return_that_is_told_late_counts(small_fleet: Small) -> None:
+    fleet = broken(small_fleet)
+    fleet.tick(2)
+    event = NodeEvent(
+        node="n002", source="checker", sequence=9, time_ms=fleet.now_ms, type="health", severity="ok", check="fan"
+    )
+    fleet.node_events.apply(event)
+    assert fleet.flagged(fleet.tick()) == ["n002"]
+    tell(fleet, "undrain", 2, ago_s=20.0)
+    assert fleet.flagged(fleet.tick()) == []
+
+
+def test_codes_of_a_node_that_was_silent_when_it_was_given_back_are_set_aside_when_they_show(
+    small_fleet: Small,
+) -> None:
+    fleet = broken(small_fleet)
+    row = fleet.row("n002", 3)
+    code, rows = fleet.gpu["xid"].copy(), fleet.gpu["remapped_rows_uncorrectable"].copy()
+    fleet.gpu["xid"][row] = fleet.gpu["remapped_rows_uncorrectable"][row] = 0.0
+    fleet.gpu["ecc_dbe_volatile_count_30m"][row] = 0.0
+    fleet.tick(60)  # all is forgotten
+    tell(fleet, "undrain", 2)
+    assert fleet.flagged(fleet.tick(2)) == []
+    about, arrays = fleet.memory.dump()
+    fleet.memory = RiskMemory()
+    fleet.memory.load(json.loads(json.dumps(about)), arrays)
+    fleet.gpu["xid"], fleet.gpu["remapped_rows_uncorrectable"] = code, rows
+    assert fleet.flagged(fleet.tick(3)) == []
+    xid(fleet, 48.0)
+    assert fleet.flagged(fleet.tick()) == ["n002"]
+
+
+def test_a_count_that_grew_after_the_repair_is_not_pardoned_again(small_fleet: Small) -> None:
+    fleet = broken(small_fleet)
+    tell(fleet, "undrain", 2)
+    fleet.tick()
+    fleet.gpu["ecc_dbe_volatile_count_30m"][fleet.row("n002", 3)] = 2.0
+    for _ in range(5):
+        assert fleet.flagged(fleet.tick()) == ["n002"]
+
+
+def test_a_clock_that_is_set_back_does_not_honour_a_return_again(small_fleet: Small) -> None:
+    fleet = broken(small_fleet)
+    tell(fleet, "undrain", 2)
+    assert fleet.flagged(fleet.tick()) == []
+    hour_ms = 3_600_000
+    fleet.memory.move(-hour_ms)
+    fleet.now_ms -= hour_ms
+    for since in fleet.gpu_since.values():
+        since[since > 0] -= hour_ms
+    fleet.tick()
+    tell(fleet, "drain", 3)  # dated before the return
+    fleet.now_ms += 1000
+    xid(fleet, 48.0)
+    assert fleet.flagged(fleet.tick()) == ["n002"]
+
+
+def test_a_second_repair_sets_aside_what_came_after_the_first(small_fleet: Small) -> None:
+    fleet = broken(small_fleet)
+    tell(fleet, "undrain", 2)
+    fleet.tick()
+    fleet.now_ms += 5000
+    xid(fleet, 48.0)
+    assert fleet.flagged(fleet.tick(2)) == ["n002"]
+    tell(fleet, "undrain", 3)
+    assert fleet.flagged(fleet.tick(3)) == []
