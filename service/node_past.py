@@ -125,6 +125,12 @@ class NodePasts:
                 if stay.ended_ms is None:
                     self._on.setdefault((stay.job, stay.attempt), set()).add(name)
 
+    def missed(self, since_ms: int) -> None:
+        """Nobody looked from then until the next tick: to be called after `load`."""
+        for past in self.of.values():
+            _say(past.states, "unknown", "", since_ms)
+            _add(past.steps, (since_ms, [None] * len(HORIZONS_S)), MOST_STEPS)
+
     def move(self, by_ms: int) -> None:
         """Move what goes on and all scores with a clock that was set; what is over stays where it was."""
         for past in self.of.values():

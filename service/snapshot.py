@@ -50,6 +50,7 @@ from service.thread_work import in_thread
 logger = logging.getLogger(__name__)
 
 KEPT = 2
+MISSED_TICKS = 3  # what was before them is known; nobody looked since
 Positions = dict[str, dict[str, Any]]
 Work = Callable[[], object]
 Dump = tuple[dict[str, Any], dict[str, NDArray[Any]]]
@@ -99,6 +100,8 @@ class Snapshot:
                 logger.error("snapshot %d cannot be used (%s), going on with what was before it", number, error)
                 continue
             self.whole = {number: kept.positions}
+            if now_ms - kept.saved_ms > MISSED_TICKS * config.pipeline.tick_s * 1000:
+                kept.pasts.missed(kept.saved_ms)
             return kept
         store = _new_store(Entities(), config)
         return Kept(FleetState(store.entities, store, topology), _memory(config), _desk(config), {}, now_ms)

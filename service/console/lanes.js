@@ -130,7 +130,10 @@ export function stateOf(view, { nowMs, failed, minutes }) {
   else if (ageS > 60) parts.push(`Stale: this is as of ${clockTime(view.endMs, nowMs)}, ${duration(ageS)} ago.`);
   if (view.knownMs !== null && view.knownMs > view.fromMs + 1000)
     parts.push(`Warming: watched since ${clockTime(view.knownMs, view.endMs)}, ${duration((view.endMs - view.knownMs) / 1000)} of these ${spanned}; what was before is not known.`);
-  if (told(view).length === 0) parts.push(`Nothing happened here in these ${spanned}: no signal, no event, no job, no action.`);
+  const dark = view.states.filter((row) => row.state === "unknown");
+  const darkS = dark.reduce((sum, row) => sum + (row.ended_ms ?? view.endMs) - Math.max(row.began_ms, view.fromMs), 0) / 1000;
+  if (darkS >= 1) parts.push(`Nobody can tell what was here for ${duration(darkS)} of these ${spanned}.`);
+  if (told(view).length === 0 && darkS < 1) parts.push(`Nothing happened here in these ${spanned}: no signal, no event, no job, no action.`);
   return parts.join(" ");
 }
 

@@ -107,6 +107,20 @@ def test_a_timeline_survives_the_process(folder: Path, placer: FakePlacer, clien
     asyncio.run(restarted.close())
 
 
+@pytest.mark.parametrize(("down_ms", "outages"), [(25_000, 0), (6 * 3_600_000, 1)])
+def test_a_timeline_claims_no_knowledge_of_an_outage(
+    folder: Path, placer: FakePlacer, client: Client, down_ms: int, outages: int
+) -> None:
+    assert get(client, "n3/timeline", Timeline).states[-1].ended_ms is None
+    later = ManualClock(NOW_MS + down_ms)
+    restarted = Pipeline(config(folder, placer.port), later, TOPOLOGY, lambda _: [MemorySource([])])
+    past = restarted.kept.pasts.of["n3"]
+    unknown = [(row.began_ms, row.ended_ms) for row in past.states if row.code == "unknown"]
+    assert unknown == [(NOW_MS, None)] * outages
+    assert [step for step in past.steps if step == (NOW_MS, [None, None])] == [(NOW_MS, [None, None])] * outages
+    asyncio.run(restarted.close())
+
+
 @pytest.mark.parametrize("asked", ["n9/timeline", "n9/drain"])
 def test_a_node_that_nobody_knows_is_named(client: Client, asked: str) -> None:
     response = client.get(f"/v1/nodes/{asked}")

@@ -14,7 +14,7 @@ from fleet.topology import NodeSpec, Topology
 from models.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
 from service.node_past import KEPT_MS, MOST_POINTS, MOST_SPELLS, MOST_STAYS, MOST_STEPS, SECTION, NodePasts, Shown
 from service.occupancy import Occupancy
-from service.publish import Tick
+from service.publish import DRAINED, Tick
 
 NOW_MS = 1_789_000_000_000
 TICK_MS = 10_000
@@ -184,6 +184,24 @@ def test_a_restart_goes_on_where_it_was() -> None:
     one, other = straight.of["n1"], stopped.of["n1"]
     assert (one.signals, one.actions, one.stays) == (other.signals, other.actions, other.stays)
     assert all(row.ended_ms is not None for row in (*other.signals, *other.stays))
+
+
+def test_of_the_time_in_which_nobody_looked_nothing_is_known() -> None:
+    def drained(at: int) -> Tick:
+        return replace(tick(at, p=0.4), node_state=np.full(len(NODES), DRAINED, np.int8))
+
+    before = NodePasts()
+    before.sections(drained(0), {})
+    pasts, down_ms, up_ms = again(before), NOW_MS + TICK_MS, NOW_MS + 60 * TICK_MS
+    pasts.missed(down_ms)
+    pasts.sections(drained(60), {})
+    past = pasts.of["n1"]
+    assert [(row.code, row.began_ms, row.ended_ms) for row in past.states] == [
+        ("drained", NOW_MS, down_ms),
+        ("unknown", down_ms, up_ms),
+        ("drained", up_ms, None),
+    ]
+    assert [(time_ms, p[0]) for time_ms, p in past.steps] == [(NOW_MS, 0.4), (down_ms, None), (up_ms, 0.4)]
 
 
 def test_what_is_kept_of_a_node_is_bounded() -> None:

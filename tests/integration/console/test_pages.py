@@ -104,6 +104,18 @@ def test_the_mouse_reads_entries_and_the_risk_between_them(open_console: Opener)
     expect(page.locator(".readout")).to_contain_text(re.compile(r"UTC: risk <1.% within 1.h, 1.% within 24.h\."))
 
 
+def test_of_an_outage_nobody_says_that_nothing_happened(open_console: Opener) -> None:
+    console = open_console(still())
+    body = console.get(f"/nodes/{NODE}/timeline?minutes=60")
+    outage = {"state": "unknown", "began_ms": body["from_ms"] - 1000, "ended_ms": body["from_ms"] + 1_200_000}
+    quiet = {**body, **{key: [] for key in ("signals", "events", "jobs", "actions")}, "states": [outage]}
+    console.page.route("**/timeline?*", lambda route: route.fulfill(json=quiet))
+    console.page.goto(f"{console.url}/#node={NODE}")
+    console.page.reload()
+    expect(console.page.locator(".axis")).to_contain_text(re.compile(r"Nobody can tell what was here for 20.min"))
+    expect(console.page.locator(".axis")).not_to_contain_text("Nothing happened")
+
+
 def test_another_span_asks_for_it(open_console: Opener) -> None:
     console = open_page(open_console, f"node={NODE}")
     expect(entries(console.page, "job")).to_have_count(1)
