@@ -1,7 +1,9 @@
 """What the GPUs of one job showed over the last half hour, copied off the rings, so that a thread may work on it."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,31 +29,35 @@ GPU_METRICS = (
 
 
 MOST_SILENT = 0.2  # of the GPUs: with more of them unheard nothing is said of the whole job
+BLOCK_GPUS = 1024  # copied at once: some milliseconds of the loop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobWindow:
     """`gpu` (metric of GPU_METRICS, slot, GPU) and `sent` (slot,) bytes/s of its share of its nodes' ports.
 
     NaN: nothing was heard. Slots are regular, oldest first, none before the job started; `first_ms`: when the first
     one begins. heard, gpus: how many GPUs told anything here, and how many the job holds; means: (metric, slot) over
-    those that did.
+    those that did. What is worked out is so when it is first asked for, in a thread.
     """
 
     interval_s: float
     first_ms: int
     gpu: Array
     sent: Array
-    heard: int
     gpus: int
-    means: NDArray[np.float64] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def heard(self) -> int:
+        return int(np.isfinite(self.gpu).any(axis=(0, 1)).sum())
+
+    @cached_property
+    def means(self) -> NDArray[np.float64]:
         known = np.isfinite(self.gpu)
         many = known.sum(axis=2)
         total = np.where(known, self.gpu, 0.0).sum(axis=2, dtype=np.float64)
-        means = np.divide(total, many, out=np.full(many.shape, np.nan), where=many > 0)
-        object.__setattr__(self, "means", means)
+        means: NDArray[np.float64] = np.divide(total, many, out=np.full(many.shape, np.nan), where=many > 0)
+        return means
 
     def mean(self, metric: str) -> NDArray[np.float64]:
         """(slot,) mean over the GPUs that were heard of."""
@@ -61,7 +67,8 @@ class JobWindow:
     @property
     def end_ms(self) -> int:
         """When the last slot ends."""
-        return self.first_ms + round(self.gpu.shape[1] * self.interval_s * 1000)
+        slots: int = self.gpu.shape[1]
+        return self.first_ms + round(slots * self.interval_s * 1000)
 
     @property
     def is_whole(self) -> bool:
@@ -113,8 +120,11 @@ def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]
     return JobRows(gpu, port, node, share, gpus, len(attempt.hosts))
 
 
-def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
-    """The attempt's window up to the last whole slot; None where no GPU of it was ever heard of here."""
+async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
+    """The attempt's window up to the last whole slot; None where no GPU of it was ever heard of here.
+
+    Between blocks of many GPUs the loop goes on with what else there is.
+    """
     ring = store.rings.get(EntityKind.GPU)
     if ring is None or ring.end < 0:
         return None
@@ -124,10 +134,14 @@ def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWind
     first = max(last - ring.span.fine_slots + 1, -(-(attempt.started_ms or 0) // interval_ms))
     if first > last or not len(gpu_rows):
         return None
-    gpu = _copied(ring, GPU_METRICS, first, last, gpu_rows)
-    heard = int(np.isfinite(gpu).any(axis=(0, 1)).sum())
     sent = _sent(store, rows, first, last)
-    return JobWindow(interval_ms / 1000, first * interval_ms, gpu, sent, heard, rows.gpus)
+    gpu = np.empty((len(GPU_METRICS), last - first + 1, len(gpu_rows)), np.float32)
+    for at in range(0, len(gpu_rows), BLOCK_GPUS):
+        if at:
+            await asyncio.sleep(0)
+        block = slice(at, at + BLOCK_GPUS)
+        gpu[:, :, block] = _copied(ring, GPU_METRICS, first, last, gpu_rows[block])
+    return JobWindow(interval_ms / 1000, first * interval_ms, gpu, sent, rows.gpus)
 
 
 def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:

@@ -1,8 +1,9 @@
-"""Fingerprints beside a running pipeline: the jobs that were looked at longest ago first, for a share of a core.
+"""Fingerprints beside a running pipeline: new jobs and those that were looked at longest ago, for a share of a core.
 
     loop   copies what the rings hold of some jobs      thread   periods, phases, use      and again, until the budget
                                                                                            of the pass is spent
-A pass takes BUDGET_SHARE of the time until the next one, and one slice of jobs at the least; the rest is next. Load
+A pass takes BUDGET_SHARE of the time until the next one, and one slice of jobs at the least; the rest is next. Where
+new jobs and known ones wait, each get every other slice, so that many short jobs do not keep the others waiting. Load
 peaks are summed over all jobs that were looked at, every SPIKES_S, or once there are many more of them.
 A job whose readings or steps break the arithmetic is unknown, and says why; the others go on.
 """
@@ -10,7 +11,7 @@ A job whose readings or steps break the arithmetic is unknown, and says why; the
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +77,7 @@ class Fingerprints:
         self._rows: dict[Attempt, tuple[tuple[Any, ...], JobRows]] = {}
         self._odd: dict[Attempt, str] = {}  # of what runs: why nothing could be made of it
         self._places: _Places | None = None
+        self._turn = 0  # whose slice is next: new jobs' or known ones'
         self._spikes: list[dict[str, Any]] = []
         self._spiked = (-1, 0)  # when, and over how many jobs
         self.sections = self._encoded(clock.now_ms(), 0)
@@ -100,7 +102,7 @@ class Fingerprints:
         left_s = BUDGET_SHARE * self._pause_wall_s
         for due in self._due(running, now_ms):
             began = time.thread_time()
-            seen = [self._see(state, row, places, now_ms) for row in due]
+            seen = [await self._see(state, row, places, now_ms) for row in due]
             left_s -= time.thread_time() - began
             left_s -= await in_thread(lambda seen=seen: self._answer(seen, places))  # type: ignore[misc]
             if left_s <= 0:
@@ -118,28 +120,26 @@ class Fingerprints:
         self._rows = {key: row for key, row in self._rows.items() if key in running}
 
     def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
-        """Slices, new jobs first; none that was looked at just now."""
+        """Slices in turn, from pass to pass too: of new jobs, and of those unseen longest; none looked at just now."""
         refresh_ms = REFRESH_S * 1000
         looked = [(key, told.use["looked_ms"]) for key, told in self.answers.items()]
         old = [key for key, then_ms in looked if not 0 <= now_ms - then_ms < refresh_ms]  # a clock may be set back
-        due: list[JobAttempt] = []
-        gpus = 0
-        for key in [*(key for key in running if key not in self.answers), *old]:
-            row = running[key]
-            if due and (len(due) == SLICE_JOBS or gpus + row.gpus > SLICE_GPUS):
-                yield due
-                due, gpus = [], 0
-            due.append(row)
-            gpus += row.gpus
-        if due:
+        kinds = [[row for key, row in running.items() if key not in self.answers], [running[key] for key in old]]
+        waiting = [_slices(rows) for rows in kinds]
+        while True:
+            turn = self._turn
+            self._turn = 1 - turn
+            due = next(waiting[turn], None) or next(waiting[1 - turn], None)
+            if due is None:
+                return
             yield due
 
-    def _see(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> Seen:
+    async def _see(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> Seen:
         """On the loop: what changes there is copied."""
         model = places.models.get(row.hosts[0], "") if row.hosts else ""
         window, trouble = None, ""
         try:
-            window = window_of(state.store, row, self._rows_of(state, row, places))
+            window = await window_of(state.store, row, self._rows_of(state, row, places))
         except ODD_ERRORS as error:
             trouble = self._odd[row.job, row.attempt] = f"its readings cannot be copied ({error})"
         before = self.answers.get((row.job, row.attempt))
@@ -185,6 +185,20 @@ class Fingerprints:
             "doc.jobs_looked": {"jobs_looked": len(self.answers), "jobs_running": running},
         }
         return [Section(name, encode(body), now_ms) for name, body in documents.items()]
+
+
+def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
+    """Of SLICE_JOBS and SLICE_GPUS at most, but a job at the least."""
+    due: list[JobAttempt] = []
+    gpus = 0
+    for row in rows:
+        if due and (len(due) == SLICE_JOBS or gpus + row.gpus > SLICE_GPUS):
+            yield due
+            due, gpus = [], 0
+        due.append(row)
+        gpus += row.gpus
+    if due:
+        yield due
 
 
 def _answers_of(seen: Seen, shares: Mapping[Domain, float]) -> Answers:

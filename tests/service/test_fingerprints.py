@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from features import job_window
 from features.store import WindowStore
 from fleet.clock import ManualClock
 from fleet.entities import Entities
@@ -167,12 +168,12 @@ def test_a_session_is_abandoned_after_half_an_hour_however_short_the_window(inte
     state, clock = world(interval_s), ManualClock(NOW_MS)
     tell(state, *start("nb", "n1", 0))
     prints = Fingerprints(clock)
-    pass_by(state, prints, clock, interval_s, [(60, 0.9), *[(90, 0.0)] * 10])
+    pass_by(state, prints, clock, interval_s, [(30, 0.9), *[(90, 0.0)] * 10])
     use = prints.answers["nb", 1].use
     assert (use["verdict"], use["idle_s"]) == ("idle", pytest.approx(900, abs=2 * interval_s))
-    pass_by(state, prints, clock, interval_s, [(90, 0.0)] * 12)
+    pass_by(state, prints, clock, interval_s, [(105, 0.0)] * 9)
     use = prints.answers["nb", 1].use
-    assert (use["verdict"], use["idle_s"]) == ("abandoned", pytest.approx(1980, abs=2 * interval_s))
+    assert (use["verdict"], use["idle_s"]) == ("abandoned", pytest.approx(1845, abs=2 * interval_s))
     assert use["idle_s"] > 1800  # what the alert waits for
     pass_by(state, prints, clock, interval_s, [(60, 0.9), (30, 0.0)])
     assert prints.answers["nb", 1].use["idle_s"] <= 30
@@ -215,13 +216,28 @@ def test_a_slice_a_pass_where_the_budget_is_spent_the_longest_unseen_first(monke
     clock = ManualClock(NOW_MS)
     prints = Fingerprints(clock)
     seen, told = [], []
-    for _ in range(3):
+    for _ in range(4):
         asyncio.run(prints.look(state))
         seen.append([job for job, _ in prints.answers])
         told.append(msgspec.json.decode(bytes(prints.sections[-1].data))["jobs_looked"])
         clock.advance(fingerprints.REFRESH_S)
-    assert seen == [["j0", "j1"], ["j1", "j2", "j0"], ["j0", "j1", "j2"]]
-    assert told == [2, 3, 3]
+    assert seen == [["j0", "j1"], ["j0", "j1"], ["j0", "j1", "j2"], ["j2", "j0", "j1"]]
+    assert told == [2, 2, 3, 3]
+
+
+def test_many_short_jobs_do_not_keep_a_known_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints, "SLICE_JOBS", 1)
+    monkeypatch.setattr(fingerprints, "BUDGET_SHARE", 0.0)
+    state, clock = world(), ManualClock(NOW_MS)
+    tell(state, *start("long", "n1", 0))
+    prints = Fingerprints(clock)
+    for number in range(5):
+        asyncio.run(prints.look(state))
+        tell(state, *(event for one in range(4) for event in start(f"short{number}.{one}", "n2", one)))
+        clock.advance(fingerprints.REFRESH_S)
+    looked_ms = {job: answers.use["looked_ms"] for (job, _), answers in prints.answers.items()}
+    assert looked_ms["long"] == NOW_MS + 3000 * fingerprints.REFRESH_S  # of five passes the second and the fourth
+    assert len(looked_ms) == 3
 
 
 def test_all_jobs_are_looked_at_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +265,31 @@ def test_a_clock_that_was_set_back_holds_up_neither_jobs_nor_spikes() -> None:
     assert [row["looked_ms"] for row in body["doc.utilisation"]] == [clock.now_ms()]
     assert body["doc.spikes"]
     assert all(0 <= row["peak_ms"] - clock.now_ms() < 3_600_000 for row in body["doc.spikes"])
+
+
+def test_a_large_job_is_copied_in_blocks_and_averaged_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_window, "BLOCK_GPUS", 3)
+    state = world()
+    tell(state, *start("big", "n1", *range(8)))
+    power = np.broadcast_to(np.arange(8) * 100.0, (SLOTS, 8))
+    feed(state, "power_w", power)
+    [job] = state.jobs.running()
+    rows = job_window.job_rows(job, state.entities, {"n1": 8})
+
+    async def copied() -> tuple[job_window.JobWindow | None, int]:
+        task, turns = asyncio.ensure_future(job_window.window_of(state.store, job, rows)), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return task.result(), turns
+
+    window, turns = asyncio.run(copied())
+    assert turns >= 3
+    assert window is not None
+    assert not {"means", "heard"} & vars(window).keys()
+    assert (window.heard, window.is_whole) == (8, True)
+    assert window.gpu[job_window.GPU_METRICS.index("power_w"), -1].tolist() == power[0].tolist()
+    assert window.mean("power_w")[-1] == power[0].mean()
 
 
 def test_of_a_job_that_is_mostly_unheard_of_nothing_is_said() -> None:
