@@ -1,7 +1,8 @@
 """JobOutcomes: on which nodes jobs fail more often than elsewhere (lemon nodes), though no sensor says why.
 
 Of every attempt that has ended each of its m nodes gets 1/m of a job, and of a failure where it failed; the node that
-a failure names gets all of it. What was the user's doing counts as neither. Sums fade with a half-life of HALF_MS; a
+a failure names gets all of it. A job that fails again and again speaks once against a node, until it was quiet for
+REMEMBERED_MS. What was the user's doing counts as neither. Sums fade with a half-life of HALF_MS; a
 node's share is drawn towards the fleet's by PRIOR_JOBS. It is told where failures are FEWEST at least, and DEVIATIONS
 standard deviations more than the fleet's share would bring.
 """
@@ -24,6 +25,7 @@ FEWEST, DEVIATIONS = 3.0, 3.0
 MOST_TIMES = 5.0  # a fault of its own is taken to be as much likelier as jobs fail oftener, at most so: an assumption
 NOT_THE_NODE = frozenset({"user", "out_of_memory", "timeout", "cancelled"})
 REMEMBERED_MS = DAY_MS  # which attempts were counted
+FAILED_AT_MOST = 50_000  # jobs on nodes
 
 
 class JobOutcomes:
@@ -33,6 +35,7 @@ class JobOutcomes:
         self._sums: dict[str, list[float]] = {}
         self._at_ms = 0
         self._counted: dict[tuple[str, int], int] = {}  # attempt → when it ended
+        self._failed: dict[tuple[str, str], int] = {}  # job, node → when it last failed there, the oldest first
 
     def note(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
         """Count the attempts that have ended, each once."""
@@ -42,11 +45,15 @@ class JobOutcomes:
             if end_ms is None or key in self._counted or end_ms < now_ms - REMEMBERED_MS:
                 continue
             self._counted[key] = end_ms
-            self._count(attempt)
+            self._count(attempt, end_ms)
         if len(self._counted) and min(self._counted.values()) < now_ms - REMEMBERED_MS:
             self._counted = {key: at_ms for key, at_ms in self._counted.items() if at_ms >= now_ms - REMEMBERED_MS}
+        if len(self._failed) and min(self._failed.values()) < now_ms - REMEMBERED_MS:
+            self._failed = {key: at_ms for key, at_ms in self._failed.items() if at_ms >= now_ms - REMEMBERED_MS}
+        for oldest in list(self._failed)[: max(len(self._failed) - FAILED_AT_MOST, 0)]:
+            del self._failed[oldest]
 
-    def _count(self, attempt: JobAttempt) -> None:
+    def _count(self, attempt: JobAttempt, end_ms: int) -> None:
         failure = attempt.failure if attempt.outcome == "failed" else None
         if attempt.outcome not in ("finished", "failed") or (failure and failure.category in NOT_THE_NODE):
             return
@@ -56,9 +63,17 @@ class JobOutcomes:
             failed = jobs if attempt.outcome == "failed" else 0.0
             if failure and failure.node in hosts:
                 jobs, failed = (1.0, 1.0) if name == failure.node else (jobs, 0.0)
+            if failed and self._known(attempt.job, name, end_ms):
+                continue
             own = self._sums.setdefault(name, [0.0, 0.0])
             own[0] += jobs
             own[1] += failed
+
+    def _known(self, job: str, name: str, end_ms: int) -> bool:
+        """Whether a failure of the job on that node was counted lately; from now on it was."""
+        before_ms = self._failed.pop((job, name), None)
+        self._failed[job, name] = max(end_ms, before_ms or 0)
+        return before_ms is not None
 
     def _fade(self, now_ms: int) -> None:
         """All sums to now, once an hour."""
@@ -89,15 +104,19 @@ class JobOutcomes:
     def dump(self) -> dict[str, Any]:
         """What a snapshot keeps."""
         counted: Sequence[Any] = [[job, attempt, at_ms] for (job, attempt), at_ms in self._counted.items()]
-        return {"sums": {name: list(own) for name, own in self._sums.items()}, "at_ms": self._at_ms, "counted": counted}
+        failed: Sequence[Any] = [[job, node, at_ms] for (job, node), at_ms in self._failed.items()]
+        sums = {name: list(own) for name, own in self._sums.items()}
+        return {"sums": sums, "at_ms": self._at_ms, "counted": counted, "failed": failed}
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """The inverse of `dump`, into an empty one."""
         self._sums = {name: list(own) for name, own in kept["sums"].items()}
         self._at_ms = kept["at_ms"]
         self._counted = {(job, attempt): at_ms for job, attempt, at_ms in kept["counted"]}
+        self._failed = {(job, node): at_ms for job, node, at_ms in kept.get("failed", ())}  # older versions kept none
 
     def move(self, by_ms: int) -> None:
         """Move all times."""
         self._at_ms += by_ms if self._at_ms else 0
         self._counted = {key: at_ms + by_ms for key, at_ms in self._counted.items()}
+        self._failed = {key: at_ms + by_ms for key, at_ms in self._failed.items()}

@@ -3,9 +3,11 @@
 import json
 
 import numpy as np
+import pytest
 
 from fleet.events import Failed
 from fleet.jobs import JobAttempt
+from models import job_outcomes
 from models.fault_log import DAY_MS
 from models.job_outcomes import MOST_TIMES, JobOutcomes
 from models.node_risk import score_nodes
@@ -73,3 +75,35 @@ def test_the_node_that_a_failure_names_is_the_one() -> None:
     found, _ = told(gangs)
     assert list(found) == ["n7"]
     assert ROW["failed_jobs"]
+
+
+def crash(job, attempt, at_ms, nodes=("n3",), named=""):
+    failure = Failed(job=job, attempt=attempt, sequence=9, time_ms=at_ms, category="unknown", node=named)
+    return JobAttempt(job, attempt, nodes=nodes, ended_ms=at_ms, outcome="failed", failure=failure)
+
+
+def test_a_job_that_fails_again_and_again_speaks_once_against_its_node():
+    outcomes = told([ended(number, (node,)) for number, node in enumerate(list(ROWS) * 20)])[1]
+    hour_ms = DAY_MS // 24
+    for attempt in range(40):
+        at_ms = T0 + attempt * hour_ms
+        outcomes.note([crash("loop", attempt, at_ms)], at_ms)
+        again = JobOutcomes()
+        again.load(json.loads(json.dumps(outcomes.dump())))
+        outcomes = again
+    assert outcomes.signals(ROWS) == []
+    jobs, failed = outcomes.dump()["sums"]["n3"]
+    assert 0.8 < failed <= 1.0
+    assert jobs <= 21.0
+    late_ms = T0 + 40 * hour_ms + DAY_MS
+    outcomes.note([], late_ms)
+    outcomes.note([crash("loop", 50, late_ms)], late_ms)
+    assert outcomes.dump()["sums"]["n3"][1] > failed  # it was quiet for a day
+    outcomes.note([crash(f"other{number}", 1, late_ms) for number in range(8)], late_ms)
+    assert [signal.entity for signal in outcomes.signals(ROWS)] == ["n3"]
+
+
+def test_what_is_remembered_of_failures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_outcomes, "FAILED_AT_MOST", 5)
+    _, outcomes = told([crash(f"j{number}", 1, T0) for number in range(20)])
+    assert [row[0] for row in outcomes.dump()["failed"]] == [f"j{number}" for number in range(15, 20)]
