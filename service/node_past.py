@@ -129,7 +129,8 @@ class NodePasts:
         """Nobody looked from then until the next tick: to be called after `load`."""
         for past in self.of.values():
             _say(past.states, "unknown", "", since_ms)
-            _add(past.steps, (since_ms, [None] * len(HORIZONS_S)), MOST_STEPS)
+            nothing: list[float | None] = [None] * len(HORIZONS_S)
+            _add(past.steps, (since_ms, nothing), MOST_STEPS)
 
     def move(self, by_ms: int) -> None:
         """Move what goes on and all scores with a clock that was set; what is over stays where it was."""
