@@ -6,7 +6,7 @@ The newest EDGES_KEPT are kept, by time. Nothing goes by the order of arrival, n
 range of its own): seconds that were dropped are older than all that are kept, so they never come back.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,22 +47,31 @@ class Edges:
 
 
 def in_order(edges: list[Edges]) -> None:
-    """Sort them as `keep_edge` needs them: those of an old snapshot lie by sequence."""
-    edges.sort(key=_place)
+    """Sort them by time, as `keep_edge` needs them: those of an old snapshot lie by sequence."""
+    edges.sort(key=_when)
 
 
 def keep_edge(kept: list[Edges], event: Checkpoint) -> None:
     """Fold one event into `kept`, which is and stays in order."""
     edge = Edges.of(event)
-    place = _place(edge)
-    at = bisect_left(kept, place, key=_place)
-    if at < len(kept) and _place(kept[at]) == place:
-        kept[at] += edge
-        return
-    kept.insert(at, edge)
-    if len(kept) > EDGES_KEPT:
-        del kept[0]
+    second = _second(edge)
+    low = bisect_left(kept, second, key=_second)
+    high = bisect_right(kept, second, low, key=_second)
+    same = kept[low:high]
+    at = next((at for at, one in enumerate(same) if one.edge == edge.edge), None)
+    if at is None:
+        same.append(edge)
+    else:
+        same[at] += edge
+    kept[low:high] = sorted(same, key=_when)
+    if len(kept) > EDGES_KEPT:  # of the oldest second those that began: what was dropped once is dropped again
+        oldest = bisect_right(kept, _second(kept[0]), key=_second)
+        del kept[min(range(oldest), key=lambda row: kept[row].edge == "end")]
 
 
-def _place(edge: Edges) -> tuple[int, bool]:
-    return edge.time_ms // TOGETHER_MS, edge.edge == "end"
+def _second(edge: Edges) -> int:
+    return edge.time_ms // TOGETHER_MS
+
+
+def _when(edge: Edges) -> tuple[int, bool]:
+    return edge.time_ms, edge.edge == "end"

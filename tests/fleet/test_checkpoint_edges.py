@@ -51,6 +51,27 @@ def test_what_is_kept_is_the_newest_by_time_in_any_order_of_arrival() -> None:
     assert begins == [600_000 * n for n in range(2 * EDGES_KEPT - len(begins), 2 * EDGES_KEPT)]
 
 
+def test_within_a_second_they_lie_by_time_and_what_was_dropped_does_not_come_back_in_part() -> None:
+    events = [
+        Checkpoint(job="a", sequence=4 * second + at, time_ms=1000 * second + ms, edge=edge, bytes=1)
+        for second in range(EDGES_KEPT // 2 + 1)
+        for at, (ms, edge) in enumerate(((100, "end"), (200, "end"), (900, "begin"), (950, "begin")))
+        if second or (ms, edge) != (200, "end")
+    ]
+    rng, found = np.random.default_rng(5), []
+    for most in (len(events), len(events) - 2):  # a second is too many, then half of one
+        for _ in range(4):
+            kept: list[Edges] = []
+            for at in rng.permutation(most).tolist():
+                keep_edge(kept, events[at])
+            found.append(kept)
+    assert all(kept == found[0] for kept in found[:4])
+    assert all(kept == found[4] for kept in found[4:])
+    assert found[4][0] == Edges("end", 100, 1)
+    assert [edge.time_ms for edge in found[0]] == sorted(edge.time_ms for edge in found[0])
+    assert {(edge.edge, edge.time_ms % 1000, edge.count) for edge in found[0]} == {("end", 200, 2), ("begin", 900, 2)}
+
+
 def test_a_snapshot_that_kept_single_events_by_sequence_is_read() -> None:
     told = gang_told(4, 3)
     [old] = msgspec.msgpack.decode(encode_job([JobAttempt("a", 1)]))
