@@ -1,7 +1,7 @@
 """What a step should take, from what was in it: T = a N + b sum l^2 + c, N tokens in sequences of length l.
 
 The linear layers cost by the token, attention by the square of a sequence (so tokens times their usual length). Where
-the steps of a job do not tell both, or their times do not follow them, there is no model.
+the steps of a job do not tell N, or their times do not follow them, there is no model.
 """
 
 from dataclasses import dataclass
@@ -34,11 +34,16 @@ class StepModel:
 
 
 def work_of(steps: list[Step]) -> Array | None:
-    """(step, 2) tokens N and sum of l^2; None where a step does not tell its tokens or its sequence length."""
-    if not steps or not steps[-1].tokens or not steps[-1].sequence_length:
+    """(step, 2) tokens N and sum of l^2; None where a step does not tell its tokens, or its length and others do.
+
+    Where no step tells the length of its sequences they are taken for alike: times go by the token alone.
+    """
+    if not steps or not steps[-1].tokens:
         return None
     tokens = np.array([step.tokens or 0 for step in steps], np.float64)
     length = np.array([step.sequence_length or 0.0 for step in steps])
+    if not length.any():
+        length = np.ones(len(steps))
     return np.column_stack((tokens, tokens * length)) if tokens.all() and length.all() else None
 
 

@@ -40,7 +40,7 @@ FEWEST_PAUSES = 3
 PAUSES_LOOKED = 64  # steps
 LONGEST_CHECKPOINT_MS = 600_000  # one whose end is not told until then never ends
 PAUSES = frozenset({"init", "loading", "evaluation", "checkpoint", "cooldown"})
-PARTS = ("compute", "communication", "data")
+PARTS = ("compute", "communication", "data", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _by_past(
     observed_s = middle(duration[-LAST:])
     best_s = best_pace(duration, before.best_s if before else None)
     plain = explained(steps, duration, WINDOW)
-    shown = _shown(duration if plain is None else plain.duration, before, best_s)
+    shown = _shown(duration if plain is None else plain.duration, before, best_s if plain is None else None)
     by_work = False
     if shown is None and plain is not None:
         shown = slowed(duration)
@@ -192,7 +192,8 @@ def _by_peers(pace: Pace, attempt: JobAttempt, found: Blame, steps: list[Step], 
         return pace if not found.pauses and not _pauses(steps) else replace(pace, cause="garbage_collection")
     stage = found.stage.stage if found.stage and costly else None
     if not ranks and stage is None:
-        return replace(pace, cause="garbage_collection") if found.pauses else pace
+        paused = found.pauses and pace.cause in ("unknown", "compute")
+        return replace(pace, cause="garbage_collection") if paused else pace
     same = before is not None and (before.ranks[:1], before.stage) == (ranks[:1], stage)
     begun_ms = before.peers_ms if before is not None and same else found.begun_ms
     pace = replace(
@@ -291,7 +292,7 @@ def _began(
 
 
 def _grown(steps: list[Step]) -> str:
-    """Which part of the step grew most since the reference; unknown where they are not reported."""
+    """Which part of the step grew most since the reference; unknown where they are not reported, or it is another."""
     timed = [step for step in steps if step.parts is not None]
     if len(timed) < FEWEST:
         return "unknown"
@@ -301,4 +302,4 @@ def _grown(steps: list[Step]) -> str:
         reference = reference_pace(seconds[:-WINDOW])
         growth[part] = middle(seconds[-LAST:]) - (reference[0] if reference else 0.0)
     part = max(growth, key=lambda name: growth[name])
-    return part if growth[part] > 0 else "unknown"
+    return part if growth[part] > 0 and part != "other" else "unknown"

@@ -160,7 +160,7 @@ def _tells_more(pace: Pace, culprit: Suspect | None, attempt: JobAttempt) -> boo
 
 
 NOBODYS = {
-    "sequence_length": "its sequences are longer, and no member stands out",
+    "sequence_length": "its steps have more tokens or longer sequences, and no member stands out",
     "garbage_collection": "one rank after another pauses, as garbage collection does, and no member stands out",
     "data": "all wait for data, and no member stands out",
 }

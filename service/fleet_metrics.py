@@ -36,7 +36,16 @@ OTHER = "other"
 RECENT_MS = 3_600_000
 WAIT_QUANTILES = (0.5, 0.9, 1.0)
 DEMAND_QUANTILES = (0.1, 0.5, 0.9)
-CAUSES = ("compute", "communication", "data", "sequence_length", "checkpoint", "unknown")
+CAUSES = (
+    "compute",
+    "communication",
+    "data",
+    "sequence_length",
+    "checkpoint",
+    "garbage_collection",
+    "interference",
+    "unknown",
+)
 FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
 
 

@@ -128,3 +128,57 @@ def test_a_checkpoint_in_a_slow_job_neither_contradicts_that_nor_hides_who_it_is
     pace = pace_of(attempt, paces[-1])
     assert (pace.slow, pace.ranks, pace.cause) == (True, (5,), "compute")
     assert pace.ratio == pytest.approx(paces[-1].ratio, rel=0.1)
+
+
+def alone(seconds, tokens=None, length=None, parts=None) -> list[Pace]:
+    """The pace after each of the last 300 steps of a job that tells of its steps as one."""
+    attempt, pace, paces, now_ms = JobAttempt("j", 1), None, [], 0
+    for number, duration_s in enumerate(seconds):
+        now_ms += round(duration_s * 1000)
+        step = Step(
+            job="j", sequence=number + 1, time_ms=now_ms, step=number, duration_s=float(duration_s),
+            tokens=None if tokens is None else int(tokens[number]),
+            sequence_length=None if length is None else length, parts=parts(number) if parts else None,
+        )  # fmt: skip
+        attempt.fold(step)
+        if number >= len(seconds) - 300:
+            pace = pace_of(attempt, pace)
+            paces.append(pace)
+    return paces
+
+
+@pytest.mark.parametrize("length", [2048.0, None])
+def test_steps_that_grow_with_their_tokens_little_by_little_are_slow_by_these_or_not_at_all(length):
+    work = np.linspace(1, 1.6, 700) * (1 + 0.1 * np.random.default_rng(0).standard_normal(700))
+    paces = alone(work + 0.2, 1e5 * work, length)
+    assert all(pace.cause == "sequence_length" for pace in paces if pace.slow)
+    assert not all(pace.slow for pace in paces)
+    last = alone(np.linspace(1, 1.6, 700) + 0.2)[-1]
+    assert (last.slow, last.cause) == (True, "unknown")
+
+
+def test_steps_longer_by_their_tokens_alone_are_nobodys_fault_and_others_are_slow():
+    work = np.repeat([1.0, 2.0], [100, 8]) * (1 + 0.03 * np.random.default_rng(0).standard_normal(108))
+    assert alone(work + 0.1, 1e5 * work)[-1].cause == "sequence_length"
+    slow = np.where(np.arange(108) < 100, 1.0, 1.3)
+    varied = 1e5 * (1 + 0.1 * np.random.default_rng(0).standard_normal(108))
+    pace = alone(slow * varied / 1e5, varied)[-1]
+    assert (pace.slow, pace.cause) == (True, "unknown")
+
+
+def test_what_grew_besides_the_parts_that_have_a_name_is_no_cause():
+    def parts(number: int) -> StepParts:
+        late = number >= 40
+        return StepParts(compute=0.8 + 0.001 * late, communication=0.1, data=0.05, other=0.05 + late)
+
+    pace = alone([1.0] * 40 + [2.0] * 6, parts=parts)[-1]
+    assert (pace.slow, pace.cause) == (True, "unknown")
+
+
+def test_ranks_that_pause_in_turns_are_not_the_cause_of_slow_communication():
+    compute = even(60)
+    for number in range(40, 60):
+        compute[number, number % RANKS] *= 1.4
+    pace = follow(compute, wait_s=np.where(np.arange(60) < 40, 0.2, 1.5))[1][-1]
+    assert (pace.slow, pace.ranks, pace.cause) == (True, (), "communication")
+    assert follow(compute)[1][-1].cause == "garbage_collection"
