@@ -37,15 +37,20 @@ class JobWindow:
     """`gpu` (metric of GPU_METRICS, slot, GPU) and `sent` (slot,) bytes/s of its share of its nodes' ports.
 
     NaN: nothing was heard. Slots are regular, oldest first, none before the job started; `first_ms`: when the first
-    one begins. heard, gpus: how many GPUs told anything here, and how many the job holds; means: (metric, slot) over
-    those that did. What is worked out is so when it is first asked for, in a thread.
+    one begins. parts: of `gpu`, as they were copied. heard, gpus: how many GPUs told anything here, and how many the
+    job holds; means: (metric, slot) over those that did. What is worked out is so when it is first asked for, in a
+    thread.
     """
 
     interval_s: float
     first_ms: int
-    gpu: Array
+    parts: list[Array]
     sent: Array
     gpus: int
+
+    @cached_property
+    def gpu(self) -> Array:
+        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts, axis=2)
 
     @cached_property
     def heard(self) -> int:
@@ -135,13 +140,12 @@ async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> J
     if first > last or not len(gpu_rows):
         return None
     sent = _sent(store, rows, first, last)
-    gpu = np.empty((len(GPU_METRICS), last - first + 1, len(gpu_rows)), np.float32)
+    parts = []
     for at in range(0, len(gpu_rows), BLOCK_GPUS):
         if at:
             await asyncio.sleep(0)
-        block = slice(at, at + BLOCK_GPUS)
-        gpu[:, :, block] = _copied(ring, GPU_METRICS, first, last, gpu_rows[block])
-    return JobWindow(interval_ms / 1000, first * interval_ms, gpu, sent, rows.gpus)
+        parts.append(_copied(ring, GPU_METRICS, first, last, gpu_rows[at : at + BLOCK_GPUS]))
+    return JobWindow(interval_ms / 1000, first * interval_ms, parts, sent, rows.gpus)
 
 
 def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
