@@ -48,9 +48,10 @@ class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How faults come. `scale` multiplies the rates of faults, `decoy_scale` those of decoys; 0: none.
 
-    `precursor_share` replaces every kind's own where it is not negative; a precursor leads up for `precursor_s`;
-    of what was repaired, `repeat_share` comes again within `repeat_within_s`. `repairs_told`: node events tell of the
-    drain for a repair and of the return from it.
+    `precursor_share` replaces every kind's own where it is not negative, but for the kinds that show nothing before
+    they start (power_brake, slow_nic, cpu_contention); a precursor leads up for `precursor_s`; of what was repaired,
+    `repeat_share` comes again within `repeat_within_s`. `repairs_told`: node events tell of the drain for a repair and
+    of the return from it.
     """
 
     scale: float = 100.0

@@ -22,6 +22,7 @@ NODE_KINDS = frozenset({"power_brake", "node_lost", "cpu_contention", *DECOY_KIN
 SLOW_KINDS = frozenset({"thermal_throttle", "slow_nic", "power_brake", "pcie_downgrade", "ib_flap", "cpu_contention"})
 VISIBLE_AFTER_S = 30.0
 PRECURSOR_KINDS = frozenset({"thermal_throttle", "ecc_storm", "ib_flap", "pcie_downgrade"})
+LEADING_KINDS = PRECURSOR_KINDS | {"gpu_off_bus", "node_lost"}  # whose shape shows something before its start
 
 
 class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,8 +31,8 @@ class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `every_s` > 0 spaces them evenly (with jitter) and takes the kinds in turn; else `rates` (faults per 1000
     node-days, by kind of fault or decoy) draw a Poisson process. A fault lasts a lognormal time around `median_s`,
     from `shortest_s` to `limit_s`. `precursor_share` of the kinds that can have a precursor begin with one, unless
-    `precursor_shares` says otherwise of a kind. After `repeat_share` of the repairs the same happens to the node again
-    within `repeat_within_s`.
+    `precursor_shares` says otherwise of a kind; what shows nothing before its start never has one. After `repeat_share`
+    of the repairs the same happens to the node again within `repeat_within_s`.
     """
 
     kinds: tuple[str, ...] = (*FAULT_KINDS, *DECOY_KINDS)
@@ -249,7 +250,7 @@ class FaultPlan:
         share = self.settings.precursor_shares.get(kind)
         if share is None and kind in PRECURSOR_KINDS:
             share = self.settings.precursor_share
-        if share is not None and self._rng.random() < share:
+        if share is not None and self._rng.random() < share and kind in LEADING_KINDS:
             lead_s = self._rng.uniform(*self.settings.precursor_s)
         start_ms = from_ms + int(lead_s * 1000)
         end_ms = start_ms + int(self._lasts_s(kind) * 1000)

@@ -7,7 +7,7 @@ import pytest
 
 from fleet.requests import RankPlacement
 from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.faults import DEMO, QUIET, FaultSettings
+from simulator.faults import DEMO, LEADING_KINDS, QUIET, FaultSettings
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 from simulator.telemetry import GPU_ROW, HOST_ROW, PORT_ROW
 from simulator.truth import FaultRecord, append_truth, read_truth
@@ -146,6 +146,29 @@ def test_replays_climb_during_the_minutes_before_a_pcie_downgrade() -> None:
     assert gpu(fleet, "DEV_PCIE_LINK_WIDTH").min() == 16
     run(fleet, 130)
     assert min(gpu(fleet, "DEV_PCIE_LINK_WIDTH").min() / 16, gpu(fleet, "DEV_PCIE_LINK_GEN")[:2].min() / 5) < 1
+
+
+@pytest.mark.parametrize("kind", FAULT_KINDS)
+def test_only_what_shows_before_it_starts_is_told_to_have_a_precursor(kind: str) -> None:
+    settings = FaultSettings(
+        kinds=(kind,), every_s=10_000, first_s=10, precursor_shares={kind: 1.0}, precursor_s=(300.0, 300.0)
+    )
+    fleet = gang_fleet(settings)
+    usual = snapshot(fleet)
+    shown = False
+    for time_s in range(5, 250, 5):
+        fleet.advance(time_s * 1000)
+        shown |= snapshot(fleet) != usual
+        leads = [incident.lead_ms for incident in fleet.faults.active() if time_s * 1000 < incident.start_ms]
+    assert bool(leads and leads[0]) == shown == (kind in LEADING_KINDS)
+
+
+def snapshot(fleet: SimulatedFleet) -> tuple[float, ...]:
+    """What faults do to the hardware before they start, as sums."""
+    doing = fleet.effects
+    heat = np.isfinite(doing.hot_c).sum()
+    rates = (doing.sbe_per_s, doing.replays_per_s, doing.symbols_per_s, doing.page_delay_s)
+    return float(heat), *(float(rate.sum()) for rate in rates)
 
 
 def test_a_flapping_port_goes_down_and_up_and_stalls_the_gang() -> None:
