@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.xids import HARD, PART, SOFT
-from models.peers import group_median, spread
+from models.peers import MAD_TO_SIGMA, group_median, middle, most_have, spread
 from models.signals import Array, Columns, Mask, Sight, Times
 
 IDLE, POWER_CAP, SLOWDOWN, BRAKE = 1, 4, 8, 128
@@ -19,7 +19,9 @@ MISSED_SCRAPES = 2.2  # a series is gone when two pages in a row came without it
 REPLAYS_10M = 310  # 31 a minute: one bit error in 1e12 on a Gen5 x16 link
 SBE_10M = 50
 CRC_10M = 60_000  # 100 a second
+SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
 HOT_C, HOT_OVER_C = 84.0, 15.0
+HOT_FOR_LOAD_C, HOT_SIGMAS = 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class GpuView:
     idle: Mask  # surely does not
     clock: Array
     usual_clock: Array
+    above_c: Array  # °C above what its slot has at its power; NaN unknown
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -131,6 +134,15 @@ def gpu_hot(view: GpuView) -> Sight:
     return _sight(view, on, temp, peers, (temp - peers) / 40, None, view.loaded)
 
 
+def gpu_hot_for_its_load(view: GpuView) -> Sight:
+    """Warmer than its slot's GPUs at that power, by more than degrees and than GPUs differ, for minutes."""
+    above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
+    known = above[np.isfinite(above)]
+    sigma = MAD_TO_SIGMA * middle(np.abs(known)) if len(known) else 0.0
+    on = view.loaded & (above >= max(HOT_FOR_LOAD_C, HOT_SIGMAS * sigma))
+    return _sight(view, on, temp, temp - above, 0.4 + above / 25, None, view.loaded)
+
+
 def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Sight:
     code = view["xid"]
     since = view.since("xid")
@@ -165,6 +177,14 @@ def ecc_uncorrectable(view: GpuView) -> Sight:
 def ecc_burst(view: GpuView) -> Sight:
     count = np.fmax(view["ecc_sbe_volatile_count_10m"], view["ecc_sbe_aggregate_count_10m"])
     return _sight(view, count >= SBE_10M, count, _unknown(view), np.log10(np.fmax(count, 1)) / 4)
+
+
+def ecc_corrected_few(view: GpuView) -> Sight:
+    """Corrected errors again and again, fewer than a burst, where the fleet's GPUs have hardly any."""
+    count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
+    usual = most_have(count)
+    on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
+    return _sight(view, on, count, np.full(len(count), usual), 0.4 + np.log10(np.fmax(count, 1)) / 4)
 
 
 def row_remap_failure(view: GpuView) -> Sight:
@@ -237,12 +257,14 @@ GPU_SIGHTS: dict[str, Callable[[GpuView], Sight]] = {
         power_brake,
         clock_low,
         gpu_hot,
+        gpu_hot_for_its_load,
         xid_hard,
         xid_part,
         xid_soft,
         xid_old,
         ecc_uncorrectable,
         ecc_burst,
+        ecc_corrected_few,
         row_remap_failure,
         row_remapped,
         page_retirement,

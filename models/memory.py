@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fleet.events import NodeEvent
 from fleet.samples import EntityKind
 from models.fault_log import FaultLog
+from models.heat import Slots
 from models.job_outcomes import JobOutcomes
 from models.port_peers import PortPeers
 from models.risk_record import RECORD_ARRAYS, RiskRecord
@@ -26,7 +27,12 @@ from models.steps import Pace
 
 HOLD_S = 600.0
 NEW_SAMPLE_MS = 500
+LEARNED = ("usual_clock", "was_up", "was_speed", "usual_scrape_s", "scrape_known_s")
 EVIDENCE = ("streak", "firm", "against_s", "untold_s", "value", "usual", "strength", "since_ms")
+SCRAPE_EASES_S, SCRAPE_LEARNS_S = (
+    14_400.0,
+    300.0,
+)  # of the usual time that a scrape takes: upwards; at first and downwards
 USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
 
 
@@ -118,6 +124,10 @@ class RiskMemory:
         self.usual_clock = np.zeros(0)  # (gpu,) MHz under load, NaN unknown
         self.was_up = np.zeros(0, bool)  # (port,) the link was seen active
         self.was_speed = np.zeros(0)  # (port,) best speed seen
+        self.usual_scrape_s = np.zeros(0)  # (node,) what a scrape usually takes, NaN unknown
+        self.scrape_known_s = np.zeros(0)  # (node,) for how long it has been learned
+        self.scrape_ms = 0
+        self.slots = Slots()
         self.port_peers: PortPeers | None = None  # made anew when it does not fit, so no snapshot keeps it
         # Of the fleet, kept by whoever runs score_fleet:
         self.faults = FaultLog()
@@ -134,6 +144,8 @@ class RiskMemory:
         """What a snapshot keeps: JSON-able parts, and arrays by name. Rows are those of `Entities`."""
         about = {
             "rules": {kind.value: [RULES[row].name for row in rows] for kind, rows in OF_KIND.items()},
+            "slots": self.slots.dump(),
+            "scrape_ms": self.scrape_ms,
             "faults": self.faults.dump(),
             "outcomes": self.outcomes.dump(),
             "streaks": [[*key, *times, msgspec.to_builtins(seen)] for key, (*times, seen) in self.streaks.items()],
@@ -142,7 +154,7 @@ class RiskMemory:
             "back_ms": dict(self.back_ms),
             "pardons": [[*key, msgspec.to_builtins(pardon)] for key, pardon in self.pardons.items()],
         }
-        arrays = {name: getattr(self, name).copy() for name in ("usual_clock", "was_up", "was_speed")}
+        arrays = {name: getattr(self, name).copy() for name in LEARNED}
         about["record"], record = self.record.dump()
         arrays |= {f"record/{name}": array for name, array in record.items()}
         for kind, memory in self.kinds.items():
@@ -157,8 +169,12 @@ class RiskMemory:
             prefix = f"{kind.value}/"
             parts = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
             memory.load(parts, rows)
-        for name in ("usual_clock", "was_up", "was_speed"):
-            setattr(self, name, arrays[name].copy())
+        for name in LEARNED:
+            if name in arrays:  # snapshots of earlier versions have fewer
+                setattr(self, name, arrays[name].copy())
+        self.scrape_ms = about.get("scrape_ms", 0)
+        if "slots" in about:
+            self.slots.load(about["slots"])
         if "outcomes" in about:  # not in snapshots of versions that kept none
             self.faults.load(about["faults"])
             self.outcomes.load(about["outcomes"])
@@ -183,6 +199,8 @@ class RiskMemory:
         """Move the times of all that was seen, as when the clock by which it was seen stepped; events keep theirs."""
         for memory in self.kinds.values():
             memory.move(by_ms)
+        self.slots.move(by_ms)
+        self.scrape_ms += by_ms if self.scrape_ms else 0
         self.faults.move(by_ms)
         self.record.move(by_ms)
         self.outcomes.move(by_ms)
@@ -211,6 +229,20 @@ class RiskMemory:
         self.was_up = np.pad(self.was_up, (0, more)) | up
         self.was_speed = np.fmax(np.pad(self.was_speed, (0, more), constant_values=np.nan), speed)
         return self.was_up, self.was_speed
+
+    def learn_scrape(self, took_s: NDArray[np.float64], now_ms: int) -> NDArray[np.float64]:
+        """(node,) seconds that its scrapes usually take, NaN until known: falls in minutes, rises in hours."""
+        more = len(took_s) - len(self.usual_scrape_s)
+        before = np.pad(self.usual_scrape_s, (0, more), constant_values=np.nan)
+        known_s = np.pad(self.scrape_known_s, (0, more))
+        elapsed_s = min(max(now_ms - self.scrape_ms, 0) / 1000, 10 * self.interval_s) if self.scrape_ms else 0.0
+        self.scrape_ms = now_ms
+        told = np.isfinite(took_s)
+        young = (known_s < SCRAPE_LEARNS_S) | (took_s < before)
+        eased = before + (took_s - before) * elapsed_s / np.where(young, SCRAPE_LEARNS_S, SCRAPE_EASES_S)
+        self.usual_scrape_s = np.where(told, np.where(np.isfinite(before), eased, took_s), before)
+        self.scrape_known_s = known_s + np.where(told, elapsed_s, 0.0)
+        return np.where(self.scrape_known_s >= SCRAPE_LEARNS_S, self.usual_scrape_s, np.nan)
 
     def settle(
         self, kind: EntityKind, sights: list[Sight], age_s: NDArray[np.float64], now_ms: int, forget: NDArray[np.bool_]

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.memory import RiskMemory
-from models.peers import group_median, spread
+from models.peers import MAD_TO_SIGMA, group_median, middle, most_have, spread
 from models.port_peers import PortPeers
 from models.signals import Array, Columns, Mask, Sight, Times
 
 ACTIVE = 4  # port state
 SYMBOL_ERRORS_10M = 120
+SYMBOLS_FEW_10M, SYMBOLS_TIMES = 5, 3.0  # above what nine of ten ports of the fleet have
+LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.005, 6.0  # over its usual; over that and above what nodes differ by
+LOST_30M, LOST_MOST, LOST_TIMES = 3.0, 0.5, 3.0  # scrapes; share: more is an outage; times what most nodes lose
 ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
 SILENT_SCRAPES, SILENT_LEAST_S = 4, 45.0
 NODE_SILENT_S = 75.0  # at most
@@ -44,6 +47,9 @@ def port_sights(port: Columns, nodes: int, memory: RiskMemory, peers: PortPeers 
     best = np.fmax(np.fmax(port["max_speed_bytes_per_s"], was_speed), siblings)
     if peers is not None:
         best = np.fmax(best, peers.expected(np.where(was_up, best_of(port, was_speed), np.nan)))
+    few, least = port["symbol_errors_count_30m"], port["symbol_errors_count_10m"]
+    usually = most_have(few)
+    some = (least >= SYMBOLS_FEW_10M) & (least < SYMBOL_ERRORS_10M) & (few > SYMBOLS_TIMES * usually) & ~(flaps >= 1)
     timeouts = port["ack_timeouts_count_10m"]
     slow = (speed > 0) & (speed < 0.95 * best) & (state == ACTIVE)
     since = port.since("state")
@@ -51,6 +57,7 @@ def port_sights(port: Columns, nodes: int, memory: RiskMemory, peers: PortPeers 
         "link_down": _sight(down, state, np.full(port.rows, float(ACTIVE)), np.ones(port.rows), since),
         "link_flap": _sight(flaps >= 1, flaps, unknown, 0.4 + 0.1 * flaps),
         "link_errors": _sight(symbols >= SYMBOL_ERRORS_10M, symbols, unknown, np.log10(np.fmax(symbols, 1)) / 5),
+        "link_errors_few": _sight(some, few, np.full(port.rows, usually), 0.2 + np.log10(np.fmax(few, 1)) / 4),
         "link_speed": _sight(slow, speed, best, 1.2 - speed / best),
         "link_timeouts": _sight(timeouts >= ACK_TIMEOUTS, timeouts, unknown, np.log10(np.fmax(timeouts, 1)) / 4),
         "slow_nic": unseen(port.rows),
@@ -91,10 +98,9 @@ def newest_s(columns: Columns, nodes: int) -> Array:
     return np.where(np.isfinite(newest), newest, np.nan)
 
 
-def node_sights(
-    node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array, interval_s: float = 15.0
-) -> dict[str, Sight]:
+def node_sights(node: Columns, gpu: Columns, quiet: Quiet, stated_gpus: Array, memory: RiskMemory) -> dict[str, Sight]:
     """The rules of whole nodes, by name. `stated_gpus`: (node,) what the topology says, 0 where it does not."""
+    interval_s = memory.interval_s
     n, now_ms = node.rows, node.now_ms
     unknown = np.full(n, np.nan)
     known = np.isfinite(quiet.any_s)
@@ -119,8 +125,36 @@ def node_sights(
         "exporter_frozen": _sight(frozen_s >= FROZEN_S, frozen_s, unknown, np.ones(n), _ago(now_ms, frozen_s)),
         "gpus_missing": _sight(missing, reported, most, 0.5 + 0.5 * (1 - reported / most)),
         "scrape_slow": _sight(slow, took, usual, np.full(n, 0.5)),
+        "scrapes_late": _scrapes_late(node, memory),
+        "scrapes_lost": _scrapes_lost(node, silent, interval_s),
         **_host_sights(node),
     }
+
+
+def _scrapes_late(node: Columns, memory: RiskMemory) -> Sight:
+    """For minutes its pages take longer than they did, and the other nodes' do not: the mean, so one late page is none.
+
+    A node's share of its usual is compared with the fleet's middle: when all are late, it is us or the network.
+    """
+    took = node["scrape_duration_s_mean_2m"]
+    usual = memory.learn_scrape(took, node.now_ms)
+    ratio = took / np.where(usual > 0, usual, np.nan)
+    known = ratio[np.isfinite(ratio)]
+    fleet = middle(known) if len(known) else 1.0
+    sigma = MAD_TO_SIGMA * middle(np.abs(known - fleet)) if len(known) else 0.0
+    over = max(LATE_RATIO * max(fleet, 1.0), fleet + LATE_SIGMAS * sigma)
+    on = (ratio >= over) & (took - usual >= LATE_LEAST_S)
+    return _sight(on, took, usual, 0.4 + np.log10(np.fmax(ratio, 1)) / 2)
+
+
+def _scrapes_lost(node: Columns, silent: Mask, interval_s: float) -> Sight:
+    """Scrapes lost now and then, in the last ten minutes and before: an exporter that restarts loses some in a row."""
+    late, all_lost = node["gaps_10m"], node["gaps_30m"]
+    share = all_lost * interval_s / 1800.0
+    usual = most_have(share)
+    again = (late >= 1) & (all_lost - late >= 1) & (all_lost >= LOST_30M)
+    on = again & (share > LOST_TIMES * usual) & (share <= LOST_MOST) & ~silent
+    return _sight(on, share, np.full(node.rows, usual), 0.5 + share)
 
 
 def _host_sights(node: Columns) -> dict[str, Sight]:

@@ -28,10 +28,13 @@ COUNTS = frozenset(
     {
         "ecc_uncorrectable",
         "ecc_burst",
+        "ecc_corrected_few",
         "pcie_replays",
         "nvlink_errors",
         "link_flap",
         "link_errors",
+        "link_errors_few",
+        "scrapes_lost",
         "link_timeouts",
     }
 )

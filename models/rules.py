@@ -6,6 +6,11 @@ observations that speak against it. Rules about absence count 0 times: what is a
 
 `prior` is the probability of (fail, drain, slow) within one hour at full strength, from operators' reports: hard
 XIDs, lost GPUs and DBEs end the job; thermal, power, PCIe and link faults slow it down and need a repair.
+
+`EARLY` are early signs: what public reports saw before losses and throttling (scrape latency and lost samples: arXiv
+2603.28781; temperature against load, symbol errors, corrected errors: the health checks of operators). None of them
+says how often a fault follows within the hour: their priors, some tens of times the base rate of 1.7e-4 and a tenth of
+what hard signals have, are an assumption. They only watch: they flag nothing and blame nobody.
 """
 
 from dataclasses import dataclass
@@ -46,12 +51,14 @@ RULES = (
     Rule("power_brake", GPU, "sm_clock_mhz", "MHz", (0.05, 0.4, 0.9), "drain_at_job_end"),
     Rule("clock_low", GPU, "sm_clock_mhz", "MHz", (0.01, 0.1, 0.7), "avoid", 4, 6),
     Rule("gpu_hot", GPU, "gpu_temp_c", "°C", (0.0, 0.02, 0.1), "watch", 2, 4),
+    Rule("gpu_hot_for_its_load", GPU, "gpu_temp_c", "°C", (0.005, 0.02, 0.03), "watch", 12, 20),
     Rule("xid_hard", GPU, "xid", "code", (0.9, 0.9, 0.1), "drain_now", 1, 1, 600.0, True),
     Rule("xid_part", GPU, "xid", "code", (0.8, 0.9, 0.2), "replace_part", 1, 1, 600.0, True),
     Rule("xid_soft", GPU, "xid", "code", (0.1, 0.3, 0.02), "drain_at_job_end", 1, 1, 600.0),
     Rule("xid_old", GPU, "xid", "code", (0.01, 0.02, 0.0), "watch"),
     Rule("ecc_uncorrectable", GPU, "ecc_dbe_volatile", "events", (0.7, 0.8, 0.02), "drain_now", 1, 1, 600.0, True),
     Rule("ecc_burst", GPU, "ecc_sbe_volatile", "events", (0.25, 0.4, 0.05), "drain_at_job_end", 1, 2, 600.0),
+    Rule("ecc_corrected_few", GPU, "ecc_sbe_volatile", "events", (0.01, 0.02, 0.0), "watch", 2, 4, 600.0),
     Rule("row_remap_failure", GPU, "row_remap_failure", "flag", (0.5, 0.9, 0.02), "replace_part", 1, 1, 600.0, True),
     Rule("row_remapped", GPU, "remapped_rows_uncorrectable", "rows", (0.15, 0.4, 0.0), "drain_at_job_end", 1, 1, 600.0),
     Rule("page_retirement", GPU, "retired_pages_pending", "flag", (0.05, 0.2, 0.0), "watch"),
@@ -63,6 +70,7 @@ RULES = (
     Rule("link_down", PORT, "state", "id", (0.5, 0.5, 0.6), "drain_at_job_end", 1, 2, 120.0),
     Rule("link_flap", PORT, "link_downed", "events", (0.15, 0.3, 0.4), "avoid", 1, 2, 600.0),
     Rule("link_errors", PORT, "symbol_errors", "events", (0.05, 0.15, 0.3), "avoid", 1, 3, 600.0),
+    Rule("link_errors_few", PORT, "symbol_errors", "events", (0.005, 0.02, 0.03), "watch", 4, 8, 600.0),
     Rule("link_speed", PORT, "speed_bytes_per_s", "B/s", (0.02, 0.3, 0.7), "avoid", 2, 3, 180.0),
     Rule("link_timeouts", PORT, "ack_timeouts", "events", (0.05, 0.15, 0.4), "avoid", 1, 3, 600.0),
     Rule("slow_nic", PORT, "tx_bytes", "B/s", (0.02, 0.2, 0.8), "avoid", 3, 4, 180.0),
@@ -71,6 +79,8 @@ RULES = (
     Rule("exporter_frozen", NODE, "frozen_s", "s", (0.02, 0.05, 0.0), "watch", 2, 2, 60.0),
     Rule("gpus_missing", NODE, "gpus_reported", "GPUs", (0.1, 0.5, 0.0), "drain_at_job_end", 2, 6, 120.0),
     Rule("scrape_slow", NODE, "scrape_duration_s", "s", (0.01, 0.02, 0.01), "watch", 4, 8),
+    Rule("scrapes_late", NODE, "scrape_duration_s", "s", (0.01, 0.02, 0.01), "watch", 10, 16),
+    Rule("scrapes_lost", NODE, "scrape_up", "ratio", (0.02, 0.03, 0.01), "watch", 8, 12),
     Rule("cpu_stolen", NODE, "cpu_steal_s", "ratio", (0.0, 0.02, 0.5), "avoid", 1, 2, 60.0),
     Rule("memory_short", NODE, "memory_pressure", "ratio", (0.02, 0.02, 0.2), "watch", 2, 4),
     Rule("xid_reported", NODE, "xid", "code", (0.9, 0.9, 0.1), "drain_now", 1, 1, 600.0, True),
@@ -90,5 +100,6 @@ OF_KIND = {kind: tuple(row for row, rule in enumerate(RULES) if rule.kind is kin
 # What a slow gang is put down to.
 COMPUTE = frozenset({"thermal_throttle", "power_brake", "clock_low", "gang_outlier", "cpu_stolen"})
 STOPPED = frozenset({"gpu_vanished", "node_silent", "node_lost", "link_down"})
+EARLY = frozenset({"gpu_hot_for_its_load", "ecc_corrected_few", "link_errors_few", "scrapes_late", "scrapes_lost"})
 PORT_RULES = frozenset(rule.name for rule in RULES if rule.kind is PORT)
-LINK = (PORT_RULES - STOPPED) | {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors"}
+LINK = (PORT_RULES - STOPPED - EARLY) | {"pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors"}

@@ -77,7 +77,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, memory
     nodes = len(names)
     gpu, port, node = Columns(frames.gpu), Columns(frames.port), Columns(_padded(frames.node, nodes))
     quiet = Quiet.of(gpu, port, node)
-    view = _gpu_view(gpu, nodes, memory)
+    view = _gpu_view(gpu, nodes, memory, entities, topology)
     signals = [
         _gpu_signals(view, entities, memory, now_ms),
         _port_signals(port, entities, topology, memory, now_ms),
@@ -208,14 +208,27 @@ def _note_faults(
     memory.faults.note(hard, len(names), now_ms)
 
 
-def _gpu_view(gpu: Columns, nodes: int, memory: RiskMemory) -> GpuView:
+def _gpu_view(gpu: Columns, nodes: int, memory: RiskMemory, entities: Entities, topology: Topology) -> GpuView:
     bits, has_bits = reason_bits(gpu)
     loaded, idle = load_of(gpu, bits)
     clock = gpu["sm_clock_mhz"]
     ceiling = gpu["max_sm_clock_mhz"]
     usual = memory.learn_clock(clock, ceiling, loaded & ((bits & (THERMAL | BRAKE)) == 0))
     peers = spread(group_median(usual, gpu.node, nodes)[0], gpu.node)
-    return GpuView(gpu, nodes, memory.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers))
+    above = _above_usual_c(
+        gpu, nodes, loaded, memory, memory.slots.of(entities[GPU].names[: gpu.rows], gpu.node, topology)
+    )
+    return GpuView(gpu, nodes, memory.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers), above)
+
+
+def _above_usual_c(
+    gpu: Columns, nodes: int, loaded: NDArray[np.bool_], memory: RiskMemory, slot: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(gpu,) °C above what its slot has at its power. What it shows now is learned for the rounds to come."""
+    temp, power = np.where(loaded, gpu["gpu_temp_c_mean_2m"], np.nan), gpu["power_w_mean_2m"]
+    above = memory.slots.residual(temp, power, gpu.node, nodes, slot)
+    memory.slots.learn(temp, power, slot, gpu.now_ms, memory.interval_s)
+    return above
 
 
 def _gpu_signals(view: GpuView, entities: Entities, memory: RiskMemory, now_ms: int) -> Signals:
@@ -254,7 +267,7 @@ def _node_signals(
 ) -> Signals:
     stated = np.zeros(node.rows)
     stated[: len(topology)] = topology.gpus[: node.rows]
-    sights = node_sights(node, gpu, quiet, stated, memory.interval_s)
+    sights = node_sights(node, gpu, quiet, stated, memory)
     nothing = unseen(node.rows)
     ordered = [sights.get(RULES[row].name, nothing) for row in OF_KIND[NODE]]
     raised = memory.settle(NODE, ordered, node.age_s, now_ms, np.zeros(node.rows, bool))
