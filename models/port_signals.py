@@ -12,8 +12,9 @@ from models.signals import Array, Columns, Mask, Sight, Times
 ACTIVE = 4  # port state
 SYMBOL_ERRORS_10M = 120
 SYMBOLS_FEW_10M, SYMBOLS_TIMES = 5, 3.0  # above what nine of ten ports of the fleet have
-LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.005, 6.0  # over its usual; over that and above what nodes differ by
-LOST_30M, LOST_MOST, LOST_TIMES = 3.0, 0.5, 3.0  # scrapes; share: more is an outage; times what most nodes lose
+LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.005, 4.0  # over its usual; over that and above what nodes differ by
+LOST_30M, LOST_LEAST, LOST_MOST = 3.0, 0.03, 0.5  # scrapes; shares of them: two restarts lose less, an outage more
+LOST_TIMES = 3.0  # what most nodes lose
 ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
 SILENT_SCRAPES, SILENT_LEAST_S = 4, 45.0
 NODE_SILENT_S = 75.0  # at most
@@ -153,7 +154,7 @@ def _scrapes_lost(node: Columns, silent: Mask, interval_s: float) -> Sight:
     share = all_lost * interval_s / 1800.0
     usual = most_have(share)
     again = (late >= 1) & (all_lost - late >= 1) & (all_lost >= LOST_30M)
-    on = again & (share > LOST_TIMES * usual) & (share <= LOST_MOST) & ~silent
+    on = again & (share >= LOST_LEAST) & (share > LOST_TIMES * usual) & (share <= LOST_MOST) & ~silent
     return _sight(on, share, np.full(node.rows, usual), 0.5 + share)
 
 

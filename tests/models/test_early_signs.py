@@ -99,6 +99,7 @@ def test_late_scrapes_speak_for_minutes_and_not_when_all_are_late(small_fleet: S
         (4, 12, 1, True),  # now and then
         (0, 3, 1, False),  # an exporter that restarted a while ago
         (3, 3, 1, False),  # or just now
+        (1, 3, 1, False),  # or twice
         (30, 90, 1, False),  # an outage
         (4, 12, 6, False),  # of all: it is us
     ],
