@@ -3,7 +3,8 @@
 A slot is an index in the chassis on nodes of one GPU model: cooling differs from slot to slot by more than ten degrees
 at the same power, and hardly from node to node. Of each slot and step of power the fleet's median temperature is kept
 as a running mean, so that a small fleet, or one whose GPUs work at other powers now, still has a usual. The room and
-the node's fans are told by its other GPUs: their median residual is taken off.
+the node's fans are told by its other GPUs: their median residual is taken off; where fewer than three work, nothing is
+told.
 
     residual = (T - usual(slot, P)) - median of the node's GPUs of the same
 """
@@ -48,7 +49,7 @@ class Slots:
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
         above = temp_c - np.where(known, usual[key] if len(usual) else np.nan, np.nan)
         room, count = group_median(above, node, nodes)
-        room = np.where(count >= LEAST_SIBLINGS, room, 0.0)
+        room = np.where(count >= LEAST_SIBLINGS, room, np.nan)
         return above - spread(room, node)
 
     def learn(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:

@@ -21,7 +21,7 @@ from models.heat import Slots
 from models.job_outcomes import JobOutcomes
 from models.port_peers import PortPeers
 from models.risk_record import RECORD_ARRAYS, RiskRecord
-from models.rules import OF_KIND, ROW, RULES
+from models.rules import EARLY, OF_KIND, ROW, RULES
 from models.signals import Sight, Signal
 from models.steps import Pace
 
@@ -29,6 +29,7 @@ HOLD_S = 600.0
 NEW_SAMPLE_MS = 500
 LEARNED = ("usual_clock", "was_up", "was_speed", "usual_scrape_s", "scrape_known_s")
 EVIDENCE = ("streak", "firm", "against_s", "untold_s", "value", "usual", "strength", "since_ms")
+EARLY_EVERY_S = 15.0  # between the samples that the rules of early signs count
 SCRAPE_EASES_S, SCRAPE_LEARNS_S = (
     14_400.0,
     300.0,
@@ -239,7 +240,8 @@ class RiskMemory:
         self.scrape_ms = now_ms
         told = np.isfinite(took_s)
         young = (known_s < SCRAPE_LEARNS_S) | (took_s < before)
-        eased = before + (took_s - before) * elapsed_s / np.where(young, SCRAPE_LEARNS_S, SCRAPE_EASES_S)
+        share = np.minimum(1.0, elapsed_s / np.where(young, SCRAPE_LEARNS_S, SCRAPE_EASES_S))
+        eased = before + (took_s - before) * share
         self.usual_scrape_s = np.where(told, np.where(np.isfinite(before), eased, took_s), before)
         self.scrape_known_s = known_s + np.where(told, elapsed_s, 0.0)
         return np.where(self.scrape_known_s >= SCRAPE_LEARNS_S, self.usual_scrape_s, np.nan)
@@ -266,7 +268,8 @@ class RiskMemory:
         )
         memory.against_s = np.where(on, 0.0, memory.against_s + np.where(telling, elapsed_s, 0.0))
         memory.untold_s = np.where(on | telling, 0.0, memory.untold_s + elapsed_s)
-        need = np.array([rule.firm_after for rule in rules])[:, None]
+        often = np.array([self._often(rule.name) for rule in rules])[:, None]
+        need = often * np.array([rule.firm_after for rule in rules])[:, None]
         clears_s = np.array([rule.clears_s for rule in rules])[:, None]
         gone = ~on & ((memory.against_s >= clears_s) | (memory.untold_s >= HOLD_S))
         memory.firm = (memory.firm & ~gone) | (on & (memory.streak >= need))
@@ -274,9 +277,13 @@ class RiskMemory:
         self._keep(memory, sights, on, began, now_ms)
         if forget.any():
             self._forget(memory, forget, kind)
-        shown_after = np.array([rule.shown_after for rule in rules])[:, None]
+        shown_after = often * np.array([rule.shown_after for rule in rules])[:, None]
         shown = memory.firm | (on & (memory.streak >= shown_after))
         return Raised(shown, memory.firm & shown, memory.value, memory.usual, memory.strength, memory.since_ms)
+
+    def _often(self, rule: str) -> float:
+        """Samples that count as one: early signs ask for minutes, which are more samples where they come oftener."""
+        return max(1.0, EARLY_EVERY_S / self.interval_s) if rule in EARLY else 1.0
 
     def _fresh(self, memory: KindMemory, age_s: NDArray[np.float64], now_ms: int) -> NDArray[np.bool_]:
         sample_ms = np.where(np.isfinite(age_s), now_ms - np.nan_to_num(age_s) * 1000, 0).astype(np.int64)

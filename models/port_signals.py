@@ -12,9 +12,10 @@ from models.signals import Array, Columns, Mask, Sight, Times
 ACTIVE = 4  # port state
 SYMBOL_ERRORS_10M = 120
 SYMBOLS_FEW_10M, SYMBOLS_TIMES = 5, 3.0  # above what nine of ten ports of the fleet have
-LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.005, 4.0  # over its usual; over that and above what nodes differ by
+LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.05, 4.0  # over its usual; over that and above what nodes differ by
 LOST_30M, LOST_LEAST, LOST_MOST = 3.0, 0.03, 0.5  # scrapes; shares of them: two restarts lose less, an outage more
 LOST_TIMES = 3.0  # what most nodes lose
+IN_A_ROW = 0.8  # of what it can have lost since then
 ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
 SILENT_SCRAPES, SILENT_LEAST_S = 4, 45.0
 NODE_SILENT_S = 75.0  # at most
@@ -149,12 +150,15 @@ def _scrapes_late(node: Columns, memory: RiskMemory) -> Sight:
 
 
 def _scrapes_lost(node: Columns, silent: Mask, interval_s: float) -> Sight:
-    """Scrapes lost now and then, in the last ten minutes and before: an exporter that restarts loses some in a row."""
+    """Scrapes lost now and then, in the last ten minutes and before: a restart or a reboot loses some in a row."""
     late, all_lost = node["gaps_10m"], node["gaps_30m"]
     share = all_lost * interval_s / 1800.0
     usual = most_have(share)
     again = (late >= 1) & (all_lost - late >= 1) & (all_lost >= LOST_30M)
-    on = again & (share >= LOST_LEAST) & (share > LOST_TIMES * usual) & (share <= LOST_MOST) & ~silent
+    back = node.since("scrape_up")
+    back_s = np.where(back > 0, (node.now_ms - back) / 1000, np.nan)
+    in_a_row = late * interval_s >= IN_A_ROW * (600.0 - back_s)  # one outage that began before these ten minutes
+    on = again & ~in_a_row & (share >= LOST_LEAST) & (share > LOST_TIMES * usual) & (share <= LOST_MOST) & ~silent
     return _sight(on, share, np.full(node.rows, usual), 0.5 + share)
 
 

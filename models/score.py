@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
 BEHIND_MS = 60_000
+CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature still follows
 KINDS = (GPU, PORT, NODE)
 GPU_AT, PORT_AT, NODE_AT = range(len(KINDS))
 KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
@@ -225,7 +226,9 @@ def _above_usual_c(
     gpu: Columns, nodes: int, loaded: NDArray[np.bool_], memory: RiskMemory, slot: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """(gpu,) °C above what its slot has at its power. What it shows now is learned for the rounds to come."""
-    temp, power = np.where(loaded, gpu["gpu_temp_c_mean_2m"], np.nan), gpu["power_w_mean_2m"]
+    power = gpu["power_w_mean_2m"]
+    steady = ~(np.abs(power - gpu["power_w_mean_30m"]) > CHANGED_W)
+    temp = np.where(loaded & steady, gpu["gpu_temp_c_mean_2m"], np.nan)
     above = memory.slots.residual(temp, power, gpu.node, nodes, slot)
     memory.slots.learn(temp, power, slot, gpu.now_ms, memory.interval_s)
     return above

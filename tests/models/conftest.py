@@ -86,6 +86,7 @@ class SmallFleet:
         self.port = {name: np.full(8 * n, value) for name, value in HEALTHY_PORT.items()}
         self.node = {name: np.full(n, value) for name, value in HEALTHY_NODE.items()}
         self.gpu_since = {name: np.zeros(8 * n, np.int64) for name in HEALTHY_GPU}
+        self.node_since = {name: np.zeros(n, np.int64) for name in HEALTHY_NODE}
         self.jobs = JobTable()
         self.node_events = NodeTable()
         self.memory = RiskMemory()
@@ -106,7 +107,7 @@ class SmallFleet:
         return Frames(
             self._frame(EntityKind.GPU, self.gpu, self.gpu_since),
             self._frame(EntityKind.PORT, self.port, {}),
-            self._frame(EntityKind.NODE, self.node, {}),
+            self._frame(EntityKind.NODE, self.node, self.node_since),
         )
 
     def _frame(self, kind: EntityKind, columns: dict[str, np.ndarray], since: dict[str, np.ndarray]) -> FeatureFrame:
