@@ -181,6 +181,13 @@ NOT_HERE = (
     "fleetcast_demand_requests",  # the simulation serves no models
     "fleetcast_model_drift_",  # a fitted model is scored when as many runs as it asks for have ended
     "fleetcast_model_shadow_loss_ratio",  # there is no challenger
+    "fleetcast_node_risk_matured_forecasts",  # forecasts mature in an hour, longer than this fleet lives
+    "fleetcast_node_risk_mean_forecast_ratio",
+    "fleetcast_node_risk_observed_ratio",
+    "fleetcast_node_risk_brier_skill_ratio",
+    "fleetcast_spike_load_ratio",  # no adapter of the simulation tells its speed, so nothing has a capacity
+    'culprit=~"$node',  # who is flagged need not hold a job back,
+    'weakest="$node"',  # nor be the weakest of a gang
 )
 """What this fleet cannot tell."""
 
