@@ -1,5 +1,6 @@
 """PlacementRequest and Decision: the public contract of placement (all times ms, durations s, ratios 0..1)."""
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -102,6 +103,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     `nodes` counts the nodes looked at, `candidates` those that could host at least one member, `rejected` the
     others by their first reason. Where a whole gang found no room among enough candidates, `sentence` says so.
+    `ignored` names the facts of the request that changed nothing, as `ignored_facts` finds them.
     """
 
     request_id: str
@@ -120,6 +122,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     board_as_of_ms: int = 0
     models: dict[str, str] = {}
     expires_ms: int = 0
+    ignored: tuple[str, ...] = ()
 
 
 MAX_MEMBERS = 1_000_000
@@ -135,13 +138,15 @@ NOT_HONOURED_YET = (
     "deadline_ms",
     "tolerated_wait_s",
 )
+FACTS_WITHOUT_EFFECT = ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
+_FIELDS = {field.encode_name: field for field in msgspec.structs.fields(PlacementRequest)}
 
 
 def check_request(request: PlacementRequest) -> None:
     """Raise RequestError, with the field, for what the types cannot refuse or what is not honoured yet.
 
-    Facts about the job (tenant, class, checkpoint cost) are taken as they are; a demand that nothing here can keep
-    is refused, never ignored.
+    Facts about the job (tenant, class, checkpoint cost) are taken as they are, and named by `ignored_facts` while they
+    change nothing; a demand that nothing here can keep is refused, never ignored.
     """
     for name in NOT_HONOURED_YET:
         if getattr(request, name) is not None:
@@ -167,6 +172,20 @@ def check_request(request: PlacementRequest) -> None:
     if request.checkpoint_cost_s is not None and not 0 <= request.checkpoint_cost_s <= MAX_AMOUNT:
         cost = _shown(request.checkpoint_cost_s)
         raise RequestError(f"checkpoint_cost_s is {cost}, it must lie in 0..{MAX_AMOUNT:.0e}", "checkpoint_cost_s")
+
+
+def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
+    """The facts that the request states and no decision heeds yet: their keys in JSON, sorted.
+
+    A default states nothing, written out or not: the ledger takes both for one request. `used`: keys that the answer
+    did depend on. A user is who asks, like the job's name, and no wish for a treatment.
+    """
+    return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
+
+
+def _is_stated(request: PlacementRequest, key: str) -> bool:
+    field = _FIELDS[key]
+    return bool(getattr(request, field.name) != field.default)
 
 
 def _check_text(name: str, text: str) -> None:

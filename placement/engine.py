@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, check_request
+from fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, check_request, ignored_facts
 from fleet.topology import DOMAIN_LEVELS, Level
 from placement.filters import Screen, screen
 from placement.fit import Fit, best_fits, largest_size, room_at, widest_level
@@ -97,6 +97,7 @@ def _decision(
         generation=view.generation,
         board_as_of_ms=view.as_of_ms,
         models=dict(view.models),
+        ignored=ignored_facts(request),
         **more,  # type: ignore[arg-type]
     )
 

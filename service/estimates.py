@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from features.run_history import JobShape
-from fleet.requests import PlacementRequest
+from fleet.requests import PlacementRequest, ignored_facts
 from service.board import Board
 from service.kind_tables import Needs, RunTime, needs, run_time
 
 NO_RUNS = "no job has ended yet that it could be compared with"
 NO_READINGS = "telemetry saw no finished job of this user's name or size, nor of this size in this queue"
+COMPARED_BY = ("queue",)  # `features.similarity.kinds`, of the facts that no decision heeds
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
 
 
@@ -68,6 +69,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
             "runs_seen": run.runs if run else 0,
         },
         "reasons": {name: why for name, why in missing.items() if why},
+        "ignored": ignored_facts(request, COMPARED_BY),
     }
 
 

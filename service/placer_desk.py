@@ -12,7 +12,7 @@ import msgspec
 
 from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
-from fleet.requests import Decision, PlacementRequest, check_request
+from fleet.requests import Decision, PlacementRequest, check_request, ignored_facts
 from placement.engine import decide, still_holds
 from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
@@ -239,6 +239,7 @@ class Desk:
             outcome=outcome,  # type: ignore[arg-type]
             sentence=sentence,
             board_as_of_ms=self.board.as_of_ms if self.board else 0,
+            ignored=ignored_facts(request),
         )
 
     # -- the queue
@@ -333,6 +334,7 @@ class Desk:
             "why": self._stalled or (wait.why if wait else NOT_LOOKED_AT),
             "start_ms": {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None,
             "job": request.job_name,
+            "ignored": ignored_facts(request),
         }
 
 

@@ -219,7 +219,7 @@ class Blocker(TypedDict):
 
 class Estimate(TypedDict, total=False):
     """`run_s`: p50, p90, p99; `start_ms`: p10, p50, p90; `power_w`: of all its GPUs; `constraint`: what it waits for
-    most. What is None has its reason, by its name, in `reasons`."""
+    most; `ignored`: keys of the request that changed nothing. What is None has its reason in `reasons`."""
 
     as_of_ms: int
     request_id: str
@@ -233,10 +233,12 @@ class Estimate(TypedDict, total=False):
     model: str | None
     similar: dict[str, Any]
     reasons: dict[str, str]
+    ignored: list[str]
 
 
 class QueueRow(TypedDict, total=False):
-    """`start_ms`: p10, p50 and p90, None while nobody can tell; `why`: what it waits for, as a sentence."""
+    """`start_ms`: p10, p50 and p90, None while nobody can tell; `why`: what it waits for, as a sentence; `ignored`: as
+    in the decision."""
 
     request_id: str
     position: int
@@ -249,6 +251,7 @@ class QueueRow(TypedDict, total=False):
     waiting_s: float
     why: str
     start_ms: dict[str, int] | None
+    ignored: list[str]
 
 
 class Queue(TypedDict, total=False):
@@ -269,7 +272,7 @@ class Rank(TypedDict):
 
 
 class Decision(TypedDict, total=False):
-    """outcome: placed, refused, queued."""
+    """outcome: placed, refused, queued; ignored: keys of the request that were read and changed nothing."""
 
     request_id: str
     decision_id: str
@@ -282,6 +285,7 @@ class Decision(TypedDict, total=False):
     candidates: int
     rejected: dict[str, int]
     expires_ms: int
+    ignored: list[str]
 
 
 class Refusal(TypedDict):

@@ -100,6 +100,7 @@ ROWS = (
             "model": "duration-0003",
             "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 12},
             "reasons": {},
+            "ignored": ["tenant"],
         },
     ),
 )

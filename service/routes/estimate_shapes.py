@@ -28,7 +28,10 @@ class Blocker(msgspec.Struct):
 
 
 class Estimate(msgspec.Struct):
-    """What is null has its reason, by its name, in `reasons`. `power_w`: of all GPUs of the request."""
+    """What is null has its reason, by its name, in `reasons`. `power_w`: of all GPUs of the request.
+
+    `ignored`: keys of the request that were read and changed nothing.
+    """
 
     as_of_ms: int
     request_id: str
@@ -42,3 +45,4 @@ class Estimate(msgspec.Struct):
     model: str | None
     similar: Similar
     reasons: dict[str, str]
+    ignored: list[str] = []

@@ -73,6 +73,7 @@ DECISION = {
     "board_as_of_ms": 1760000000000,
     "models": {"risk": "rules"},
     "expires_ms": 1760000300000,
+    "ignored": ["queue", "tenant"],
 }
 OUTLOOK = {
     "reservation": {
@@ -108,6 +109,7 @@ QUEUED = {
     "waiting_s": 340.0,
     "why": "needs 64 free GPUs in one rack; the most in one rack are 40",
     "start_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
+    "ignored": ["queue", "tenant"],
 }
 AS_OF = {"as_of_ms": 1760000000000}
 AUDIT = {

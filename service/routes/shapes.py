@@ -300,6 +300,8 @@ class EventsAnswer(msgspec.Struct):
 
 
 class QueueRow(msgspec.Struct):
+    """`ignored`: as in the decision, keys of the request that were read and changed nothing."""
+
     request_id: str
     position: int
     tenant: str
@@ -311,6 +313,7 @@ class QueueRow(msgspec.Struct):
     waiting_s: float
     why: str
     start_ms: dict[str, int] | None
+    ignored: list[str] = []
 
 
 class Queue(msgspec.Struct):

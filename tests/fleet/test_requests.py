@@ -1,9 +1,10 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleet.errors import RequestError
-from fleet.requests import Gang, PlacementRequest, check_request
+from fleet.requests import Decision, Gang, PlacementRequest, check_request, ignored_facts
 
 
 def test_a_plain_request_passes() -> None:
@@ -49,3 +50,32 @@ def test_a_bad_value_is_refused_with_its_field(field: str, changed: dict[str, An
         check_request(PlacementRequest(**({"request_id": "a"} | changed)))
     assert caught.value.field == field
     assert field.rsplit(".", maxsplit=1)[-1] in str(caught.value)
+
+
+STATED: dict[str, Any] = {
+    "preemptible": True,
+    "queue": "nosuchqueue",
+    "tenant": "research",
+    "class": "batch",
+    "checkpoint_cost_s": 30.0,
+    "user": "ada",
+    "priority": 3,
+    "gang": 2,
+}
+
+
+def test_facts_that_change_nothing_are_named_as_the_request_spells_them_and_sorted() -> None:
+    request = msgspec.convert({"request_id": "a", **STATED}, PlacementRequest)
+    assert ignored_facts(request) == ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
+    assert ignored_facts(request, used=("queue",)) == ("checkpoint_cost_s", "class", "preemptible", "tenant")
+
+
+def test_a_default_states_nothing_written_out_or_not() -> None:
+    written = {"preemptible": False, "queue": "default", "tenant": "", "class": "training", "checkpoint_cost_s": None}
+    assert ignored_facts(msgspec.convert({"request_id": "a", **written}, PlacementRequest)) == ()
+    assert ignored_facts(PlacementRequest(request_id="a")) == ()
+
+
+def test_a_decision_that_was_stored_without_what_it_ignored_is_read() -> None:
+    stored = b'{"request_id":"a","decision_id":"d-1","outcome":"refused","sentence":"refused: no room"}'
+    assert msgspec.json.decode(stored, type=Decision).ignored == ()

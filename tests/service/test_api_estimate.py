@@ -75,9 +75,17 @@ def test_an_estimate_tells_run_time_needs_and_start(tmp_path: Path, placer: Fake
         "model": "duration-0003",
         "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 40},
         "reasons": {},
+        "ignored": [],
     }
     method, path, body = placer.asked[0]
     assert (method, path, json.loads(body)) == ("POST", "/estimate", REQUEST)
+
+
+def test_an_estimate_names_the_facts_that_it_did_not_use(tmp_path: Path, placer: FakePlacer) -> None:
+    board(tmp_path, *tables())
+    facts = {"preemptible": True, "tenant": "research", "class": "batch", "checkpoint_cost_s": 30}
+    told = asked(tmp_path, placer.port, REQUEST | facts).json()
+    assert told["ignored"] == ["checkpoint_cost_s", "class", "preemptible", "tenant"]  # the queue is compared by
 
 
 def test_a_limit_bounds_the_run_time(tmp_path: Path, placer: FakePlacer) -> None:

@@ -371,3 +371,35 @@ def test_a_ledger_that_cannot_be_written_leaves_the_placer_alive(world: World) -
     world.clock.advance(6)
     world.step()
     assert world.ask("GET", "/placements/q").json()["outcome"] == "placed"
+
+
+FACTS = {"preemptible": True, "queue": "nosuchqueue", "tenant": "t", "class": "batch", "checkpoint_cost_s": 30.0}
+
+
+def test_facts_that_changed_nothing_stand_in_every_decision(world: World) -> None:
+    named = sorted(FACTS)
+    dry = world.place("x", gang=2, dry_run=True, **FACTS)
+    placed = world.place("x", gang=2, **FACTS)
+    refused = world.place("y", gang=1000, **FACTS)
+    queued = world.ask("POST", "/queue", {"request_id": "z", "queue": "nosuchqueue"}).json()
+    (row,) = world.ask("GET", "/queue").json()["rows"]
+    assert [dry["outcome"], placed["outcome"], refused["outcome"], queued["outcome"]] == [
+        *("placed", "placed", "refused", "queued")
+    ]
+    assert dry["ignored"] == placed["ignored"] == refused["ignored"] == named
+    assert queued["ignored"] == row["ignored"] == ["queue"]
+    assert world.place("plain")["ignored"] == []
+    world.restart()
+    assert world.place("x", gang=2, **FACTS)["ignored"] == named
+    world.ask("DELETE", "/queue/z")
+    assert world.ask("GET", "/placements/z").json()["ignored"] == ["queue"]
+
+
+@pytest.mark.parametrize("fact", sorted(FACTS))
+def test_what_a_decision_names_as_ignored_changes_nothing_in_it(world: World, fact: str) -> None:
+    """Until it does: then it is taken from `FACTS_WITHOUT_EFFECT`."""
+    world.board.risk = {0: (0.2, "hot"), 9: (0.1, "slow")}
+    world.board.publish()
+    plain = world.place("x", gang=3, gpus_per_node=4, limit_s=7200, dry_run=True)
+    told = world.place("x", gang=3, gpus_per_node=4, limit_s=7200, dry_run=True, **{fact: FACTS[fact]})
+    assert plain | {"ignored": [fact]} == told
