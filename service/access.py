@@ -7,7 +7,7 @@ holds them, or `FLEETCAST_TOKENS_FILE` names a file that does; a line each, `#` 
 
 A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as the password and any user name (a program
 that can only be given a URL takes `http://user:TOKEN@host`). Without tokens everybody who reaches us may do
-everything; only a page of another site, opened in a browser on this machine, may change nothing.
+everything; only a page of another site, opened in a browser on this machine, may change nothing and read nothing.
 """
 
 import base64
@@ -27,6 +27,7 @@ from service.problems import Problem
 TOKENS, TOKENS_FILE = "FLEETCAST_TOKENS", "FLEETCAST_TOKENS_FILE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOOPBACK_HOST = re.compile(rb"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
+READERS_HOST = re.compile(rb"(localhost|\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+\])(:\d+)?", re.IGNORECASE)
 SHORTEST = 16
 CHALLENGE = 'Bearer realm="fleetcast"'  # Basic is taken, too, but to offer it makes browsers ask by themselves
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -74,8 +75,7 @@ class Access:
 
     def check(self, method: str, headers: Headers, scope: Scope | None) -> Caller:
         """The caller, who may do what `scope` names (None: any token will do). Problems: 401, 403."""
-        if method not in SAFE_METHODS:
-            refuse_other_sites(headers, self.is_open)
+        self.check_site(method, headers)
         if self.is_open:
             return ANYBODY
         caller = self._caller(headers)
@@ -85,6 +85,13 @@ class Access:
             challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
             raise Problem(403, "forbidden", detail, headers={"www-authenticate": challenge})
         return caller
+
+    def check_site(self, method: str, headers: Headers) -> None:
+        """A 403 problem for a browser that asks on behalf of a page that is not ours; routes for anybody ask this."""
+        if method not in SAFE_METHODS:
+            refuse_other_sites(headers)
+        if self.is_open:
+            refuse_other_names(headers, READERS_HOST if method in SAFE_METHODS else LOOPBACK_HOST)
 
     def _caller(self, headers: Headers) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
@@ -122,19 +129,27 @@ def presented(authorization: bytes) -> bytes | None:
         return None
 
 
-def refuse_other_sites(headers: Headers, is_open: bool) -> None:
-    """A 403 problem for what a browser sends on behalf of a page that is not ours.
-
-    Without tokens the name that we are called by must be loopback's, too: a page can have its own name lead here.
-    """
+def refuse_other_sites(headers: Headers) -> None:
+    """A 403 problem for what a browser sends on behalf of a page that is not ours."""
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
     host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
     ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
     if not ours:
         raise Problem(403, "other_site", "a page of another site may not change anything here")
-    if is_open and host is not None and not LOOPBACK_HOST.fullmatch(host):
-        detail = f"without tokens only requests to a loopback address change anything; set {TOKENS} (see README)"
-        raise Problem(403, "other_site", detail)
+
+
+def refuse_other_names(headers: Headers, allowed: re.Pattern[bytes]) -> None:
+    """A 403 problem where we are called by a name that is not ours: a page can have its own name lead here.
+
+    An address is nobody's name, so that to read it need not even be loopback's.
+    """
+    for name, host in headers:
+        if name == b"host" and not allowed.fullmatch(host):
+            detail = (
+                f"without tokens only a loopback address may be asked, such as http://127.0.0.1:8080/, and not "
+                f"{host[:80].decode('latin-1')!r}: set {TOKENS} to be called by any name (see README)"
+            )
+            raise Problem(403, "other_site", detail)
 
 
 def load_access(host: str, environ: Mapping[str, str] = os.environ) -> Access:

@@ -75,11 +75,16 @@ class HotPath:
             return None
 
     def _parse(self, block: bytes) -> Headers | None:
-        """The headers, names in lower case; None when there is anything special about them."""
+        """The headers, names in lower case; None when there is anything special about them, or the ordinary way
+        is to refuse the name that we are called by."""
         if len(block) > MAX_KEPT_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
             return None
         pairs = (line.partition(b":") for line in block.split(b"\r\n") if line)
         headers = [(name.lower(), value.strip()) for name, _, value in pairs]
+        try:
+            self.context.access.check_site("GET", headers)
+        except Problem:
+            return None
         if len(self._in_order) >= MAX_KEPT:
             self._in_order.clear()
         self._in_order[block] = headers

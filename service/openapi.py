@@ -74,7 +74,7 @@ def _path(path: str) -> str:
 
 
 def _operation(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
-    problems = (*row.problems, *(() if row.is_open else REFUSED))
+    problems = (*row.problems, *((403,) if row.is_open else REFUSED))
     operation: dict[str, Any] = {
         "operationId": _operation_id(row),
         "summary": row.summary,

@@ -89,6 +89,10 @@ class Doors:
         return answer(encode({"as_of_ms": self.desk.clock.now_ms(), "rows": rows}), headers=NOW)
 
     async def health(self, request: Request) -> Response:
+        try:
+            self.access.check_site(request.method, request.scope["headers"])
+        except Problem as problem:
+            return problem.response("/v1" + request.url.path)
         self.desk.refresh()
         as_of_ms = self.desk.board.as_of_ms if self.desk.board else None
         waiting = len(self.desk.ledger.queued())

@@ -165,7 +165,9 @@ class Endpoint:
                 raise Problem(404, "not_found", f"nothing takes {request.method} at {path!r}; /docs lists the routes")
             detail = f"{request.method} is not allowed here: expected {self.allow}"
             raise Problem(405, "method_not_allowed", detail, headers={"allow": self.allow})
-        if not row.is_open:
+        if row.is_open:
+            access.check_site(request.method, request.scope["headers"])
+        else:
             access.check(request.method, request.scope["headers"], row.needs)
         return await row.handler(request, self.context, read_query(request, row.params))
 

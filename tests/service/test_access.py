@@ -159,12 +159,31 @@ def test_anything_else_is_a_401_that_says_how_to_ask(headers: list[tuple[str, st
     ],
 )
 def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], taken: bool) -> None:
-    assert Access().check("GET", raw(headers), Scope.READ) is ANYBODY
     if taken:
         assert Access().check("POST", raw(headers), Scope.PLACE) is ANYBODY
     else:
         with pytest.raises(Problem, match=r"another site|a loopback address"):
             Access().check("POST", raw(headers), Scope.PLACE)
+
+
+OTHER_NAMES = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "[::1].x", "")
+
+
+@pytest.mark.parametrize("host", OTHER_NAMES)
+def test_a_page_whose_name_leads_here_reads_nothing(host: str) -> None:
+    with pytest.raises(Problem, match=r"such as http://127\.0\.0\.1:8080/.*set FLEETCAST_TOKENS") as refusal:
+        Access().check("GET", raw({"host": host, "sec-fetch-site": "same-origin"}), Scope.READ)
+    assert refusal.value.status == 403
+    with pytest.raises(Problem, match="loopback"):
+        Access().check("GET", [(b"host", b"localhost"), (b"host", host.encode())], Scope.READ)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:8080", "127.0.0.1", "127.9.9.9:1", "[::1]:8080", "10.0.0.7:8080", "[fe80::1]"]
+)
+def test_health_checks_and_scrapes_by_address_read_without_tokens(host: str) -> None:
+    assert Access().check("GET", raw({"host": host}), Scope.READ) is ANYBODY
+    assert Access().check("GET", [], Scope.READ) is ANYBODY
 
 
 def test_with_tokens_the_door_may_be_called_by_any_name() -> None:
@@ -187,7 +206,16 @@ def closed(tmp_path: Path) -> Any:
         yield client, placer
 
 
+@pytest.fixture(scope="module")
+def unlocked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("unlocked")
+    publish(folder)
+    with Client(create_app(config(folder), ManualClock(NOW_MS), access=Access())) as client:
+        yield client
+
+
 OPEN = {"/healthz", "/readyz"}
+ENDLESS = {"/v1/stream"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")
@@ -206,6 +234,17 @@ def test_every_route_but_the_health_is_closed(closed: Any, row: Any) -> None:
         assert refused.status_code == 403
         assert f"scope {row.needs}" in refused.json()["detail"]
         assert placer.asked == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted({row.path for row in ROWS if row.method == "GET"} | {"/", "/app.js", "/docs", "/x"})
+)
+def test_no_route_is_read_under_another_name_without_tokens(unlocked: Client, path: str) -> None:
+    path = path.replace(":path", "").replace("{", "").replace("}", "")
+    refused = unlocked.get(path, headers={"host": "evil.example:8080"})
+    assert (refused.status_code, refused.json()["type"]) == (403, "urn:fleetcast:problem:other_site")
+    if path not in ENDLESS:
+        assert unlocked.get(path, headers={"host": "10.0.0.7:8080"}).status_code != 403
 
 
 def test_the_console_and_nothing_else_is_served_to_strangers(closed: Any) -> None:
@@ -273,4 +312,12 @@ def test_the_placer_answers_only_those_who_may_and_audits_by_the_name_of_the_tok
     assert world.ask("GET", "/audit", headers=READER).status_code == 403
     rows = world.ask("GET", "/audit", headers=bearer(Scope.ADMIN)).json()["rows"]
     assert [(row["caller"], row["action"]) for row in rows] == [("adminer", "cancelled"), ("placeer", "place")]
+    world.close()
+
+
+@pytest.mark.parametrize("path", ["/queue", "/healthz", "/metrics"])
+def test_the_placer_is_read_under_no_other_name_without_tokens(tmp_path: Path, path: str) -> None:
+    world = World(tmp_path)
+    assert world.ask("GET", path, headers={"host": "evil.example:8081"}).status_code == 403
+    assert world.ask("GET", path, headers={"host": "127.0.0.1:8081"}).status_code == 200
     world.close()

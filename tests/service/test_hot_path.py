@@ -18,7 +18,7 @@ from service.connections import Limits, protocol_of
 from service.hot_path import HotPath, HotProtocol, hot_protocol
 from tests.service.api_world import NOW_MS, config, publish
 
-PLAIN = b"GET /v1/nodes/n002 HTTP/1.1\r\nhost: a\r\n\r\n"
+PLAIN = b"GET /v1/nodes/n002 HTTP/1.1\r\nhost: localhost\r\n\r\n"
 TOKEN = "0123456789abcdef"
 
 
@@ -33,7 +33,7 @@ def hot(tmp_path: Path) -> HotPath:
 
 
 def request(headers: bytes = b"", path: bytes = b"/v1/nodes/n002", version: bytes = b"1.1") -> bytes:
-    return b"GET " + path + b" HTTP/" + version + b"\r\nHost: a\r\n" + headers + b"\r\n"
+    return b"GET " + path + b" HTTP/" + version + b"\r\nHost: localhost\r\n" + headers + b"\r\n"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,14 @@ def test_a_plain_request_is_answered_from_its_bytes(hot: HotPath, headers: bytes
 )
 def test_everything_else_is_left_to_the_ordinary_way(hot: HotPath, asked: bytes) -> None:
     assert hot.answer(asked) is None
+
+
+def test_a_name_that_is_not_ours_is_left_to_the_ordinary_way(hot: HotPath, tmp_path: Path) -> None:
+    asked = request().replace(b"localhost", b"evil.example:8080")
+    assert hot.answer(asked) is None
+    assert hot.answer(request().replace(b"localhost", b"10.0.0.7:8080"))
+    closed = HotPath(app_of(tmp_path, Access(parse_tokens(f"reader read {TOKEN}", "the test"))).state.context)
+    assert closed.answer(asked[:-2] + b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n")
 
 
 def test_headers_that_are_kept_are_bounded(hot: HotPath) -> None:
