@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test setup integration bench lint lock clean
+.PHONY: demo test setup integration bench lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -41,6 +41,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 lock: ## refresh the lock files (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml requirements-build.in -o requirements.lock
 	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra dev pyproject.toml requirements-build.in -o requirements-dev.lock
+
+sbom: $(VENV)/.installed-dev ## what the lock files install, with licences and hashes, as CycloneDX JSON in var/
+	$(BIN)/python -m cli.sbom $(ARGS)
 
 clean:
 	rm -rf $(VENV) var build dist
