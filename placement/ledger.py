@@ -9,44 +9,36 @@ One process writes. A retry of a request gets the same bytes, a refusal and a re
 damage, not all: a page is checked when it is read, and all of them when the file is opened.
 """
 
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from fleet.errors import FleetcastError, RequestError
+from fleet.errors import RequestError
 from fleet.requests import Decision, PlacementRequest, RankPlacement
-from placement.ledger_schema import AUDIT_COLUMNS, SCHEMA, SCHEMA_VERSION
+from placement.ledger_file import LAST_LINE, LedgerFile, encode
+from placement.ledger_rows import (
+    Committed,
+    Intent,
+    IntentState,
+    LedgerAway,
+    LedgerError,
+    QueueEntry,
+    typed,
+    typed_bytes,
+)
+from placement.ledger_schema import AUDIT_COLUMNS
 
-encode = msgspec.json.Encoder().encode
+__all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry", "encode"]
+
 _decode_request = msgspec.json.Decoder(PlacementRequest).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 
 
 _decode_models = msgspec.json.Decoder(dict[str, str]).decode
-_Row = TypeVar("_Row")
-
-
-class LedgerError(FleetcastError):
-    """The file is not a ledger that can be written: damaged, foreign, of another version, or locked."""
-
-
-class LedgerAway(LedgerError):
-    """The file cannot be opened now: locked, or on a full or read-only disk. A later try may do."""
-
-
-class IntentState(StrEnum):
-    ACTIVE = "active"  # holds its GPUs: nothing has been seen of the job yet
-    SEEN = "seen"  # the job was seen running: occupancy holds the GPUs now
-    ENDED = "ended"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
 
 
 SETTLED_WORDS = {
@@ -55,101 +47,39 @@ SETTLED_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """GPUs promised to a job. cpus and host_memory_gib are per rank."""
-
-    request_id: str
-    job: str
-    attempt: int
-    ranks: tuple[RankPlacement, ...]
-    cpus: float
-    host_memory_gib: float
-    limit_s: float | None
-    created_ms: int
-    expires_ms: int
-
-    @property
-    def gpus(self) -> int:
-        return sum(len(rank.gpus) for rank in self.ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    request: PlacementRequest
-    reply: bytes
-    queued_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A stored decision: `reply` is what the caller got and gets again."""
-
-    cursor: int
-    request_id: str
-    reply: bytes
-    outcome: str
-    job: str
-    attempt: int
-    time_ms: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Memory:
     """What is asked for all the time, equal to the file between two transactions."""
 
     intents: dict[str, Intent]
     queue: dict[str, QueueEntry]
+    position: int
 
 
-class Ledger:
-    """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change."""
+class Ledger(LedgerFile):
+    """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change.
+
+    `position` is the highest audit_id ever written.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
         self.version = 0
         self._kept: _Memory | None = None
-        self._writing = False
-        # The service touches it from one event loop at a time, which need not be the thread that opened it.
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        except sqlite3.OperationalError as error:
-            raise LedgerAway(f"{path} cannot be opened: {error}") from None
-        try:
-            self._open()
-            self._kept = self._load()
-        except sqlite3.OperationalError as error:
-            self._db.close()
-            raise LedgerAway(f"{path} cannot be opened: {error}") from None
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            self._db.close()
-            raise self._damaged(error) from None
-        except LedgerError:
-            self._db.close()
-            raise
+        super().__init__(path)
 
-    def _damaged(self, why: object) -> LedgerError:
-        return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
+    def _start(self) -> None:
+        super()._start()
+        self._kept = self._load()
 
-    def _open(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise self._damaged(verdict)
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, SCHEMA_VERSION):
-            raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
-        self._db.executescript(SCHEMA)
-        if version == 0:
-            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    def _undo(self) -> None:
+        self._kept = None
 
     def _load(self) -> _Memory:
         with self._readable():
             return _Memory(
                 {intent.request_id: intent for intent in self._load_intents()},
                 {entry.request.request_id: entry for entry in self._load_queue()},
+                self._db.execute(LAST_LINE).fetchone()[0],
             )
 
     @property
@@ -159,50 +89,9 @@ class Ledger:
                 self._kept = self._load()
         return self._kept
 
-    def close(self) -> None:
-        self._db.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Everything inside reaches the disk together, or not at all; nested ones join the outer."""
-        if self._writing:
-            yield
-            return
-        self._writing = True
-        try:
-            with self._trusted():
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-                self._db.execute("COMMIT")
-        except BaseException:
-            self._kept = None  # it may be ahead of the file
-            with self._trusted():
-                self._db.rollback()
-            raise
-        finally:
-            self._writing = False
-
-    @contextmanager
-    def _trusted(self) -> Iterator[None]:
-        """What SQLite says against it is a LedgerError: nothing was stored, asking again is safe."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise LedgerError(f"{self.path} cannot be used now: {error}") from None
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from None
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """A value that is not what its column holds is damage that SQLite does not see."""
-        try:
-            yield
-        except (ValueError, TypeError, RecursionError) as error:
-            raise self._damaged(error) from None
-
-    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._trusted():
-            return self._db.execute(query, values).fetchall()
+    @property
+    def position(self) -> int:
+        return self._memory.position
 
     # -- decisions
 
@@ -216,7 +105,7 @@ class Ledger:
             rows = [(encode(entry.request), entry.reply)]
         ((body, reply),) = rows
         with self._readable():
-            kept = _typed_bytes(reply)
+            kept = typed_bytes(reply)
         if body != encode(request):
             raise RequestError(
                 f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
@@ -228,7 +117,7 @@ class Ledger:
         rows = self._rows("SELECT reply FROM decisions WHERE request_id = ?", [request_id])
         if rows:
             with self._readable():
-                return _typed_bytes(rows[0][0])
+                return typed_bytes(rows[0][0])
         entry = self._memory.queue.get(request_id)
         return entry.reply if entry else None
 
@@ -267,7 +156,7 @@ class Ledger:
             [cursor, limit],
         )
         with self._readable():
-            return [_typed(Committed, row) for row in rows]
+            return [typed(Committed, row) for row in rows]
 
     # -- intents
 
@@ -321,7 +210,7 @@ class Ledger:
             "SELECT request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms, expires_ms "
             "FROM intents WHERE state = 'active' ORDER BY created_ms, rowid"
         )
-        return [_typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:])) for row in rows]
+        return [typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:])) for row in rows]
 
     # -- queue
 
@@ -344,7 +233,7 @@ class Ledger:
 
     def _load_queue(self) -> list[QueueEntry]:
         rows = self._db.execute("SELECT body, reply, queued_ms FROM queue ORDER BY queued_ms, rowid")
-        return [_typed(QueueEntry, (_decode_request(body), reply, queued_ms)) for body, reply, queued_ms in rows]
+        return [typed(QueueEntry, (_decode_request(body), reply, queued_ms)) for body, reply, queued_ms in rows]
 
     # -- audit
 
@@ -353,14 +242,20 @@ class Ledger:
     ) -> None:
         """Append one line to the audit trail."""
         said = decision or Decision(request_id=request_id, decision_id="", outcome="refused", sentence=sentence)
-        self._db.execute(
-            "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence) "
-            "VALUES (?,?,?,?,?,?,?,?)",
-            [
-                *(now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
-                *(encode(said.models).decode(), sentence),
-            ],
-        )
+        with self.transaction():
+            self._db.execute(
+                "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, "
+                "sentence) VALUES (?,?,?,?,?,?,?,?)",
+                [
+                    *(now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
+                    *(encode(said.models).decode(), sentence),
+                ],
+            )
+            self._memory.position += 1
+
+    def accept(self, sentence: str, now_ms: int, caller: str) -> None:
+        """Write down that somebody took a loss or a change of the state upon himself; `sentence` says which."""
+        self.note("", now_ms, caller, "accept", sentence)
 
     def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
         """Lines of the audit trail: the newest first, or those after an `audit_id` in order."""
@@ -377,14 +272,3 @@ class Ledger:
             for row in rows:
                 row["models"] = _decode_models(row["models"])
         return rows
-
-
-def _typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
-    """A dataclass of a row; a value of another type is a ValueError."""
-    return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
-
-
-def _typed_bytes(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"a blob is a {type(value).__name__}")
-    return value

@@ -1,0 +1,213 @@
+"""The ledger's file: opened, brought to this version, written in transactions, or refused with the reason.
+
+Its table `state` holds facts as JSON by their name: the identity of the service's state, and marks of what the ledger
+has seen of the service's other parts.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from placement.ledger_rows import LedgerAway, LedgerError
+from placement.ledger_schema import SCHEMA_VERSION, make
+
+encode = msgspec.json.Encoder().encode
+IDENTITY, MARK = "identity", "mark."
+LAST_LINE = (  # ever written, whatever was deleted since
+    "SELECT max(coalesce((SELECT max(seq) FROM sqlite_sequence WHERE name = 'audit'), 0), "
+    "coalesce((SELECT max(audit_id) FROM audit), 0))"
+)
+logger = logging.getLogger(__name__)
+
+
+class LedgerFile:
+    """Opens or creates the file. Raises LedgerError when it cannot be trusted.
+
+    `was_new`: this opening created the file, or found one that nothing was ever written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.was_new = False
+        self._writing = False
+        self._unwritten: dict[str, Any] = {}
+        # The service touches it from one event loop at a time, which need not be the thread that opened it.
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            raise LedgerAway(f"{path} cannot be opened: {error}") from None
+        try:
+            self._open()
+            self._start()
+        except sqlite3.OperationalError as error:
+            self._db.close()
+            raise LedgerAway(f"{path} cannot be opened: {error}") from None
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            self._db.close()
+            raise self._damaged(error) from None
+        except LedgerError:
+            self._db.close()
+            raise
+
+    def _start(self) -> None:
+        """Load what is kept in memory, once the file is open."""
+        with self._readable():
+            self._state = {
+                key: msgspec.json.decode(value) for key, value in self._db.execute("SELECT key, value FROM state")
+            }
+        if not isinstance(self.identity, str):
+            raise self._damaged(f"its identity is {self.identity!r}")
+
+    def _undo(self) -> None:
+        """Forget what is kept in memory: a transaction was rolled back, so it may be ahead of the file."""
+
+    def _damaged(self, why: object) -> LedgerError:
+        return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise self._damaged(verdict)
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION or version < 0:
+            raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        self.was_new = version == tables == 0
+        if version < SCHEMA_VERSION:
+            with self.transaction():
+                make(self._db, version)
+
+    def close(self) -> None:
+        """Close the file. Marks that no transaction took along yet are written, if they can be."""
+        try:
+            if self._unwritten:
+                with self.transaction():
+                    pass
+        except LedgerError as error:
+            logger.error("%s; what it has seen since its last line is forgotten", error)
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside reaches the disk together, or not at all; nested ones join the outer."""
+        if self._writing:
+            yield
+            return
+        self._writing = True
+        try:
+            with self._trusted():
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._write_state()
+                self._db.execute("COMMIT")
+            self._unwritten = {}
+        except BaseException:
+            self._undo()
+            with self._trusted():
+                self._db.rollback()
+            raise
+        finally:
+            self._writing = False
+
+    @contextmanager
+    def _trusted(self) -> Iterator[None]:
+        """What SQLite says against it is a LedgerError: nothing was stored, asking again is safe."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise LedgerError(f"{self.path} cannot be used now: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from None
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """A value that is not what its column holds is damage that SQLite does not see."""
+        try:
+            yield
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damaged(error) from None
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._trusted():
+            return self._db.execute(query, values).fetchall()
+
+    # -- what it knows of the service's state
+
+    @property
+    def identity(self) -> str:
+        """The identity of the state that the ledger belongs to; "" until it is set."""
+        identity: str = self._state.get(IDENTITY, "")
+        return identity
+
+    def set_identity(self, identity: str) -> None:
+        """Write the identity, once. LedgerError when the ledger has another one already."""
+        if self.identity not in ("", identity):
+            raise LedgerError(f"{self.path} belongs to the state {self.identity}, not to {identity}")
+        with self.transaction():
+            self._keep({IDENTITY: identity})
+
+    def remember(self, **marks: Any) -> None:
+        """Keep what the ledger has seen of the other parts, JSON values by name.
+
+        A mark joins the next transaction, or is written when the file is closed: it costs no fsync of its own. One
+        that must be on disk at once is given inside `with ledger.transaction():`. What is known already costs nothing.
+        """
+        self._keep({MARK + name: value for name, value in marks.items()})
+
+    def _keep(self, facts: dict[str, Any]) -> None:
+        """For the next transaction. What is rolled back stays known: it is then for the one after that."""
+        changed = {key: value for key, value in facts.items() if key not in self._state or self._state[key] != value}
+        self._state |= changed
+        self._unwritten |= changed
+
+    def marks(self) -> dict[str, Any]:
+        """The newest marks by name, those included that are not on disk yet."""
+        return {key.removeprefix(MARK): value for key, value in self._state.items() if key.startswith(MARK)}
+
+    def _write_state(self) -> None:
+        rows = [(key, encode(value).decode()) for key, value in self._unwritten.items()]
+        self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", rows)
+
+
+def peek(path: Path) -> tuple[str, int] | None:
+    """(identity, position) of a ledger file, read without a change to it; None where there is none, or an empty one.
+
+    The identity is "" where none was set yet. LedgerError when the file cannot be read or is no ledger. It may be asked
+    while the placer writes.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return None
+    try:
+        with closing(open_to_read(path)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise LedgerError(f"{path} has version {version}, this program reads {SCHEMA_VERSION}")
+            if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'audit'").fetchone()[0]:
+                return None
+            rows = db.execute("SELECT value FROM state WHERE key = ?", [IDENTITY]).fetchall() if version > 1 else []
+            return msgspec.json.decode(rows[0][0], type=str) if rows else "", int(db.execute(LAST_LINE).fetchone()[0])
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from None
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing; sqlite3.OperationalError when there is no such file."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    db = sqlite3.connect(address, uri=True, isolation_level=None)
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        db.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        # A closed ledger in a folder that cannot be written: SQLite cannot make the file by which it shares its log.
+        db = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    return db

@@ -1,0 +1,79 @@
+"""What stands in the ledger's rows, and the errors of a ledger."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from fleet.errors import FleetcastError
+from fleet.requests import PlacementRequest, RankPlacement
+
+_Row = TypeVar("_Row")
+
+
+class LedgerError(FleetcastError):
+    """The file is not a ledger that can be written: damaged, foreign, of another version, or locked."""
+
+
+class LedgerAway(LedgerError):
+    """The file cannot be opened now: locked, or on a full or read-only disk. A later try may do."""
+
+
+class IntentState(StrEnum):
+    ACTIVE = "active"  # holds its GPUs: nothing has been seen of the job yet
+    SEEN = "seen"  # the job was seen running: occupancy holds the GPUs now
+    ENDED = "ended"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """GPUs promised to a job. cpus and host_memory_gib are per rank."""
+
+    request_id: str
+    job: str
+    attempt: int
+    ranks: tuple[RankPlacement, ...]
+    cpus: float
+    host_memory_gib: float
+    limit_s: float | None
+    created_ms: int
+    expires_ms: int
+
+    @property
+    def gpus(self) -> int:
+        return sum(len(rank.gpus) for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    request: PlacementRequest
+    reply: bytes
+    queued_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A stored decision: `reply` is what the caller got and gets again."""
+
+    cursor: int
+    request_id: str
+    reply: bytes
+    outcome: str
+    job: str
+    attempt: int
+    time_ms: int
+
+
+def typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
+    """A dataclass of a row; a value of another type is a ValueError."""
+    return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
+
+
+def typed_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a blob is a {type(value).__name__}")
+    return value
