@@ -128,6 +128,27 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
     return [], offset + skipped, RecordError("torn", f"{path.name}: {skipped} bytes at {offset} are no whole record")
 
 
+def next_record(path: Path, offset: int) -> int | None:
+    """Where the first whole record lies from `offset` on; None where there is none, and where the file is gone."""
+    try:
+        with open(path, "rb") as file:
+            if not file.read(len(HEADER)).startswith(HEADER[:12]):
+                return None
+            begin = max(offset, len(HEADER))
+            file.seek(begin)
+            head = file.read(_record_head.size)
+            if len(head) < _record_head.size:
+                return None
+            payload_bytes = min(_record_head.unpack(head)[0], MAX_PAYLOAD_BYTES)
+            data = head + file.read(payload_bytes)
+            if scan_records(data)[0]:
+                return begin
+            found = find_record(data + file.read(), 1)
+            return None if found is None else begin + found
+    except FileNotFoundError:
+        return None
+
+
 def file_size(path: Path) -> int:
     try:
         return path.stat().st_size

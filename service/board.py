@@ -5,8 +5,12 @@ Layout: magic (8 bytes), header length (uint32, little endian), JSON header, the
 (replaced each tick) and `urgent` (replaced at once when a hard signal arrives); a section of `urgent` that is newer
 than the same section of `board` wins.
 
-    header  {"version": 1, "sequence": n, "as_of_ms": t, "sections": [{"name", "dtype", "shape", "offset", "nbytes",
-             "as_of_ms", "model"}]}
+    header  {"version": 2, "sequence": n, "as_of_ms": t, "standing": {"inbox": {segment: offset}} or null,
+             "sections": [{"name", "dtype", "shape", "offset", "nbytes", "as_of_ms", "model"}]}
+
+The standing says what the board knows of: every record of the inbox before those offsets is folded into it, and none
+behind them. It is of the moment in which the state was copied. Containers that are no whole picture of the fleet
+(`urgent`, the boards of pipelines after the first) have none.
 
 A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON documents, or names joined by newlines.
 """
@@ -41,6 +45,12 @@ class Section:
     model: str = ""
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """What a whole board knows of. `inbox`: segment -> offset of what is folded, as its source gives positions."""
+
+    inbox: dict[str, int] = {}
+
+
 class BoardError(Exception):
     """The file is not a whole board (torn, foreign or of another version)."""
 
@@ -56,9 +66,10 @@ class _Row(TypedDict):
 
 
 class _Header(TypedDict):
-    version: Literal[1]
+    version: Literal[2]
     sequence: int
     as_of_ms: int
+    standing: Standing | None
     sections: list[_Row]
 
 
@@ -103,6 +114,7 @@ class Board:
         self._sections: dict[str, _Row] = {row["name"]: row for row in header["sections"]}
         self.as_of_ms: int = header["as_of_ms"]
         self.sequence: int = header["sequence"]
+        self.standing = header["standing"]
         self._names: dict[str, tuple[str, ...]] = {}
         self._overlay: Board | None = None
 
@@ -156,7 +168,7 @@ class Board:
         return self._names[name]
 
 
-def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int) -> bytes:
+def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, standing: Standing | None = None) -> bytes:
     """The container's bytes."""
     payloads = [section.data if isinstance(section.data, bytes) else section.data.tobytes() for section in sections]
 
@@ -176,7 +188,8 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int) -> b
                 }
             )
             offset += -(-len(payload) // ALIGN) * ALIGN
-        return msgspec.json.encode({"version": 1, "sequence": sequence, "as_of_ms": as_of_ms, "sections": rows})
+        about = {"version": 2, "sequence": sequence, "as_of_ms": as_of_ms, "standing": standing}
+        return msgspec.json.encode({**about, "sections": rows})
 
     base = -(-(12 + len(header(10**12)) + ALIGN) // ALIGN) * ALIGN
     head = header(base)
@@ -215,10 +228,11 @@ class BoardWriter:
         last = _map(folder / "board")
         self._numbers = count(last.sequence + 1 if last else 1)  # a restart goes on counting: readers cache by it
 
-    def publish(self, sections: Sequence[Section], as_of_ms: int) -> None:
+    def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
         """Replace the board; in a thread, if need be: `publish_urgent` may be called meanwhile."""
         self._kept.update((section.name, section) for section in sections)
-        replace_file(self.folder / "board", encode_board([*self._kept.values()], next(self._numbers), as_of_ms))
+        data = encode_board([*self._kept.values()], next(self._numbers), as_of_ms, standing)
+        replace_file(self.folder / "board", data)
 
     def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
         replace_file(self.folder / "urgent", encode_board(sections, next(self._numbers), as_of_ms))

@@ -39,7 +39,7 @@ from models.hazard import load_history
 from models.node_risk import load_fit
 from models.registry import Registry
 from models.score import score_fleet, score_local
-from service.board import Board, BoardReader, BoardWriter, Section
+from service.board import Board, BoardReader, BoardWriter, Section, Standing
 from service.config import Config
 from service.demand_forecasts import DemandForecasts
 from service.disk_trouble import said
@@ -245,7 +245,7 @@ class Pipeline:
             self.time.settle()
             sections = await in_thread(functools.partial(self._score, given, documents))
         with said("publish the board", "readers keep the last one"):
-            await in_thread(functools.partial(self.board.publish, sections, given.now_ms))
+            await in_thread(functools.partial(self.board.publish, sections, given.now_ms, given.standing))
         if self.siblings and (unscored := self.siblings.unscored()):
             self.urgent.tell(unscored, self.time.now_ms())
         self.vitals.note_tick((time.perf_counter() - began) * 1000, arrived)
@@ -273,7 +273,15 @@ class Pipeline:
             served=served_instances(state.store, now_ms),
             mig=mig_instances(state.store, now_ms),
             told_runs=self.runs.told,
+            standing=self._standing(),
         )
+
+    def _standing(self) -> Standing | None:
+        """What was folded up to now; the first pipeline alone folds events."""
+        if not self.share.first:
+            return None
+        positions = [source.position() for source in self.sources if source.name == InboxSource.name]
+        return Standing(inbox=dict(*positions))
 
     def _score(self, given: Given, documents: dict[str, Any]) -> list[Section]:
         """All of a tick that takes its time, in a thread: signals that arrive meanwhile are published by the loop."""

@@ -21,6 +21,7 @@ from placement.start_time import LEVELS
 from placement.timeline import place
 from service.board import Board, BoardReader
 from service.config import Config
+from service.expiry import Expiry
 from service.placer_metrics import PlacerMetrics
 from service.placer_view import Observed, Observer, settled, with_intents
 from service.plugins import load
@@ -46,6 +47,7 @@ class Desk:
         self.scorers = load_functions("placer.scorers", config.placer.scorers)
         self._watch = ClockWatch(clock)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
+        self._expiry = Expiry(config.inbox)
         self._observer = Observer()
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
@@ -105,7 +107,9 @@ class Desk:
             raise StaleError(f"the board is {-age_s:.0f} s ahead of the clock: it is another clock's")
         if base.unknown:
             raise StaleError(base.unknown)
-        self.ledger.settle(settled(self._promises(), base, now_ms), now_ms)
+        promises = self._promises()
+        expired = self._expiry.expired(promises, board, now_ms)
+        self.ledger.settle(settled(promises, base, expired), now_ms)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._with_promises(base)
         return self._view.observed

@@ -1,6 +1,6 @@
 """The placer's picture of the fleet: a board, and on top of it the intents that nobody has been seen to keep yet."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -213,8 +213,8 @@ def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
     return replace(observed, view=occupy(observed.view, holds), running={**observed.running, **promised})
 
 
-def settled(intents: Sequence[Intent], observed: Observed, now_ms: int) -> list[tuple[str, IntentState]]:
-    """Intents that hold nothing any more: seen running (occupancy has them now), ended, or past their time."""
+def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:
+    """Intents that hold nothing any more: seen running (occupancy has them now), ended, or expired (by request id)."""
     rows = []
     for intent in intents:
         key = (intent.job, intent.attempt)
@@ -222,6 +222,6 @@ def settled(intents: Sequence[Intent], observed: Observed, now_ms: int) -> list[
             rows.append((intent.request_id, IntentState.ENDED))
         elif key in observed.seen:
             rows.append((intent.request_id, IntentState.SEEN))
-        elif now_ms >= intent.expires_ms:
+        elif intent.request_id in expired:
             rows.append((intent.request_id, IntentState.EXPIRED))
     return rows

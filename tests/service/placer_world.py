@@ -13,7 +13,7 @@ import numpy as np
 from fleet.clock import ManualClock
 from fleet.topology import DOMAIN_LEVELS, Level
 from placement.ledger import Ledger
-from service.board import BoardWriter, Section
+from service.board import BoardWriter, Section, Standing
 from service.config import Config
 from service.placer import QueueWorker
 from service.placer_desk import Desk
@@ -36,14 +36,14 @@ class HandBoard:
     risk: dict[int, tuple[float, str]] = field(default_factory=dict)
     generation: int = 1
     as_of_ms: int = NOW_MS
+    inbox: dict[str, int] = field(default_factory=dict)  # what of it is folded
 
     def __post_init__(self) -> None:
         self.writer = BoardWriter(self.folder)
 
     def publish(self) -> None:
-        self.writer.publish(
-            [Section(name, data, self.as_of_ms) for name, data in self.sections().items()], self.as_of_ms
-        )
+        sections = [Section(name, data, self.as_of_ms) for name, data in self.sections().items()]
+        self.writer.publish(sections, self.as_of_ms, Standing(inbox=self.inbox))
 
     def sections(self) -> dict[str, Any]:
         names = [f"n{index + 1:02d}" for index in range(NODES)]

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.board import Board, BoardError, BoardReader, BoardWriter, Section, encode_board
+from service.board import Board, BoardError, BoardReader, BoardWriter, Section, Standing, encode_board
 
 
 def test_a_reader_sees_what_was_published(tmp_path: Path) -> None:
@@ -53,6 +53,16 @@ def test_the_newer_of_board_and_urgent_wins(tmp_path: Path) -> None:
     assert (first.text("state"), second.text("state")) == (b"urgent", b"board again")
 
 
+def test_a_board_says_how_far_its_inbox_is_folded_and_an_urgent_container_claims_nothing(tmp_path: Path) -> None:
+    writer, reader = BoardWriter(tmp_path), BoardReader(tmp_path)
+    writer.publish([Section("x", b"1", 1)], 1, Standing(inbox={"api-000000000001.seg": 99}))
+    writer.publish_urgent([Section("x", b"urgent", 2)], 2)
+    board = reader.latest()
+    assert board is not None
+    assert board.standing == Standing(inbox={"api-000000000001.seg": 99})
+    assert Board((tmp_path / "urgent").read_bytes()).standing is None
+
+
 @pytest.mark.parametrize("cut", [0, 4, 11, 40, -1])
 def test_a_torn_board_is_recognised_wherever_it_is_cut(cut: int) -> None:
     whole = encode_board([Section("x", np.ones(100), 1)], 1, 1)
@@ -70,7 +80,8 @@ def test_a_torn_board_is_recognised_wherever_it_is_cut(cut: int) -> None:
         (b'"dtype":"<f8"', b'"dtype":"<z9"'),
         (b'"dtype":"<f8"', b'"dtype":"|O8"'),
         (b'"sections":[', b'"sections":{'),
-        (b'"version":1', b'"version":7'),
+        (b'"version":2', b'"version":7'),
+        (b'"standing":null', b'"standing":8888'),
     ],
 )
 def test_a_header_that_lies_is_no_board(was: bytes, becomes: bytes) -> None:
