@@ -7,8 +7,6 @@ The last part says that it is the last. A reader maps the file, so that what it 
 """
 
 import json
-import mmap
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,6 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet import files
+
+AREA = "snapshot"  # of failpoints
 MAGIC = b"FLEETARR"
 _HEAD = struct.Struct("<8sII")
 
@@ -33,7 +34,7 @@ class ArraysWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._beside = path.with_name(f".{path.name}.tmp")
-        self._file = open(self._beside, "wb")  # noqa: SIM115 - closed by `close`
+        self._file = files.create(self._beside, AREA)
 
     def add(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, last: bool = False) -> None:
         """Write one part. The arrays must hold still meanwhile."""
@@ -50,8 +51,7 @@ class ArraysWriter:
             }
             offset += array.nbytes
         header = json.dumps({"about": about, "arrays": rows, "last": last}).encode()
-        self._file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)))
-        self._file.write(header)
+        self._file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header)
         for array in whole.values():
             if array.size:
                 self._file.write(array.data)
@@ -59,10 +59,9 @@ class ArraysWriter:
     def finish(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write the last part, fsync, rename."""
         self.add(about, arrays or {}, last=True)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.sync()
         self.close()
-        os.replace(self._beside, self.path)
+        files.rename(self._beside, self.path, AREA)
 
     def close(self) -> None:
         """Give the file back, finished or not. May be called twice."""
@@ -85,10 +84,10 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 def read_parts(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
     """The parts of a file, in order, as (about, read-only arrays). Raises TornFileError, OSError."""
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise TornFileError(f"{path.name}: empty")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        data = memoryview(files.mapped(path))
+    except ValueError:
+        raise TornFileError(f"{path.name}: empty") from None
     at, last = 0, False
     while not last:
         header, at = _header(path.name, data, at)

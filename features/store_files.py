@@ -11,8 +11,6 @@ series as of one moment, and nothing in a ring depends on two series. So no save
 SLICE_BYTES take to copy, nor memory for more, however large the fleet.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.arrays_file import ArraysWriter, TornFileError, read_parts
+from features.arrays_file import AREA, ArraysWriter, TornFileError, read_parts
 from features.layout import BUCKETS, Layout, Span, layout_of
 from features.ring import Ring
+from fleet import files
 from fleet.entities import Entities
 from fleet.samples import EntityKind
 
@@ -166,11 +165,7 @@ def link(path: Path, folder: Path) -> Path:
     """The same file under the same name in `folder`: a link, or a copy where there can be none."""
     linked = folder / path.name
     if linked != path:
-        linked.unlink(missing_ok=True)  # left by a save that failed
-        try:
-            os.link(path, linked)
-        except OSError:
-            shutil.copyfile(path, linked)
+        files.link(path, linked, AREA)
     return linked
 
 

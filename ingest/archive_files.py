@@ -13,10 +13,7 @@ the next start. Readers of ours take the `.ready` file for what it stands for, s
 """
 
 import contextlib
-import fcntl
-import functools
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import quote, unquote
 
+from fleet import failpoints, files
 from fleet.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -32,6 +30,7 @@ logger = logging.getLogger(__name__)
 Dataset = Literal["samples", "events"]
 DATASETS: tuple[Dataset, ...] = ("samples", "events")
 
+AREA = "archive"  # of failpoints
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 UNPLACED = "unplaced"
@@ -181,19 +180,9 @@ class ArchiveFiles:
         path = self.folder / name.path
         made = _first_missing(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.tmp")
-        try:
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(beside, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
-        for folder in _up_to(path.parent, made):
-            _sync(folder)
+        files.replace_file(path, [data], AREA)
+        for folder in _up_to(path.parent, made)[1:]:
+            files.sync_folder(folder, AREA)
 
     def become(self, ready: FileName) -> None:
         """A `.ready` file takes its place: what it stands for goes, then it gets its name. May be done again."""
@@ -201,9 +190,11 @@ class ArchiveFiles:
         for name in self.names(ready.dataset, [ready.day]):
             if name != final and ready.stands_for(name):
                 self.remove(name)
+        failpoints.reach(f"{AREA}.before_rename")
         self._fs.mv(self._at(ready), self._at(final))
+        failpoints.reach(f"{AREA}.after_rename")
         if self.folder is not None:
-            _sync((self.folder / final.path).parent)
+            files.sync_folder((self.folder / final.path).parent, AREA)
 
     def finish(self, writer: str) -> None:
         """What a crash of that writer left: compacted files take their places, halves go."""
@@ -236,13 +227,10 @@ class ArchiveFiles:
         if self.folder is None:
             return lambda: None
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder / f".{writer}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
+            return files.lock(self.folder / f".{writer}.lock", by_process=True)
+        except BlockingIOError as error:
             raise OSError(error.errno, f"another process writes as {writer!r} into {self.url}") from None
-        return functools.partial(os.close, handle)
 
     def remove(self, name: FileName) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -270,11 +258,3 @@ def _up_to(folder: Path, made: Path) -> list[Path]:
     """The folders whose entries changed when `made` and all below it were made."""
     below = [parent for parent in (folder, *folder.parents) if parent.is_relative_to(made)]
     return below if made == folder and len(below) == 1 else [*below, made.parent]
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

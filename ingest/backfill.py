@@ -8,7 +8,6 @@ leaves each sample once.
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import msgspec
 import numpy as np
 
 from clients.prometheus import MatrixRow, TooManySamples
+from fleet import files
 from fleet.entities import Entities
 from fleet.topology import Topology
 from ingest.archive import Archive
@@ -82,13 +82,8 @@ class Progress:
     def add(self, window: Window) -> None:
         """Returns once it is on disk."""
         self._done = merged([*self._done, window])
-        beside = self._path.with_name(f".{self._path.name}.tmp")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(msgspec.json.encode({**self._rows, self._key: self._done}))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(self._path)
+        files.replace_file(self._path, [msgspec.json.encode({**self._rows, self._key: self._done})], "progress")
 
 
 def merged(windows: Iterable[Window]) -> list[Window]:

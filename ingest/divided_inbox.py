@@ -6,13 +6,13 @@ which goes back to where the slowest of them was: what is read twice changes not
 """
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from fleet import files
 from fleet.entities import Entities
 from ingest.inbox import InboxSource
 from ingest.segments import places, prune, segment_name
@@ -78,7 +78,8 @@ class DividedInbox:
         """Note how far this pipeline is, and delete what all of them have passed; returns how many segments."""
         folder, share = self._inbox.folder, self._share
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, Mark(share.instance, share.instances, dict(position)))
+        mark = Mark(share.instance, share.instances, dict(position))
+        files.replace_file(folder / f"{PREFIX}{mark.instance}", [msgspec.json.encode(mark)], "mark")
         marks = read_marks(folder)
         current = [mark for mark in marks if mark.instances == share.instances]
         if len(current) < share.instances:  # one that comes later may have to read from the beginning
@@ -113,12 +114,3 @@ def read_marks(folder: Path) -> list[Mark]:
         except (OSError, msgspec.MsgspecError) as error:
             logger.warning("%s cannot be read (%s), the inbox is kept until it is written anew", path, error)
     return sorted(marks, key=lambda mark: mark.instance)
-
-
-def _write(folder: Path, mark: Mark) -> None:
-    beside = folder / f".{PREFIX}{mark.instance}.tmp"
-    with beside.open("wb") as file:
-        file.write(msgspec.json.encode(mark))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, folder / f"{PREFIX}{mark.instance}")

@@ -13,17 +13,16 @@ Delivery is at-least-once: a record whose write was refused may still be read. E
 
 import asyncio
 import errno
-import fcntl
 import logging
-import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet import files
 from fleet.errors import RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
 from ingest.records import decode_records
@@ -32,7 +31,6 @@ from ingest.segments import (
     Record,
     RecordKind,
     encode_record,
-    file_size,
     kept_bytes,
     places,
     prune,
@@ -47,6 +45,7 @@ from ingest.write_decoder import WriteDecoder
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 2**20
+AREA = "inbox"  # of failpoints
 WRITES = "writes"  # how the writer is called whose segments hold samples alone
 
 
@@ -81,9 +80,9 @@ class InboxWriter:
         self.folder = folder
         self.segment_bytes = segment_bytes
         self.name = name
-        self._lock: int | None = None
+        self._give_back: Callable[[], None] | None = None  # the name
         self._number = 0
-        self._file: int | None = None
+        self._file: files.File | None = None
         self._path = folder
         self._offset = 0
         self._waiting: list[_Append] = []
@@ -123,14 +122,14 @@ class InboxWriter:
         blobs = [encode_record(row.kind, row.received_ms, record) for row in batch for record in row.records]
         file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
         try:
-            written = _write_all(file, b"".join(blobs))
-        except _ShortWrite as short:
+            written = file.write(b"".join(blobs))
+        except files.ShortWrite as short:
             self._cut_back(file, blobs, short.written)
             if short.errno == errno.EFBIG:  # no room in this file, there may be some in the next
                 self._end_segment()
             raise
         try:
-            os.fdatasync(file)
+            file.sync()
         except OSError:
             self._end_segment()  # after a failed fsync nobody knows which pages reached the disk
             raise
@@ -139,7 +138,7 @@ class InboxWriter:
         self.syncs += 1
         return Position(self._path.name, self._offset)
 
-    def _cut_back(self, file: int, blobs: Sequence[bytes], written: int) -> None:
+    def _cut_back(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
         """Leave only whole records behind a write that broke off: a reader may have taken those already."""
         whole = 0
         for blob in blobs:
@@ -147,24 +146,24 @@ class InboxWriter:
                 break
             whole += len(blob)
         try:
-            os.ftruncate(file, self._offset + whole)
+            file.truncate(self._offset + whole)
             self._offset += whole
         except OSError:
             self._end_segment()
 
-    def _roll(self) -> int:
+    def _roll(self) -> files.File:
         """Open the next segment and make its name durable."""
-        if self._lock is None:
+        if self._give_back is None:
             self._open()
         self._number += 1
         path = self.folder / segment_name(self.name, self._number)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        file = files.create_appended(path, AREA)
         try:
-            _write_all(file, HEADER)
-            os.fsync(file)
-            _sync_folder(self.folder)
+            file.write(HEADER)
+            file.sync()
+            files.sync_folder(self.folder, AREA)
         except OSError:
-            os.close(file)
+            file.close()
             path.unlink()
             raise
         self._end_segment()
@@ -174,12 +173,12 @@ class InboxWriter:
     def _open(self) -> None:
         """Take a name of the folder, and go on after the last segment that has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.name, self._lock = _take_name(self.folder, self.name)
+        self.name, self._give_back = _take_name(self.folder, self.name)
         self._number = max((number for number, _ in segments_of(self.folder).get(self.name, ())), default=0)
 
     def _end_segment(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     async def close(self) -> None:
@@ -188,9 +187,9 @@ class InboxWriter:
             await self._commits
         self._thread.shutdown(wait=True)
         self._end_segment()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
 
 
 def _fail(batch: Sequence[_Append], error: Exception) -> None:
@@ -199,43 +198,14 @@ def _fail(batch: Sequence[_Append], error: Exception) -> None:
             append.done.set_exception(error)
 
 
-class _ShortWrite(OSError):
-    """A write that broke off after `written` bytes."""
-
-    def __init__(self, written: int, cause: OSError) -> None:
-        super().__init__(cause.errno, cause.strerror)
-        self.written = written
-
-
-def _write_all(file: int, data: bytes) -> int:
-    view, written = memoryview(data), 0
-    while written < len(data):
-        try:
-            written += os.write(file, view[written:])
-        except OSError as error:
-            raise _ShortWrite(written, error) from None
-    return written
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _take_name(folder: Path, name: str) -> tuple[str, int]:
-    """A writer's name that no living process holds (name, name.1, …), and the lock that holds it."""
+def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
+    """A writer's name that no living process holds (name, name.1, …), and what gives it back."""
     for number in range(1000):
         own = name if number == 0 else f"{name}.{number}"
-        handle = os.open(folder / f"{own}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return own, files.lock(folder / f"{own}.lock")
         except BlockingIOError:
-            os.close(handle)
             continue
-        return own, handle
     raise ValueError(f"inbox writer name {name!r}: 1000 processes hold it")
 
 
@@ -325,7 +295,7 @@ class InboxSource:
         total = 0
         for writer, rows in segments_of(self.folder).items():
             number, offset = self._at.get(writer, (0, 0))
-            sizes = [(row, file_size(path)) for row, path in rows if row >= number]
+            sizes = [(row, files.size_bytes(path)) for row, path in rows if row >= number]
             total += sum(max(0, size - (offset if row == number else len(HEADER))) for row, size in sizes)
         return total
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleet import files
 from ingest.inbox import WRITES
-from ingest.segments import HEADER, file_size, next_record, places, segments_of
+from ingest.segments import HEADER, next_record, places, segments_of
 
 End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 
@@ -17,7 +18,7 @@ End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 def inbox_end(folder: Path) -> End:
     """Where the newest segment of each writer of events ends now: every acknowledged event lies before it."""
     newest = {writer: rows[-1] for writer, rows in _of_events(folder).items()}
-    return {writer: (number, file_size(path)) for writer, (number, path) in newest.items()}
+    return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
 
 
 def unread(folder: Path, position: Mapping[str, Any]) -> End:

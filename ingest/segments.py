@@ -8,7 +8,6 @@ The checksum covers kind, received_ms and payload, so a torn record is told from
 whole record is found by its head: kind and a time before the year 2527, which no JSON text can hold.
 """
 
-import os
 import re
 import struct
 import zlib
@@ -18,6 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from fleet import files
 from fleet.errors import RecordError
 
 MAGIC = b"FLEETINB"
@@ -83,14 +83,10 @@ def find_record(data: bytes, begin: int) -> int | None:
 def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     """Segments by writer, each list in order of age."""
     found: dict[str, list[tuple[int, Path]]] = {}
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        return found
-    for entry in entries:
-        writer, dash, number = entry.name.removesuffix(SUFFIX).rpartition("-")
-        if dash and entry.name.endswith(SUFFIX) and number.isdecimal():
-            found.setdefault(writer, []).append((int(number), Path(entry.path)))
+    for name in files.listing(folder):
+        writer, dash, number = name.removesuffix(SUFFIX).rpartition("-")
+        if dash and name.endswith(SUFFIX) and number.isdecimal():
+            found.setdefault(writer, []).append((int(number), folder / name))
     for rows in found.values():
         rows.sort()
     return found
@@ -106,10 +102,10 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
 
     A torn tail is waited for while the segment may grow; damage with whole records behind it is passed.
     """
-    size = file_size(path)
+    size = files.size_bytes(path)
     if size <= offset:
         return [], offset, None
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         if not file.read(len(HEADER)).startswith(HEADER[:12]):
             bad = RecordError("torn", f"{path.name} is not an inbox segment")
             return ([], size, bad) if sealed else ([], offset, None)
@@ -131,7 +127,7 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
 def next_record(path: Path, offset: int) -> int | None:
     """Where the first whole record lies from `offset` on; None where there is none, and where the file is gone."""
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             if not file.read(len(HEADER)).startswith(HEADER[:12]):
                 return None
             begin = max(offset, len(HEADER))
@@ -149,16 +145,9 @@ def next_record(path: Path, offset: int) -> int | None:
         return None
 
 
-def file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 def kept_bytes(folder: Path) -> int:
     """What the segments take on disk: what was not read yet, and what no two snapshots cover."""
-    return sum(file_size(path) for rows in segments_of(folder).values() for _, path in rows)
+    return sum(files.size_bytes(path) for rows in segments_of(folder).values() for _, path in rows)
 
 
 def segment_name(writer: str, number: int) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from fleet import files
 from fleet.clock import Clock, SystemClock
 from fleet.errors import ModelError, UnknownEntity
 from models.card import CARD_FILE, PAGE_FILE, Card, FileSum, read_card, write_card
@@ -184,17 +185,17 @@ class Registry:
             folder.mkdir(parents=True, exist_ok=True)
             with self._new_folder(folder) as new:
                 write(new)
-                files = _sums(new)
+                sums = _sums(new)
                 with self._locked(folder):
                     version = f"{self._last_number(kind) + 1:04d}"
-                    card = msgspec.structs.replace(card, kind=kind, version=version, files=files)
+                    card = msgspec.structs.replace(card, kind=kind, version=version, files=sums)
                     write_card(card, new)
                     read_card(new)  # NaN where a number must be is found now, not by who serves it
                     if page is not None:
                         (new / PAGE_FILE).write_text(page(card), encoding="utf-8")
                     _sync_tree(new)
-                    new.rename(folder / version)
-                    _sync(folder)
+                    files.rename(new, folder / version, "models")
+                    files.sync_folder(folder, "models")
         except OSError as error:
             raise ModelError(f"cannot keep a version of {kind} in {folder}: {error.strerror or error}") from error
         return version
@@ -286,13 +287,7 @@ class Registry:
 
     def _replace(self, kind: str, name: str, lines: list[str]) -> None:
         folder = self._folder(kind)
-        part = folder / f"{name}.part"
-        with part.open("w", encoding="ascii") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(folder / name)
-        _sync(folder)
+        files.replace_file(folder / name, ["".join(f"{line}\n" for line in lines).encode("ascii")], "models")
 
     def _note(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
         version, previous = self._served(kind)[0], before[0] if before else None
@@ -358,12 +353,4 @@ def _sum_of(path: Path) -> str:
 
 def _sync_tree(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        files.sync_folder(path, "models")

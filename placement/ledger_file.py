@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fleet import failpoints, files
 from placement.ledger_rows import LedgerAway, LedgerError
 from placement.ledger_schema import SCHEMA_VERSION, make
 
@@ -39,7 +40,7 @@ class LedgerFile:
         self._unwritten: dict[str, Any] = {}
         # The service touches it from one event loop at a time, which need not be the thread that opened it.
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = files.connect(path)
         except sqlite3.OperationalError as error:
             raise LedgerAway(f"{path} cannot be opened: {error}") from None
         try:
@@ -107,7 +108,9 @@ class LedgerFile:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
                 self._write_state()
+                failpoints.reach("ledger.before_commit")
                 self._db.execute("COMMIT")
+                failpoints.reach("ledger.after_commit")
             self._unwritten = {}
         except BaseException:
             self._undo()

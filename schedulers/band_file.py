@@ -4,10 +4,10 @@ Slurm's HealthCheckProgram, a node labeller or a cron job can act on it without 
 rewrites the file.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fleet import files
 from fleet.errors import ConfigError
 from schedulers.bands import BandRule, Bands
 
@@ -36,7 +36,5 @@ class BandFile:
         changed = self.bands.update(nodes, risk, now_ms)
         if changed:
             text = "".join(f"{node} {band}\n" for node, band in sorted(self.bands.current.items()))
-            beside = self.path.with_name(f".{self.path.name}.tmp")
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, self.path)
+            files.replace_file(self.path, [text.encode()], "bands")
         return len(changed)

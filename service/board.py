@@ -18,7 +18,6 @@ A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON document
 import contextlib
 import math
 import mmap
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from typing import Any, Literal, TypedDict
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from fleet import files
 
 MAGIC = b"FLEETBRD"
 ALIGN = 64
@@ -199,22 +200,6 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, stan
     return b"".join(parts)
 
 
-def replace_file(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of one. Raises OSError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        with contextlib.suppress(OSError):  # on a full disk, half a file is in the way
-            beside.unlink()
-        raise
-
-
 class BoardWriter:
     """The pipeline's end. Sections that are not published again stay as they were."""
 
@@ -231,11 +216,15 @@ class BoardWriter:
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
         """Replace the board; in a thread, if need be: `publish_urgent` may be called meanwhile."""
         self._kept.update((section.name, section) for section in sections)
-        data = encode_board([*self._kept.values()], next(self._numbers), as_of_ms, standing)
-        replace_file(self.folder / "board", data)
+        self._replace("board", [*self._kept.values()], as_of_ms, standing)
 
     def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
-        replace_file(self.folder / "urgent", encode_board(sections, next(self._numbers), as_of_ms))
+        self._replace("urgent", sections, as_of_ms)
+
+    def _replace(self, name: str, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
+        """Not fsynced: a board is true for seconds, and the next one follows."""
+        data = encode_board(sections, next(self._numbers), as_of_ms, standing)
+        files.replace_file(self.folder / name, [data], "board", sync=False)
 
 
 class BoardReader:
@@ -267,7 +256,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _map(path: Path) -> Board | None:
     try:
-        with open(path, "rb") as file:
-            return Board(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return Board(files.mapped(path))
     except (FileNotFoundError, ValueError, BoardError):  # ValueError: an empty file cannot be mapped
         return None

@@ -7,12 +7,12 @@ away, or sends what is no board, the last one stays, and its age grows.
 import asyncio
 import contextlib
 import logging
-import mmap
 import os
 from pathlib import Path
 
 import aiohttp
 
+from fleet import files
 from fleet.errors import SourceError
 from service.board import Board, BoardError
 
@@ -85,21 +85,21 @@ class BoardMirror:
         beside = self.folder / f".{part}.{os.getpid()}.tmp"
         size = 0
         try:
-            with open(beside, "wb") as file:
+            file = files.create(beside, "mirror")
+            with contextlib.closing(file):
                 async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
                     size += len(chunk)
                     if size > MAX_BYTES:
                         raise SourceError(f"{self.url} sends more than {MAX_BYTES:,} bytes")
                     file.write(chunk)
             self._check(beside)
-            os.replace(beside, self.folder / part)
+            files.rename(beside, self.folder / part, "mirror")
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
 
     def _check(self, path: Path) -> None:
         try:
-            with open(path, "rb") as file:
-                Board(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            Board(files.mapped(path))
         except (ValueError, BoardError) as error:
             raise SourceError(f"{self.url} sends what is no board: {error}") from None

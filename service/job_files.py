@@ -6,8 +6,7 @@ So a save costs the jobs of a minute, not those of 35 days. After SEGMENTS files
 every job starts anew.
 """
 
-import mmap
-import os
+import contextlib
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from features.arrays_file import AREA
 from features.store_files import SEGMENTS, link
+from fleet import files
 from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
 
 MAGIC = b"FLEETJOB"
@@ -73,7 +74,7 @@ class JobFiles:
 
 def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
     """A msgpack array of the encoded rows, and a head that tells when it is torn; written as it goes, then fsynced."""
-    with open(path, "wb") as file:
+    with contextlib.closing(files.create(path, AREA)) as file:
         file.write(_HEAD.pack(b"", 0, 0))
         crc = length = 0
         chunk = b"\xdd" + struct.pack(">I", count)
@@ -81,10 +82,8 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
             file.write(chunk)
             crc, length = zlib.crc32(chunk, crc), length + len(chunk)
             chunk = b"".join(islice(rows, ROWS_AT_ONCE))
-        file.seek(0)
-        file.write(_HEAD.pack(MAGIC, crc, length))
-        file.flush()
-        os.fsync(file.fileno())
+        file.write_at(_HEAD.pack(MAGIC, crc, length), 0)
+        file.sync()
 
 
 def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
@@ -105,10 +104,7 @@ def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
 
 
 def _read_rows(path: Path) -> list[_Row]:
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{path.name} is empty")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    data = memoryview(files.mapped(path))
     magic, crc, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, 0)
     body = data[_HEAD.size :]
     if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:

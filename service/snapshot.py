@@ -12,8 +12,6 @@ in the same state.
 
 import logging
 import math
-import os
-import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +27,7 @@ from features.job_peaks import JobPeaks
 from features.similarity import tell_history
 from features.store import OtherIntervalError, WindowStore
 from features.store_files import StoreError
+from fleet import files
 from fleet.entities import Entities
 from fleet.nodes import NodeRecord
 from fleet.sequences import SeenSequences
@@ -189,7 +188,7 @@ class Snapshot:
         pasts = np.frombuffer(kept.pasts.dump(), np.uint8)
 
         def write() -> None:
-            shutil.rmtree(beside, ignore_errors=True)  # by a save that was given up
+            files.remove_tree(beside)  # by a save that was given up
             beside.mkdir()
             names = jobs()
             write_arrays(beside / "demand.arrays", *demand)
@@ -210,7 +209,7 @@ class Snapshot:
         names = {str(number) for number in self.whole}
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in names:
-                shutil.rmtree(path, ignore_errors=True)
+                files.remove_tree(path)
 
 
 _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
@@ -219,17 +218,9 @@ _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
 def _become(beside: Path, folder: Path) -> None:
     """The rename that makes a snapshot of it, once its names are on disk as well as its files."""
     for path in (beside / "store", beside / "jobs", beside):
-        _sync_folder(path)
-    os.rename(beside, folder)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        files.sync_folder(path, "snapshot")
+    files.rename(beside, folder, "snapshot")
+    files.sync_folder(folder.parent, "snapshot")
 
 
 def _load_co_runs(folder: Path) -> CoRuns:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet import files
 from fleet.parent import environment
-from service.board import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,6 @@ class Supervisor:
             self._pids[role] = pid
         lines = [f"supervisor {os.getpid()}", *(f"{name} {number}" for name, number in self._pids.items())]
         try:
-            replace_file(self.folder / "pids", ("\n".join(lines) + "\n").encode())
+            files.replace_file(self.folder / "pids", [("\n".join(lines) + "\n").encode()], "pids", sync=False)
         except OSError as error:
             logger.error("cannot write %s: %s; the roles go on", self.folder / "pids", error)

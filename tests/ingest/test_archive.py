@@ -141,7 +141,7 @@ def test_a_file_that_breaks_off_is_no_file(world: World, monkeypatch: pytest.Mon
         raise OSError(errno.EIO, "Input/output error")
 
     world.add([(15, 1.0)])
-    monkeypatch.setattr("ingest.archive_files.os.rename", crash)
+    monkeypatch.setattr("os.replace", crash)
     with pytest.raises(OSError, match="Input/output"):
         world.flush()
     assert [path for path in world.folder.rglob("*") if path.is_file() and path.suffix != ".lock"] == []

@@ -311,6 +311,7 @@ def test_a_failed_sync_ends_the_segment(tmp_path: Path, monkeypatch: pytest.Monk
 
     async def run() -> None:
         writer = InboxWriter(tmp_path, "api")
+        await writer.append([record(0)], NOW_MS)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", fail)
             with pytest.raises(SourceError, match="Input/output"):

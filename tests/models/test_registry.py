@@ -3,14 +3,14 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
+from fleet import failpoints
 from fleet.errors import ModelError, UnknownEntity
 from models.card import Card, Metric, Span, Verdict, calibration_of, metrics_of, read_card, versions_of
 from models.registry import Registry
@@ -302,34 +302,37 @@ class Killed(BaseException):
     """Nobody handles it, as nobody handles a kill."""
 
 
-def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process ends before the step with this number: an fsync, a rename or a replacement."""
+STEPS = 22  # failpoints on the way from a new version to one that serves
+
+
+@contextlib.contextmanager
+def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process ends at the failpoint with this number: before or after a write, an fsync or a rename."""
     left = steps
 
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*given: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                raise Killed
-            left -= 1
-            return real(*given)
+    def at(point: str) -> float:
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        return failpoints.KEEP_ALL
 
-        return step
-
-    monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(Path, "rename", counted(Path.rename))
-    monkeypatch.setattr(Path, "replace", counted(Path.replace))
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # who is killed tidies nothing up
+    failpoints.arm(at)
+    try:
+        with contextlib.suppress(Killed):
+            yield
+    finally:
+        failpoints.arm(None)
 
 
-@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("steps", range(STEPS))
 def test_a_kill_at_any_step_leaves_nothing_or_a_whole_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     registry = filled(tmp_path, WON)
     registry.promote("demand", "0001")
-    with monkeypatch.context() as patched, contextlib.suppress(Killed):
-        killed_after(steps, patched)
+    with monkeypatch.context() as patched, killed_after(steps, patched):
         registry.add("demand", write, card())
         registry.promote("demand", "0002")
     again = Registry(tmp_path)
@@ -343,10 +346,13 @@ def test_a_kill_at_any_step_leaves_nothing_or_a_whole_version(
     assert not list((tmp_path / "demand").glob(".new-*"))
 
 
-def test_those_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [STEPS - 1, STEPS])
+def test_those_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     registry = filled(tmp_path, WON)
-    with monkeypatch.context() as patched:
-        killed_after(12, patched)
+    ended = False
+    with monkeypatch.context() as patched, killed_after(steps, patched):
         registry.add("demand", write, card())
         registry.promote("demand", "0002")
+        ended = True
+    assert ended == (steps == STEPS)
     assert registry.current_version("demand") == "0002"

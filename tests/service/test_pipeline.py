@@ -198,7 +198,7 @@ def test_a_full_disk_is_said_and_ends_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     pipeline = small(tmp_path)
-    monkeypatch.setattr("service.board.os.replace", full)
+    monkeypatch.setattr("os.replace", full)
     pipeline.take(Batch(node_events=(NodeEvent(node="n1", source="s", sequence=1, time_ms=NOW_MS, type="lost"),)))
     asyncio.run(pipeline.tick())
     assert "No space left" in caplog.text

@@ -1,0 +1,117 @@
+"""Failpoints: named places in the writers where a test may end the process, fail the disk or tear a write.
+
+Each operation on a disk that matters has two: `AREA.before_OPERATION` and `AREA.after_OPERATION` (`POINTS` lists all).
+
+    inbox      write, sync, truncate, sync_folder         the segments: what is acknowledged
+    mark       write, sync, rename, sync_folder           how far a pipeline has read the inbox
+    board      write, rename                              `board` and `urgent`
+    snapshot   write, sync, link, rename, sync_folder     a snapshot's files, and the rename that makes it one
+    archive    write, sync, rename, sync_folder           a part, or a compacted file that takes its place
+    ledger     commit                                     a transaction: decisions, intents, queue, audit
+    models     write, sync, rename, sync_folder           which version serves
+    progress   write, sync, rename, sync_folder           windows that a backfill has done
+    bands      write, sync, rename, sync_folder           the bands of nodes, for other systems
+    mirror     write, rename                              the board of an api on another host
+    pids       write, rename                              the processes of a supervisor
+
+They are off, and cost a look at a name, unless `FLEETCAST_FAILPOINTS` is set when the process starts:
+
+    FLEETCAST_FAILPOINTS="inbox.after_write:3=kill"     the third time a process comes by, it kills itself
+    FLEETCAST_FAILPOINTS="board.before_rename=error"    the first time, OSError "No space left on device"
+    FLEETCAST_FAILPOINTS="inbox.before_write:2=torn"    half of the bytes are written, then the process kills itself
+
+Several are separated by commas; each acts once a process. `torn` is for `before_write` alone.
+"""
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DURABLE = ("write", "sync", "rename", "sync_folder")  # of a file that is replaced as a whole
+OPERATIONS = {
+    "inbox": ("write", "sync", "truncate", "sync_folder"),
+    "mark": DURABLE,
+    "board": ("write", "rename"),
+    "snapshot": ("write", "sync", "link", "rename", "sync_folder"),
+    "archive": DURABLE,
+    "ledger": ("commit",),
+    "models": DURABLE,
+    "progress": DURABLE,
+    "bands": DURABLE,
+    "mirror": ("write", "rename"),
+    "pids": ("write", "rename"),
+}
+POINTS = tuple(
+    f"{area}.{when}_{operation}"
+    for area, operations in OPERATIONS.items()
+    for operation in operations
+    for when in ("before", "after")
+)
+VARIABLE = "FLEETCAST_FAILPOINTS"
+ACTIONS = ("kill", "error", "torn")
+KEEP_ALL = 1.0
+
+Hook = Callable[[str], float]  # point → which share of the bytes of a write reaches the disk before the process ends
+
+
+def reach(point: str) -> float:
+    """Something is about to happen, or has: returns KEEP_ALL, or what a torn write keeps. May raise, may not return."""
+    return KEEP_ALL if _hook is None else _hook(point)
+
+
+def end() -> None:
+    """End this process as `kill -9` does: a torn write was written as far as it was to be."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(hook: Hook | None) -> None:
+    """Call `hook` at every point from now on; None: nothing happens at any."""
+    global _hook  # noqa: PLW0603 - one for the process, and a look at it is all that it costs when off
+    _hook = hook
+
+
+@dataclass(slots=True)
+class _Rule:
+    """One failpoint: it acts when it is reached for the time that `left` counts down to."""
+
+    left: int
+    action: str
+
+
+def rules_of(text: str) -> Hook:
+    """What a setting asks for. ValueError names the part that says nothing known."""
+    rules = dict(_rule_of(part.strip()) for part in text.split(",") if part.strip())
+
+    def hook(point: str) -> float:
+        rule = rules.get(point)
+        if rule is None:
+            return KEEP_ALL
+        rule.left -= 1
+        return _act(rule.action, point) if rule.left == 0 else KEEP_ALL
+
+    return hook
+
+
+def _rule_of(part: str) -> tuple[str, _Rule]:
+    place, _, action = part.partition("=")
+    point, colon, number = place.partition(":")
+    known = point in POINTS and action in ACTIONS and (not colon or (number.isdecimal() and int(number) > 0))
+    if not known or (action == "torn" and not point.endswith(".before_write")):
+        raise ValueError(
+            f"{VARIABLE}: {part!r} is no failpoint: expected POINT[:TIME]=ACTION, with TIME from 1, one of {ACTIONS} "
+            f"(torn: at a before_write) and one of {', '.join(POINTS)}"
+        )
+    return point, _Rule(int(number or 1), action)
+
+
+def _act(action: str, point: str) -> float:
+    if action == "kill":
+        end()
+    if action == "error":
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (failpoint {point})")
+    return 0.5
+
+
+_hook: Hook | None = rules_of(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None

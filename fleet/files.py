@@ -1,0 +1,301 @@
+"""The one door to the disk: what the house writes durably, it writes by these functions.
+
+A path carries its disk: one with an attribute `disk` is asked there, any other is on the machine's. So tests run the
+whole service on a disk in memory that tears writes, fills up and loses what was not synced. Folders and reads that do
+not care for durability go by the path's own methods (`mkdir`, `unlink`, `open("rb")`, `read_bytes`, `stat`, `exists`,
+`iterdir`, `glob`, `with_name`, `/`), which such a path has as well.
+
+`area` names the writer for the failpoints (fleet.failpoints). Functions raise OSError unless they say otherwise.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from fleet import failpoints
+
+Data = bytes | bytearray | memoryview
+
+
+class ShortWrite(OSError):
+    """A write that broke off after `written` bytes."""
+
+    def __init__(self, written: int, cause: OSError) -> None:
+        super().__init__(cause.errno, cause.strerror)
+        self.written = written
+
+
+class OpenFile(Protocol):
+    """What a disk hands out for a file that is written."""
+
+    def write(self, data: Data) -> int:
+        """How many bytes were taken; at least one, or it raises."""
+
+    def write_at(self, data: Data, offset: int) -> int: ...
+
+    def sync(self) -> None: ...
+
+    def truncate(self, size_bytes: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Where paths lie; `MACHINE` is the one of the operating system."""
+
+    def create(self, path: Path, append: bool) -> OpenFile: ...
+
+    def rename(self, path: Path, to: Path) -> None: ...
+
+    def link(self, path: Path, to: Path) -> None: ...
+
+    def sync_folder(self, folder: Path) -> None: ...
+
+    def listing(self, folder: Path) -> list[str]: ...
+
+    def mapped(self, path: Path) -> mmap.mmap | bytes: ...
+
+    def lock(self, path: Path, by_process: bool) -> Callable[[], None]: ...
+
+    def remove_tree(self, folder: Path) -> None: ...
+
+    def connect(self, path: Path) -> sqlite3.Connection: ...
+
+
+class File:
+    """A file open for writing. Nothing is buffered here."""
+
+    def __init__(self, opened: OpenFile, area: str) -> None:
+        self._opened: OpenFile | None = opened
+        self._area = area
+
+    @property
+    def closed(self) -> bool:
+        return self._opened is None
+
+    def _file(self) -> OpenFile:
+        if self._opened is None:
+            raise ValueError(f"a file of the {self._area} is closed already")
+        return self._opened
+
+    def write(self, data: Data) -> int:
+        """Write all of it; returns its length in bytes. Raises ShortWrite."""
+        file, view, written = self._file(), memoryview(data).cast("B"), 0
+        share = failpoints.reach(f"{self._area}.before_write")
+        end = int(len(view) * share)
+        while written < end:
+            try:
+                written += file.write(view[written:end])
+            except OSError as error:
+                raise ShortWrite(written, error) from None
+        if share < failpoints.KEEP_ALL:
+            failpoints.end()
+        failpoints.reach(f"{self._area}.after_write")
+        return written
+
+    def write_at(self, data: Data, offset: int) -> None:
+        """Write over what is there; not for a file that is appended to."""
+        file = self._file()
+        failpoints.reach(f"{self._area}.before_write")
+        written = file.write_at(data, offset)
+        if written != len(data):
+            raise OSError(errno.EIO, f"{written} of {len(data)} bytes were written over what was there")
+        failpoints.reach(f"{self._area}.after_write")
+
+    def sync(self) -> None:
+        """Return once the content is on disk. Its name may need `sync_folder`."""
+        failpoints.reach(f"{self._area}.before_sync")
+        self._file().sync()
+        failpoints.reach(f"{self._area}.after_sync")
+
+    def truncate(self, size_bytes: int) -> None:
+        failpoints.reach(f"{self._area}.before_truncate")
+        self._file().truncate(size_bytes)
+        failpoints.reach(f"{self._area}.after_truncate")
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened.close()
+
+
+def create(path: Path, area: str) -> File:
+    """An empty file to write; what was there is gone."""
+    return File(_disk(path).create(path, append=False), area)
+
+
+def create_appended(path: Path, area: str) -> File:
+    """A new file whose writes all go to its end. FileExistsError when there is one of that name."""
+    return File(_disk(path).create(path, append=True), area)
+
+
+def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = True) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one.
+
+    With `sync` it returns once the file is on disk under its name; without, a power cut may bring the old one back, or
+    leave one that is cut short. One writer a file: two would write into one another's.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        file = create(beside, area)
+        try:
+            for part in parts:
+                file.write(part)
+            if sync:
+                file.sync()
+        finally:
+            file.close()
+        rename(beside, path, area)
+    except OSError:
+        with contextlib.suppress(OSError):  # on a full disk, half a file is in the way
+            beside.unlink()
+        raise
+    if sync:
+        sync_folder(path.parent, area)
+
+
+def rename(path: Path, to: Path, area: str) -> None:
+    """Give a file or folder another name; a file of that name is replaced."""
+    failpoints.reach(f"{area}.before_rename")
+    _disk(path).rename(path, to)
+    failpoints.reach(f"{area}.after_rename")
+
+
+def link(path: Path, to: Path, area: str) -> None:
+    """The same file under a second name: a link, or a copy where there can be none. What has that name goes."""
+    failpoints.reach(f"{area}.before_link")
+    to.unlink(missing_ok=True)
+    _disk(path).link(path, to)
+    failpoints.reach(f"{area}.after_link")
+
+
+def sync_folder(folder: Path, area: str) -> None:
+    """Return once the names in `folder` are on disk; of a file, its content."""
+    failpoints.reach(f"{area}.before_sync_folder")
+    _disk(folder).sync_folder(folder)
+    failpoints.reach(f"{area}.after_sync_folder")
+
+
+def listing(folder: Path) -> list[str]:
+    """The names in a folder, in any order; none where there is no such folder."""
+    try:
+        return _disk(folder).listing(folder)
+    except FileNotFoundError:
+        return []
+
+
+def size_bytes(path: Path) -> int:
+    """0 where there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def mapped(path: Path) -> mmap.mmap | bytes:
+    """The file as memory that stays as it is when the file is replaced. ValueError for one that is empty."""
+    return _disk(path).mapped(path)
+
+
+def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
+    """Hold a lock file until what is returned is called, or this process ends. BlockingIOError while another holds it.
+
+    by_process: the whole process holds it, however often it asks; otherwise each call is a holder of its own.
+    """
+    return _disk(path).lock(path, by_process)
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder and what is in it, as far as that can be done. Never raises OSError."""
+    _disk(folder).remove_tree(folder)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A SQLite file, in autocommit mode, for any thread. Raises sqlite3.OperationalError."""
+    return _disk(path).connect(path)
+
+
+class _Descriptor:
+    """A file of the operating system."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def write(self, data: Data) -> int:
+        return os.write(self._number, data)
+
+    def write_at(self, data: Data, offset: int) -> int:
+        return os.pwrite(self._number, data, offset)
+
+    def sync(self) -> None:
+        os.fdatasync(self._number)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._number, size_bytes)
+
+    def close(self) -> None:
+        os.close(self._number)
+
+
+class _Machine:
+    """The disks of the operating system."""
+
+    def create(self, path: Path, append: bool) -> OpenFile:
+        how = os.O_EXCL | os.O_APPEND if append else os.O_TRUNC
+        return _Descriptor(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o644))
+
+    def rename(self, path: Path, to: Path) -> None:
+        os.replace(path, to)
+
+    def link(self, path: Path, to: Path) -> None:
+        try:
+            os.link(path, to)
+        except OSError:
+            shutil.copyfile(path, to)
+
+    def sync_folder(self, folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def listing(self, folder: Path) -> list[str]:
+        return os.listdir(folder)
+
+    def mapped(self, path: Path) -> mmap.mmap | bytes:
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def lock(self, path: Path, by_process: bool) -> Callable[[], None]:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            (fcntl.lockf if by_process else fcntl.flock)(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(error.errno, f"another process holds {path}") from None
+            raise
+        return lambda: os.close(handle)
+
+    def remove_tree(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+
+MACHINE: Disk = _Machine()
+
+
+def _disk(path: Path) -> Disk:
+    disk: Disk = getattr(path, "disk", MACHINE)
+    return disk
