@@ -14,6 +14,7 @@ def check_config_file(
     Example:  fleetcast check-config config.toml
     """
     from fleet.entities import Entities
+    from fleet.redaction import redacted
     from ingest.archive_files import ArchiveFiles
     from ingest.topology import load_topology
     from service.access import load_access
@@ -23,7 +24,7 @@ def check_config_file(
     config = load_config(path)
     access = load_access(config.api.host)
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
-    archive = ArchiveFiles(config.archive_url).url if config.archive.enabled else "none"
+    archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
     typer.echo(f"{path}: fine")
     if config.fleet.topology:
         topology = load_topology(Path(config.fleet.topology))

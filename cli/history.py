@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.backfill import time_of
+from fleet.redaction import redacted
 
 if TYPE_CHECKING:
     from ingest.archive_files import ArchiveFiles, FileName
@@ -69,10 +70,10 @@ def show(
     span = Span(first_ms, time_of("--to", to, now_ms) if to else LAST_MS, block or None)
     if metric or entity:
         series = read_series(files, span, metric, entity, _each("reading"))
-        _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, files.url))
+        _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, redacted(files.url)))
         return
     rows = _days(files, span)
-    _write(json_path, rows, lambda: _echo_days(rows, files.url))
+    _write(json_path, rows, lambda: _echo_days(rows, redacted(files.url)))
 
 
 @app.command("compact")
@@ -116,9 +117,9 @@ def compact_files(
         finally:
             give_back()
     if done["made"]:
-        typer.echo(f"{files.url}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
+        typer.echo(f"{redacted(files.url)}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
     else:
-        typer.echo(f"{files.url}: nothing to compact, no hour that is over has several files")
+        typer.echo(f"{redacted(files.url)}: nothing to compact, no hour that is over has several files")
 
 
 @app.command("prune")
@@ -146,7 +147,7 @@ def prune_days(
     if not dry_run:
         for day in _each("deleting")(days):
             prune(files, [day])
-    typer.echo(f"{files.url}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
+    typer.echo(f"{redacted(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ Format and level go to the processes that we start through the environment.
 import json
 import logging
 import os
-import re
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -19,13 +18,10 @@ from typing import TypeVar
 import typer
 
 from fleet.errors import ConfigError, FleetcastError
+from fleet.redaction import redacted
 
 FORMAT_VARIABLE, LEVEL_VARIABLE = "FLEETCAST_LOG_FORMAT", "FLEETCAST_LOG_LEVEL"
 CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(32), 127, 0x85, 0x2028, 0x2029)}
-SECRETS = (
-    (re.compile(r"(://)[^/\s@]*@"), r"\1***@"),
-    (re.compile(r"\b(bearer|basic) +[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ***"),
-)
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -40,17 +36,6 @@ class Level(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-def redacted(text: str) -> str:
-    """`text` without passwords in URLs and without tokens of headers.
-
-    >>> redacted("http://me:secret@host/x is away")
-    'http://***@host/x is away'
-    """
-    for pattern, shown in SECRETS:
-        text = pattern.sub(shown, text)
-    return text
 
 
 class LineFormatter(logging.Formatter):

@@ -23,6 +23,7 @@ from cli import (
     topology,
     train,
 )
+from cli.private_files import keep_files_private
 from fleet.errors import ConfigError, FleetcastError
 from fleet.parent import watch_parent
 
@@ -57,6 +58,7 @@ def main() -> NoReturn:
     """Entry point: 0 done, 1 the work failed (reason on stderr), 2 wrong usage or configuration."""
     watch_parent()
     try:
+        keep_files_private()
         logs.configure()
         app()
     except FleetcastError as error:

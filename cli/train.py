@@ -3,7 +3,6 @@
 The only place where training meets the simulator.
 """
 
-import re
 import shlex
 import sys
 import time
@@ -27,6 +26,7 @@ from cli.given import (
     given,
     telling,
 )
+from fleet.redaction import redacted
 
 if TYPE_CHECKING:
     from training.dataset import Rows
@@ -40,7 +40,6 @@ app = typer.Typer(
     "           fleetcast train duration --data ~/data --set jobs/ricc",
 )
 
-PASSWORD = re.compile(r"//[^/@]*@")  # of a URL, with the user
 EPOCH_MS = 1_750_000_000_000
 SCRAPE_MS = 15_000
 KEEP_EVERY = 4  # scrapes: a row a node and minute
@@ -123,7 +122,7 @@ def duration(
 
 
 def _command_line(context: typer.Context) -> str:
-    """What was asked for, with the options that were given; passwords in URLs are left out."""
+    """What was asked for, with the options that were given; what is secret in URLs is left out."""
     words = ["fleetcast", "train", context.info_name or ""]
     for option in context.command.params:
         name = option.name or ""
@@ -135,7 +134,7 @@ def _command_line(context: typer.Context) -> str:
             words.append(option.opts[0] if value else (option.secondary_opts or option.opts)[0])
         else:
             for one in value if isinstance(value, list | tuple) else [value]:
-                words += [option.opts[0], PASSWORD.sub("//…@", str(one))]
+                words += [option.opts[0], redacted(str(one))]
     return shlex.join(words)
 
 

@@ -5,6 +5,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from fleet.redaction import redacted
+
 _CHUNK = 65_536
 _GZIP = zlib.MAX_WBITS | 16
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -13,12 +15,12 @@ _ACCEPT = "text/plain;version=0.0.4;q=1, */*;q=0.1"
 
 class FetchError(Exception):
     """No page. `reason` is a short label: timeout, refused, unreachable, disconnected, truncated, http_status,
-    redirect, bad_http, bad_gzip, bad_encoding, too_large."""
+    redirect, bad_http, bad_gzip, bad_encoding, too_large. `detail` names the URL, without what may be secret in it."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
         self.reason = reason
-        self.detail = detail
+        self.detail = redacted(detail)
+        super().__init__(f"{reason}: {self.detail}")
 
 
 def open_session(timeout_s: float, keepalive_s: float) -> aiohttp.ClientSession:

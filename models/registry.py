@@ -17,8 +17,8 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -209,8 +209,8 @@ class Registry:
         """An empty folder that is ours while we live; it is gone at the end if it was not renamed."""
         with self._locked(folder):
             _sweep(folder)
-            new = Path(tempfile.mkdtemp(prefix=NEW, dir=folder))
-            new.chmod(0o755)
+            new = folder / f"{NEW}{secrets.token_hex(8)}"
+            new.mkdir()
             handle = os.open(new, os.O_RDONLY)
             fcntl.flock(handle, fcntl.LOCK_EX)
         try:

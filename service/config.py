@@ -4,6 +4,7 @@
 are in fleet time, timeouts of sockets in wall time. Secrets come from the environment, never from this file.
 """
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -290,5 +291,13 @@ def override(
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a configuration that `load_config` reads back."""
-    path.write_text(tomli_w.dumps(msgspec.to_builtins(config)), encoding="utf-8")
+    """Write a configuration that `load_config` reads back, for our own user alone: it may hold passwords."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(tomli_w.dumps(msgspec.to_builtins(config)))
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

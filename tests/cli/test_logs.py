@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.logs import Format, LineFormatter, redacted
+from cli.logs import Format, LineFormatter
 
 
 def record(message: str, *values: Any, error: BaseException | None = None) -> logging.LogRecord:
@@ -53,19 +53,12 @@ def test_nothing_that_is_told_breaks_a_line_or_steers_a_terminal(form: Format, t
     assert "ZeroDivisionError" in line
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("http://me:s3cret@host:9400/metrics is down", "http://***@host:9400/metrics is down"),
-        ("http://s3cret@host", "http://***@host"),
-        ("Authorization: Bearer s3cret.x~y+/=", "Authorization: Bearer ***"),
-        ("{'authorization': 'Basic czNjcmV0'}", "{'authorization': 'Basic ***'}"),
-        ("http://host/a@b", "http://host/a@b"),
-        ("a bearer of news", "a bearer of news"),
-    ],
-)
-def test_secrets_are_struck_out(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+@pytest.mark.parametrize("form", list(Format))
+def test_no_secret_is_told_not_even_in_a_trace(form: Format) -> None:
+    error = ValueError("http://me:s3cret@h/m and http://h/m?token=s3cret")
+    line = LineFormatter(form, "api").format(record("asked %s", "http://h:9400/m?s3cret", error=error))
+    assert "s3cret" not in line
+    assert "asked http://h:9400/m?***" in line
 
 
 def run(tmp_path: Path, *options: str, **variables: str) -> list[str]:

@@ -28,6 +28,7 @@ from tests.service.api_world import publish, sections
 pytestmark = pytest.mark.integration
 
 SECRETS = {name: f"{name}-{'s3cret' * 4}" for name in ("reader", "poster", "scheduler", "operator")}
+SECRET = "s3cret" * 2  # of exporters
 TOKENS = f"""
 # who may ask
 reader    read        {SECRETS["reader"]}
@@ -54,7 +55,10 @@ def closed(folder_server: tuple[Path, str], start_service: Callable[..., Service
     service = start_service(
         variables={"FLEETCAST_TOKENS": TOKENS, "FLEETCAST_LOG_FORMAT": "json", "FLEETCAST_LOG_LEVEL": "debug"},
         token=SECRETS["operator"],
-        scrape={"targets": [url], "interval_s": 5.0},
+        scrape={
+            "targets": [f"{url}?token={SECRET}", f"http://me:{SECRET}@127.0.0.1:9/m?token={SECRET}"],
+            "interval_s": 5.0,
+        },
         fleet={"topology": str(root / "topology.toml")},
     )
     service.until("ready", lambda: service.get("/readyz"), 60)
@@ -86,10 +90,15 @@ def no_secret_shows(closed: Service) -> None:
     """Not in the lists of processes, not in what is logged at the level debug, not in any file of the state."""
     for pid in closed.pids().values():
         assert b"s3cret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    closed.until("the exporter that is away is told of", lambda: "is down, trying on" in closed.log())
+    assert "s3cret" not in closed.log()
     roles = {json.loads(line)["role"] for line in closed.log().splitlines()}
     assert {"supervisor", "api"} <= roles <= {"supervisor", "pipeline", "api", "placer"}
-    for path in closed.folder.rglob("*"):
-        assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
+    for path in ("/v1/ingestion", "/metrics", "/readyz"):
+        assert "s3cret" not in json.dumps(closed.request("GET", path)[1])
+    for file in (closed.folder / "state").rglob("*"):
+        assert file.stat().st_mode & 0o077 == 0, file
+        assert not file.is_file() or file.suffix == ".toml" or b"s3cret" not in file.read_bytes(), file
 
 
 def test_the_placer_answers_nobody_but_those_who_may(closed: Service) -> None:

@@ -1,0 +1,26 @@
+"""What is told of a text that may hold secrets: URLs without their users and without the values of their queries."""
+
+import re
+
+_USER = re.compile(r"(://)[^/\s@]*@")
+_CREDENTIALS = re.compile(r"\b(bearer|basic) +[\w.~+/=-]{8,}", re.IGNORECASE)
+_QUERY = re.compile(r"(://[^\s?'\"<>]{0,2000}|(?<=\S))\?([^\s'\"<>]+)")  # of a URL, or of a path and then with a '='
+_VALUE = re.compile(r"(?:^|(?<=[&;]))([^&;=]*=|)[^&;]*")
+_TAIL = ".,:;)]}"  # of the sentence that quotes a URL
+
+
+def redacted(text: str) -> str:
+    """`text` without passwords and tokens: neither those in URLs nor those of headers.
+
+    >>> redacted("http://me:secret@host/x?token=secret&module=gpu is away")
+    'http://***@host/x?token=***&module=*** is away'
+    """
+    return _QUERY.sub(_masked, _CREDENTIALS.sub(r"\1 ***", _USER.sub(r"\1***@", text)))
+
+
+def _masked(found: re.Match[str]) -> str:
+    if not found[1] and "=" not in found[2]:
+        return found[0]
+    query = found[2].rstrip(_TAIL)
+    shown = _VALUE.sub(r"\1***", query)
+    return f"{found[1]}?{shown}{found[2][len(query) :]}"
