@@ -71,13 +71,13 @@ class Topology:
     domain_names: dict[Level, tuple[str, ...]]
     generation: int
     hosts: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    names: tuple[str, ...] = field(init=False, repr=False)  # made once: readers ask for them node by node
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(node.name for node in self.nodes))
 
     def __len__(self) -> int:
         return len(self.nodes)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(node.name for node in self.nodes)
 
     @classmethod
     def build(
