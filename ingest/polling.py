@@ -79,6 +79,7 @@ class Poller:
     ) -> None:
         self.name = name
         self.bad = 0
+        self.bugs = 0  # answers that ended in one
         self._asks = dict(targets)
         self._targets = {target: _Target() for target in targets}
         self._options = options
@@ -127,6 +128,7 @@ class Poller:
             "rate_per_s": round(sum(recent) / 60.0, 2),
             "lag_s": 0.0,
             "bad": self.bad,
+            "bugs": self.bugs,
             "up": up > 0,
             "targets": len(self._targets),
             "targets_up": up,
@@ -185,6 +187,12 @@ class Poller:
                 logger.warning("%s: %s answers what cannot be read: %s", self.name, target, error)
             state.up, state.why = False, str(error)
             return Batch(bad=(error.with_traceback(None),))
+        except Exception as error:  # a bug, and that of one answer: the other targets are asked on
+            self.bugs += 1
+            if state.up is not False:
+                logger.error("%s: %s answers what cannot be read, a bug", self.name, target, exc_info=error)
+            state.up, state.why = False, f"{type(error).__name__}: {error}"
+            return None
         if state.up is False:
             logger.info("%s: %s answers again", self.name, target)
         state.up = True

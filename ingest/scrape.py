@@ -145,7 +145,10 @@ class Scraper:
         return self.resolver.inventory.models()
 
     def health(self) -> dict[str, Any]:
-        """Numbers for the ingestion document; rates are per second of fleet time, over the last minute."""
+        """Numbers for the ingestion document; rates are per second of fleet time, over the last minute.
+
+        refused_lists: file or URL -> why its list of targets is not taken, while the last good one stays.
+        """
         up = sum(target.up is True for target in self.targets.values())
         down = sum(target.up is False for target in self.targets.values())
         now_ms = self._clock.now_ms()
@@ -163,6 +166,7 @@ class Scraper:
             "failures": dict(self.failures),
             "noted": {**self.noted, "unknown_metric": len(self.resolver.dcgm.unknown)},
             "skipped_rounds": self.skipped_rounds,
+            "refused_lists": self._list.refused(),
         }
 
     def _rate(self, now_ms: int) -> float:
@@ -193,7 +197,7 @@ class Scraper:
         self._tasks[key] = task
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """A task that ends by itself has a bug: `next` raises it."""
+        """A task that ends by itself has a bug: `next` raises it, and this scraper is of no more use."""
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
             self._wake.set()
@@ -206,19 +210,17 @@ class Scraper:
 
     async def _ask_for_targets(self, url: str) -> None:
         """HTTP service discovery: what it says counts until it says something else; away, it says nothing."""
-        was = None
         while True:
             assert self._session is not None, "asked before next"
+            wait_s = ASK_S
             try:
                 page = await fetch(self._session, url, self._options.max_body_bytes)
                 self._list.learn(url, await asyncio.to_thread(read_groups, page, url))
-                why = None
             except (FetchError, ConfigError) as error:
-                why = str(error)
-            if why != was and why is not None:
-                logger.warning("cannot read targets from %s: %s, going on with those of before", url, why)
-            was = why
-            await asyncio.sleep(ASK_S if why is None else RELOAD_S)
+                wait_s = RELOAD_S
+                if self._list.refuse(url, str(error)):
+                    logger.warning("cannot read targets from %s: %s, going on with those of before", url, error)
+            await asyncio.sleep(wait_s)
 
     def _scrape_these(self, listed: dict[str, TargetSpec]) -> None:
         """Start what the list names, stop what it no longer names."""
@@ -236,13 +238,15 @@ class Scraper:
             urls.discard(target.spec.url)
 
     def target(self, spec: TargetSpec) -> ScrapeTarget:
-        decoder = PageDecoder(
+        return ScrapeTarget(spec, self._decoder(spec), zlib.crc32(spec.url.encode()) / 2**32)
+
+    def _decoder(self, spec: TargetSpec) -> PageDecoder:
+        return PageDecoder(
             self.resolver,
             Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address),
             noted=self.noted,
             future_limit_ms=self._future_limit_ms,
         )
-        return ScrapeTarget(spec, decoder, zlib.crc32(spec.url.encode()) / 2**32)
 
     async def _scrape_forever(self, target: ScrapeTarget) -> None:
         period_ms = self._options.interval_s * 1000
@@ -282,11 +286,22 @@ class Scraper:
             slow.cancel()
             self._running.discard(url)
         duration_s = time.perf_counter() - began
-        batch = target.decoder.decode(page, self._clock.now_ms())
+        try:
+            batch = target.decoder.decode(page, self._clock.now_ms())
+        except Exception as error:  # a bug, and that of one page: the other exporters go on
+            return self._node_samples(target, Batch(), False, duration_s, self._undecoded(target, error))
         junk = bool(batch.bad) and not batch.samples
         if junk:
             self.failures["no_samples"] += 1
         return self._node_samples(target, batch, not junk, duration_s, "the page holds bad lines only")
+
+    def _undecoded(self, target: ScrapeTarget, error: Exception) -> str:
+        """Count a page that ends in a bug of the decoder, and begin anew with a decoder that did not see it."""
+        self.failures["decoder_bug"] += 1
+        if target.up is not False:
+            logger.error("%s: its page cannot be decoded, a bug", target.spec.url, exc_info=error)
+        target.decoder = self._decoder(target.spec)
+        return f"its page cannot be decoded: {type(error).__name__}: {error}"
 
     def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
         """The batch, with what the scrape tells of the target's nodes."""

@@ -37,6 +37,11 @@ _group = msgspec.json.Decoder(Group, strict=False).decode
 
 def read_groups(data: bytes, origin: str) -> list[TargetSpec]:
     """The targets of a list of groups. ConfigError when it is none; `origin` names it in log lines."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as invalid:
+        byte = f"byte {invalid.start} (0x{data[invalid.start]:02x})"
+        raise ConfigError(f"{origin}: {byte} is not UTF-8, expected a list of target groups in UTF-8") from None
     found = [one for group in _groups(data, origin) for one in _targets(group)]
     bad = [one for one in found if isinstance(one, ConfigError)]
     for error in bad[:LOGGED]:

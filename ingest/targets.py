@@ -62,11 +62,15 @@ def parse_target(text: str) -> TargetSpec:
 
 @dataclass(slots=True)
 class _Watched:
-    """Files of one entry: a path, or for groups a pattern such as targets/*.json. `files`: (when changed, targets)."""
+    """Files of one entry: a path, or for groups a pattern such as targets/*.json. `files`: (when changed, targets).
+
+    refused: file -> why its list is not taken, and the one of before stays.
+    """
 
     path: Path
     groups: bool
     files: dict[Path, tuple[float, list[TargetSpec]]] = field(default_factory=dict)
+    refused: dict[Path, str] = field(default_factory=dict)
     absent: bool = False  # and it is told
 
     def read(self) -> Iterator[TargetSpec]:
@@ -74,12 +78,25 @@ class _Watched:
         paths = sorted(self.path.parent.glob(self.path.name)) if self.groups else [self.path]
         self._tell_absent(not any(path.exists() for path in paths))
         self.files = {path: self.files.get(path, (0.0, [])) for path in paths}
+        self.refused = {path: why for path, why in self.refused.items() if path in self.files}
         for path, (seen, targets) in self.files.items():
             changed = _changed(path)
             if changed != seen:
-                targets = _read_groups(path, targets) if self.groups else _read_file(path)
+                targets = self._read_groups(path, targets) if self.groups else _read_file(path)
                 self.files[path] = (changed, targets)
             yield from targets
+
+    def _read_groups(self, path: Path, last: list[TargetSpec]) -> list[TargetSpec]:
+        from ingest.target_groups import read_groups
+
+        try:
+            targets = read_groups(path.read_bytes(), str(path))
+        except (OSError, ConfigError) as error:
+            logger.warning("cannot read targets from %s: %s, going on with the %d of before", path, error, len(last))
+            self.refused[path] = str(error)
+            return last
+        self.refused.pop(path, None)
+        return targets
 
     def _tell_absent(self, absent: bool) -> None:
         if absent and not self.absent:
@@ -97,6 +114,7 @@ class TargetList:
         self._fixed: list[TargetSpec] = []
         self._watched: list[_Watched] = []
         self._told: dict[str, list[TargetSpec]] = {}
+        self._refused: dict[str, str] = {}  # URL -> why what it says is not taken
         for entry in entries:
             kind, colon, rest = entry.partition(":")
             if entry.startswith((_FILE, _FILE_SD)):
@@ -120,6 +138,18 @@ class TargetList:
     def learn(self, url: str, targets: list[TargetSpec]) -> None:
         """What the service at `url` says now."""
         self._told[url] = targets
+        self._refused.pop(url, None)
+
+    def refuse(self, url: str, why: str) -> bool:
+        """What the service says cannot be taken: what it said before stays. Whether that is news."""
+        news = self._refused.get(url) != why
+        self._refused[url] = why
+        return news
+
+    def refused(self) -> dict[str, str]:
+        """File or URL -> why its list is not taken; the last good one stays."""
+        files = {str(path): why for watched in self._watched for path, why in watched.refused.items()}
+        return {**files, **self._refused}
 
     def read(self) -> dict[str, TargetSpec]:
         """URL -> target, as of now."""
@@ -133,16 +163,6 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _read_groups(path: Path, last: list[TargetSpec]) -> list[TargetSpec]:
-    from ingest.target_groups import read_groups
-
-    try:
-        return read_groups(path.read_bytes(), str(path))
-    except (OSError, ConfigError) as error:
-        logger.warning("cannot read targets from %s: %s, going on with the %d of before", path, error, len(last))
-        return last
 
 
 def _read_file(path: Path) -> list[TargetSpec]:

@@ -13,6 +13,7 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.errors import ConfigError, SourceError
 from fleet.events import NodeEvent
+from ingest import gpud
 from ingest.gpud import TOKEN, GpudSource, parse_gpud
 from tests.ingest.health_daemon import Daemon, make_certificate, running
 
@@ -141,6 +142,20 @@ def test_an_answer_that_cannot_be_read_is_counted(daemon: Daemon, page: bytes) -
             await made.close()
 
     assert len(asyncio.run(scenario())) >= 1
+
+
+def test_a_bug_in_reading_one_answer_is_that_targets_alone(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon.pages["/v1/states"] = states(fan=state("Degraded"))
+    told = gpud.state_events
+
+    def with_a_bug(node: str, *rest: Any) -> Any:
+        return 1 / 0 if node == "n0" else told(node, *rest)
+
+    monkeypatch.setattr(gpud, "state_events", with_a_bug)
+    made = source(f"n0={daemon.url}", f"n1={daemon.url}")
+    assert [event.node for event in asyncio.run(first(made))] == ["n1"]
+    row = made.health()
+    assert (row["bugs"], row["targets_up"]) == (1, 1)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")

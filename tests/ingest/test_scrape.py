@@ -16,6 +16,7 @@ from fleet.samples import EntityKind
 from ingest import scrape
 from ingest.scrape import Scraper
 from ingest.source import Batch
+from ingest.text import PageDecoder
 from tests.ingest.pages import dcgm_page, page
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -465,3 +466,61 @@ def test_a_service_lists_targets_and_what_it_said_last_counts_while_it_is_away(
             return work
 
     assert asyncio.run(scenario()).values("scrape_up", "listed")
+
+
+def test_an_invalid_byte_of_a_service_ends_nothing_and_its_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrape, "RELOAD_S", 0.05)
+    monkeypatch.setattr(scrape, "ASK_S", 0.05)
+    asked = []
+
+    async def scenario() -> dict[str, str]:
+        async with exporter(dcgm=answers(dcgm_page(gpus=1))) as url:
+
+            async def groups(request: web.Request) -> web.Response:
+                asked.append(request.path)
+                if len(asked) > 1:
+                    return web.Response(body=b'[{"targets": ["n\xff:9400"]}]')
+                labels = {"__metrics_path__": "/dcgm", "node": "listed"}
+                return web.json_response([{"targets": [url.removeprefix("http://")], "labels": labels}])
+
+            async with exporter(groups=groups) as service:
+                work = Round([f"http_sd:{service}/groups"])
+                await work.until(lambda: len(asked) > 4)
+                refused: dict[str, str] = work.scraper.health()["refused_lists"]
+                seen = len(work.values("power_w", "listed/0"))
+                await work.until(lambda: len(work.values("power_w", "listed/0")) > seen)
+            await work.scraper.close()
+            return {url.removeprefix(service): why for url, why in refused.items()}
+
+    assert "byte 16 (0xff) is not UTF-8" in asyncio.run(scenario())["/groups"]
+    assert caplog.text.count("cannot read targets from") == 1
+
+
+def test_a_bug_in_the_decoding_of_one_page_is_that_targets_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = PageDecoder.decode
+
+    def with_a_bug(decoder: PageDecoder, page: bytes, now_ms: int) -> Batch:
+        if b"poison" in page:
+            raise IndexError("a bug")
+        return decode(decoder, page, now_ms)
+
+    monkeypatch.setattr(PageDecoder, "decode", with_a_bug)
+
+    async def scenario() -> Round:
+        async with exporter(good=answers(dcgm_page(gpus=1)), bad=answers(b"poison")) as url:
+            work = Round([f"{url}/good n001", f"{url}/bad n002"])
+            await work.until(
+                lambda: len(work.values("scrape_up", "n001")) > 2 and len(work.values("scrape_up", "n002")) > 2
+            )
+            await work.scraper.close()
+            return work
+
+    work = asyncio.run(scenario())
+    assert set(work.values("scrape_up", "n001")) == {1.0}
+    assert set(work.values("scrape_up", "n002")) == {0.0}
+    assert work.scraper.health()["failures"]["decoder_bug"] > 2
+    assert caplog.text.count("IndexError: a bug") == 2  # the traceback, and that the target is down

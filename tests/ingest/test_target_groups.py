@@ -48,6 +48,8 @@ def test_a_bad_entry_costs_itself(caplog: pytest.LogCaptureFixture) -> None:
         (b"- [", "x.yml"),
         (b"- &a {targets: [n1:1]}\n- *a", "x.yml"),
         (b"\xff\xfe", "x.yml"),
+        (b'[{"targets": ["n1:\xff"]}]', "x.json"),
+        (b'[{"targets": ["n1:9400"], "labels": {"node": "\xc3("}}]', "http://inventory/x"),
         (b"- " + b"[" * 2000, "x.yml"),
     ],
 )
@@ -68,6 +70,24 @@ def test_files_of_a_pattern_come_and_go_and_a_broken_one_keeps_what_it_said(tmp_
     os.utime(tmp_path / "a.json", (1, 1))
     (tmp_path / "b.json").unlink()
     assert list(targets.read().values()) == SPECS[:2]
+
+
+def test_a_file_with_an_invalid_byte_is_refused_whole_and_says_so_until_it_is_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.json"
+    targets = TargetList([f"file_sd:{path}"])
+    path.write_text(json.dumps(GROUPS[:1]))
+    assert list(targets.read().values()) == SPECS[:2]
+    path.write_bytes(b'[{"targets": ["n3:9400", "n\xff:9400"]}]')
+    os.utime(path, (1, 1))
+    for _ in range(3):
+        assert list(targets.read().values()) == SPECS[:2]
+    (why,) = targets.refused().values()
+    assert why.startswith(f"{path}: byte 27 (0xff) is not UTF-8")
+    assert caplog.text.count("is not UTF-8") == 1
+    path.write_text(json.dumps(GROUPS[1:]))
+    assert (list(targets.read().values()), targets.refused()) == (SPECS[2:], {})
 
 
 def test_a_service_that_lists_targets_is_named_by_its_url() -> None:
