@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -206,7 +206,7 @@ def list_all(server: Server, what: Collection) -> Listing:
             body = answer.read()
         try:
             page = _page(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise SourceError(f"{what.path} is no list: {error}", RETRY_MOST_S) from None
         objects += [what.decode(bytes(item)) for item in page.items or ()]
         token = page.metadata.token
@@ -249,7 +249,7 @@ def _answered(answer: Answer) -> Iterator[Answer]:
 def _refusal(status: int, body: bytes) -> Exception:
     try:
         message = _head(body).message
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         message = ""
     why = f"HTTP {status} {message[:200]}".strip()
     if status == 410 or "resource version" in message.lower():  # one of a server that was set back, too
@@ -298,19 +298,22 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
         self._closed = threading.Event()
+        self._crash: Exception | None = None  # of a thread that has ended
         self._threads = [
-            threading.Thread(target=self._follow, args=(row, versions.get(row.name, "")), daemon=True, name=row.name)
+            threading.Thread(target=self._run, args=(row, versions.get(row.name, "")), daemon=True, name=row.name)
             for row in what
         ]
         for thread in self._threads:
             thread.start()
 
     async def next(self, most_s: float | None = None) -> list[Message]:
-        """What arrived, at least one message; none after `most_s`."""
+        """What arrived, at least one message; none after `most_s`. Raises what a thread ended of, a bug."""
         try:
             await asyncio.wait_for(self._some.wait(), most_s)
         except TimeoutError:
             return []
+        if self._crash is not None:
+            raise self._crash
         self._some.clear()
         messages = []
         while True:
@@ -327,15 +330,24 @@ class Follower:
         while not self._closed.is_set():
             try:
                 self._queue.put(message, timeout=0.5)
-                self._loop.call_soon_threadsafe(self._some.set)
+                self._tell()
                 return
             except queue.Full:
                 continue
-            except RuntimeError:  # the loop is closed
-                return
+
+    def _tell(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._some.set)
+
+    def _run(self, what: Collection, version: str) -> None:
+        """One thread's life. A thread that ends in silence would be a collection that stands still for ever."""
+        try:
+            self._follow(what, version)
+        except Exception as error:
+            self._crash = error
+            self._tell()
 
     def _follow(self, what: Collection, version: str) -> None:
-        """One thread's life."""
         failures = 0
         while not self._closed.is_set():
             try:

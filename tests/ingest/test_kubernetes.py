@@ -17,6 +17,7 @@ from tests.checks import check_source
 from tests.ingest.small_kubernetes import (
     CREATED,
     CREATED_MS,
+    Reply,
     SmallKubernetes,
     condition,
     ended,
@@ -636,3 +637,27 @@ def test_it_is_a_source() -> None:
         return source[-1]
 
     check_source(make, batches=1)
+
+
+def test_a_thread_that_ends_of_a_bug_is_told_and_a_source_made_anew_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection that stood still in silence would leave what ended there running for ever."""
+    server = SmallKubernetes()
+    with Followed(server) as source:
+        source.told()
+        position = source.source.position()
+        monkeypatch.setattr("ingest.kubernetes.decode", lambda *_: 1 / 0)
+        server.put("jobs", job("train", 1))
+        server.put("pods", pod("train", 0))
+        with pytest.raises(ZeroDivisionError):
+            source.told(5.0)
+        source._taken = None
+    monkeypatch.undo()
+    with Followed(server, position) as again:
+        assert {event.job for event in again.told()} == {"ml/train"}
+
+
+def test_an_invalid_byte_in_the_head_of_a_list_is_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SmallKubernetes()
+    monkeypatch.setattr(server, "_list", lambda *_: Reply(200, b'{"metadata": {"resourceVersion": "\xff"}}'))
+    with Followed(server) as source, pytest.raises(SourceError, match="is no list"):
+        source.told(5.0)
