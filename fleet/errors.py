@@ -11,7 +11,8 @@
     ├── ModelError       a model is missing or sick: serve the baseline, alert
     └── NotBuiltError    a documented route whose capability is not here yet   HTTP 501
 
-Anything else is a bug: the process exits, is restarted and replays.
+Anything else is a bug. One of a source is counted and told, and the source is started again; of any other the process
+exits, is restarted and replays.
 """
 
 

@@ -65,6 +65,10 @@ class Batch:
 class Source(Protocol):
     """One stream of batches. One task calls `next`; `position` is read between two calls of it.
 
+    Whatever else it raises, in any method, is a bug that costs the other sources nothing: it is counted and told, the
+    source is closed, made anew and sought to the last position. So `next` also raises what a task or thread of its own
+    ended of.
+
     A source may also have: `health()`, its row (or rows) of the ingestion document; `models()`, node → GPU model;
     `backlog_bytes()`, what it has not read yet; `prune(position)`, called once two snapshots hold that position;
     `misses`, true where what nobody takes is gone; `begins()`, whether it still holds its very first record.

@@ -44,6 +44,7 @@ from service.config import Config
 from service.demand_forecasts import DemandForecasts
 from service.disk_trouble import said
 from service.fleet_metrics import fleet_page
+from service.guarded_source import guarded, unread_inbox
 from service.history import History
 from service.job_watch import Ended, JobWatch
 from service.locals import About, local_sections
@@ -67,7 +68,7 @@ from service.run_model import ServedRunModel
 from service.served_models import served_document, served_page
 from service.siblings import Siblings
 from service.snapshot import Snapshot
-from service.source_facts import backlog_bytes, caught_up, gpu_models
+from service.source_facts import caught_up, gpu_models
 from service.thread_work import in_thread
 from service.timekeeper import Timekeeper
 from service.urgent import HardSignals, UrgentRows
@@ -106,7 +107,7 @@ class Pipeline:
         self.state, self.memory, self.desk = self.kept.state, self.kept.memory, self.kept.desk
         if config.pipeline.models:
             self.memory.faults.prior = load_history(Path(config.pipeline.models))
-        self.sources = list(sources(self.state.entities))
+        self.sources = guarded(sources, self.state.entities)
         for source in self.sources:
             if source.name in self.kept.positions:
                 source.seek(self.kept.positions[source.name])
@@ -117,7 +118,7 @@ class Pipeline:
         if self.share.first:
             self._go_on_from(last)
         self.time = Timekeeper(clock, self.kept, round(config.scrape.interval_s * 1000), self._wake)
-        self.time.start(misses=any(getattr(source, "misses", False) for source in self.sources))
+        self.time.start(misses=any(source.misses for source in self.sources))
         self.board = BoardWriter(board)
         self.vitals = Vitals()
         self.urgent = UrgentRows(self.board)
@@ -138,7 +139,7 @@ class Pipeline:
         kept, state = self.kept, self.state
         shown = board.json("meta")["generation"] if board is not None and "meta" in board else 0
         state.topology = replace(state.topology, generation=max(shown, kept.generation) + 1)
-        if not kept.saved_ms and not all(getattr(source, "begins", lambda: True)() for source in self.sources):
+        if not kept.saved_ms and not all(source.begins() for source in self.sources):
             running = None if board is None else running_on(board)
             kept.occupancy_known = running is not None
             then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
@@ -149,7 +150,7 @@ class Pipeline:
                 tell_history(state.runs, attempt)
 
     async def run(self) -> None:
-        """Until cancelled. A bug in any task ends the process, which is restarted and replays."""
+        """Until cancelled. A bug ends the process, which is restarted and replays, unless it is one of a source."""
         async with asyncio.TaskGroup() as group:
             for source in self.sources:
                 group.create_task(self._pump(source))
@@ -340,7 +341,7 @@ class Pipeline:
         }
 
     def _metrics(self, tick: Tick) -> bytes:
-        inbox_bytes = sum(backlog_bytes(source) for source in self.sources if source.name == InboxSource.name)
+        inbox_bytes = sum(source.backlog_bytes() for source in self.sources if source.name == InboxSource.name)
         others = self.siblings.page(tick.now_ms) if self.siblings else b""
         pages = fleet_page(tick) + self.demand.page + self.runs.page + self.models.page
         pages += self.watch.page(tick)
@@ -348,14 +349,15 @@ class Pipeline:
 
     def _meta(self, now_ms: int) -> dict[str, Any]:
         have_s = (now_ms - self.kept.began_ms) / 1000
+        unknown = unread_inbox(self.sources) if self.kept.occupancy_known else UNKNOWN
         return {
             "fleet": self.config.fleet.name,
             "generation": self.state.topology.generation,
             "now_ms": now_ms,
             "speed": self.config.clock.speed,
             "tick_s": self.config.pipeline.tick_s,
-            "occupancy_known": self.kept.occupancy_known,
-            "occupancy_unknown": "" if self.kept.occupancy_known else UNKNOWN,
+            "occupancy_known": not unknown,
+            "occupancy_unknown": unknown,
             "models": {"risk": "", "demand": "gate", "straggler": "peers"},
             "warming": {"have_s": round(have_s), "need_s": WARM_S} if have_s < WARM_S else None,
         }
@@ -389,9 +391,8 @@ class Pipeline:
                 raise
             covered = await writing
             for source in self.sources:
-                prune = getattr(source, "prune", None)
-                if prune is not None and covered is not None and source.name in covered:
-                    await asyncio.to_thread(prune, covered[source.name])
+                if covered is not None and source.name in covered:
+                    await asyncio.to_thread(source.prune, covered[source.name])
 
     def _rest(self) -> None:
         """What is long over needs little room, and some day none."""

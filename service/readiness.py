@@ -26,7 +26,7 @@ class Check(msgspec.Struct, frozen=True):
 async def checks(context: Context) -> list[Check]:
     """In the order in which a starting service meets them."""
     meta = _meta(context)
-    found = [_board(context), _occupancy(meta), _history(meta)]
+    found = [_board(context), _occupancy(meta), _sources(context), _history(meta)]
     if context.mirror is not None:
         return [_mirror(context.mirror), *found]
     return [*found, await _placer(context), await asyncio.to_thread(_inbox, context)]
@@ -60,7 +60,17 @@ def _board(context: Context) -> Check:
 def _occupancy(meta: Mapping[str, Any]) -> Check:
     if meta.get("occupancy_known", True):
         return Check("occupancy", True, "what runs where is known")
-    return Check("occupancy", False, "what runs where is not known yet, so nothing is placed")
+    why = meta.get("occupancy_unknown") or "what runs where is not known yet"
+    return Check("occupancy", False, f"{why}, so nothing is placed")
+
+
+def _sources(context: Context) -> Check:
+    """Never a reason to be not ready: the others go on. Without the inbox, occupancy is not known."""
+    board = context.feed.latest()
+    told = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
+    failing = [f"{row['name']} fails ({row['last_error']})" for row in told if row.get("failing")]
+    sentence = f"{'; '.join(failing)}: started again at most a minute later" if failing else "no source fails"
+    return Check("sources", True, sentence)
 
 
 def _history(meta: Mapping[str, Any]) -> Check:

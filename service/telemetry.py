@@ -178,6 +178,7 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
     labels = ("source", "kind")
     up = GaugeMetricFamily("fleetcast_source_up", "Whether a source answers.", labels=labels)
     bad = CounterMetricFamily("fleetcast_source_bad_records", "Records that a source skipped.", labels=labels)
+    errors = CounterMetricFamily("fleetcast_source_errors", "Bugs that a source was started again for.", labels=labels)
     gauges = {key: GaugeMetricFamily(name, text, labels=labels) for key, name, text in SOURCE_GAUGES}
     told = {(str(row.get("name", "")), str(row.get("kind", ""))): row for row in rows}
     for label, row in told.items():
@@ -185,10 +186,12 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
             up.add_metric(label, float(bool(row["up"])))
         if isinstance(row.get("bad"), int | float):
             bad.add_metric(label, float(row["bad"]))
+        if isinstance(row.get("errors"), int):
+            errors.add_metric(label, float(row["errors"]))
         for key, family in gauges.items():
             if isinstance(row.get(key), int | float):
                 family.add_metric(label, float(row[key]))
-    return [up, bad, *gauges.values()]
+    return [up, bad, errors, *gauges.values()]
 
 
 def _counter(families: list[Metric], name: str, text: str, value: float | None) -> None:

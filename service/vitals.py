@@ -2,12 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ingest.source import Source
+from service.guarded_source import GuardedSource
 from service.state import Counts
 
 
@@ -35,9 +35,9 @@ class Vitals:
         self._tick_ms.append(took_ms)
         self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
 
-    def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[Source]) -> dict[str, Any]:
+    def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> dict[str, Any]:
         """The document of the same name."""
-        health = [row for source in sources for row in _health(source)]
+        health = [row for source in sources for row in source.health()]
         return {
             "as_of_ms": now_ms,
             "sources": health,
@@ -52,8 +52,8 @@ class Vitals:
             "events_total": counts.events,
             "duplicates_total": counts.duplicates,
             "targets": {
-                "up": sum(int(row.get("targets_up", 0)) for row in health),
-                "down": sum(int(row.get("targets_down", 0)) for row in health),
+                "up": _targets(health, "targets_up"),
+                "down": _targets(health, "targets_down"),
             },
             "ticks": self.ticks,
             "tick_ms": percentiles(self._tick_ms),
@@ -90,9 +90,7 @@ def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | Non
     return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
 
 
-def _health(source: Source) -> list[dict[str, Any]]:
-    health = getattr(source, "health", None)
-    if health is None:
-        return [{"name": source.name}]
-    answer = health()
-    return list(answer) if isinstance(answer, list) else [answer]
+def _targets(rows: Sequence[Mapping[str, Any]], key: str) -> int:
+    """The sum of a number of targets; a source of somebody else's may tell anything."""
+    counts = [row.get(key) for row in rows]
+    return sum(int(count) for count in counts if isinstance(count, int | float))

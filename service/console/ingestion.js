@@ -5,6 +5,7 @@ import { count, duration, list, NONE, num, object, rows, short, text, whole, wor
 
 /** Whether a source answers: one that reads many targets says how many do. */
 function up(row) {
+  if (row.failing) return "fails";
   if (num(row.up) === null) return row.up === false ? "away" : row.up === true ? "up" : NONE;
   return num(row.down) ? `${whole(row.up)} up, ${whole(row.down)} down` : `${whole(row.up)} up`;
 }
@@ -68,6 +69,7 @@ export class Ingestion {
     const [name, state, rate, lag, bad] = item.children;
     say(name, text(row.name) || text(row.kind));
     say(state, up(row));
+    item.title = num(row.errors) ? `${count(row.errors, "error")}, the last one: ${text(row.last_error)}` : "";
     say(rate, short(num(row.rate_per_s)));
     say(lag, duration(num(row.lag_s)));
     say(bad, whole(num(row.bad)));

@@ -48,6 +48,7 @@ def test_ready_with_all_checks_named(world: World) -> None:
     assert {row["name"]: row["sentence"] for row in body["checks"]} == {
         "board": "the board is 0 s old",
         "occupancy": "what runs where is known",
+        "sources": "no source fails",
         "history": "warming: 1 of 30 minutes of history",
         "placer": "the placer answers",
         "inbox": "the inbox can be written",
@@ -83,12 +84,23 @@ def test_a_placer_that_fails_is_named(world: World) -> None:
 
 
 def test_occupancy_that_is_not_known_is_not_ready(world: World) -> None:
-    meta = json.dumps({"warming": None, "occupancy_known": False}).encode()
+    meta = json.dumps({"warming": None, "occupancy_known": False, "occupancy_unknown": "lost"}).encode()
     rows = [section for section in sections() if section.name != "meta"]
     BoardWriter(world.folder / "board").publish([*rows, Section("meta", meta, NOW_MS)], NOW_MS)
     status, failing, _ = world.asked()
     assert status == 503
-    assert list(failing) == ["occupancy"]
+    assert failing == {"occupancy": "lost, so nothing is placed"}
+
+
+def test_a_source_that_fails_is_told_and_the_others_go_on(world: World) -> None:
+    row = {"name": "kafka", "failing": True, "last_error": "next(): KeyError: 'x'"}
+    ingestion = json.dumps({"sources": [{"name": "inbox", "failing": False, "last_error": "old"}, row]}).encode()
+    rows = [section for section in sections() if section.name != "doc.ingestion"]
+    BoardWriter(world.folder / "board").publish([*rows, Section("doc.ingestion", ingestion, NOW_MS)], NOW_MS)
+    status, failing, body = world.asked()
+    assert (status, failing) == (200, {})
+    told = {row["name"]: row["sentence"] for row in body["checks"]}
+    assert told["sources"] == "kafka fails (next(): KeyError: 'x'): started again at most a minute later"
 
 
 def test_an_inbox_that_cannot_be_written_is_not_ready(world: World) -> None:

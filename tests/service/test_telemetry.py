@@ -15,7 +15,7 @@ def series(page: str) -> dict[str, float]:
 
 def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> None:
     rows = [
-        {"name": "kafka", "kind": "kafka", "up": False, "lag_s": 12.5, "lag_records": 40, "bad": 3, "rate_per_s": 0.0},
+        {"name": "kafka", "kind": "kafka", "up": False, "lag_s": 12.5, "lag_records": 40, "bad": 3, "errors": 4},
         {"name": "scrape", "kind": "scrape", "up": 7, "down": 1, "lag_s": None, "bad": 0},
         {"name": "replay"},
     ]
@@ -25,6 +25,7 @@ def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> Non
     assert told["fleetcast_source_lag_seconds kafka"] == 12.5
     assert told["fleetcast_source_lag_records kafka"] == 40
     assert told["fleetcast_source_bad_records_total kafka"] == 3
+    assert told["fleetcast_source_errors_total kafka"] == 4
     assert "fleetcast_source_lag_seconds scrape" not in told
     assert not [name for name in told if name.endswith(" replay")]
 
