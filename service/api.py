@@ -27,8 +27,10 @@ from fleet.errors import ConfigError, FleetcastError
 from ingest.inbox import WRITES, Backlog, InboxWriter, read_events
 from ingest.job_events import identity
 from service.access import Access, Scope, default_scope, load_access
+from service.addresses import Networks
 from service.board_mirror import TOKEN, BoardMirror
-from service.config import Config
+from service.body_budget import BodyBudget
+from service.config import ApiConfig, Config
 from service.connections import LimitedServer, Limits, allow_files, protocol_of
 from service.feed import BoardFeed
 from service.hot_path import hot_protocol
@@ -159,9 +161,13 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
         mirror = BoardMirror(url, config.board, os.environ.get(TOKEN, ""))
     else:
         link, mirror = PlacerLink(f"http://127.0.0.1:{config.placer.port}"), None
-    kept = config, clock, feed, link, StreamHub(feed), ApiMetrics(), RecentIdentities()
+    metrics = ApiMetrics()
+    bodies = BodyBudget(config.api.body_budget_bytes, metrics.refused_bodies.inc)
+    metrics.body_bytes.set_function(lambda: bodies.used_bytes)
+    metrics.body_budget_bytes.set(config.api.body_budget_bytes)
+    kept = config, clock, feed, link, StreamHub(feed), metrics, RecentIdentities()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
-    return Context(*kept, access=access, backlog=backlog, mirror=mirror)
+    return Context(*kept, access=access, backlog=backlog, bodies=bodies, mirror=mirror)
 
 
 def _sent_on(row: Row) -> Row:
@@ -238,12 +244,22 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def limits_of(api: ApiConfig) -> Limits:
+    return Limits(
+        api.max_connections,
+        api.header_timeout_s,
+        api.body_timeout_s,
+        api.max_connections_per_address,
+        Networks(api.trusted_proxies, "api.trusted_proxies"),
+    )
+
+
 async def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
     keep_one_heap()
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
-    limits = Limits(config.api.max_connections, config.api.header_timeout_s, config.api.body_timeout_s)
+    limits = limits_of(config.api)
     allow_files(limits.max_connections)
 
     def refused(status: int) -> None:
@@ -260,8 +276,11 @@ async def serve(config: Config) -> None:
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=30,
         backlog=1024,
+        forwarded_allow_ips=list(config.api.trusted_proxies),
     )
     server = ApiServer(settings, context)
+    context.metrics.max_connections.set(limits.max_connections)
+    context.metrics.connections.set_function(lambda: len(server.server_state.connections))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))

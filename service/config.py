@@ -14,6 +14,7 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
+from service.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
 BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
@@ -99,6 +100,8 @@ class ApiConfig(_Section, frozen=True):
     """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's.
 
     `max_backlog_bytes`: remote writes are refused for a while when the inbox takes more than this on disk.
+    `body_budget_bytes`: of all bodies in memory at once, as sent and unpacked. `trusted_proxies`: addresses and
+    networks that `max_connections_per_address` does not bind, and whose X-Forwarded-For is believed.
     """
 
     host: str = "127.0.0.1"
@@ -106,7 +109,10 @@ class ApiConfig(_Section, frozen=True):
     board: str = ""
     max_body_bytes: int = 16_777_216
     max_backlog_bytes: int = 4_294_967_296
+    body_budget_bytes: int = 268_435_456
     max_connections: int = 1024
+    max_connections_per_address: int = 256
+    trusted_proxies: tuple[str, ...] = LOOPBACK
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     stale_after_s: float = 60.0
@@ -227,7 +233,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "api.port": (1, 65_535),
     "api.max_body_bytes": BYTES,
     "api.max_backlog_bytes": (2**28, 2**50),  # a segment goes when it is full and two snapshots cover it
+    "api.body_budget_bytes": (2**20, 2**40),
     "api.max_connections": (1, 1_000_000),
+    "api.max_connections_per_address": (1, 1_000_000),
     "api.header_timeout_s": PERIOD_S,
     "api.body_timeout_s": PERIOD_S,
     "api.stale_after_s": PERIOD_S,
@@ -251,6 +259,12 @@ def check_config(config: Config) -> None:
             f"api.board = {config.api.board.rpartition('@')[2]!r}: must be like http://HOST:8080/v1/board; "
             "its token comes from the environment, FLEETCAST_BOARD_TOKEN"
         )
+    if config.api.body_budget_bytes < 2 * config.api.max_body_bytes:
+        raise ConfigError(
+            f"api.body_budget_bytes = {config.api.body_budget_bytes}: must hold a body of api.max_body_bytes = "
+            f"{config.api.max_body_bytes} as sent and unpacked, so at least {2 * config.api.max_body_bytes}"
+        )
+    Networks(config.api.trusted_proxies, "api.trusted_proxies")
     if config.api.port == config.placer.port:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
     for key, name in (

@@ -5,7 +5,8 @@ uvicorn's protocol with deadlines on top. A client has `header_timeout_s` for th
 all connections finds those that are late, so a request costs no timer. All times are wall time.
 
     too many connections    503 and Retry-After    a head or body that comes too slowly    408
-    a head too large        431                    what is no HTTP                         400
+    too many of an address  429 and Retry-After    what is no HTTP                         400
+    a head too large        431
 """
 
 import contextlib
@@ -13,13 +14,15 @@ import logging
 import math
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.addresses import LOOPBACK, Networks, counted_as
 from service.problems import Problem
 
 logger = logging.getLogger(__name__)
@@ -27,17 +30,20 @@ logger = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 65_536
 WRITE_TIMEOUT_S = 30.0
 TURNED_AWAY = 256  # connections above the limit that are told so; those above are dropped
+TURNED_AWAY_EACH = 8  # the same of one address
 SPARE_FILES = 256  # descriptors for everything that is no connection
 SWEEP_TICKS = 10  # uvicorn's main loop ticks ten times a second
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the clients of one server may take up."""
+    """What the clients of one server may take up; no address that is `trusted` has too many connections."""
 
     max_connections: int = 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
+    max_connections_per_address: int = 256
+    trusted: Networks = field(default_factory=lambda: Networks(LOOPBACK))
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -47,6 +53,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """
 
     limits = Limits()
+    of_address: ClassVar[Counter[tuple[str, bool]]] = Counter()  # by address and `is_too_many`: open connections
     refused: Callable[[int], None] = staticmethod(lambda status: None)
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -57,12 +64,30 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unsent = 0
         self._unsent_since = 0.0
         self.is_too_many = False
+        self._address = ""  # that the connection is counted with; empty: with none
+        self._of_crowd = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.is_too_many = self._comes_last()
-        if len(self.connections) > self.limits.max_connections + TURNED_AWAY:
+        host = self.client[0] if self.client else ""
+        self._address = counted_as(host) if host and host not in self.limits.trusted else ""
+        self._of_crowd = self._is_crowded(False, self.limits.max_connections_per_address)
+        self.is_too_many = self._of_crowd or self._comes_last()
+        too_many = len(self.connections) > self.limits.max_connections + TURNED_AWAY
+        if too_many or (self.is_too_many and self._is_crowded(True, TURNED_AWAY_EACH)):
             transport.abort()
+        self.of_address[self._address, self.is_too_many] += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        counted = self._address, self.is_too_many
+        self.of_address[counted] -= 1
+        if self.of_address[counted] <= 0:
+            del self.of_address[counted]
+
+    def _is_crowded(self, is_too_many: bool, most: int) -> bool:
+        """Whether so many connections of the same address are open."""
+        return self._address != "" and self.of_address[self._address, is_too_many] >= most
 
     def _comes_last(self) -> bool:
         """Whether all places are taken by others: who has one keeps it, whoever comes."""
@@ -71,7 +96,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.is_too_many:
-            self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
+            self._refuse_one_too_many()
             return
         super().data_received(data)
         if self._in_head:
@@ -80,6 +105,13 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.refuse(431, "head_too_large", f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes")
         elif self._deadline == math.inf and self._idle():  # bytes that began nothing
             self._deadline = time.monotonic() + self.limits.header_timeout_s
+
+    def _refuse_one_too_many(self) -> None:
+        if self._of_crowd:
+            most = self.limits.max_connections_per_address
+            self.refuse(429, "too_many_connections", f"{most:,} connections of {self._address} are open: use those")
+        else:
+            self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -135,7 +167,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-HEADERS = {503: {"retry-after": "5"}}
+HEADERS = {503: {"retry-after": "5"}, 429: {"retry-after": "5"}}
 
 
 def _answer(problem: Problem) -> bytes:
@@ -148,7 +180,8 @@ def _answer(problem: Problem) -> bytes:
 
 def protocol_of(limits: Limits, refused: Callable[[int], None] = lambda status: None) -> type[LimitedProtocol]:
     """The class for `uvicorn.Config(http=…)`."""
-    return type("Protocol", (LimitedProtocol,), {"limits": limits, "refused": staticmethod(refused)})
+    own = {"limits": limits, "of_address": Counter(), "refused": staticmethod(refused)}
+    return type("Protocol", (LimitedProtocol,), own)
 
 
 class LimitedServer(uvicorn.Server):

@@ -24,6 +24,7 @@ PLAIN: dict[Any, dict[str, Any]] = {
     dict: {"type": "object"},
 }
 REFUSED = (401, 403)
+TOO_MUCH = (413, 503)  # a body, or those of all requests
 SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "basic": {"type": "http", "scheme": "basic", "description": "any user name; the token is the password"},
@@ -74,7 +75,7 @@ def _path(path: str) -> str:
 
 
 def _operation(row: Row, schema_of: Mapping[int, Any]) -> dict[str, Any]:
-    problems = (*row.problems, *((403,) if row.is_open else REFUSED))
+    problems = (*row.problems, *((403,) if row.is_open else REFUSED), *(TOO_MUCH if row.body else ()))
     operation: dict[str, Any] = {
         "operationId": _operation_id(row),
         "summary": row.summary,

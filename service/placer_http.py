@@ -16,9 +16,11 @@ from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import PlacementRequest
 from placement.ledger import Committed, LedgerError
 from service.access import Access, Scope
+from service.body_budget import BodyBudget
 from service.placement_body import BODY_ERRORS, body_problem, decode
 from service.placer_desk import Desk
 from service.problems import Problem
+from service.request_body import LEASE, read_raw
 from service.start_desk import StartDesk
 
 MAX_BODY_BYTES = 4_194_304
@@ -31,10 +33,6 @@ encode = msgspec.json.Encoder().encode
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class BodyTooLarge(Exception):
-    """The body passes `MAX_BODY_BYTES`."""
-
-
 class Doors:
     """The handlers, each a few lines around one method of the desk."""
 
@@ -43,13 +41,14 @@ class Doors:
         self.starts = starts
         self.queue_changed = queue_changed
         self.access = access
+        self.bodies = BodyBudget(desk.config.api.body_budget_bytes)
 
     async def place(self, request: Request) -> Response:
-        wanted = decode(await read(request))
+        wanted = decode(await read_raw(request, MAX_BODY_BYTES))
         return answer(self.desk.place(wanted, caller_of(request, wanted)))
 
     async def enqueue(self, request: Request) -> Response:
-        wanted = decode(await read(request))
+        wanted = decode(await read_raw(request, MAX_BODY_BYTES))
         reply = self.desk.enqueue(wanted, caller_of(request, wanted))
         self.queue_changed()
         return answer(reply, 202)
@@ -75,7 +74,7 @@ class Doors:
         return answer(await asyncio.to_thread(encode, body), headers=NOW)
 
     async def estimate(self, request: Request) -> Response:
-        wanted = decode(await read(request))
+        wanted = decode(await read_raw(request, MAX_BODY_BYTES))
         return answer(encode(await self.starts.estimate(wanted)), headers=NOW)
 
     async def withdraw(self, request: Request) -> Response:
@@ -106,6 +105,7 @@ class Doors:
         """The handler for callers who may; the api asks with the token of its own caller."""
 
         async def guarded(request: Request) -> Response:
+            request.scope[LEASE] = lease = self.bodies.lease()
             try:
                 request.state.caller = self.access.check(request.method, request.scope["headers"], scope)
                 return await handler(request)
@@ -113,6 +113,8 @@ class Doors:
                 response = problem_of(error).response("/v1" + request.url.path)
                 self.desk.metrics.refused_requests.labels(str(response.status_code)).inc()
                 return response
+            finally:
+                lease.release()
 
         return guarded
 
@@ -145,17 +147,6 @@ def make_app(
         ],
         exception_handlers={HTTPException: http_problem},
     )
-
-
-async def read(request: Request) -> bytes:
-    """The body, refused as soon as it grows too large."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
@@ -193,7 +184,7 @@ def answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None
 
 
 ERRORS = (
-    *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, BodyTooLarge, Problem),
+    *(RequestError, UnknownEntity, ConflictError, StaleError, LedgerError, Problem),
     *BODY_ERRORS,
 )
 
@@ -205,8 +196,6 @@ def problem_of(error: Exception) -> Problem:
             return Problem(503, "unavailable", str(error), headers={"retry-after": str(RETRY_AFTER_S)})
         case StaleError():
             return Problem(503, "stale", str(error), headers={"retry-after": str(RETRY_AFTER_S)})
-        case BodyTooLarge():
-            return Problem(413, "too_large", str(error))
         case _:
             return body_problem(error)
 

@@ -1,19 +1,30 @@
-"""Request bodies, bounded: never more than the limit is read or inflated, whatever the headers promise."""
+"""Request bodies, bounded: never more than the limit is read or inflated, whatever the headers promise.
+
+What is kept of a body is counted by the lease of its request (service.body_budget).
+"""
 
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
+from service.body_budget import CLOSING, BodyBudget, Lease
 from service.problems import Problem
 
+LEASE = "fleetcast.lease"  # in the scope of a request
 DISCARD_BYTES = 2**28
 DISCARD_S = 3.0  # wall
 MOST_MEMBERS = 10_000
 PIECE_BYTES = 65_536
 GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
+
+
+def lease_of(request: Request) -> Lease:
+    """The lease that the server gave the request; one without end where nobody did."""
+    lease = request.scope.get(LEASE)
+    return lease if isinstance(lease, Lease) else BodyBudget().lease()
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -23,12 +34,14 @@ async def read_body(request: Request, most: int) -> bytes:
         detail = f"content-encoding {coding!r}: expected gzip, deflate or none"
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "gzip, deflate"})
     data = await read_raw(request, most)
-    return data if coding in ("identity", "") else await asyncio.to_thread(inflate, data, coding, most)
+    if coding in ("identity", ""):
+        return data
+    return await asyncio.to_thread(inflate, data, coding, most, lease_of(request).grow)
 
 
 async def read_raw(request: Request, most: int) -> bytes:
-    """The body as it came. Problem 413 when it has more than `most` bytes."""
-    chunks = request.stream()
+    """The body as it came. Problems: 413 when it has more than `most` bytes, 503 while others take up all room."""
+    chunks, lease = request.stream(), lease_of(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         await _discard(request, chunks)
@@ -37,10 +50,15 @@ async def read_raw(request: Request, most: int) -> bytes:
     size = 0
     async for chunk in chunks:
         size += len(chunk)
-        if size > most:
+        try:
+            if size > most:
+                raise too_large(f"at least {size} bytes", most)
+            lease.grow(len(chunk))
+        except Problem:
             parts.clear()
+            lease.release()
             await _discard(request, chunks)
-            raise too_large(f"at least {size} bytes", most)
+            raise
         parts.append(chunk)
     return b"".join(parts)
 
@@ -60,11 +78,11 @@ async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
 
 def too_large(what: str, most: int) -> Problem:
     """The connection is closed with the answer: a rest of the body that was not read is no next request."""
-    return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers={"connection": "close"})
+    return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers=CLOSING)
 
 
-def inflate(data: bytes, coding: str, most: int) -> bytes:
-    """Inflate at most `most` bytes; several gzip members in a row are one body."""
+def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = lambda size_bytes: None) -> bytes:
+    """Inflate at most `most` bytes; several gzip members in a row are one body. `grow` hears of each piece's size."""
     bits = GZIP if "gzip" in coding else ZLIB if data[:1] and data[0] & 0x0F == 8 else RAW_DEFLATE
     parts: list[bytes] = []
     at = size = members = 0
@@ -84,6 +102,7 @@ def inflate(data: bytes, coding: str, most: int) -> bytes:
             size += len(parts[-1])
             if size > most:
                 raise too_large(f"more than {most} bytes when inflated", most)
+            grow(len(parts[-1]))
             at += len(piece) - len(stream.unused_data)
     return b"".join(parts)
 

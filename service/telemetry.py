@@ -46,9 +46,24 @@ class ApiMetrics:
         )
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
-            "Connections closed by us: too many, too slow, or no HTTP.",
+            "Connections closed by us: too many (429: of one address), too slow, or no HTTP.",
             ("status",),
             registry=self.registry,
+        )
+        self.refused_bodies = Counter(
+            "fleetcast_api_refused_bodies",
+            "Bodies refused since those of all requests took up the budget.",
+            registry=self.registry,
+        )
+        self.body_bytes = Gauge(
+            "fleetcast_api_body_bytes", "Bodies of requests in memory, as sent and unpacked.", registry=self.registry
+        )
+        self.body_budget_bytes = Gauge(
+            "fleetcast_api_body_budget_bytes", "What they may take up together.", registry=self.registry
+        )
+        self.connections = Gauge("fleetcast_api_connections", "Open connections.", registry=self.registry)
+        self.max_connections = Gauge(
+            "fleetcast_api_max_connections", "How many may be open at once.", registry=self.registry
         )
         self.neutral = Counter(
             "fleetcast_kube_neutral_answers",

@@ -8,6 +8,7 @@ from ingest.inbox import Backlog, InboxWriter
 from ingest.slurm_jobcomp import Attempts
 from service.access import Access
 from service.board_mirror import BoardMirror
+from service.body_budget import BodyBudget
 from service.config import Config
 from service.feed import BoardFeed
 from service.kube_desk import KubeDesk
@@ -33,6 +34,7 @@ class Context:
     recent: RecentIdentities
     access: Access
     backlog: Backlog
+    bodies: BodyBudget
     inbox: InboxWriter | None = None
     writes: InboxWriter | None = None
     mirror: BoardMirror | None = None  # of a replica: its board comes from another api

@@ -17,7 +17,7 @@ from ingest.snappy import unpack, unpacked_bytes
 from ingest.write_decoder import MAX_UNPACKED_BYTES
 from service.access import Scope
 from service.problems import Problem
-from service.request_body import read_raw
+from service.request_body import lease_of, read_raw
 from service.routes.context import Context
 from service.routes.table import NO_STORE, Query, Row
 
@@ -40,7 +40,10 @@ async def write(request: Request, context: Context, query: Query) -> Response:
     _check_coding(request.headers.get("content-encoding", ""))
     body = await read_raw(request, context.config.api.max_body_bytes)
     try:
-        if unpacked_bytes(body) < IN_A_THREAD_BYTES:
+        size_bytes = unpacked_bytes(body)
+        if size_bytes <= MAX_UNPACKED_BYTES:
+            lease_of(request).grow(size_bytes)
+        if size_bytes < IN_A_THREAD_BYTES:
             taken = read(body, version)
         else:
             taken = await asyncio.to_thread(read, body, version)

@@ -24,6 +24,7 @@ from fleet.errors import FleetcastError
 from service.access import Scope, default_scope
 from service.board import Board
 from service.problems import FieldError, Problem, as_problem, unprocessable
+from service.request_body import LEASE
 from service.routes.context import Context
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ class Endpoint:
         began = time.perf_counter()
         method = scope["method"]
         request = Request(scope, receive)
+        scope[LEASE] = lease = self.context.bodies.lease()
         try:
             response = await self._answer(request, "GET" if method == "HEAD" else method)
         except FleetcastError as error:
@@ -151,6 +153,8 @@ class Endpoint:
             response = Problem(error.status_code, "http", error.detail).response(scope["path"])
         except Exception:
             response = bug(scope["path"])
+        finally:
+            lease.release()
         self.context.metrics.observe(self.path, method, response.status_code, time.perf_counter() - began)
         if method == "HEAD":
             response = Response(None, response.status_code, dict(response.headers))

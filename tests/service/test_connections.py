@@ -8,12 +8,13 @@ import pytest
 import uvicorn
 
 from service import connections
-from service.connections import LimitedServer, Limits, protocol_of
+from service.addresses import Networks
+from service.connections import LimitedProtocol, LimitedServer, Limits, protocol_of
 
 LIMITS = Limits(max_connections=8, header_timeout_s=0.2, body_timeout_s=0.2)
 BIG = b"x" * 2**20
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[[], Awaitable[Streams]]
+Connect = Callable[..., Awaitable[Streams]]  # (address that it comes from)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -53,8 +54,8 @@ def served(
         port = server.servers[0].sockets[0].getsockname()[1]
         opened: list[asyncio.StreamWriter] = []
 
-        async def connect() -> Streams:
-            streams = await asyncio.open_connection("127.0.0.1", port)
+        async def connect(address: str = "127.0.0.1") -> Streams:
+            streams = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
             opened.append(streams[1])
             return streams
 
@@ -185,6 +186,53 @@ def test_who_has_a_place_keeps_it_whoever_comes(monkeypatch: pytest.MonkeyPatch)
     answers, refused = served(work, monkeypatch, Limits(LIMITS.max_connections, 60.0, 60.0))
     assert [answer.split(b" ")[1] for answer in answers] == [b"200", b"503", b"503", b"503"]
     assert refused == [503] * 3
+
+
+def test_one_address_takes_no_places_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    limits = Limits(LIMITS.max_connections, 60.0, 60.0, 3, Networks(["127.0.0.9"]))
+
+    async def work(connect: Connect) -> list[bytes]:
+        held = [await connect("127.0.0.2") for _ in range(3)]
+        crowd = [await connect("127.0.0.2") for _ in range(2)]
+        answers = [await told(crowd[0], request), await told(await connect("127.0.0.3"), request)]
+        trusted = [await connect("127.0.0.9") for _ in range(4)]
+        answers += [await told(streams, request) for streams in (trusted[3], held[0])]
+        later = b""
+        while not later.startswith(b"HTTP/1.1 200 "):  # until the server has noticed that a place is free
+            later = await told(await connect("127.0.0.2"), request)
+        return answers
+
+    answers, refused = served(work, monkeypatch, limits)
+    assert [answer.split(b" ")[1] for answer in answers] == [b"429", b"200", b"200", b"200"]
+    assert b"\r\nretry-after: 5\r\n" in answers[0]
+    assert b"3 connections of 127.0.0.2 are open" in answers[0]
+    assert set(refused) == {429}
+
+
+def test_nothing_is_kept_of_connections_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocols: list[Any] = []
+    monkeypatch.setattr(connections, "TURNED_AWAY_EACH", 2)
+    whole = LimitedProtocol.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        protocols.append(self)
+        whole(self, transport)
+
+    monkeypatch.setattr(LimitedProtocol, "connection_made", connection_made)
+
+    async def work(connect: Connect) -> int:
+        for number in range(30):
+            opened = [await connect(f"127.0.0.{2 + number % 3}") for _ in range(3)]
+            for _, writer in opened:
+                writer.close()
+        of_address = protocols[0].of_address
+        while len(protocols) < 90 or of_address:
+            await asyncio.sleep(0.01)
+        return len(of_address)
+
+    limits = Limits(64, 60.0, 60.0, 1, Networks([]))
+    assert served(work, monkeypatch, limits)[0] == 0
 
 
 def test_a_head_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
