@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test setup integration bench lint lock sbom clean
+.PHONY: demo test setup integration fuzz bench lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -19,6 +19,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict sdk/fleetcast_client
+
+fuzz: $(VENV)/.installed-dev ## ten million requests, right and wrong, to the service in one process; goes on where it was stopped
+	$(BIN)/python -m tests.fuzz.campaign --keep var/fuzz.json $(ARGS)
 
 bench: $(VENV)/.installed ## every hot path at its sizes, one JSON line a case
 	$(BIN)/fleetcast bench --json - $(ARGS)

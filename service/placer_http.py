@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -109,6 +109,8 @@ class Doors:
             try:
                 request.state.caller = self.access.check(request.method, request.scope["headers"], scope)
                 return await handler(request)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody is there to read it
             except ERRORS as error:
                 response = problem_of(error).response("/v1" + request.url.path)
                 self.desk.metrics.refused_requests.labels(str(response.status_code)).inc()
@@ -131,7 +133,7 @@ def make_app(
     def route(method: str, path: str, handler: Handler, scope: Scope) -> Route:
         return Route(path, doors.guard(handler, scope), methods=[method])
 
-    return Starlette(
+    app = Starlette(
         routes=[
             route("POST", "/placements", doors.place, Scope.PLACE),
             route("GET", "/placements", doors.placements, Scope.READ),
@@ -147,6 +149,8 @@ def make_app(
         ],
         exception_handlers={HTTPException: http_problem},
     )
+    app.router.redirect_slashes = False  # a redirect would name the address that the api asked for us
+    return app
 
 
 def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:

@@ -25,6 +25,8 @@ from fleet.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:fleetcast:problem:"
+MOST_CHARACTERS = 2000  # of what a caller sent, where a problem says it back
+MOST_ERRORS = 50
 
 
 class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,14 +70,16 @@ class Problem(FleetcastError):
         self.extra = dict(extra or {})
 
     def body(self, instance: str) -> dict[str, Any]:
+        """The members, bounded: an answer is no copy of what was sent."""
         body: dict[str, Any] = {
             "type": TYPE_PREFIX + self.code,
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
-            "detail": self.detail,
-            "instance": instance,
+            "detail": _bounded(self.detail),
+            "instance": _bounded(instance),
         }
-        return body | ({"errors": self.errors} if self.errors else {}) | self.extra
+        errors = [_bounded_error(error) for error in self.errors[:MOST_ERRORS]]
+        return body | ({"errors": errors} if errors else {}) | self.extra
 
     def response(self, instance: str) -> Response:
         return Response(
@@ -84,6 +88,15 @@ class Problem(FleetcastError):
             {"cache-control": "no-store", **self.headers},
             MEDIA_TYPE,
         )
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+
+
+def _bounded_error(error: FieldError) -> FieldError:
+    value = _bounded(error.value) if isinstance(error.value, str) else error.value
+    return FieldError(_bounded(error.field), value, _bounded(error.expected))
 
 
 _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (

@@ -17,6 +17,7 @@ from service.config import Config, PlacerConfig
 from service.placer import open_desk, serve
 from service.placer_desk import load_functions
 from service.placer_http import MAX_BODY_BYTES
+from tests.fuzz.asgi import Asked, ask
 from tests.service.placer_world import NOW_MS, World, rack_of_64
 
 
@@ -403,3 +404,15 @@ def test_what_a_decision_names_as_ignored_changes_nothing_in_it(world: World, fa
     plain = world.place("x", gang=3, gpus_per_node=4, limit_s=7200, dry_run=True)
     told = world.place("x", gang=3, gpus_per_node=4, limit_s=7200, dry_run=True, **{fact: FACTS[fact]})
     assert plain | {"ignored": [fact]} == told
+
+
+@pytest.mark.parametrize("path", ["/placements", "/queue", "/estimate"])
+def test_a_client_that_goes_away_within_its_body_is_no_error_of_ours(world: World, path: str) -> None:
+    asyncio.run(ask(world.app, Asked("POST", path, chunks=(b'{"request_id": "a"',), leaves=True)))
+    assert world.ask("GET", "/placements").json()["rows"] == []
+
+
+def test_a_slash_too_many_is_a_problem_and_no_redirect(world: World) -> None:
+    response = world.ask("GET", "/audit/")
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/problem+json"

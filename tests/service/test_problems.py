@@ -15,7 +15,7 @@ from fleet.errors import (
     StaleError,
     UnknownEntity,
 )
-from service.problems import Problem, as_problem, unprocessable, warming
+from service.problems import FieldError, Problem, as_problem, unprocessable, warming
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,13 @@ def test_further_members_are_part_of_the_body() -> None:
 def test_an_error_that_no_request_can_cause_is_a_bug() -> None:
     with pytest.raises(ConfigError):
         as_problem(ConfigError("port"))
+
+
+def test_a_problem_is_no_copy_of_what_was_sent() -> None:
+    long = "x" * 100_000
+    many = [FieldError(long, long, long) for _ in range(1000)]
+    response = Problem(422, "bad_request", long, errors=many).response("/" + long)
+    body = json.loads(bytes(response.body))
+    assert len(body["detail"]) == len(body["instance"]) == len(body["errors"][0]["field"]) == 2001
+    assert body["detail"].endswith("x…")
+    assert len(body["errors"]) == 50
