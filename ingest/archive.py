@@ -6,10 +6,11 @@ What an `Archive` takes is in memory until it is handed over; `hand_over` comes 
 as the positions of the sources, and the snapshot is kept only once its files are on disk. So whatever happens, what is
 not in a file is told again by who can tell it again.
 
-**Once.** A row is certain to be new when the window store applied it: its time is later than all of its series. The
-others (late ones, and after a start those up to the newest row on disk) are looked up in the files of their hour before
-they are written. So it does not matter what is replayed, which snapshot was lost, or how often somebody sends a thing.
-Events are in the job table once; only those that a file holds which is newer than the snapshot are looked up.
+**Once.** A row is written only if no file holds it: of samples the series and time, of events the identity. A sample is
+certain to be new when the window store applied it (its time is later than all of its series), an event when the job
+table took it, and both only where they are later than all that files held when the process began. The others are looked
+up in the files of their hour before they are written. So it does not matter what is replayed, from which snapshot, what
+processes before wrote after it, or how often somebody sends a thing. `ingest.archive_events` has more on events.
 
 A flush that fails keeps its rows, and the next one looks all of them up.
 """
@@ -26,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.entities import Entities
-from fleet.events import JobEvent, NodeEvent
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, Topology
+from ingest.archive_events import Event, KnownEvents
 from ingest.archive_files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
-from ingest.archive_read import newest_ms, told_after, torn_is_said
+from ingest.archive_read import newest_ms, torn_is_said
 from ingest.archive_rows import (
     KINDS,
     Rows,
@@ -42,14 +43,12 @@ from ingest.archive_rows import (
     in_order,
     metric_columns,
 )
-from ingest.job_events import YEAR_2000_MS, Identity, identity
+from ingest.job_events import YEAR_2000_MS
 
 logger = logging.getLogger(__name__)
 
 BYTES_A_ROW = 23
 BYTES_AN_EVENT = 600  # about; with its strings
-
-Event = JobEvent | NodeEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,8 @@ class _Waiting:
 class Archive:
     """One writer of one archive. `add`, `add_event` and `hand_over` are the loop's, what that returns is a thread's.
 
-    writer: its part of the files' names; two processes never share one. `mark`: as `mark()` was when the state was
-    saved that goes on here; None when there is none.
+    writer: its part of the files' names; two processes never share one. saved_ms: when the state was saved that goes on
+    here; 0 when there is none.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Archive:
         *,
         writer: str = "0",
         limits: Limits | None = None,
-        mark: dict[str, int] | None = None,
+        saved_ms: int = 0,
     ) -> None:
         self.files = files
         self.limits = limits or Limits()
@@ -105,13 +104,12 @@ class Archive:
         self.writer = writer
         self._entities = entities
         self._metrics = metric_columns()
-        self._saved = (mark or {}).get("number", -1)
-        self._number = self._saved
+        self._number = -1
         self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
         self._waiting = _Waiting()
         self._writing = 0  # bytes that were handed over, and are not on disk
         self._doubt_ms: int | None = None  # rows up to here may be on disk; None: nobody has looked yet
-        self._told: set[Identity] = set()  # events of files that are newer than the snapshot
+        self._known_events = KnownEvents(files, saved_ms)
         self._give_back: Callable[[], None] | None = None  # the writer's name
 
     # -- in the loop ----------------------------------------------------------------------------------------------
@@ -150,10 +148,6 @@ class Archive:
             self._give_back()
             self._give_back = None
 
-    def mark(self) -> dict[str, int]:
-        """For the snapshot that is taken after the next `hand_over`: the number that it will have."""
-        return {"number": self._number}
-
     def health(self) -> dict[str, Any]:
         """Numbers for the ingestion document."""
         kept = self.kept
@@ -174,11 +168,11 @@ class Archive:
 
         Rows that `keep_days` would delete at once are left out.
         """
-        self._number = number = max(self._number + 1, time.time_ns() // 1_000_000)
+        self._number = max(self._number + 1, time.time_ns() // 1_000_000)
         with self._swap:
             taken, self._waiting = self._waiting, _Waiting()
             self._writing = taken.nbytes
-        flush = _Flush(number, _Blocks(topology, {kind: self._entities[kind].node for kind in KINDS}))
+        flush = _Flush(self._number, now_ms, _Blocks(topology, {kind: self._entities[kind].node for kind in KINDS}))
         oldest_ms = now_ms - self.limits.keep_days * DAY_MS if self.limits.keep_days else YEAR_2000_MS
 
         def write() -> None:
@@ -188,7 +182,7 @@ class Archive:
             except Exception as error:
                 self._again(taken, error)
                 raise
-            self._saved, self._writing, self.kept.failing = number, 0, ""
+            self._writing, self.kept.failing = 0, ""
 
         return write
 
@@ -199,6 +193,7 @@ class Archive:
             now = self._waiting
             self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
             self._writing, self._doubt_ms = 0, None
+        self._known_events.doubt()
         self.kept.failing = f"{type(error).__name__}: {error}"
 
     # -- in a thread ----------------------------------------------------------------------------------------------
@@ -210,7 +205,7 @@ class Archive:
                 self.kept.too_old += len(rows)
             else:
                 self._write_hour(hour_ms, rows, sure, flush)
-        self._write_events(taken.events, flush.number, oldest_ms)
+        self._write_events(taken.events, flush, oldest_ms)
 
     def _look(self) -> int:
         """At the first flush, and after one that failed: finish what was left, and see how far the files reach."""
@@ -218,7 +213,6 @@ class Archive:
             self._give_back = self.files.claim(self.writer)
         if self._doubt_ms is None:
             self.files.finish(self.writer)
-            self._told |= told_after(self.files, self._saved)
             self._doubt_ms = newest_ms(self.files)
         return self._doubt_ms
 
@@ -250,18 +244,17 @@ class Archive:
                 found |= np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
         return found
 
-    def _write_events(self, events: Sequence[Event], number: int, oldest_ms: int) -> None:
+    def _write_events(self, events: Sequence[Event], flush: "_Flush", oldest_ms: int) -> None:
+        young = [event for event in events if event.time_ms >= oldest_ms]
+        new = self._known_events.new(young, flush.now_ms)
+        self.kept.too_old += len(events) - len(young)
+        self.kept.repeats += len(young) - len(new)
         hours: dict[int, list[Event]] = {}
-        for event in events:
-            if identity(event) in self._told:
-                self.kept.repeats += 1
-            elif event.time_ms < oldest_ms:
-                self.kept.too_old += 1
-            else:
-                hours.setdefault(event.time_ms // HOUR_MS * HOUR_MS, []).append(event)
+        for event in new:
+            hours.setdefault(event.time_ms // HOUR_MS * HOUR_MS, []).append(event)
         for hour_ms, same in hours.items():
             there = [name for name in self.files.names("events", [day_of(hour_ms)]) if name.first_ms == hour_ms]
-            self._put(_next_name(("events", "", self.writer), hour_ms, number, there), encode_events(same))
+            self._put(_next_name(("events", "", self.writer), hour_ms, flush.number, there), encode_events(same))
             self.kept.events += len(same)
 
     def _put(self, name: FileName, data: Any) -> None:
@@ -310,6 +303,7 @@ class _Blocks:
 @dataclass(frozen=True, slots=True)
 class _Flush:
     number: int
+    now_ms: int
     blocks: _Blocks
 
 

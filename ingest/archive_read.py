@@ -10,12 +10,11 @@ from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
 from ingest.archive_files import DAY_MS, HOUR_MS, ArchiveFiles, Dataset, FileName, day_ms, live
 from ingest.archive_rows import Rows, Words, decode_samples
-from ingest.job_events import NO_FUTURE_LIMIT_MS, Identity, decode_event
+from ingest.job_events import NO_FUTURE_LIMIT_MS, decode_event
 
 logger = logging.getLogger(__name__)
 
 NOTHING_MS = -1
-IDENTITY = ["of", "name", "attempt", "source", "sequence"]
 RETRIES = 5
 T = TypeVar("T")
 
@@ -102,27 +101,12 @@ def read_events(files: ArchiveFiles, span: Span) -> tuple[list[JobEvent | NodeEv
     return events, bad
 
 
-def told_after(files: ArchiveFiles, number: int) -> set[Identity]:
-    """Identities of the events in files whose number is above `number`."""
+def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
+    """The time of the newest row; NOTHING_MS when there is none."""
     import pyarrow.parquet as pq
 
-    told: set[Identity] = set()
-    for name in live(files.names("events")):
-        if name.last > number:
-            with torn_is_said(name), files.open(name) as file:
-                table = pq.read_table(file, columns=IDENTITY, use_threads=False)
-                columns = (column.to_pylist() for column in table.columns)
-                for of, what, attempt, source, sequence in zip(*columns, strict=True):
-                    told.add((of, what, attempt if of == "job" else source, sequence))
-    return told
-
-
-def newest_ms(files: ArchiveFiles) -> int:
-    """The time of the newest sample; NOTHING_MS when there is none."""
-    import pyarrow.parquet as pq
-
-    for day in reversed(files.days("samples")):
-        names = live(files.names("samples", [day]))
+    for day in reversed(files.days(dataset)):
+        names = live(files.names(dataset, [day]))
         newest = max((name.hour for name in names), default=-1)
         times = [NOTHING_MS]
         for name in names:

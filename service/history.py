@@ -32,11 +32,9 @@ RECENT_DAYS = 3  # of those, hours are compacted
 
 
 class History:
-    """Owns the archive of one pipeline. `mark`: of the snapshot that goes on here. Where it is off, nothing happens."""
+    """Owns the archive of one pipeline. `saved_ms`: as of `Archive`. Where it is off, nothing happens."""
 
-    def __init__(
-        self, config: Config, state: FleetState, clock: Clock, share: Share, mark: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, config: Config, state: FleetState, clock: Clock, share: Share, saved_ms: int) -> None:
         self.still = asyncio.Lock()  # who holds it, flushes
         self.archive: Archive | None = None
         self._state, self._clock = state, clock
@@ -44,7 +42,8 @@ class History:
         if config.archive.enabled:
             limits = Limits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
             files = ArchiveFiles(config.archive_url)
-            self.archive = Archive(files, state.entities, writer=str(share.instance), limits=limits, mark=mark)
+            writer = str(share.instance)
+            self.archive = Archive(files, state.entities, writer=writer, limits=limits, saved_ms=saved_ms)
         state.archive = self.archive
 
     @property
@@ -67,10 +66,6 @@ class History:
         if self.archive is None:
             return _nothing
         return self.archive.hand_over(self._state.topology, self._clock.now_ms())
-
-    def mark(self) -> dict[str, dict[str, Any]]:
-        """Among the positions of a snapshot: what was handed over last."""
-        return {} if self.archive is None else {"archive": self.archive.mark()}
 
     def health(self) -> dict[str, Any] | None:
         """Its part of the ingestion document; None where it is off."""

@@ -111,8 +111,7 @@ class Pipeline:
         for source in self.sources:
             if source.name in self.kept.positions:
                 source.seek(self.kept.positions[source.name])
-        mark = self.kept.positions.get("archive")
-        self.history = History(config, self.state, clock, self.share, mark)
+        self.history = History(config, self.state, clock, self.share, self.kept.saved_ms)
         self._own_rows = OwnRows(self.share, self.state.entities)
         last = BoardReader(board).latest() if self.share.first else None
         if self.share.first:
@@ -380,7 +379,7 @@ class Pipeline:
                     self.time.settle()
                     self._rest()
                     flush = self.history.hand_over()
-                    positions = {source.name: source.position() for source in self.sources} | self.history.mark()
+                    positions = {source.name: source.position() for source in self.sources}
                     generation = self.state.topology.generation
                     kept = replace(self.kept, positions=positions, generation=generation, saved_ms=self.time.now_ms())
                     writing = self.snapshot.save(kept, desk)

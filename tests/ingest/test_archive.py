@@ -13,7 +13,7 @@ import pytest
 
 from fleet.entities import Entities
 from fleet.errors import ConfigError
-from fleet.events import Finished, NodeEvent, Submitted
+from fleet.events import Finished, JobEvent, NodeEvent, Queued, Submitted
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
@@ -33,14 +33,14 @@ Row = tuple[int, float]  # seconds after T0, value; of n1/0
 class World:
     """An archive of a small fleet, and what a reader finds there."""
 
-    def __init__(self, folder: Path, url: str = "", mark: dict[str, int] | None = None, **limits: int) -> None:
+    def __init__(self, folder: Path, url: str = "", saved_ms: int = 0, **limits: int) -> None:
         self.folder = folder
         self.entities = Entities()
         for node in TOPOLOGY.names:
             self.entities.node(node)
         self.gpus = [self.entities.of_node(EntityKind.GPU, node, 0) for node in TOPOLOGY.names]
         self.files = ArchiveFiles(url or str(folder))
-        self.archive = Archive(self.files, self.entities, limits=Limits(**limits), mark=mark)
+        self.archive = Archive(self.files, self.entities, limits=Limits(**limits), saved_ms=saved_ms)
         self.now_ms = T0 + HOUR_MS
 
     def add(self, rows: Iterable[Row], *, sure: bool = True, gpu: int = 0) -> None:
@@ -59,10 +59,25 @@ class World:
         )
         return [((time_ms - T0) / 1000, value) for time_ms, value in found.fetchall()]
 
-    def died(self) -> "World":
-        """The same folder under the next process, from the same snapshot."""
+    def died(self, saved_ms: int = 0) -> "World":
+        """The same folder under the next process, which goes on from a snapshot of that time, or from none."""
         self.archive.close()
-        return World(self.folder)
+        return World(self.folder, saved_ms=saved_ms)
+
+    def tell(self, events: Iterable[JobEvent | NodeEvent]) -> None:
+        """What the job table took, and a flush of it."""
+        for event in events:
+            self.archive.add_event(event)
+        self.flush()
+
+    def compact(self) -> None:
+        for run in runs(self.files, "0", T0 + DAY_MS, most_rows=10**6):
+            compact(self.files, run)
+
+    def events(self) -> list[tuple[str, int]]:
+        """Name and sequence of every row that DuckDB sees, in order."""
+        found = duckdb.sql(f"SELECT name, sequence FROM read_parquet('{self.folder}/events/**/*.parquet')")
+        return sorted(found.fetchall())
 
 
 @pytest.fixture
@@ -180,6 +195,36 @@ def test_events_are_there_once_and_whole(world: World) -> None:
         f"SELECT of, name, type FROM read_parquet('{world.folder}/events/**/*.parquet') ORDER BY time_ms"
     )
     assert found.fetchall()[:2] == [("job", "a", "submitted"), ("node", "n1", "drain")]
+
+
+def test_events_of_a_life_without_a_snapshot_are_there_once_whatever_the_lives_after_it_saved(world: World) -> None:
+    told = [Finished(job="a", sequence=number, time_ms=T0 + HOUR_MS - 10 + number) for number in range(20)]
+    world.tell(told[:2])  # and a snapshot
+    second = world.died(saved_ms=T0)
+    second.tell(told[2:20])  # and no snapshot
+    third = second.died(saved_ms=T0)
+    third.tell(told[2:5])  # it was told no more when its snapshot was taken, later than the second's files
+    third.compact()
+    fourth = third.died(saved_ms=T0 + 2 * HOUR_MS)
+    fourth.tell(told[5:12])
+    fourth.tell(told[12:])
+    assert fourth.events() == [("a", number) for number in range(20)]
+    assert fourth.archive.kept.repeats == 15
+
+
+def test_an_event_that_a_poll_tells_again_under_another_time_is_there_once(world: World) -> None:
+    world.tell([Queued(job="old", sequence=2, time_ms=T0 - 5), Queued(job="a", sequence=2, time_ms=T0 + 7)])
+    again = world.died(saved_ms=T0)
+    again.tell([Queued(job="a", sequence=2, time_ms=T0 + HOUR_MS + 5), Queued(job="b", sequence=2, time_ms=T0 + 8)])
+    again.tell([Queued(job="c", sequence=2, time_ms=T0 + HOUR_MS + 6)])
+    assert again.events() == [("a", 2), ("b", 2), ("c", 2), ("old", 2)]
+
+
+def test_an_event_that_the_job_table_has_forgotten_is_there_once(world: World) -> None:
+    world.tell([Finished(job="a", sequence=1, time_ms=T0 + 7)])
+    world.now_ms += 40 * DAY_MS
+    world.tell([Finished(job="a", sequence=1, time_ms=T0 + 7), Finished(job="b", sequence=1, time_ms=world.now_ms)])
+    assert world.events() == [("a", 1), ("b", 1)]
 
 
 def test_compaction_changes_no_row_and_leaves_one_file(world: World) -> None:

@@ -1,22 +1,30 @@
-"""Whatever is added late or twice, flushed, lost with a process, told again or compacted: each (series, time) once."""
+"""Whatever is added late or twice, flushed, lost with a process, told again or compacted: each row is there once.
 
+Of samples each (series, time), of events each identity.
+"""
+
+import contextlib
+import errno
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.entities import Entities
+from fleet.events import NodeEvent, Step
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.archive import Archive
 from ingest.archive_compact import compact, runs
-from ingest.archive_files import HOUR_MS, ArchiveFiles
+from ingest.archive_files import HOUR_MS, ArchiveFiles, FileName
 
 T0 = 1_795_276_800_000
 POWER = metric_row(EntityKind.GPU, "power_w")
@@ -109,3 +117,98 @@ def test_each_series_and_time_is_there_once_and_the_first_value_stays(steps: lis
         life.archive.close()
         if life.there:
             assert life.rows() == life.there
+
+
+STREAM = (0, 40, 3590, 20, 3610, 3590, 3605, 3599, 10, 3600, 7190, 3601, 7300, 7199, 50, 7301)  # seconds of events
+EVENT_STEPS = st.lists(
+    st.integers(1, 4) | st.sampled_from(("flush", "save", "save", "die", "die", "older", "compact", "fail")),
+    min_size=4,
+    max_size=30,
+)
+
+
+def event(number: int) -> Step | NodeEvent:
+    time_ms = T0 + STREAM[number] * 1000
+    if number % 2:
+        return NodeEvent(node="n1", source="s", sequence=number, time_ms=time_ms, type="health", message="fine")
+    return Step(job="j", sequence=number, time_ms=time_ms, step=number, duration_s=1.0)
+
+
+@dataclass
+class Stream:
+    """A source that tells its events from a position on, and the snapshots that keep it: the last two."""
+
+    folder: Path
+    position: int = 0
+    snapshots: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # positions, and when it was taken
+    written: int = 0  # the furthest that a flush has come
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        self.position, saved_ms = self.snapshots[-1]
+        self.archive = Archive(ArchiveFiles(str(self.folder)), Entities(), saved_ms=saved_ms)
+
+    def tell(self, number: int) -> None:
+        for told in range(self.position, min(self.position + number, len(STREAM))):
+            self.archive.add_event(event(told))
+            self.position = told + 1
+
+    def flush(self) -> None:
+        self.archive.hand_over(topology("b1"), T0 + STREAM[-1] * 1000)()
+        self.written = max(self.written, self.position)
+
+    def save(self) -> None:
+        self.flush()
+        saved_ms = T0 + max(STREAM[: self.position + 1]) * 1000
+        self.snapshots = [*self.snapshots[-1:], (self.position, saved_ms)]
+
+    def die(self) -> None:
+        self.archive.close()
+        self.open()
+
+    def older(self) -> None:
+        """The newest snapshot is damaged."""
+        self.snapshots = self.snapshots[:1]
+        self.die()
+
+    def fail(self) -> None:
+        """The disk is full after a file."""
+        put, puts = self.archive.files.put, []
+
+        def full(name: FileName, data: Any) -> None:
+            puts.append(name)
+            if len(puts) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            put(name, data)
+
+        with patch.object(self.archive.files, "put", full), contextlib.suppress(OSError):
+            self.flush()
+
+    def compact(self) -> None:
+        for run in runs(self.archive.files, "0", T0 + 3 * HOUR_MS, most_rows=12):
+            compact(self.archive.files, run)
+
+    def rows(self) -> list[int]:
+        path = f"{self.folder}/events/**/*.parquet"
+        return sorted(number for (number,) in duckdb.sql(f"SELECT sequence FROM '{path}'").fetchall())
+
+
+@settings(max_examples=40, deadline=None)
+@example([3, "save", 9, "flush", "die", 2, "save", "compact", "die", 4, "flush"])
+@given(EVENT_STEPS)
+def test_each_event_is_there_once_whatever_lives_and_snapshots_came_between(steps: list[int | str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        stream = Stream(Path(name))
+        for step in steps:
+            if isinstance(step, str):
+                getattr(stream, step)()
+            else:
+                stream.tell(step)
+        stream.tell(1)
+        stream.flush()
+        stream.archive.close()
+        rows = stream.rows()
+        assert len(set(rows)) == len(rows)
+        assert set(rows) >= set(range(stream.written))
