@@ -142,6 +142,11 @@ class Archive:
         """No more may be taken from the sources."""
         return self.nbytes > self.limits.buffer_bytes
 
+    @property
+    def claimed(self) -> bool:
+        """It has flushed, so what a crash left is finished, and nobody else writes or compacts under its name."""
+        return self._give_back is not None
+
     def close(self) -> None:
         """Others may write under its name now. What waits is not written."""
         if self._give_back is not None:

@@ -93,8 +93,15 @@ def _rows(files: ArchiveFiles, name: FileName) -> int:
 
 
 def compact(files: ArchiveFiles, run: Run) -> None:
-    """One file instead of a run. Raises OSError, or ValueError (pyarrow's) on a torn file: then nothing has changed."""
+    """One file instead of a run; nobody else writes in its hour meanwhile.
+
+    Raises OSError, or ValueError where a file is torn (pyarrow's) or the hour has other files than when the run was
+    found: then nothing has changed. For what came in between the one file would stand, and not hold it.
+    """
     ready = replace(run.becomes, ready=True)
+    there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
+    if sorted(there) != sorted(run.names):
+        raise ValueError(f"its hour has {len(there)} files now, not the {len(run.names)} that were found")
     merge = _merged_samples if ready.dataset == "samples" else _merged_events
     files.put(ready, merge(files, run.names))
     files.become(ready)

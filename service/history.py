@@ -106,7 +106,9 @@ class History:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
 
     async def tidy(self, archive: Archive) -> None:
-        """Compact the closed hours of the last days, and prune. Raises OSError."""
+        """Compact the closed hours of the last days, and prune, once the files are its own. Raises OSError."""
+        if not archive.claimed:
+            return
         now_ms = self._clock.now_ms()
         days = [day_of(now_ms - age * DAY_MS) for age in range(RECENT_DAYS)]
         most = self._config.file_rows

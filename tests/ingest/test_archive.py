@@ -227,6 +227,19 @@ def test_an_event_that_the_job_table_has_forgotten_is_there_once(world: World) -
     assert world.events() == [("a", 1), ("b", 1)]
 
 
+def test_compaction_leaves_an_hour_alone_in_which_a_file_came_to_be_meanwhile(world: World) -> None:
+    for number in (1, 3, 5):
+        world.add([(number, 1.0)])
+        world.flush()
+    path = world.folder / world.files.names("samples")[1].path
+    aside = path.rename(world.folder / "aside")
+    (run,) = runs(world.files, "0", T0 + HOUR_MS, most_rows=100)
+    aside.rename(path)
+    with pytest.raises(ValueError, match="3 files now, not the 2"):
+        compact(world.files, run)
+    assert world.rows() == [(1, 1.0), (3, 1.0), (5, 1.0)]
+
+
 def test_compaction_changes_no_row_and_leaves_one_file(world: World) -> None:
     for minute in range(5):
         world.add([(minute * 60 + second, float(minute)) for second in range(0, 60, 15)])

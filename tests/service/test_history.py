@@ -158,3 +158,24 @@ def test_a_clock_that_is_set_back_brings_no_row_twice(tmp_path: Path) -> None:
         scrape()
     asyncio.run(pipeline.save())
     assert count(tmp_path, "count(*), count(DISTINCT time_ms)") == (22, 22)
+
+
+def test_hours_are_compacted_by_who_has_written_under_the_name(tmp_path: Path) -> None:
+    async def story() -> list[int]:
+        pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
+        fleet(pipeline.state.entities, 10)
+        for batch in batches(2, 10):
+            pipeline.take(batch)
+            await pipeline.save()
+        await pipeline.close()
+        again = Pipeline(pipeline.config, ManualClock(NOW_MS + 7_200_000), Topology.build([]), lambda _: [])
+        archive, numbers = again.history.archive, []
+        assert archive is not None
+        for work in (asyncio.sleep(0), again.save()):
+            await work
+            await again.history.tidy(archive)
+            numbers.append(len(archive.files.names("samples")))
+        await again.close()
+        return numbers
+
+    assert asyncio.run(story()) == [2, 1]
