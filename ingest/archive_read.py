@@ -102,18 +102,20 @@ def read_events(files: ArchiveFiles, span: Span) -> tuple[list[JobEvent | NodeEv
 
 
 def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
-    """The time of the newest row; NOTHING_MS when there is none."""
+    """No row is later: the time of the newest one, NOTHING_MS when there is none, of a damaged file the hour's end."""
     import pyarrow.parquet as pq
 
     for day in reversed(files.days(dataset)):
         names = live(files.names(dataset, [day]))
         newest = max((name.hour for name in names), default=-1)
-        times = [NOTHING_MS]
+        times = []
         for name in names:
             if name.hour == newest:
+                latest_ms = name.first_ms + HOUR_MS
                 with torn_is_said(name), files.open(name) as file:
-                    times.append(_largest_time(pq.read_metadata(file)))
-        if names:
+                    latest_ms = _largest_time(pq.read_metadata(file))
+                times.append(latest_ms)
+        if times:
             return max(times)
     return NOTHING_MS
 

@@ -80,6 +80,10 @@ class World:
         return sorted(found.fetchall())
 
 
+def all_names(world: World) -> list[FileName]:
+    return [*world.files.names("samples"), *world.files.names("events")]
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
@@ -225,6 +229,23 @@ def test_an_event_that_the_job_table_has_forgotten_is_there_once(world: World) -
     world.now_ms += 40 * DAY_MS
     world.tell([Finished(job="a", sequence=1, time_ms=T0 + 7), Finished(job="b", sequence=1, time_ms=world.now_ms)])
     assert world.events() == [("a", 1), ("b", 1)]
+
+
+def test_a_damaged_newest_file_makes_every_row_of_its_hour_doubtful(world: World) -> None:
+    for second in (0, 1):
+        world.add([(second, 1.0)])
+        world.tell([Finished(job="a", sequence=second, time_ms=T0 + second)])
+    world.add([(3600, 1.0)])
+    world.tell([Finished(job="a", sequence=2, time_ms=T0 + HOUR_MS)])
+    newest = [name for name in all_names(world) if name.first_ms == T0 + HOUR_MS]
+    for name in newest:
+        (world.folder / name.path).write_bytes(b"")
+    again = world.died(saved_ms=T0)
+    again.add([(0, 1.0), (1, 1.0)])
+    again.tell([Finished(job="a", sequence=second, time_ms=T0 + second) for second in (0, 1)])
+    for name in newest:
+        world.files.remove(name)
+    assert (again.rows(), again.events()) == ([(0, 1.0), (1, 1.0)], [("a", 0), ("a", 1)])
 
 
 def test_compaction_leaves_an_hour_alone_in_which_a_file_came_to_be_meanwhile(world: World) -> None:
