@@ -1,14 +1,15 @@
 """The small notations of Slurm: GRES, TRES, times, durations, exit codes, arrays. Each function takes any text.
 
-What they cannot read is None or empty: a field that is broken costs itself, not its record.
+What they cannot read is None or empty: a field that is broken costs itself, not its record. An exit code that no
+machine gives costs its record: whether the job failed would be a guess.
 """
 
-import math
 import re
 from datetime import datetime, tzinfo
 from functools import lru_cache
 
 from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import RecordError
 from ingest.gpu_model import short_model
 from ingest.job_events import YEAR_2000_MS
 
@@ -172,12 +173,14 @@ def _small(text: str) -> int:
 
 
 def wait_status(value: float) -> tuple[int, int]:
-    """(status, signal) of the number that wait(2) gives.
+    """(status, signal) of the number that wait(2) gives. Raises RecordError where no machine has such a number.
 
-    >>> wait_status(768), wait_status(9)
-    ((3, 0), (0, 9))
+    >>> wait_status(768), wait_status(9), wait_status(4294967294)
+    ((3, 0), (0, 9), (0, 0))
     """
-    number = int(value) if math.isfinite(value) and 0 <= value < 2**31 else 0
+    if abs(value) >= 2**63:
+        raise RecordError("out_of_range", f"an exit code of {len(str(value))} digits")
+    number = int(value) if 0 <= value < 2**31 else 0  # Slurm's NO_VAL is none
     return number >> 8 & 0xFF, number & 0x7F
 
 

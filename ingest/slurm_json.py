@@ -49,11 +49,13 @@ class Read(Generic[Told]):
         self.bad: list[RecordError] = []
 
     def take(self, make: Callable[[], Iterable[Told]]) -> None:
-        """The rows that `make` gives, or its error."""
+        """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
         try:
             self.rows += make()
         except RecordError as error:
             self.bad.append(error.with_traceback(None))
+        except (ValueError, ArithmeticError) as error:
+            self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
 
 
 _answer = msgspec.json.Decoder(Answer).decode

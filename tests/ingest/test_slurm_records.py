@@ -335,3 +335,9 @@ def test_real_outputs_are_read() -> None:
         *(("node0201", 8, ["drain"]), ("node1537", 8, []), ("node4180", 2, [])),
     ]
     assert not read.bad
+
+
+def test_an_exit_code_that_no_machine_gives_costs_its_record_and_no_other() -> None:
+    read = read_queue(queue(old_job(1), old_job(2, "FAILED", exit_code=10**400), old_job(3)))
+    assert [job.id for job in read.rows] == ["1", "3"]
+    assert [error.reason for error in read.bad] == ["out_of_range"]

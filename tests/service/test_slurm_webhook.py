@@ -75,6 +75,15 @@ def test_a_completed_job_is_told_whole_and_answered_as_slurm_wants_it(client: Cl
     assert b"secret" not in segments
 
 
+def test_an_exit_code_of_400_digits_costs_its_record_and_no_other(client: Client, tmp_path: Path) -> None:
+    rows = [completed(1), completed(2, "FAILED", exit_code=int("9" * 400)), completed(3, exit_code=768)]
+    answer = client.post(PATH, json=rows)
+    assert (answer.status_code, answer.json()["accepted"]) == (200, 6)
+    (rejected,) = answer.json()["rejected"]
+    assert rejected["reason"] == "out_of_range: an exit code of 400 digits"
+    assert {event.job for event in kept(tmp_path)} == {"1", "3"}
+
+
 def test_a_requeued_job_ends_an_attempt_and_begins_another(client: Client, tmp_path: Path) -> None:
     again = completed(7, "CANCELLED", T + 50, nodes="", **{"@end": stamp(T + 60)})
     for row in (completed(7, "PENDING", tres_req=TRES), again, completed(7, "PENDING", tres_req=TRES)):
