@@ -31,7 +31,9 @@ from ingest.segments import (
     Record,
     RecordKind,
     encode_record,
+    folders_in_the_way,
     kept_bytes,
+    last_number,
     places,
     prune,
     read_segment,
@@ -174,7 +176,7 @@ class InboxWriter:
         """Take a name of the folder, and go on after the last segment that has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.name, self._give_back = _take_name(self.folder, self.name)
-        self._number = max((number for number, _ in segments_of(self.folder).get(self.name, ())), default=0)
+        self._number = last_number(self.folder, self.name)
 
     def _end_segment(self) -> None:
         if self._file is not None:
@@ -284,6 +286,7 @@ class InboxSource:
             "bad": self.torn,
             "up": True,
             "noted": {} if self.writes is None else dict(self.writes.noted),
+            "folders_in_the_way": folders_in_the_way(self.folder),
         }
 
     def models(self) -> dict[str, str]:

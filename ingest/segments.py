@@ -8,6 +8,7 @@ The checksum covers kind, received_ms and payload, so a torn record is told from
 whole record is found by its head: kind and a time before the year 2527, which no JSON text can hold.
 """
 
+import logging
 import re
 import struct
 import zlib
@@ -20,6 +21,8 @@ from typing import Any
 from fleet import files
 from fleet.errors import RecordError
 
+logger = logging.getLogger(__name__)
+
 MAGIC = b"FLEETINB"
 VERSION = 1
 HEADER = struct.pack("<8sII", MAGIC, VERSION, 0)
@@ -30,6 +33,7 @@ _before_kind = 8  # bytes
 READ_BYTES = 2**20
 MAX_PAYLOAD_BYTES = 2**26
 SUFFIX = ".seg"
+_told: set[str] = set()  # folders that were in the way
 
 
 class RecordKind(IntEnum):
@@ -81,15 +85,35 @@ def find_record(data: bytes, begin: int) -> int | None:
 
 
 def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
-    """Segments by writer, each list in order of age."""
+    """Segments by writer, each list in order of age. A folder of such a name is none; the log says so once."""
     found: dict[str, list[tuple[int, Path]]] = {}
-    for name in files.listing(folder):
-        writer, dash, number = name.removesuffix(SUFFIX).rpartition("-")
-        if dash and name.endswith(SUFFIX) and number.isdecimal():
-            found.setdefault(writer, []).append((int(number), folder / name))
+    for writer, number, path in _named(folder):
+        if not path.is_dir():
+            found.setdefault(writer, []).append((number, path))
+        elif str(path) not in _told:
+            _told.add(str(path))
+            logger.error("%s is a folder and no segment of the inbox: passing it, move it away", path)
     for rows in found.values():
         rows.sort()
     return found
+
+
+def folders_in_the_way(folder: Path) -> int:
+    """How many folders have the name of a segment."""
+    return sum(path.is_dir() for _, _, path in _named(folder))
+
+
+def last_number(folder: Path, writer: str) -> int:
+    """The highest number that a name of this writer's has, be it a segment or not; 0 where there is none."""
+    return max((number for name, number, _ in _named(folder) if name == writer), default=0)
+
+
+def _named(folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """(writer, number, path) of everything that has the name of a segment."""
+    for name in files.listing(folder):
+        writer, dash, number = name.removesuffix(SUFFIX).rpartition("-")
+        if dash and name.endswith(SUFFIX) and number.isdecimal():
+            yield writer, int(number), folder / name
 
 
 def _name_of(segment: str) -> tuple[str, int]:

@@ -374,3 +374,27 @@ def test_refusals_of_a_foreign_writer_are_bounded() -> None:
     assert len(errors(b'{"reasons": {"a": 150000, "b": 150000, "c": 150000}}')) == 200_000
     for payload in (b'{"reasons": {"a": 1e400}}', b"[" * 100_000, b"{}", b'{"reasons": {"a": Infinity}}'):
         assert errors(payload) == ["not_json"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_a_folder_named_like_a_segment_is_passed_and_said_once(
+    tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one with the newest number: the segment before it may still grow."""
+    append(tmp_path, 1)
+    source = InboxSource(tmp_path)
+    if number > 1:
+        assert sequences(drain(source)) == [1]
+        (tmp_path / f"api-{number:012d}.seg").mkdir()
+    else:
+        (tmp_path / "writes-000000000001.seg").mkdir()
+        assert sequences(drain(source)) == [1]
+    with next(tmp_path.glob("api-*1.seg")).open("ab") as segment:
+        segment.write(encode_record(RecordKind.EVENT, NOW_MS, record(2)))
+    assert sequences(drain(source)) == [2]
+    append(tmp_path, 3)
+    assert sequences(drain(source)) == [3]
+    assert [event.sequence for event in read_events(tmp_path, 10)] == [1, 2, 3]
+    assert (source.health()["folders_in_the_way"], source.torn) == (1, 0)
+    assert source.prune(source.position()) == 1
+    assert caplog.text.count("is a folder and no segment") == 1
