@@ -16,6 +16,7 @@ from fleet.devices import GpuDevices
 from fleet.samples import EntityKind
 
 MAX_NAME_LENGTH = 253
+MOST_NODES = 200_000
 
 
 class EntityTable:
@@ -77,6 +78,7 @@ class Entities:
     def __init__(self) -> None:
         self._tables = {kind: EntityTable(kind) for kind in EntityKind}
         self.devices = GpuDevices()
+        self.most_nodes = MOST_NODES  # decoders register no more; the nodes of a topology are there before them
 
     def __getitem__(self, kind: EntityKind) -> EntityTable:
         return self._tables[kind]

@@ -9,6 +9,7 @@ of theirs. So weeks of history cost little memory, and what does not change is n
 
 import zlib
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -217,6 +218,7 @@ class JobTable:
         self.resting: dict[str, bytes] = {}  # job -> its attempts, packed, in order of rest
         self._started: dict[str, list[int]] = {}  # job -> its attempts that started, in order
         self._live: dict[tuple[str, int], JobAttempt] = {}
+        self._live_of: Counter[str] = Counter()  # attempts of a job among them
         self.position = 0
 
     def __iter__(self) -> Iterator[JobAttempt]:
@@ -224,6 +226,21 @@ class JobTable:
         yield from self.attempts.values()
         for kept in self.resting.values():
             yield from _unpack(kept)
+
+    @property
+    def live(self) -> int:
+        """Attempts that wait or run."""
+        return len(self._live)
+
+    def has_room(self, event: JobEvent, most_live: int) -> bool:
+        """Whether `event` may be folded where at most `most_live` attempts wait or run.
+
+        Nothing that is told of a known attempt adds to them. A known job may have one attempt more than waits or runs
+        of it, since that takes the place of the one before. The answer depends on what was folded alone, not on time.
+        """
+        if len(self._live) < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
+            return True
+        return event.job in self.latest and self._live_of[event.job] <= 1
 
     def apply(self, event: JobEvent) -> JobAttempt | None:
         """Fold one event and return its attempt; None when it is a duplicate."""
@@ -281,10 +298,14 @@ class JobTable:
 
     def _list(self, attempt: JobAttempt) -> None:
         key = (attempt.job, attempt.attempt)
+        before = len(self._live)
         if attempt.over_ms is None:
             self._live[key] = attempt
         else:
             self._live.pop(key, None)
+        self._live_of[attempt.job] += len(self._live) - before
+        if not self._live_of[attempt.job]:
+            del self._live_of[attempt.job]
 
     def _supersede(self, attempt: JobAttempt) -> None:
         """A job has one attempt at a time: one that started ends those before it, whether their end was told or not."""

@@ -6,14 +6,13 @@ from fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
 from fleet.errors import RecordError
 from fleet.samples import EntityKind
 
-MAX_NODES = 200_000
 _IP = re.compile(r"[\d.]+|.*:.*")
 
 
 def node_name(stated: str, entities: Entities) -> str:
     """The name under which the fleet knows `stated`: as it is, or as `known_name` finds it.
 
-    Registers a new node. Raises RecordError: bad_label (no name), too_many_nodes.
+    Registers a new node. Raises RecordError: bad_label (no name), unknown_nodes (there are too many of them).
 
     >>> fleet = Entities()
     >>> _ = fleet.node("n1")
@@ -27,8 +26,8 @@ def node_name(stated: str, entities: Entities) -> str:
         raise RecordError("bad_label", f"{stated[:80]!r} is no node name")
     if (known := known_name(stated, nodes)) != stated:
         return known
-    if len(nodes) >= MAX_NODES:
-        raise RecordError("too_many_nodes", f"more than {MAX_NODES:,}: {stated[:80]!r}")
+    if len(nodes) >= entities.most_nodes:
+        raise RecordError("unknown_nodes", f"{len(nodes):,} nodes are known, no more are taken: {stated[:80]!r}")
     entities.node(stated)
     return stated
 

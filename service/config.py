@@ -96,6 +96,19 @@ class ArchiveConfig(_Section, frozen=True):
     keep_days: int = 90
 
 
+class LimitsConfig(_Section, frozen=True):
+    """How many names are kept. What is known already goes on at every bound: only new names are refused.
+
+    `live_jobs`: attempts that wait or run. `unknown_nodes`: nodes that no topology names. `names_per_minute`: new jobs,
+    attempts and nodes of one caller of an api process (its token, else its address), after `names_at_once` of them.
+    """
+
+    live_jobs: int = 20_000
+    unknown_nodes: int = 20_000
+    names_per_minute: int = 1_000
+    names_at_once: int = 20_000
+
+
 class ApiConfig(_Section, frozen=True):
     """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's.
 
@@ -143,6 +156,7 @@ class Config(_Section, frozen=True):
     pipeline: PipelineConfig = PipelineConfig()
     models: ModelsConfig = ModelsConfig()
     archive: ArchiveConfig = ArchiveConfig()
+    limits: LimitsConfig = LimitsConfig()
     api: ApiConfig = ApiConfig()
     placer: PlacerConfig = PlacerConfig()
     adapters: AdaptersConfig = AdaptersConfig()
@@ -230,6 +244,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "archive.buffer_bytes": (2**20, 2**40),
     "archive.file_rows": (1000, 100_000_000),
     "archive.keep_days": (0, 36_500),
+    "limits.live_jobs": (1, 1_000_000),
+    "limits.unknown_nodes": (0, 150_000),
+    "limits.names_per_minute": (1, 1_000_000),
+    "limits.names_at_once": (1, 1_000_000),
     "api.port": (1, 65_535),
     "api.max_body_bytes": BYTES,
     "api.max_backlog_bytes": (2**28, 2**50),  # a segment goes when it is full and two snapshots cover it

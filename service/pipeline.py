@@ -255,8 +255,7 @@ class Pipeline:
         self._models, gpus = gpu_models(self.sources), {}
         if self.siblings:
             self._look(self.siblings)
-            for name in self.siblings.nodes():
-                self.state.entities.node(name)
+            self.state.learn_nodes(self.siblings.nodes())
             self._models, gpus = {**self.siblings.models(), **self._models}, self.siblings.gpus()
         self.state.refresh_topology(self._models, gpus)
 
@@ -323,7 +322,8 @@ class Pipeline:
         counts, vitals = self.state.counts, self.vitals
         vitals.rates.note(now_ms, counts.samples, counts.events)
         meta = self._meta(now_ms)
-        ingestion = vitals.ingestion(now_ms, counts, self.sources) | {"archive": self.history.health()}
+        ingestion = vitals.ingestion(now_ms, counts, self.sources)
+        ingestion |= {"archive": self.history.health(), "limits": self.state.used()}
         if self.siblings:
             ingestion = self.siblings.ingestion(ingestion)
         header = {

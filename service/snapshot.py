@@ -103,12 +103,13 @@ class Snapshot:
                 kept.pasts.missed(kept.saved_ms)
             return kept
         store = _new_store(Entities(), config)
-        return Kept(FleetState(store.entities, store, topology), _memory(config), _desk(config), {}, now_ms)
+        state = FleetState(store.entities, store, topology, config.limits)
+        return Kept(state, _memory(config), _desk(config), {}, now_ms)
 
     def _load(self, folder: Path, config: Config, topology: Topology) -> Kept:
         document, tables = read_arrays(folder / "state.arrays")
         store = _store(folder / "store", config)
-        state = FleetState(store.entities, store, topology)
+        state = FleetState(store.entities, store, topology, config.limits)
         read_jobs(folder / "jobs", document["jobs"], state.jobs)
         state.jobs.position = document["jobs_position"]
         state.nodes.load(msgspec.msgpack.decode(tables["nodes"].tobytes(), type=_Nodes))

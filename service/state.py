@@ -30,6 +30,7 @@ from fleet.topology import NodeSpec, Topology
 from ingest.archive import Archive
 from ingest.nodes import known_name, node_name
 from ingest.source import Batch
+from service.config import LimitsConfig
 
 Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement)
 
@@ -68,8 +69,13 @@ class Told:
 class FleetState:
     """Owned by one task of one pipeline; nothing else writes here."""
 
-    def __init__(self, entities: Entities, store: WindowStore, topology: Topology) -> None:
+    def __init__(
+        self, entities: Entities, store: WindowStore, topology: Topology, limits: LimitsConfig | None = None
+    ) -> None:
         self.entities = entities
+        self.limits = limits or LimitsConfig()
+        self._named = len(topology)
+        entities.most_nodes = self._named + self.limits.unknown_nodes
         self.store = store
         self.topology = align(topology, entities)
         self.jobs = JobTable()
@@ -102,6 +108,10 @@ class FleetState:
                 if newest <= now_ms + self.store.span.future_ms:
                     counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
         for event in batch.events:
+            if not self.jobs.has_room(event, self.limits.live_jobs):
+                live = f"{self.jobs.live:,} jobs wait or run, limits.live_jobs are"
+                self._note_bad(RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}"))
+                continue
             for woken in self.jobs.wake(event.job):
                 self.demand.recall(woken)
             event = self._on_known_nodes(event)
@@ -180,6 +190,14 @@ class FleetState:
         position = self.jobs.position + self.nodes.position
         return Told(running, queued, over, dict(self._node_copies), self.demand.durations(), position)
 
+    def used(self) -> dict[str, dict[str, int]]:
+        """How much of each bound is taken, by its key: used and most."""
+        unknown = len(self.entities[EntityKind.NODE]) - self._named
+        return {
+            "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
+            "unknown_nodes": {"used": unknown, "most": self.limits.unknown_nodes},
+        }
+
     def _note_bad(self, error: RecordError) -> None:
         counts = self.counts
         counts.bad[error.reason if error.reason in counts.bad or len(counts.bad) < REASONS_KEPT else "other"] += 1
@@ -204,6 +222,14 @@ class FleetState:
 
     def _known(self, name: str) -> str:
         return known_name(name, self.entities[EntityKind.NODE])
+
+    def learn_nodes(self, names: Iterable[str]) -> None:
+        """Register nodes that other pipelines have heard of, as long as there is room; each of them counts its own."""
+        nodes = self.entities[EntityKind.NODE]
+        for name in names:
+            if len(nodes) >= self.entities.most_nodes:
+                return
+            self.entities.node(name)
 
     def refresh_topology(self, models: dict[str, str], gpus: Mapping[str, int] | None = None) -> None:
         """Register nodes and GPU counts that only telemetry or events told us of.

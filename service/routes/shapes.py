@@ -349,6 +349,7 @@ class Ingestion(msgspec.Struct):
     bad_records: dict[str, int]
     targets: dict[str, int]
     archive: dict[str, Any] | None = None
+    limits: dict[str, dict[str, int]] = {}
 
 
 class Fleet(msgspec.Struct):

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from features.store import WindowStore
 from fleet.entities import Entities
@@ -10,15 +9,16 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
+from service.config import LimitsConfig
 from service.state import REASONS_KEPT, FleetState, align
 
 POWER = metric_row(EntityKind.GPU, "power_w")
 MINUTE = 60_000
 
 
-def empty_state(nodes: list[NodeSpec] | None = None) -> FleetState:
+def empty_state(nodes: list[NodeSpec] | None = None, limits: LimitsConfig | None = None) -> FleetState:
     entities = Entities()
-    return FleetState(entities, WindowStore(entities), Topology.build(nodes or []))
+    return FleetState(entities, WindowStore(entities), Topology.build(nodes or []), limits)
 
 
 def power(state: FleetState, node: str, gpu: int, time_ms: int, watts: float = 500.0) -> Batch:
@@ -147,12 +147,11 @@ def test_events_that_spell_a_known_node_with_its_domain_mean_that_node() -> None
     assert state.topology.names == ("a", "b")
 
 
-def test_more_nodes_than_a_fleet_has_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingest.nodes.MAX_NODES", 2)
-    state = empty_state([NodeSpec("a")])
+def test_more_nodes_than_a_fleet_has_are_counted_and_left_out() -> None:
+    state = empty_state([NodeSpec("a")], LimitsConfig(unknown_nodes=1))
     events = [NodeEvent(node=f"n{n}", source="s", sequence=n, time_ms=5, type="health") for n in range(5)]
     assert len(state.apply(Batch(node_events=tuple(events)), MINUTE)) == 1
-    assert state.counts.bad == {"too_many_nodes": 4}
+    assert state.counts.bad == {"unknown_nodes": 4}
 
 
 def test_an_attempt_whose_end_was_never_told_leaves_the_demand_when_the_next_starts() -> None:
