@@ -34,6 +34,7 @@ from service.config import ApiConfig, Config
 from service.connections import LimitedServer, Limits, allow_files, protocol_of
 from service.feed import BoardFeed
 from service.hot_path import hot_protocol
+from service.new_names import NewNames
 from service.openapi import document
 from service.placer_link import PlacerLink
 from service.problems import Problem, as_problem
@@ -165,7 +166,9 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
     bodies = BodyBudget(config.api.body_budget_bytes, metrics.refused_bodies.inc)
     metrics.body_bytes.set_function(lambda: bodies.used_bytes)
     metrics.body_budget_bytes.set(config.api.body_budget_bytes)
-    kept = config, clock, feed, link, StreamHub(feed), metrics, RecentIdentities()
+    recent = RecentIdentities()
+    names = NewNames(config.limits, feed, recent, clock)
+    kept = config, clock, feed, link, StreamHub(feed), metrics, recent, names
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     return Context(*kept, access=access, backlog=backlog, bodies=bodies, mirror=mirror)
 

@@ -1,6 +1,6 @@
 """One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +177,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "gpu.usable": usable,
         "gpu.job": tick.occupancy.holder,
         "names.job": "\n".join(tick.occupancy.jobs).encode(),
+        "names.live": "\n".join(_known_attempts(tick)).encode(),
         "node.free_cpus": free_cpus,
         "node.free_host_memory_gib": free_memory,
         "occupancy": encode(_occupancy(tick)),
@@ -247,6 +248,11 @@ def _occupancy(tick: Tick) -> dict[str, Any]:
         "running": [(attempt.job, attempt.attempt) for attempt in tick.running],
         "ended": [(attempt.job, attempt.attempt, attempt.ended_ms) for attempt in tick.ended],
     }
+
+
+def _known_attempts(tick: Tick) -> Iterator[str]:
+    """ "ATTEMPT JOB" of what runs, waits or ended lately: no new names, whoever tells of them next."""
+    return (f"{row.attempt} {row.job}" for row in (*tick.running, *tick.queued, *tick.ended))
 
 
 def _running_row(attempt: JobAttempt) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Bounded, so not complete: what was forgotten is appended again, and the fold dow
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from fleet.sequences import SeenSequences
 from ingest.job_events import Identity
@@ -23,6 +23,11 @@ class RecentIdentities:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def streams(self) -> Collection[Hashable]:
+        """Those of which something was taken."""
+        return self._streams.keys()
 
     def __contains__(self, identity: Identity) -> bool:
         seen = self._streams.get(identity[:3])

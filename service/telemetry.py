@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+BOUNDS = ("live_jobs", "unknown_nodes", "names_per_minute")
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
@@ -30,7 +31,7 @@ class ApiMetrics:
         self.events = Counter(
             "fleetcast_api_events", "Events by what became of them.", ("outcome",), registry=self.registry
         )
-        for outcome in ("accepted", "duplicate", "rejected"):
+        for outcome in ("accepted", "duplicate", "rejected", "limited"):
             self.events.labels(outcome)  # there from the start, so that a rate sees the first one
         self.refused = Counter(
             "fleetcast_api_refused_records",
@@ -38,6 +39,14 @@ class ApiMetrics:
             ("reason",),
             registry=self.registry,
         )
+        self.limited = Counter(
+            "fleetcast_limit_refused",
+            "New names that this process refused (429), by the bound that they met.",
+            ("limit",),
+            registry=self.registry,
+        )
+        for bound in BOUNDS:
+            self.limited.labels(bound)
         self.written = Counter(
             "fleetcast_api_written_samples",
             "Samples taken by remote write, by the version of its protocol.",
@@ -140,6 +149,7 @@ def pipeline_page(
     for reason, count in (ingestion.get("bad_records") or {}).items():
         bad.add_metric((str(reason),), float(count))
     families.append(bad)
+    _limits(families, ingestion.get("limits") or {})
     _gauge(families, "fleetcast_samples_per_second", "Samples a fleet second.", ingestion.get("samples_per_s"))
     _gauge(
         families, "fleetcast_newest_sample_timestamp_seconds", "Newest sample.", _s(ingestion.get("newest_sample_ms"))
@@ -166,6 +176,16 @@ SOURCE_GAUGES = (
     ("lag_records", "fleetcast_source_lag_records", "Records that wait at a source."),
     ("backlog_bytes", "fleetcast_source_backlog_bytes", "Bytes that wait at a source."),
 )
+
+
+def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
+    """How much of each bound on names is taken."""
+    most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
+    used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
+    for bound, row in limits.items():
+        most.add_metric((bound,), float(row["most"]))
+        used.add_metric((bound,), float(row["used"]))
+    families += [most, used]
 
 
 def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from service.body_budget import BodyBudget
 from service.config import Config
 from service.feed import BoardFeed
 from service.kube_desk import KubeDesk
+from service.new_names import NewNames
 from service.placer_link import PlacerLink
 from service.recent import RecentIdentities
 from service.stream_hub import StreamHub
@@ -32,6 +33,7 @@ class Context:
     stream: StreamHub
     metrics: ApiMetrics
     recent: RecentIdentities
+    names: NewNames
     access: Access
     backlog: Backlog
     bodies: BodyBudget

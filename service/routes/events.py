@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,12 +16,13 @@ from ingest.job_events import Identity, identity
 from ingest.records import encode_refusals
 from ingest.segments import RecordKind
 from service.access import Scope
+from service.new_names import NamesOfBody
 from service.problems import Problem
 from service.recent import RecentIdentities
 from service.request_body import read_body
 from service.routes import shapes
 from service.routes.context import Context
-from service.routes.table import JSON, NO_STORE, Query, Row, encode
+from service.routes.table import JSON, NO_STORE, Query, Row, caller_of, encode
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +41,18 @@ async def events(request: Request, context: Context, query: Query) -> Response:
         raise
     now_ms = context.clock.now_ms()
     decoded = await _decode(body, now_ms, dict(request.headers), context)
-    return await accept(context, decoded, now_ms)
+    return await accept(request, context, decoded, now_ms)
 
 
-async def accept(context: Context, decoded: DecodedBody, now_ms: int) -> Response:
-    """Make what is new of a body durable, whatever language it came in, and answer how much of it was."""
+async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
+    """Make what is new of a body durable, whatever language it came in, and answer how much of it was.
+
+    A 429 problem where new names were too many: the rest was kept, and whoever sends all of it again loses nothing.
+    """
     writer = context.writer()
-    fresh = await new_records(decoded.records, context.recent)
+    new = await new_records(decoded.records, context.recent)
+    names = context.names.body(caller_of(request))
+    fresh = await _of_known_names(new, names)
     errors = [error for _, error in decoded.rejected]
     raws = [record.raw for record, _ in fresh]
     if errors:
@@ -57,7 +64,10 @@ async def accept(context: Context, decoded: DecodedBody, now_ms: int) -> Respons
         context.recent.add(key)
         if place % RECORDS_A_TURN == 0:
             await asyncio.sleep(0)
-    return _answer(context, decoded, len(fresh))
+    body = _count(context, decoded, len(fresh), len(decoded.records) - len(new))
+    if names.refused:
+        raise _too_many(context, names, body)
+    return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
 
 
 async def refuse_whole(context: Context, problem: Problem) -> None:
@@ -102,6 +112,33 @@ async def new_records(
     return [(record, key) for key, record in fresh.items()]
 
 
+async def _of_known_names(
+    records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
+) -> list[tuple[DecodedRecord, Identity]]:
+    """The records whose names pass the bounds. Others have their turn in between."""
+    fresh = []
+    for place, (record, key) in enumerate(records, 1):
+        if place % RECORDS_A_TURN == 0:
+            await asyncio.sleep(0)
+        if names.passes(record.event, key):
+            fresh.append((record, key))
+    return fresh
+
+
+def _too_many(context: Context, names: NamesOfBody, body: dict[str, Any]) -> Problem:
+    """Counts and names the bounds that a body met."""
+    told = []
+    for bound, most, used, count in names.bounds():
+        context.metrics.limited.labels(bound).inc(count)
+        taken = f", {used:,} are taken" if used else ""
+        told.append(f"limits.{bound} = {most:,}{taken}: {count:,} new names were refused")
+    context.metrics.events.labels("limited").inc(names.records)
+    wait_s = max(1, round(context.clock.wall_s(names.retry_after_s())))
+    detail = "; ".join(told) + f"; of all others everything was kept: send the whole body again after {wait_s} s"
+    extra = {"limits": dict(names.refused), **body}
+    return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)
+
+
 async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
     """Let the pipeline count what was refused here. Refusals may get lost, so a full disk only costs their count."""
     if not errors:
@@ -112,8 +149,8 @@ async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now
         logger.warning("%s; %d refusals are not counted", error, len(errors))
 
 
-def _answer(context: Context, decoded: DecodedBody, accepted: int) -> Response:
-    duplicates = len(decoded.records) - accepted
+def _count(context: Context, decoded: DecodedBody, accepted: int, duplicates: int) -> dict[str, Any]:
+    """Count what became of a body, and the answer that says so."""
     metrics = context.metrics
     counts = {"accepted": accepted, "duplicate": duplicates, "rejected": len(decoded.rejected)}
     for outcome, count in counts.items():
@@ -121,12 +158,11 @@ def _answer(context: Context, decoded: DecodedBody, accepted: int) -> Response:
             metrics.events.labels(outcome).inc(count)
     for _, error in decoded.rejected:
         metrics.refused.labels(error.reason).inc()
-    body = {
+    return {
         "accepted": accepted,
         "duplicates": duplicates,
         "rejected": [{"index": index, "reason": str(error)} for index, error in decoded.rejected],
     }
-    return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
 
 
 ROWS = (
@@ -164,6 +200,6 @@ ROWS = (
             "duplicates": 0,
             "rejected": [{"index": 2, "reason": "future: time_ms 1760000120000 is 120 s ahead of the clock"}],
         },
-        problems=(400, 413, 415, 422, 503),
+        problems=(400, 413, 415, 422, 429, 503),
     ),
 )

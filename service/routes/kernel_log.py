@@ -44,7 +44,7 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
         decoded = decode(body, reader, now_ms)
     else:
         decoded = await asyncio.to_thread(decode, body, reader, now_ms)
-    return await accept(context, decoded, now_ms)
+    return await accept(request, context, decoded, now_ms)
 
 
 def decode(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
@@ -74,6 +74,6 @@ ROWS = (
         body_example="2025-11-21T04:12:09+0000 n042 kernel: NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus",
         answer=shapes.EventsAnswer,
         example={"accepted": 1, "duplicates": 0, "rejected": []},
-        problems=(400, 413, 415, 422, 503),
+        problems=(400, 413, 415, 422, 429, 503),
     ),
 )

@@ -34,6 +34,7 @@ Handler = Callable[[Request, Context, Query], Awaitable[Response]]
 encode = msgspec.json.Encoder().encode
 JSON = "application/json"
 NO_STORE = "no-store"
+CALLER = "fleetcast.caller"  # in the scope of a request: the name of its token, "" without tokens
 ANY_FILE = "/{file:path}"  # of the console: whatever no other route takes
 
 
@@ -108,6 +109,12 @@ class Row:
         return self.scope or default_scope(self.method)
 
 
+def caller_of(request: Request) -> str:
+    """Whom to count a request for: the name of its token, else the address that it comes from."""
+    named: str = request.scope.get(CALLER, "")
+    return named or (request.client.host if request.client else "")
+
+
 def read_query(request: Request, params: Sequence[Param] | None) -> Query:
     """The query by name with defaults filled in; unknown keys and bad values are 422 problems."""
     if params is None:
@@ -172,7 +179,7 @@ class Endpoint:
         if row.is_open:
             access.check_site(request.method, request.scope["headers"])
         else:
-            access.check(request.method, request.scope["headers"], row.needs)
+            request.scope[CALLER] = access.check(request.method, request.scope["headers"], row.needs).name
         return await row.handler(request, self.context, read_query(request, row.params))
 
 

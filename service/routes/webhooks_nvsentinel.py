@@ -29,7 +29,7 @@ async def nvsentinel(request: Request, context: Context, query: Query) -> Respon
         decoded = decode(body, headers, now_ms, limit_ms)
     else:
         decoded = await asyncio.to_thread(decode, body, headers, now_ms, limit_ms)
-    return await accept(context, decoded, now_ms)
+    return await accept(request, context, decoded, now_ms)
 
 
 ROWS = (
@@ -67,6 +67,6 @@ ROWS = (
         },
         answer=shapes.EventsAnswer,
         example={"accepted": 1, "duplicates": 0, "rejected": []},
-        problems=(400, 413, 415, 422, 503),
+        problems=(400, 413, 415, 422, 429, 503),
     ),
 )

@@ -65,7 +65,7 @@ async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Res
         read = read_completions(body, now_ms, zone)
     else:
         read = await asyncio.to_thread(read_completions, body, now_ms, zone)
-    response = await accept(context, await translate(read, prefix, context, now_ms), now_ms)
+    response = await accept(request, context, await translate(read, prefix, context, now_ms), now_ms)
     response.status_code = 200
     return response
 
@@ -152,6 +152,6 @@ ROWS = (
         },
         answer=shapes.EventsAnswer,
         example={"accepted": 3, "duplicates": 0, "rejected": []},
-        problems=(400, 413, 415, 422, 503),
+        problems=(400, 413, 415, 422, 429, 503),
     ),
 )

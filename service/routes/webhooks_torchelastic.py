@@ -34,7 +34,7 @@ async def torchelastic(request: Request, context: Context, query: Query) -> Resp
         decoded = decode(body, headers, sender, now_ms, limit_ms)
     else:
         decoded = await asyncio.to_thread(decode, body, headers, sender, now_ms, limit_ms)
-    return await accept(context, decoded, now_ms)
+    return await accept(request, context, decoded, now_ms)
 
 
 ROWS = (
@@ -64,6 +64,6 @@ ROWS = (
         },
         answer=shapes.EventsAnswer,
         example={"accepted": 1, "duplicates": 0, "rejected": []},
-        problems=(400, 413, 415, 422, 503),
+        problems=(400, 413, 415, 422, 429, 503),
     ),
 )
