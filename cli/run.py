@@ -1,6 +1,7 @@
 """`fleetcast run`: all roles under a supervisor, or one role."""
 
 import asyncio
+import contextlib
 import logging
 from enum import StrEnum
 from pathlib import Path
@@ -137,12 +138,16 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
     import uvloop
 
+    from service.last_words import last_words
     from service.state_folder import role_claimed
 
     serve = importlib.import_module(MODULES[role]).serve
     if role is RoleName.PIPELINE:
-        with role_claimed(config, f"pipeline-{instance}" if instance else "pipeline"):
+        name = f"pipeline-{instance}" if instance else "pipeline"
+        with role_claimed(config, name), last_words(config.folder, name):
             uvloop.run(serve(config, instance))
         return
-    with role_claimed(config, f"api-{config.api.port}" if role is RoleName.API else role.value):
+    name = f"api-{config.api.port}" if role is RoleName.API else role.value
+    told = last_words(config.folder, name) if role is RoleName.PLACER else contextlib.nullcontext()
+    with role_claimed(config, name), told:
         uvloop.run(serve(config))

@@ -9,6 +9,7 @@ from models.scores import RISK_KINDS
 from schedulers.kube_extender import KubeExtender
 from schedulers.ratings import Outlook
 from service.board import Board
+from service.board_age import why_stale
 from service.config import Config
 from service.feed import BoardFeed
 from service.urgent import forbids, struck
@@ -28,7 +29,7 @@ class KubeDesk:
     def newest(self, feed: BoardFeed, config: Config, now_ms: int) -> tuple[KubeExtender, Board | None]:
         """Who answers now, and from which board: from none where none is whole, or younger than `api.stale_after_s`."""
         board = feed.latest()
-        if board is None or now_ms - board.as_of_ms > config.api.stale_after_s * 1000:
+        if board is None or why_stale((now_ms - board.as_of_ms) / 1000, config.api.stale_after_s):
             return BLIND, None
         if board is not self._board:
             try:

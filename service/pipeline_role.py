@@ -27,6 +27,7 @@ from ingest.topology import load_topology
 from ingest.write_decoder import WriteDecoder
 from service.config import Config
 from service.disk_trouble import said
+from service.last_words import works_again
 from service.pipeline import Pipeline
 from service.plugins import load
 from service.process_memory import keep_one_heap
@@ -127,6 +128,7 @@ async def serve(config: Config, instance: int = 0) -> None:
     gc.disable()  # what is restored is no garbage
     share = Share.of(instance, config.pipeline.instances, topology)
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
+    works_again(config.folder, f"pipeline-{instance}" if instance else "pipeline")
 
     spare_the_collector()
     work = asyncio.ensure_future(pipeline.run())

@@ -19,6 +19,7 @@ from placement.ledger import Ledger, LedgerError
 from service.access import load_access
 from service.config import Config
 from service.connections import LimitedServer, Limits, protocol_of
+from service.last_words import works_again
 from service.placer_desk import Desk
 from service.placer_http import make_app
 from service.placer_metrics import PlacerMetrics
@@ -97,6 +98,7 @@ async def serve(config: Config) -> None:
     sys.setswitchinterval(SWITCH_S)
     access = load_access(HOST)
     desk = open_desk(config)
+    works_again(config.folder, "placer")
     worker = QueueWorker(desk)
     starts = StartDesk(desk)
     app = make_app(desk, worker.wake, access, starts)

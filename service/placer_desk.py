@@ -20,6 +20,7 @@ from placement.queue import Plan, Wait, Waiting, in_order
 from placement.start_time import LEVELS
 from placement.timeline import place
 from service.board import Board, BoardReader
+from service.board_age import why_stale
 from service.config import Config
 from service.expiry import Expiry
 from service.placer_metrics import PlacerMetrics
@@ -100,13 +101,8 @@ class Desk:
         board, base = self._observed
         age_s = (now_ms - board.as_of_ms) / 1000
         self.metrics.view_age_s.set(age_s)
-        limit_s = self.config.stale_after_s(self.clock)
-        if age_s > limit_s:
-            raise StaleError(f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s is decided upon")
-        if age_s < -limit_s:
-            raise StaleError(f"the board is {-age_s:.0f} s ahead of the clock: it is another clock's")
-        if base.unknown:
-            raise StaleError(base.unknown)
+        if why := why_stale(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
+            raise StaleError(why)
         promises = self._promises()
         expired = self._expiry.expired(promises, board, now_ms)
         self.ledger.settle(settled(promises, base, expired), now_ms)

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from fleet.errors import SourceError
+from service.board_age import why_stale
 from service.board_mirror import BoardMirror
+from service.last_words import why_ended
 from service.routes.context import Context
 
 PLACER_S = 1.0  # wall
@@ -48,13 +50,20 @@ def _meta(context: Context) -> Mapping[str, Any]:
 def _board(context: Context) -> Check:
     board = context.feed.latest()
     if board is None:
-        return Check("board", False, "no board was published yet: the pipeline is starting or down")
+        return Check("board", False, f"no board was published yet: the pipeline is starting or down{_ended(context)}")
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
-    limit_s = context.config.stale_after_s(context.clock)
-    if age_s > limit_s:
-        sentence = f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s are fresh: the pipeline is down or slow"
-        return Check("board", False, sentence)
+    if why := why_stale(age_s, context.config.stale_after_s(context.clock)):
+        return Check("board", False, why + _ended(context))
     return Check("board", True, f"the board is {max(0.0, age_s):.0f} s old")
+
+
+def _ended(context: Context) -> str:
+    """What the pipelines ended of, where they did; nothing where they are another machine's."""
+    if context.mirror is not None:
+        return ""
+    roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
+    told = {role: why_ended(context.config.folder, role) for role in roles}
+    return "".join(f"; {role} ended: {words}" for role, words in told.items() if words)
 
 
 def _occupancy(meta: Mapping[str, Any]) -> Check:
@@ -86,7 +95,8 @@ async def _placer(context: Context) -> Check:
     try:
         answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
     except SourceError as error:
-        return Check("placer", False, str(error))
+        words = await asyncio.to_thread(why_ended, context.config.folder, "placer")
+        return Check("placer", False, f"the placer cannot start: {words}" if words else str(error))
     if answer.status >= 500:
         return Check("placer", False, f"the placer answers {answer.status}")
     if _is_warming(answer.body):

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
+from cli.run import RoleName, _run_role
 from fleet.clock import ManualClock
+from fleet.errors import StaleError
+from placement.ledger import Ledger, LedgerError
 from service.api import create_app
 from service.board import BoardWriter, Section
+from service.config import Config
+from service.kube_desk import KubeDesk
+from service.last_words import last_words, works_again
+from service.placer_desk import Desk
+from service.placer_metrics import PlacerMetrics
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running, sections
+from tests.service.placer_world import HandBoard
 
 READY_BODY = b'{"ok":true,"warming":false}'
 
@@ -65,6 +74,43 @@ def test_an_old_board_is_not_ready(world: World) -> None:
     status, failing, _ = world.asked()
     assert status == 503
     assert failing["board"].startswith("the board is 61 s old, at most 60 s are fresh")
+
+
+def test_a_clock_that_was_set_back_is_judged_as_the_placer_judges_it(world: World) -> None:
+    HandBoard(config(world.folder).board, as_of_ms=NOW_MS).publish()
+    world.clock.time_ms -= 86_400_000
+    status, failing, _ = world.asked()
+    ledger = Ledger(config(world.folder).ledger)
+    desk = Desk(config(world.folder), world.clock, ledger, PlacerMetrics())
+    with pytest.raises(StaleError) as refused:
+        desk.observed()
+    ledger.close()
+    assert (status, failing["board"]) == (503, str(refused.value))
+    assert failing["board"].startswith("the board is 86400 s ahead of the clock: the clock was set back")
+    feed = world.app.state.context.feed
+    assert KubeDesk().newest(feed, config(world.folder), world.clock.now_ms())[1] is None
+
+
+@pytest.mark.parametrize("damage", ["no SQLite", "a folder"])
+def test_what_keeps_the_placer_from_starting_is_told_until_it_starts(tmp_path: Path, damage: str) -> None:
+    with ExitStack() as stack:
+        clock = ManualClock(NOW_MS)
+        client = stack.enter_context(Client(create_app(config(tmp_path), clock)))
+        publish(tmp_path)
+        there = Config(state=str(tmp_path))
+        there.ledger.write_bytes(b"no ledger" * 1000) if damage == "no SQLite" else there.ledger.mkdir()
+        with pytest.raises(LedgerError) as ended:
+            _run_role(RoleName.PLACER, there, 0)
+        placer = {row["name"]: row for row in client.get("/readyz").json()["checks"]}["placer"]
+        assert placer == {"name": "placer", "ok": False, "sentence": f"the placer cannot start: {ended.value}"}
+        works_again(tmp_path, "placer")
+        assert "does not answer" in client.get("/readyz").text
+
+
+def test_what_the_pipeline_ended_of_is_told_with_its_board(world: World) -> None:
+    with pytest.raises(ExceptionGroup), last_words(world.folder, "pipeline"):
+        raise ExceptionGroup("tasks", [ExceptionGroup("more", [ZeroDivisionError("by zero")])])
+    assert world.asked()[1]["board"].endswith("down; pipeline ended: a bug, ZeroDivisionError: by zero")
 
 
 @pytest.mark.parametrize(
