@@ -10,19 +10,23 @@ that can only be given a URL takes `http://user:TOKEN@host`). Without tokens eve
 everything; only a page of another site, opened in a browser on this machine, may change nothing and read nothing.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from starlette.requests import Request
+
 from fleet.errors import ConfigError
 from service.problems import Problem
+from service.wrong_tokens import LATE_S, WrongTokens
 
 TOKENS, TOKENS_FILE = "FLEETCAST_TOKENS", "FLEETCAST_TOKENS_FILE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -64,14 +68,33 @@ ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says
 
 
 class Access:
-    """The tokens of one process, kept as digests. `is_open` without any."""
+    """The tokens of one process, kept as digests. `is_open` without any.
+
+    `failed` hears why a caller was refused: missing, unknown, slowed (unknown, one of too many), scope.
+    """
 
     def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
         self._callers = tuple((callers or {}).items())
         self.is_open = not self._callers
+        self.wrong_tokens = WrongTokens()
+        self.failed: Callable[[str], None] = lambda reason: None
 
     def names(self) -> list[str]:
         return [caller.name for _, caller in self._callers]
+
+    async def admit(self, request: Request, scope: Scope | None) -> Caller:
+        """The caller of a request, as `check` finds him; refusals are counted, and told late to who guesses."""
+        try:
+            return self.check(request.method, request.scope["headers"], scope)
+        except Refusal as refusal:
+            host = request.client.host if request.client else ""
+            wait_s = self.wrong_tokens.count(host) if refusal.reason == "unknown" else None
+            self.failed(refusal.reason if wait_s is None else "slowed")
+            if wait_s is None:
+                raise
+        await asyncio.sleep(LATE_S)
+        detail = f"too many unknown tokens came from your address: the next one is looked at in {wait_s} s"
+        raise Problem(429, "too_many_tokens", detail, headers={"retry-after": str(wait_s)})
 
     def check(self, method: str, headers: Headers, scope: Scope | None) -> Caller:
         """The caller, who may do what `scope` names (None: any token will do). Problems: 401, 403."""
@@ -83,7 +106,7 @@ class Access:
             has = ", ".join(sorted(caller.scopes))
             detail = f"this needs a token with the scope {scope}; that of {caller.name} has {has}"
             challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
-            raise Problem(403, "forbidden", detail, headers={"www-authenticate": challenge})
+            raise Refusal("scope", 403, "forbidden", detail, challenge)
         return caller
 
     def check_site(self, method: str, headers: Headers) -> None:
@@ -96,7 +119,7 @@ class Access:
     def _caller(self, headers: Headers) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
         if not given:
-            raise _unauthorized("a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
+            raise _unauthorized("missing", "a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
         token = presented(given[0]) if len(given) == 1 else None
         digest = hashlib.sha256(token or b"").digest()
         found = None
@@ -104,12 +127,20 @@ class Access:
             if hmac.compare_digest(known, digest):
                 found = caller
         if token is None or found is None:
-            raise _unauthorized("no such token is known here", f'{CHALLENGE}, error="invalid_token"')
+            raise _unauthorized("unknown", "no such token is known here", f'{CHALLENGE}, error="invalid_token"')
         return found
 
 
-def _unauthorized(detail: str, challenge: str) -> Problem:
-    return Problem(401, "unauthorized", detail, headers={"www-authenticate": challenge})
+class Refusal(Problem):
+    """A caller who may not; `reason` is a short label."""
+
+    def __init__(self, reason: str, status: int, code: str, detail: str, challenge: str) -> None:
+        super().__init__(status, code, detail, headers={"www-authenticate": challenge})
+        self.reason = reason
+
+
+def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
+    return Refusal(reason, 401, "unauthorized", detail, challenge)
 
 
 def presented(authorization: bytes) -> bytes | None:

@@ -125,9 +125,9 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
         *console.ROWS,
     )
 
-    def admit(request: Request) -> None:
+    async def admit(request: Request) -> None:
         """For routes that somebody adds with FastAPI's decorators; those of the table ask by themselves."""
-        context.access.check(request.method, request.scope["headers"], default_scope(request.method))
+        await context.access.admit(request, default_scope(request.method))
 
     app = FastAPI(
         title="Fleetcast",
@@ -169,6 +169,7 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
     recent = RecentIdentities()
     names = NewNames(config.limits, feed, recent, clock)
     kept = config, clock, feed, link, StreamHub(feed), metrics, recent, names
+    access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     return Context(*kept, access=access, backlog=backlog, bodies=bodies, mirror=mirror)
 

@@ -23,7 +23,7 @@ PLAIN: dict[Any, dict[str, Any]] = {
     bytes: {"type": "string", "format": "binary"},
     dict: {"type": "object"},
 }
-REFUSED = (401, 403)
+REFUSED = (401, 403, 429)
 TOO_MUCH = (413, 503)  # a body, or those of all requests
 SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},

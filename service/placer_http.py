@@ -107,7 +107,7 @@ class Doors:
         async def guarded(request: Request) -> Response:
             request.scope[LEASE] = lease = self.bodies.lease()
             try:
-                request.state.caller = self.access.check(request.method, request.scope["headers"], scope)
+                request.state.caller = await self.access.admit(request, scope)
                 return await handler(request)
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody is there to read it

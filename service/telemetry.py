@@ -59,6 +59,14 @@ class ApiMetrics:
             ("status",),
             registry=self.registry,
         )
+        self.auth_failures = Counter(
+            "fleetcast_api_auth_failures",
+            "Callers refused: no token, an unknown one, one of too many unknown ones (slowed), or not this scope.",
+            ("reason",),
+            registry=self.registry,
+        )
+        for reason in ("missing", "unknown", "slowed", "scope"):
+            self.auth_failures.labels(reason)
         self.refused_bodies = Counter(
             "fleetcast_api_refused_bodies",
             "Bodies refused since those of all requests took up the budget.",

@@ -170,7 +170,7 @@ class Endpoint:
     async def _answer(self, request: Request, method: str) -> Response:
         row, access = self.rows.get(method), self.context.access
         if row is None:
-            access.check(request.method, request.scope["headers"], None)
+            await access.admit(request, None)
             if self.path == ANY_FILE:
                 path = request.scope["path"][:200]
                 raise Problem(404, "not_found", f"nothing takes {request.method} at {path!r}; /docs lists the routes")
@@ -179,7 +179,7 @@ class Endpoint:
         if row.is_open:
             access.check_site(request.method, request.scope["headers"])
         else:
-            request.scope[CALLER] = access.check(request.method, request.scope["headers"], row.needs).name
+            request.scope[CALLER] = (await access.admit(request, row.needs)).name
         return await row.handler(request, self.context, read_query(request, row.params))
 
 
