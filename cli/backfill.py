@@ -1,8 +1,11 @@
 """`fleetcast backfill`: what a Prometheus has recorded so far, into the archive."""
 
+import contextlib
 import re
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,14 +15,16 @@ import typer
 from fleet.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
+    from clients.prometheus import MatrixRow
     from ingest.archive import Archive
-    from ingest.backfill import Taken, Wish
+    from ingest.backfill import Ranges, Taken, Wish
     from service.config import Config
 
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 DONE = "backfill.json"
 WRITER = "backfill"
+SAY_EVERY_S = 5.0
 
 
 def backfill(
@@ -31,6 +36,7 @@ def backfill(
     window: Annotated[str, typer.Option(help="How much is asked for at once, of each metric.")] = "1h",
     config: Annotated[Path | None, typer.Option(help="The file that `fleetcast run` reads.")] = None,
     state: Annotated[str | None, typer.Option(help="The folder that `fleetcast run` keeps its state in [var].")] = None,
+    timeout: Annotated[str, typer.Option(help="How long the server may be silent before its answer.")] = "120s",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
 ) -> None:
     """Read what a Prometheus remembers of GPUs, ports, hosts and served models into the archive.
@@ -46,6 +52,7 @@ def backfill(
 
       fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
     """
+    from clients.prometheus import SilentServer
     from ingest.backfill import Wish
     from service.config import load_config, override
 
@@ -60,8 +67,14 @@ def backfill(
     if wish.first_ms >= wish.end_ms:
         raise ConfigError(f"--from {begin} is not before --to {end}")
     _warn_of_days(loaded, wish, now_ms)
+    timeout_s = seconds_of("--timeout", timeout)
     try:
-        taken, archive = _run(loaded, wish, ca, now_ms)
+        taken, archive = _run(loaded, wish, ca, now_ms, timeout_s)
+    except SilentServer as error:
+        longer = f"ask for less at once (--window 10m), or wait longer (--timeout {2 * timeout_s:g}s)"
+        raise SourceError(
+            f"{error}: see that it is a Prometheus and not overloaded, then {longer}; the next run goes on there"
+        ) from None
     except OSError as error:
         raise SourceError(f"cannot write the archive: {error}; the next run goes on there") from None
     kept = archive.kept
@@ -72,7 +85,45 @@ def backfill(
     )
 
 
-def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int) -> "tuple[Taken, Archive]":
+class Watched:
+    """A client of whose answers it is said, every few seconds, that they are waited for."""
+
+    def __init__(self, client: "Ranges", url: str, timeout_s: float) -> None:
+        self._client = client
+        self._url = url
+        self._timeout_s = timeout_s
+
+    def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
+        with self._waiting("names of metrics"):
+            return self._client.names(match, first_ms, end_ms)
+
+    def recorded(self, selector: str, first_ms: int, end_ms: int) -> "list[MatrixRow]":
+        with self._waiting(selector):
+            return self._client.recorded(selector, first_ms, end_ms)
+
+    def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> "list[MatrixRow]":
+        with self._waiting(selector):
+            return self._client.resampled(selector, first_ms, end_ms, step_ms)
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        answered = threading.Event()
+        teller = threading.Thread(target=self._tell, args=(what, answered), daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            answered.set()
+            teller.join()
+
+    def _tell(self, what: str, answered: threading.Event) -> None:
+        began = time.monotonic()
+        while not answered.wait(SAY_EVERY_S):
+            waited_s = time.monotonic() - began
+            typer.echo(f"\nwaiting for {self._url}: {what}, {waited_s:.0f} s of {self._timeout_s:g} s", err=True)
+
+
+def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
     from clients.prometheus import PrometheusClient
     from fleet.entities import Entities
     from fleet.topology import Topology
@@ -86,15 +137,16 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int) -> "tuple
     named = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     limits = Limits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
     archive = Archive(ArchiveFiles(config.archive_url), entities, writer=WRITER, limits=limits)
-    client = PrometheusClient(wish.url, verify=str(ca) if ca else True)
+    client = PrometheusClient(wish.url, verify=str(ca) if ca else True, timeout_s=timeout_s)
     try:
         progress = Progress(config.folder / DONE, wish.key)
     except ValueError as error:
         raise ConfigError(f"{config.folder / DONE} is not ours: {error}; delete it to begin anew") from None
-    work = Backfill(client, archive, entities, align(named, entities))
+    work = Backfill(Watched(client, wish.url, timeout_s), archive, entities, align(named, entities))
     windows = wish.windows()
+    label = f"backfill (an answer may take {timeout_s:g} s)"
     try:
-        with typer.progressbar(length=len(windows), label="backfill", file=sys.stderr, show_pos=True) as bar:
+        with typer.progressbar(length=len(windows), label=label, file=sys.stderr, show_pos=True) as bar:
             for _ in work.run(wish, progress, now_ms):
                 bar.update(1)
     finally:

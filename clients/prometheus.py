@@ -12,11 +12,15 @@ from typing import Any
 import msgspec
 import requests
 from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+from urllib3.util.retry import Retry
 
 from fleet.errors import ConfigError, SourceError
 
 TOKEN, USER, PASSWORD = (f"FLEETCAST_PROMETHEUS_{word}" for word in ("TOKEN", "USER", "PASSWORD"))
 MAX_ANSWER_BYTES = 2**30
+CONNECT_S = 10.0
+TIMEOUT_S = 120.0  # as long as a Prometheus thinks of one query, if nobody told it otherwise
+TRIES_AGAIN = Retry(total=3, read=0, backoff_factor=1, status_forcelist=(408, 429, 500, 502, 503, 504))
 
 
 class MatrixRow(msgspec.Struct, frozen=True):
@@ -43,11 +47,15 @@ class TooManySamples(SourceError):
     """Prometheus does not load so much for one query: ask for less at once."""
 
 
+class SilentServer(SourceError):
+    """It took the question, and no answer came in time."""
+
+
 class PrometheusClient:
     """Times are Unix milliseconds. SourceError: nobody answers, for now; ConfigError: an answer that stays wrong."""
 
-    def __init__(self, url: str, *, verify: bool | str = True, timeout_s: float = 120.0) -> None:
-        """`verify`: a bundle of certificates, or False to check none."""
+    def __init__(self, url: str, *, verify: bool | str = True, timeout_s: float = TIMEOUT_S) -> None:
+        """`verify`: a bundle of certificates, or False to check none. `timeout_s`: of silence, before an answer."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r}: expected a URL such as http://prometheus:9090")
         if "@" in url:
@@ -60,8 +68,10 @@ class PrometheusClient:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             auth=(user, os.environ.get(PASSWORD, "")) if user else None,
             session=session,
-            timeout=timeout_s,
+            timeout=(CONNECT_S, timeout_s),
+            retry=TRIES_AGAIN,  # one that is silent is not asked four times
         )
+        self._url = url
         self._timeout_s = timeout_s
 
     def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
@@ -70,7 +80,7 @@ class PrometheusClient:
         try:
             answer = self._connect.get_label_values("__name__", params)
         except (PrometheusApiClientException, requests.RequestException, ValueError) as error:
-            raise _trouble(error) from None
+            raise self._trouble(error) from None
         return sorted(str(name) for name in answer)
 
     def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
@@ -92,10 +102,10 @@ class PrometheusClient:
                 data=params,
                 headers=connect.headers,
                 auth=connect.auth,
-                timeout=self._timeout_s,
+                timeout=(CONNECT_S, self._timeout_s),
             )
         except requests.RequestException as error:
-            raise _trouble(error) from None
+            raise self._trouble(error) from None
         if len(response.content) > MAX_ANSWER_BYTES:
             raise TooManySamples(f"an answer of {len(response.content):,} bytes")
         try:
@@ -105,6 +115,14 @@ class PrometheusClient:
         if answer.status != "success":
             raise _refusal(response.status_code, answer.error)
         return answer.data.result
+
+    def _trouble(self, error: Exception) -> SourceError | ConfigError:
+        text = _reason(error)
+        if isinstance(error, requests.ConnectTimeout) or "ConnectTimeoutError" in text:
+            return SourceError(f"{self._url} takes no connection within {CONNECT_S:.0f} s: is it up, and let through?")
+        if isinstance(error, requests.Timeout) or "Read timed out" in text:
+            return SilentServer(f"{self._url} was silent for {self._timeout_s:g} s")
+        return _trouble(text)
 
     def close(self) -> None:
         self._connect.close()
@@ -123,10 +141,14 @@ def _refusal(status: int, error: str) -> SourceError | ConfigError:
     return SourceError(f"Prometheus answered {status}: {error[:300]}")
 
 
-def _trouble(error: Exception) -> SourceError | ConfigError:
-    """Of an error of the library, which tells the status in words, and of many tries why the last one failed."""
+def _reason(error: Exception) -> str:
+    """Of an error of the library: of many tries why the last one failed."""
     tries = error.args[0] if error.args else None
-    text = str(getattr(tries, "reason", None) or error)
+    return str(getattr(tries, "reason", None) or error)
+
+
+def _trouble(text: str) -> SourceError | ConfigError:
+    """What the library tells in words, the status among them."""
     if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
         return ConfigError(f"Prometheus refused: {text[:300]}")
     return SourceError(f"Prometheus does not answer: {text[:300]}")
