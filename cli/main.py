@@ -6,6 +6,7 @@ from typing import NoReturn
 import typer
 
 from cli import (
+    audit,
     backfill,
     backtest,
     bench,
@@ -45,6 +46,7 @@ app.command("check-config")(check.check_config_file)
 app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(history.app, name="history")
+app.add_typer(audit.app, name="audit")
 app.add_typer(data.app, name="data")
 app.add_typer(topology.app, name="topology")
 app.add_typer(train.app, name="train")

@@ -8,6 +8,7 @@ Each operation on a disk that matters has two: `AREA.before_OPERATION` and `AREA
     snapshot   write, sync, link, rename, sync_folder     a snapshot's files, and the rename that makes it one
     archive    write, sync, rename, sync_folder           a part, or a compacted file that takes its place
     ledger     commit                                     a transaction: decisions, intents, queue, audit
+    migration  rename, sync_folder                        the copy of a ledger of an earlier version
     models     write, sync, rename, sync_folder           which version serves
     progress   write, sync, rename, sync_folder           windows that a backfill has done
     bands      write, sync, rename, sync_folder           the bands of nodes, for other systems
@@ -37,6 +38,7 @@ OPERATIONS = {
     "snapshot": ("write", "sync", "link", "rename", "sync_folder"),
     "archive": DURABLE,
     "ledger": ("commit",),
+    "migration": ("rename", "sync_folder"),
     "models": DURABLE,
     "progress": DURABLE,
     "bands": DURABLE,

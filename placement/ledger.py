@@ -5,12 +5,14 @@
     queue       requests that wait, with the reply they were given
     audit       who asked for what; append-only, triggers refuse anything else
 
-One process writes. A retry of a request gets the same bytes, a refusal and a restart included. SQLite finds most
-damage, not all: a page is checked when it is read, and all of them when the file is opened.
+One process writes. A retry of a request gets the same bytes, a refusal and a restart included. SQLite finds that pages
+and indexes are damaged when the file is opened; each row has a checksum beside that, and each line of audit the hash of
+the one before (`ledger_chain`). What does not match is not served: a LedgerError says what it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,19 @@ import msgspec
 
 from fleet.errors import RequestError
 from fleet.requests import Decision, PlacementRequest, RankPlacement
-from placement.ledger_file import LAST_LINE, LedgerFile, encode
+from placement.ledger_chain import (
+    NO_HASH,
+    QUEUED,
+    Head,
+    decision_checksum,
+    encode,
+    intent_checksum,
+    line_hash,
+    queue_checksum,
+)
+from placement.ledger_file import LAST_NUMBER, LedgerFile
 from placement.ledger_rows import (
+    SETTLED_WORDS,
     Committed,
     Intent,
     IntentState,
@@ -31,8 +44,9 @@ from placement.ledger_rows import (
 )
 from placement.ledger_schema import AUDIT_COLUMNS
 
-__all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry", "encode"]
+__all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry"]
 
+DECISIONS = "SELECT cursor, request_id, body, reply, outcome, job, attempt, time_ms, checksum FROM decisions"
 _decode_request = msgspec.json.Decoder(PlacementRequest).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
@@ -41,19 +55,18 @@ _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 _decode_models = msgspec.json.Decoder(dict[str, str]).decode
 
 
-SETTLED_WORDS = {
-    IntentState.EXPIRED: "did not start in time: its GPUs are free again",
-    IntentState.CANCELLED: "was cancelled before it started: its GPUs are free again",
-}
-
-
 @dataclass(slots=True)
 class _Memory:
-    """What is asked for all the time, equal to the file between two transactions."""
+    """What is asked for all the time, equal to the file between two transactions.
+
+    position, cursor: the last numbers of a line and of a decision that were ever given.
+    """
 
     intents: dict[str, Intent]
     queue: dict[str, QueueEntry]
+    head: Head
     position: int
+    cursor: int
 
 
 class Ledger(LedgerFile):
@@ -79,7 +92,9 @@ class Ledger(LedgerFile):
             return _Memory(
                 {intent.request_id: intent for intent in self._load_intents()},
                 {entry.request.request_id: entry for entry in self._load_queue()},
-                self._db.execute(LAST_LINE).fetchone()[0],
+                self._load_head(),
+                self._db.execute(LAST_NUMBER["audit"]).fetchone()[0],
+                self._db.execute(LAST_NUMBER["decisions"]).fetchone()[0],
             )
 
     @property
@@ -93,33 +108,54 @@ class Ledger(LedgerFile):
     def position(self) -> int:
         return self._memory.position
 
+    @property
+    def head(self) -> Head:
+        """The newest line of the audit trail. Kept elsewhere, it shows later that nothing up to it was changed."""
+        return self._memory.head
+
+    def _unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
+        """A row without its checksum, the last column. LedgerError when it is not what was written."""
+        *values, kept = row
+        if checksum(values) != kept:
+            raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
+        return values
+
     # -- decisions
 
     def replay(self, request: PlacementRequest) -> bytes | None:
         """The reply this request got before, None when it is new; RequestError when its id had another body."""
-        rows = self._rows("SELECT body, reply FROM decisions WHERE request_id = ?", [request.request_id])
-        if not rows:
+        found = self._stored(request.request_id)
+        if found is None:
             entry = self._memory.queue.get(request.request_id)
             if entry is None:
                 return None
-            rows = [(encode(entry.request), entry.reply)]
-        ((body, reply),) = rows
-        with self._readable():
-            kept = typed_bytes(reply)
+            found = encode(entry.request), entry.reply
+        body, reply = found
         if body != encode(request):
             raise RequestError(
                 f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
             )
-        return kept
+        return reply
 
     def find(self, request_id: str) -> bytes | None:
         """The reply of a request, queued or decided."""
-        rows = self._rows("SELECT reply FROM decisions WHERE request_id = ?", [request_id])
-        if rows:
-            with self._readable():
-                return typed_bytes(rows[0][0])
+        found = self._stored(request_id)
+        if found is not None:
+            return found[1]
         entry = self._memory.queue.get(request_id)
         return entry.reply if entry else None
+
+    def _stored(self, request_id: str) -> tuple[bytes, bytes] | None:
+        """Body and reply of a request that was decided."""
+        rows = self._rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
+        if not rows:
+            return None
+        with self._readable():
+            _, _, body, reply, *_ = self._unchanged_decision(rows[0])
+            return typed_bytes(body), typed_bytes(reply)
+
+    def _unchanged_decision(self, row: Sequence[Any]) -> Sequence[Any]:
+        return self._unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
         """The stored decision, for the line of audit that tells of its end."""
@@ -131,32 +167,27 @@ class Ledger(LedgerFile):
         """Store a final decision with its intent and its line of audit; returns the reply's bytes."""
         reply = encode(decision)
         with self.transaction():
-            self._db.execute(
-                "INSERT INTO decisions (request_id, body, reply, outcome, job, attempt, time_ms) "
-                "VALUES (?,?,?,?,?,?,?)",
-                [
-                    *(request.request_id, encode(request), reply, decision.outcome),
-                    *(request.job_name, request.attempt, now_ms),
-                ],
+            self._memory.cursor += 1
+            row = (
+                *(self._memory.cursor, request.request_id, encode(request), reply, decision.outcome),
+                *(request.job_name, request.attempt, now_ms),
             )
+            checksum = decision_checksum(row)
+            self._db.execute("INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", [*row, checksum])
             if decision.outcome == "placed":
                 self._hold(request, decision, now_ms)
             if request.request_id in self._memory.queue:
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
                 del self._memory.queue[request.request_id]
-            self.note(request.request_id, now_ms, caller, action, decision.sentence, decision)
+            self.note(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
         self.version += 1
         return reply
 
     def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
         """Stored decisions in the order of their commit."""
-        rows = self._rows(
-            "SELECT cursor, request_id, reply, outcome, job, attempt, time_ms FROM decisions "
-            "WHERE cursor > ? ORDER BY cursor LIMIT ?",
-            [cursor, limit],
-        )
+        rows = self._rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
         with self._readable():
-            return [typed(Committed, row) for row in rows]
+            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
     # -- intents
 
@@ -172,13 +203,8 @@ class Ledger(LedgerFile):
             created_ms=now_ms,
             expires_ms=decision.expires_ms,
         )
-        self._db.execute(
-            "INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?)",
-            [
-                *(intent.request_id, intent.job, intent.attempt, encode(intent.ranks), intent.cpus),
-                *(intent.host_memory_gib, intent.limit_s, now_ms, intent.expires_ms, IntentState.ACTIVE.value),
-            ],
-        )
+        row = intent.row(IntentState.ACTIVE)
+        self._db.execute("INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?,?)", [*row, intent_checksum(row)])
         self._memory.intents[intent.request_id] = intent
 
     def active_intents(self) -> list[Intent]:
@@ -186,9 +212,12 @@ class Ledger(LedgerFile):
         return list(self._memory.intents.values())
 
     def intent_state(self, request_id: str) -> IntentState | None:
-        rows = self._rows("SELECT state FROM intents WHERE request_id = ?", [request_id])
+        rows = self._rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
         with self._readable():
-            return IntentState(rows[0][0]) if rows else None
+            return IntentState(self._unchanged_intent(rows[0])[-1]) if rows else None
+
+    def _unchanged_intent(self, row: Sequence[Any]) -> Sequence[Any]:
+        return self._unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
 
     def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their last state; returns how many there were."""
@@ -197,20 +226,26 @@ class Ledger(LedgerFile):
             return 0
         with self.transaction():
             for request_id, state in rows:
-                self._db.execute("UPDATE intents SET state = ? WHERE request_id = ?", [state.value, request_id])
-                job = self._memory.intents.pop(request_id).job
+                intent = self._memory.intents.pop(request_id)
+                changed = [state.value, intent_checksum(intent.row(state)), request_id]
+                self._db.execute("UPDATE intents SET state = ?, checksum = ? WHERE request_id = ?", changed)
                 if state in SETTLED_WORDS:
-                    sentence = f"{job} {SETTLED_WORDS[state]}"
+                    sentence = f"{intent.job} {SETTLED_WORDS[state]}"
                     self.note(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
         self.version += 1
         return len(rows)
 
     def _load_intents(self) -> list[Intent]:
-        rows = self._db.execute(
-            "SELECT request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms, expires_ms "
-            "FROM intents WHERE state = 'active' ORDER BY created_ms, rowid"
-        )
-        return [typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:])) for row in rows]
+        states = ", ".join(f"'{state}'" for state in IntentState)
+        odd = self._db.execute(
+            f"SELECT request_id, state FROM intents WHERE state NOT IN ({states}) LIMIT 1"
+        ).fetchone()
+        if odd:  # a full scan: it may have been active, and no index leads to it any more
+            raise self._damaged(f"the intent of request {odd[0]!r} is {odd[1]!r}")
+        rows = self._db.execute("SELECT * FROM intents WHERE state = 'active' ORDER BY created_ms, rowid")
+        return [
+            typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1])) for row in map(self._unchanged_intent, rows)
+        ]
 
     # -- queue
 
@@ -218,9 +253,11 @@ class Ledger(LedgerFile):
         """Store a waiting request and the reply it is given."""
         reply = encode(decision)
         with self.transaction():
-            self._db.execute("INSERT INTO queue VALUES (?,?,?,?)", [request.request_id, encode(request), reply, now_ms])
+            row = (request.request_id, encode(request), reply, now_ms)
+            checksum = queue_checksum(row)
+            self._db.execute("INSERT INTO queue VALUES (?,?,?,?,?)", [*row, checksum])
             self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
-            self.note(request.request_id, now_ms, caller, "queue", decision.sentence, decision)
+            self.note(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
         self.version += 1
         return reply
 
@@ -232,26 +269,36 @@ class Ledger(LedgerFile):
         return request_id in self._memory.queue
 
     def _load_queue(self) -> list[QueueEntry]:
-        rows = self._db.execute("SELECT body, reply, queued_ms FROM queue ORDER BY queued_ms, rowid")
-        return [typed(QueueEntry, (_decode_request(body), reply, queued_ms)) for body, reply, queued_ms in rows]
+        rows = self._db.execute("SELECT * FROM queue ORDER BY queued_ms, rowid")
+        entries = []
+        for row in rows:
+            _, body, reply, queued_ms = self._unchanged(f"the queue's entry {row[0]!r}", row, queue_checksum)
+            entries.append(typed(QueueEntry, (_decode_request(body), reply, queued_ms)))
+        return entries
 
     # -- audit
 
     def note(
-        self, request_id: str, now_ms: int, caller: str, action: str, sentence: str, decision: Decision | None = None
+        self,
+        request_id: str,
+        now_ms: int,
+        caller: str,
+        action: str,
+        sentence: str,
+        decision: Decision | None = None,
+        stored: str = "",
     ) -> None:
-        """Append one line to the audit trail."""
+        """Append one line to the audit trail. `stored` is the checksum of the row that is written with it."""
         said = decision or Decision(request_id=request_id, decision_id="", outcome="refused", sentence=sentence)
         with self.transaction():
-            self._db.execute(
-                "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, "
-                "sentence) VALUES (?,?,?,?,?,?,?,?)",
-                [
-                    *(now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
-                    *(encode(said.models).decode(), sentence),
-                ],
+            memory = self._memory
+            memory.position += 1
+            line = (
+                *(memory.position, now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
+                *(encode(said.models).decode(), sentence, stored, memory.head.hash),
             )
-            self._memory.position += 1
+            memory.head = Head(memory.position, line_hash(line))
+            self._db.execute(f"INSERT INTO audit VALUES ({','.join('?' * 12)})", [*line, memory.head.hash])
 
     def accept(self, sentence: str, now_ms: int, caller: str) -> None:
         """Write down that somebody took a loss or a change of the state upon himself; `sentence` says which."""
@@ -267,8 +314,23 @@ class Ledger(LedgerFile):
         order = "ASC" if after is not None else "DESC"
         query = f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(where)}"
         found = self._rows(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
-        rows = [dict(zip(AUDIT_COLUMNS, row, strict=True)) for row in found]
         with self._readable():
+            for line in found:
+                self._unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
+            if request_id is None:
+                self._check_links(found if after is not None else found[::-1])
+            rows = [dict(zip(AUDIT_COLUMNS, line, strict=True)) for line in found]
             for row in rows:
                 row["models"] = _decode_models(row["models"])
         return rows
+
+    def _check_links(self, lines: Sequence[Sequence[Any]]) -> None:
+        """LedgerError when a line does not follow on the one before."""
+        for (*_, before), (audit_id, *_, previous, _) in pairwise(lines):
+            if before != previous:
+                raise self._damaged(f"something is missing before line {audit_id} of the audit trail")
+
+    def _load_head(self) -> Head:
+        """Also of a line that was changed: `fleetcast audit verify` says so, and what follows is held to its hash."""
+        rows = self._db.execute("SELECT audit_id, hash FROM audit ORDER BY audit_id DESC LIMIT 1").fetchall()
+        return typed(Head, rows[0]) if rows else Head(0, NO_HASH)

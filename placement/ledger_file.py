@@ -14,15 +14,17 @@ from typing import Any
 import msgspec
 
 from fleet import failpoints, files
+from placement.ledger_chain import encode
+from placement.ledger_migrate import begin, migrate
 from placement.ledger_rows import LedgerAway, LedgerError
-from placement.ledger_schema import SCHEMA_VERSION, make
+from placement.ledger_schema import SCHEMA_VERSION, missing, shape, strange
 
-encode = msgspec.json.Encoder().encode
+LAST_NUMBER = {  # ever given, whatever was deleted since
+    table: f"SELECT max(coalesce((SELECT max(seq) FROM sqlite_sequence WHERE name = '{table}'), 0), "
+    f"coalesce((SELECT max({key}) FROM {table}), 0))"
+    for table, key in (("audit", "audit_id"), ("decisions", "cursor"))
+}
 IDENTITY, MARK = "identity", "mark."
-LAST_LINE = (  # ever written, whatever was deleted since
-    "SELECT max(coalesce((SELECT max(seq) FROM sqlite_sequence WHERE name = 'audit'), 0), "
-    "coalesce((SELECT max(audit_id) FROM audit), 0))"
-)
 logger = logging.getLogger(__name__)
 
 
@@ -72,19 +74,53 @@ class LedgerFile:
         return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
 
     def _open(self) -> None:
+        self._db.text_factory = bytes.decode  # text that is no UTF-8 is damage, not a disk that is away
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        # All of it: an index that lost a row would let a request be decided twice, or free what a job was promised.
+        (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(verdict)
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION or version < 0:
+        if not 0 <= version <= SCHEMA_VERSION:
             raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
-        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        self.was_new = version == tables == 0
-        if version < SCHEMA_VERSION:
-            with self.transaction():
-                make(self._db, version)
+        self.was_new = version == 0
+        if version == 0:
+            self._begin()
+        elif why := strange(shape(self._db), version):
+            raise self._damaged(why)
+        elif version < SCHEMA_VERSION:
+            self._migrate(version)
+        self._mend()
+
+    def _begin(self) -> None:
+        with self.transaction():
+            if why := begin(self._db):
+                raise self._damaged(why)
+
+    def _migrate(self, version: int) -> None:
+        """Leave a copy of the file as it was beside it, then rewrite it in one transaction: a kill leaves either."""
+        copy = self.path.with_name(f"{self.path.name}.v{version}")
+        part = copy.with_name(f".{copy.name}.tmp")
+        try:
+            part.unlink(missing_ok=True)
+            with closing(files.connect(part)) as target:
+                self._db.backup(target)
+            files.rename(part, copy, "migration")
+            files.sync_folder(copy.parent, "migration")
+        except OSError as error:
+            raise LedgerAway(f"{self.path} cannot be copied to {copy}: {error.strerror}") from None
+        with self.transaction():
+            migrate(self._db)
+        logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
+
+    def _mend(self) -> None:
+        """Make triggers and indexes anew that somebody removed: the chain tells what was done without them."""
+        for name, statement in missing(shape(self._db)).items():
+            logger.error(
+                "%s had lost its %s: `fleetcast audit verify` tells whether anything was changed", self.path, name
+            )
+            self._db.execute(statement)
 
     def close(self) -> None:
         """Close the file. Marks that no transaction took along yet are written, if they can be."""
@@ -127,7 +163,7 @@ class LedgerFile:
             yield
         except sqlite3.OperationalError as error:
             raise LedgerError(f"{self.path} cannot be used now: {error}") from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from None
 
     @contextmanager
@@ -196,7 +232,9 @@ def peek(path: Path) -> tuple[str, int] | None:
             if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'audit'").fetchone()[0]:
                 return None
             rows = db.execute("SELECT value FROM state WHERE key = ?", [IDENTITY]).fetchall() if version > 1 else []
-            return msgspec.json.decode(rows[0][0], type=str) if rows else "", int(db.execute(LAST_LINE).fetchone()[0])
+            return msgspec.json.decode(rows[0][0], type=str) if rows else "", int(
+                db.execute(LAST_NUMBER["audit"]).fetchone()[0]
+            )
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 
@@ -205,6 +243,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     """A connection that writes nothing; sqlite3.OperationalError when there is no such file."""
     address = f"{path.absolute().as_uri()}?mode=ro"
     db = sqlite3.connect(address, uri=True, isolation_level=None)
+    db.text_factory = bytes.decode
     try:
         db.execute("SELECT count(*) FROM sqlite_master")
     except sqlite3.OperationalError:
@@ -213,4 +252,5 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             raise
         # A closed ledger in a folder that cannot be written: SQLite cannot make the file by which it shares its log.
         db = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+        db.text_factory = bytes.decode
     return db

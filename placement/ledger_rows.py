@@ -9,6 +9,7 @@ import msgspec
 
 from fleet.errors import FleetcastError
 from fleet.requests import PlacementRequest, RankPlacement
+from placement.ledger_chain import encode
 
 _Row = TypeVar("_Row")
 
@@ -29,6 +30,12 @@ class IntentState(StrEnum):
     CANCELLED = "cancelled"
 
 
+SETTLED_WORDS = {
+    IntentState.EXPIRED: "did not start in time: its GPUs are free again",
+    IntentState.CANCELLED: "was cancelled before it started: its GPUs are free again",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """GPUs promised to a job. cpus and host_memory_gib are per rank."""
@@ -42,6 +49,20 @@ class Intent:
     limit_s: float | None
     created_ms: int
     expires_ms: int
+
+    def row(self, state: IntentState) -> tuple[Any, ...]:
+        """As it stands in the file, without the checksum. SQLite gives a negative zero back as zero."""
+        amounts = (
+            None if amount is None else amount + 0.0 for amount in (self.cpus, self.host_memory_gib, self.limit_s)
+        )
+        ranks = encode(self.ranks)
+        return (
+            *(self.request_id, self.job, self.attempt, ranks),
+            *amounts,
+            self.created_ms,
+            self.expires_ms,
+            state.value,
+        )
 
     @property
     def gpus(self) -> int:

@@ -1,52 +1,100 @@
 """The ledger's tables. Another shape needs another version: a program leaves the file of a later one alone.
 
 1   decisions, intents, queue, audit
-2   `state`: what the ledger knows of the service's state, JSON by name
+2   a checksum a row, the audit's chain, and `state`: what the ledger knows of the service's state, JSON by name
 """
 
 import sqlite3
+from contextlib import closing
 
 SCHEMA_VERSION = 2
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS decisions (
+KEPT = """
+CREATE INDEX active_intents ON intents (state) WHERE state = 'active';
+CREATE TRIGGER audit_is_not_updated BEFORE UPDATE ON audit BEGIN
+    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
+CREATE TRIGGER audit_is_not_deleted BEFORE DELETE ON audit BEGIN
+    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
+CREATE TRIGGER audit_is_not_replaced BEFORE INSERT ON audit
+    WHEN EXISTS (SELECT 1 FROM audit WHERE audit_id = NEW.audit_id) BEGIN
+    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
+"""
+SCHEMA_1 = """
+CREATE TABLE decisions (
     cursor INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, body BLOB NOT NULL, reply BLOB NOT NULL,
     outcome TEXT NOT NULL, job TEXT NOT NULL, attempt INTEGER NOT NULL, time_ms INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS intents (
+CREATE TABLE intents (
     request_id TEXT PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL, ranks BLOB NOT NULL, cpus REAL NOT NULL,
     host_memory_gib REAL NOT NULL, limit_s REAL, created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
     state TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS active_intents ON intents (state) WHERE state = 'active';
-CREATE TABLE IF NOT EXISTS queue (
+CREATE TABLE queue (
     request_id TEXT PRIMARY KEY, body BLOB NOT NULL, reply BLOB NOT NULL, queued_ms INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS audit (
+CREATE TABLE audit (
     audit_id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, caller TEXT NOT NULL, action TEXT NOT NULL,
     request_id TEXT NOT NULL, decision_id TEXT NOT NULL, board_as_of_ms INTEGER NOT NULL, models TEXT NOT NULL,
     sentence TEXT NOT NULL);
-CREATE TRIGGER IF NOT EXISTS audit_is_not_updated BEFORE UPDATE ON audit BEGIN
-    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit BEGIN
-    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS audit_is_not_replaced BEFORE INSERT ON audit
-    WHEN EXISTS (SELECT 1 FROM audit WHERE audit_id = NEW.audit_id) BEGIN
-    SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
+SCHEMA_2 = """
+CREATE TABLE decisions (
+    cursor INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, body BLOB NOT NULL, reply BLOB NOT NULL,
+    outcome TEXT NOT NULL, job TEXT NOT NULL, attempt INTEGER NOT NULL, time_ms INTEGER NOT NULL,
+    checksum TEXT NOT NULL);
+CREATE TABLE intents (
+    request_id TEXT PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL, ranks BLOB NOT NULL, cpus REAL NOT NULL,
+    host_memory_gib REAL NOT NULL, limit_s REAL, created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    state TEXT NOT NULL, checksum TEXT NOT NULL);
+CREATE TABLE queue (
+    request_id TEXT PRIMARY KEY, body BLOB NOT NULL, reply BLOB NOT NULL, queued_ms INTEGER NOT NULL,
+    checksum TEXT NOT NULL);
+CREATE TABLE audit (
+    audit_id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, caller TEXT NOT NULL, action TEXT NOT NULL,
+    request_id TEXT NOT NULL, decision_id TEXT NOT NULL, board_as_of_ms INTEGER NOT NULL, models TEXT NOT NULL,
+    sentence TEXT NOT NULL, stored TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+SCHEMAS = {1: SCHEMA_1 + KEPT, SCHEMA_VERSION: SCHEMA_2 + KEPT}
+TABLES = ("decisions", "intents", "queue", "audit")
 AUDIT_COLUMNS = (
-    "audit_id",
-    "time_ms",
-    "caller",
-    "action",
-    "request_id",
-    "decision_id",
-    "board_as_of_ms",
-    "models",
-    "sentence",
+    *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models", "sentence"),
+    *("stored", "previous", "hash"),
 )
+Shape = dict[str, str]  # name of a table, index or trigger → its statement, white space aside
 
 
-def make(db: sqlite3.Connection, version: int) -> None:
-    """Bring a file of an earlier version (0: nothing yet) to this one, inside the caller's transaction."""
-    for statement in statements(SCHEMA):
+def shape(db: sqlite3.Connection) -> Shape:
+    """What there is in a file, but for what SQLite makes itself."""
+    rows = db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    return {name: " ".join(str(sql).split()).replace("IF NOT EXISTS ", "") for name, sql in rows}
+
+
+def shape_of(version: int) -> Shape:
+    """What there must be in a file of a version."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMAS[version])
+        return shape(db)
+
+
+def strange(found: Shape, version: int) -> str:
+    """Why a file is none of that version; empty where it is. What only keeps or speeds up, `mend` makes anew."""
+    wanted = shape_of(version)
+    for name, sql in wanted.items():
+        if name not in found and sql.startswith("CREATE TABLE"):
+            return f"it has version {version}, but no table {name}"
+        if found.get(name, sql) != sql:
+            return f"it has version {version}, but another {name} than that"
+    for name, sql in found.items():
+        if name not in wanted and sql.startswith("CREATE TRIGGER"):
+            return f"it has a trigger {name} that is not the ledger's"
+    return ""
+
+
+def missing(found: Shape) -> dict[str, str]:
+    """Triggers and indexes that a file of this version lacks, with the statements that make them."""
+    return {name: sql for name, sql in shape_of(SCHEMA_VERSION).items() if name not in found}
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Make everything of this version, inside the caller's transaction."""
+    for statement in statements(SCHEMAS[SCHEMA_VERSION]):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

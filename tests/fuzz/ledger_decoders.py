@@ -1,4 +1,7 @@
-"""The ledger's file, with any bytes in it, and its rows, with anything in a column: used, or a LedgerError."""
+"""The ledger's file, with any bytes in it, and its rows, with anything in a column: used, or a LedgerError.
+
+A row whose checksum is made anew reaches what reads its columns; one with the old checksum is never served.
+"""
 
 import contextlib
 import sqlite3
@@ -7,7 +10,10 @@ from pathlib import Path
 
 from fleet.errors import RequestError
 from fleet.requests import Decision, PlacementRequest, RankPlacement
-from placement.ledger import IntentState, Ledger, LedgerError, encode
+from placement.ledger import IntentState, Ledger, LedgerError
+from placement.ledger_chain import CHECKSUMS, encode, line_hash
+from placement.ledger_file import peek
+from placement.ledger_verify import verify
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 
@@ -26,6 +32,7 @@ def _file() -> bytes:
         ledger = Ledger(Path(folder) / "ledger.sqlite")
         ledger.commit(PLACED, _decision(PLACED, "placed"), 1_000, "ada", "place")
         ledger.enqueue(WAITING, _decision(WAITING, "queued"), 2_000, "bob")
+        ledger.set_identity("s-1")
         ledger.close()
         return ledger.path.read_bytes()
 
@@ -34,7 +41,10 @@ FILE = _file()
 
 
 def use(path: Path) -> None:
-    """Everything that the placer does with a ledger."""
+    """Everything that the placer does with a ledger, and what looks at its file from outside."""
+    for look in (peek, verify):
+        with contextlib.suppress(LedgerError):
+            look(path)
     try:
         ledger = Ledger(path)
     except LedgerError:
@@ -75,14 +85,28 @@ COLUMNS = (
     *("UPDATE queue SET body = ?", "UPDATE queue SET reply = ?", "UPDATE queue SET queued_ms = ?"),
     *("UPDATE intents SET ranks = ?", "UPDATE intents SET state = ?", "UPDATE intents SET cpus = ?"),
     *("UPDATE decisions SET body = ?", "UPDATE decisions SET reply = ?", "UPDATE decisions SET outcome = ?"),
-    "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence) "
-    "VALUES (1, 'a', 'place', 'placed', '', 0, ?, '')",
+    "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence, stored, "
+    "previous, hash) VALUES (1, 'a', 'place', 'placed', '', 0, ?, '', '', '', '')",
+    *("UPDATE state SET value = ?", "UPDATE state SET key = ?"),
 )
 
 
+def seal(db: sqlite3.Connection) -> None:
+    """Checksums made anew, and the hash of the last line."""
+    for table, checksum in CHECKSUMS.items():
+        for rowid, *row, _ in db.execute(f"SELECT rowid, * FROM {table}").fetchall():
+            db.execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", [checksum(row), rowid])
+    *line, _ = db.execute("SELECT * FROM audit ORDER BY audit_id DESC LIMIT 1").fetchone()
+    db.execute("DROP TRIGGER audit_is_not_updated")
+    db.execute("UPDATE audit SET hash = ? WHERE audit_id = ?", [line_hash(line), line[0]])
+
+
 def decode_rows(value: bytes) -> None:
-    """The bytes as a blob, as text and as a number, in one column; which one is for their length to say."""
-    change = COLUMNS[len(value) % len(COLUMNS)]
+    """The bytes as a blob, as text and as a number, in one column; which one is for their length to say.
+
+    Every other length has its checksums made anew.
+    """
+    change, sealed = COLUMNS[len(value) // 2 % len(COLUMNS)], len(value) % 2
     cells: list[bytes | str | int] = [value, value.decode("utf-8", "replace"), int.from_bytes(value[:7], "big")]
     for cell in cells:
         with tempfile.TemporaryDirectory(dir=FAST) as folder:
@@ -90,6 +114,8 @@ def decode_rows(value: bytes) -> None:
             path.write_bytes(FILE)
             with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
                 db.execute(change, [cell])
+                if sealed:
+                    seal(db)
             use(path)
 
 

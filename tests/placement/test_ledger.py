@@ -9,6 +9,7 @@ import pytest
 from fleet.errors import RequestError
 from fleet.requests import Decision, PlacementRequest, RankPlacement
 from placement.ledger import IntentState, Ledger, LedgerError
+from placement.ledger_chain import NO_HASH, line_hash
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_the_audit_trail_is_append_only(ledger: Ledger, path: Path) -> None:
     assert row["sentence"] == "placed 2 GPUs on n001"
     assert [row["audit_id"] for row in ledger.audit(10, after=1)] == [2]
     other = sqlite3.connect(path)
-    replaced = "INSERT OR REPLACE INTO audit SELECT 1, 1, 'x', '', '', '', 1, '{}', ''"
+    replaced = "INSERT OR REPLACE INTO audit SELECT 1, 1, 'x', '', '', '', 1, '{}', '', '', '', ''"
     for statement in ("DELETE FROM audit", "UPDATE audit SET caller = 'x'", replaced):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             other.execute(statement)
@@ -232,6 +233,7 @@ def test_a_value_of_another_type_is_damage(path: Path, change: str) -> None:
 
 def test_an_audit_line_that_is_no_json_is_damage(ledger: Ledger, path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("INSERT INTO audit VALUES (1, 1, 'a', 'place', 'r', 'd', 0, '{', 's')")
+        line = (1, 1, "a", "place", "r", "d", 0, "{", "s", "", NO_HASH)
+        db.execute("INSERT INTO audit VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", [*line, line_hash(line)])
     with pytest.raises(LedgerError, match="damaged"):
         ledger.audit(10)

@@ -12,8 +12,6 @@ from fleet.requests import Decision, PlacementRequest
 from placement.ledger import Ledger, LedgerError
 from placement.ledger_file import peek
 
-# Made by the program of version 1 through its own doors: placements that are active, seen, ended, cancelled and
-# expired, refusals, a withdrawal, one placed out of the queue, and two requests that wait.
 VERSION_1 = Path(__file__).parents[1] / "data" / "ledger-v1.sqlite"
 
 
@@ -170,16 +168,3 @@ def test_a_look_at_what_is_no_ledger_is_told(path: Path, garbage: bytes) -> None
     path.write_bytes(garbage)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite cannot be read"):
         peek(path)
-
-
-def test_a_ledger_of_version_1_goes_on_as_version_2(path: Path) -> None:
-    shutil.copy(VERSION_1, path)
-    ledger = Ledger(path)
-    assert not ledger.was_new
-    assert ledger.identity == ""
-    assert ledger.position == 18
-    assert [intent.request_id for intent in ledger.active_intents()] == ["held-2", "held-3"]
-    assert [entry.request.request_id for entry in ledger.queued()] == ["waits-1", "waits-2"]
-    ledger.set_identity("s-1")
-    ledger.close()
-    assert peek(path) == ("s-1", 18)

@@ -238,7 +238,7 @@ def test_the_audit_says_who_asked_for_what(world: World) -> None:
     assert [(row["caller"], row["action"]) for row in rows] == [("ada", "refuse"), ("unknown", "place")]
     assert set(rows[0]) == {
         *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models"),
-        "sentence",
+        *("sentence", "stored", "previous", "hash"),
     }
 
 

@@ -1,0 +1,99 @@
+"""`fleetcast audit`: whether the ledger's audit trail and its stored replies are what was written."""
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from placement.ledger_verify import Verdict
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The audit trail: who asked for what, what was decided; each line has the hash of the one before.\n\n"
+    "Example:  fleetcast audit verify",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Without this, a group of one command would take its place."""
+
+
+@app.command("verify")
+def verify_trail(
+    config: Annotated[Path | None, typer.Option(help="Configuration file that says where the state is.")] = None,
+    state: Annotated[str | None, typer.Option(help="State folder with the ledger [var].")] = None,
+    head: Annotated[
+        str, typer.Option(help="The hash of a line, kept elsewhere since it was the last one: it must be in the chain.")
+    ] = "",
+    json_path: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
+) -> None:
+    """Check the audit chain, the stored replies, what is promised and what waits. Nothing is changed.
+
+    It may run beside the service. Exit code 0: everything is as it was written; 1: something is not, or there is no
+    ledger to read; 2: wrong usage.
+
+    Lines that were cut off at the end, and a chain that was rewritten as a whole, show only beside a head that was kept
+    elsewhere: `GET /v1/audit` gives it, and the placer logs it at its start, once a day and at its end.
+
+    Examples:
+
+      fleetcast audit verify --state var
+
+      fleetcast audit verify --head "$(cat head-of-last-monday)"
+    """
+    from fleet.errors import ConfigError
+    from placement.ledger_verify import verify
+    from service.config import load_config, override
+
+    if head and not re.fullmatch("[0-9a-f]{64}", head):
+        raise ConfigError(f"--head {head!r}: expected the 64 hexadecimal digits of a line's hash")
+    path = override(load_config(config), state=state).ledger
+    verdict = verify(path, head)
+    if json_path is None:
+        for line in _told(path, head, verdict):
+            typer.echo(line)
+    else:
+        _write(json_path, {"ledger": str(path), "ok": verdict.ok, **asdict(verdict)})
+    if not verdict.ok:
+        _complain(path, verdict)
+        raise typer.Exit(1)
+
+
+def _told(path: Path, head: str, verdict: "Verdict") -> list[str]:
+    lines = [
+        f"{path}: {verdict.lines:,} lines of audit, {verdict.replies:,} replies, {verdict.intents:,} intents, "
+        f"{verdict.waiting:,} waiting",
+        f"head: line {verdict.head.audit_id}, {verdict.head.hash}",
+    ]
+    if verdict.unchained:
+        lines.append(f"lines 1..{verdict.unchained} are of version 1: they were chained when it was migrated")
+    if head and verdict.held is not None:
+        lines.append(
+            f"the head that you kept is line {verdict.held}; {verdict.head.audit_id - verdict.held} came since"
+        )
+    if verdict.ok:
+        lines.append("everything is as it was written")
+    return lines
+
+
+def _complain(path: Path, verdict: "Verdict") -> None:
+    typer.echo(f"fleetcast: {path} is not what was written:", err=True)
+    for finding in verdict.findings:
+        typer.echo(f"  {finding.sentence}", err=True)
+    if verdict.left_out:
+        typer.echo(f"  … and {verdict.left_out:,} more", err=True)
+
+
+def _write(path: str, document: Any) -> None:
+    text = json.dumps(document) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Digests by which a change to the ledger's file is seen, and the chain that they make of the audit trail.
+
+Every digest is SHA-256, in hexadecimal, of one JSON array: UTF-8, no spaces, no escapes but those that JSON demands, in
+Python `json.dumps(array, ensure_ascii=False, separators=(",", ":")).encode()`. Values stand as SQLite gives them: whole
+numbers and text as they are, NULL as null, a blob as its standard base64, a number of type REAL as the text that
+Python's `str` makes of it.
+
+    audit.hash          ["audit", audit_id, time_ms, caller, action, request_id, decision_id, board_as_of_ms, models,
+                         sentence, stored, previous]
+    decisions.checksum  ["decisions", cursor, request_id, body, reply, outcome, job, attempt, time_ms]
+    queue.checksum      ["queue", request_id, body, reply, queued_ms]
+    intents.checksum    ["intents", request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms,
+                         expires_ms, state]
+
+`models` is text: the compact JSON that is stored. `previous` is the hash of the line before, 64 zeros in the first one.
+`stored` is the checksum of the decision or of the queue's entry that was written with the line, else empty: who keeps a
+head (an audit_id with its hash) elsewhere can tell that no line up to it, and no reply, was changed since.
+
+One hash does both: a CRC would cost less, but whoever edits a reply makes its CRC anew as easily, and the chain could
+not speak for replies. A placement pays for some 3 KB of SHA-256, microseconds beside the fsync that follows.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+encode = msgspec.json.Encoder().encode
+NO_HASH = "0" * 64
+QUEUED = "queue"  # the action of the line that is written with an entry of the queue
+FLOATS = slice(4, 7)  # of an intent: cpus, host_memory_gib, limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest line of the audit trail; audit_id 0 where there is none."""
+
+    audit_id: int = 0
+    hash: str = NO_HASH
+
+
+def line_hash(line: Sequence[Any]) -> str:
+    """The hash of a line: its columns from audit_id to `previous`.
+
+    >>> line_hash((1, 0, "ada", "accept", "", "", 0, "{}", "the board was lost", "", NO_HASH))[:16]
+    '836060b7cb51dfb1'
+    """
+    return _digest("audit", line)
+
+
+def decision_checksum(row: Sequence[Any]) -> str:
+    """Of a decision's columns without the checksum."""
+    return _digest("decisions", row)
+
+
+def queue_checksum(row: Sequence[Any]) -> str:
+    """Of a queue entry's columns without the checksum."""
+    return _digest("queue", row)
+
+
+def intent_checksum(row: Sequence[Any]) -> str:
+    """Of an intent's columns without the checksum."""
+    return _digest("intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]])
+
+
+CHECKSUMS = {"decisions": decision_checksum, "queue": queue_checksum, "intents": intent_checksum}
+
+
+def _digest(table: str, values: Sequence[Any]) -> str:
+    return hashlib.sha256(encode((table, *values))).hexdigest()
