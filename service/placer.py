@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
+DAY_S = 86_400.0  # fleet
 SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; a thinking thread gives it back in this
 
 
@@ -85,6 +86,19 @@ class QueueWorker:
         return self.desk.end_pass(begun, thought)
 
 
+async def tell_head_daily(desk: Desk) -> None:
+    """Log the head of the audit trail now and once a day, so that it is kept where the ledger is not."""
+    while True:
+        tell_head(desk)
+        await desk.clock.sleep(DAY_S)
+
+
+def tell_head(desk: Desk) -> None:
+    with contextlib.suppress(LedgerError):  # who asks it for anything is told
+        head = desk.ledger.head
+        logger.info("the audit trail's head: line %d, %s", head.audit_id, head.hash)
+
+
 def open_desk(config: Config) -> Desk:
     """LedgerError when the ledger cannot be trusted or opened: deciding without one would hand GPUs out twice.
 
@@ -127,9 +141,12 @@ async def serve(config: Config) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run())
             group.create_task(starts.run())
+            heads = group.create_task(tell_head_daily(desk))
             await server.serve()
             worker.stop()
             starts.stop()
+            heads.cancel()
     finally:
+        tell_head(desk)
         desk.ledger.close()
     logger.info("placer: stopped, %d requests wait", len(desk.ledger.queued()))

@@ -85,7 +85,8 @@ class Doors:
     async def audit(self, request: Request) -> Response:
         after = number(request, "after", None) if "after" in request.query_params else None
         rows = self.desk.ledger.audit(limit_of(request), after, request.query_params.get("request_id"))
-        return answer(encode({"as_of_ms": self.desk.clock.now_ms(), "rows": rows}), headers=NOW)
+        body = {"as_of_ms": self.desk.clock.now_ms(), "head": self.desk.ledger.head, "rows": rows}
+        return answer(encode(body), headers=NOW)
 
     async def health(self, request: Request) -> Response:
         try:

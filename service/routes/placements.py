@@ -122,7 +122,11 @@ AUDIT = {
     "board_as_of_ms": 1760000000000,
     "models": {"risk": "rules"},
     "sentence": DECISION["sentence"],
+    "stored": "d7eda95cc1b04ed1e10b6452cb4d3c6bcc1c7a3b3c2a2d8a5a8c1ab9e8e65f04",
+    "previous": "9c83febf4d158632bd81ce624da9c7131748572b2a6ce357c9ee766315a33e98",
+    "hash": "836060b7cb51dfb1d5a7ae7cd5b36cf0bc2ab5bb0d5d1d8b1eec6f0f4a3d2c19",
 }
+HEAD = {"audit_id": AUDIT["audit_id"], "hash": AUDIT["hash"]}
 
 PROBLEMS = {"POST": (400, 409, 413, 422, 503), "DELETE": (404, 409, 422, 503)}
 
@@ -183,9 +187,9 @@ ROWS = (
     _row(
         "GET",
         "/v1/audit",
-        "Who asked for what and what was decided",
+        "Who asked for what and what was decided, each line with the hash of the one before",
         scope=Scope.ADMIN,
         answer=shapes.Audit,
-        example={**AS_OF, "rows": [AUDIT]},
+        example={**AS_OF, "head": HEAD, "rows": [AUDIT]},
     ),
 )

@@ -337,6 +337,7 @@ class Placements(msgspec.Struct):
 
 class Audit(msgspec.Struct):
     as_of_ms: int
+    head: dict[str, Any]
     rows: list[dict[str, Any]]
 
 

@@ -10,11 +10,13 @@ import httpx
 import msgspec
 import pytest
 
+from fleet.clock import ManualClock
 from fleet.errors import ConfigError
 from fleet.requests import Decision
 from placement.ledger import LedgerError
+from placement.ledger_verify import verify
 from service.config import Config, PlacerConfig
-from service.placer import open_desk, serve
+from service.placer import open_desk, serve, tell_head_daily
 from service.placer_desk import load_functions
 from service.placer_http import MAX_BODY_BYTES
 from tests.fuzz.asgi import Asked, ask
@@ -240,6 +242,34 @@ def test_the_audit_says_who_asked_for_what(world: World) -> None:
         *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models"),
         *("sentence", "stored", "previous", "hash"),
     }
+
+
+def test_the_audit_gives_the_head_of_its_chain_whatever_rows_are_asked_for(world: World) -> None:
+    assert world.ask("GET", "/audit").json()["head"] == {"audit_id": 0, "hash": "0" * 64}
+    world.place("a")
+    world.place("b")
+    newest = world.ask("GET", "/audit").json()["rows"][0]
+    for query in ("", "?request_id=a", "?after=2", "?limit=1"):
+        head = world.ask("GET", f"/audit{query}").json()["head"]
+        assert head == {"audit_id": 2, "hash": newest["hash"]}
+    assert verify(world.config.ledger, newest["hash"]).held == 2
+
+
+def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    class Days(ManualClock):
+        async def sleep(self, fleet_s: float) -> None:
+            assert fleet_s == 86_400
+            world.desk.ledger.accept("a day went by", world.clock.now_ms(), "ada")
+            if world.desk.ledger.position == 2:
+                raise asyncio.CancelledError
+
+    world.desk.clock = Days()
+    caplog.set_level("INFO", "service.placer")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(tell_head_daily(world.desk))
+    heads = [record.getMessage() for record in caplog.records if "head" in record.getMessage()]
+    assert [head.split(",")[0].rpartition(": ")[2] for head in heads] == ["line 0", "line 1"]
+    assert heads[1].endswith(world.desk.ledger.audit(1, after=0)[0]["hash"])
 
 
 def test_metrics_count_decisions_by_outcome(world: World) -> None:
