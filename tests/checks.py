@@ -20,7 +20,7 @@ from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
 from service.adapters import Adapter
 
-TAKE_S = 10.0
+TAKE_S = 60.0
 
 
 def check_source(make: Callable[[], Source], batches: int, *, replays: bool = True) -> None:

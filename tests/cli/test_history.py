@@ -28,6 +28,12 @@ METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_te
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
+@pytest.fixture(autouse=True)
+def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also around midnight."""
+    monkeypatch.setattr("cli.history._now_ms", lambda: NOW_MS)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two days with a part every half hour, of two blocks."""

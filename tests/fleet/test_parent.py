@@ -34,7 +34,7 @@ def test_a_child_ends_when_its_parent_was_killed(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     began = time.monotonic()
-    while alive(child) and time.monotonic() - began < 10:
+    while alive(child) and time.monotonic() - began < 60:
         time.sleep(0.05)
     assert not alive(child)
 

@@ -51,7 +51,7 @@ def read_all(source: DividedInbox, position: dict[str, Any] | None = None) -> li
                 return jobs
         return jobs
 
-    return asyncio.run(asyncio.wait_for(read(), 5))
+    return asyncio.run(asyncio.wait_for(read(), 60))
 
 
 def numbers(folder: Path) -> list[int]:

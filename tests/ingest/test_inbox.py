@@ -39,10 +39,12 @@ def drain(source: InboxSource) -> Batch:
     async def read() -> Batch:
         parts = []
         while True:
-            try:
-                parts.append(await asyncio.wait_for(source.next(), 0.06))
-            except TimeoutError:
+            waiting = asyncio.ensure_future(source.next())
+            await asyncio.sleep(0)  # it reads what there is before it waits
+            if not waiting.done():
+                waiting.cancel()
                 return Batch.merge(parts) if parts else Batch()
+            parts.append(waiting.result())
 
     return asyncio.run(read())
 

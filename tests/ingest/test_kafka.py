@@ -43,7 +43,7 @@ def source_on(brokers: FakeBrokers, most: int = 100, **options: Any) -> KafkaSou
 
 def take(source: KafkaSource, batches: int = 1) -> Batch:
     async def some() -> Batch:
-        return Batch.merge([await asyncio.wait_for(source.next(), 5) for _ in range(batches)])
+        return Batch.merge([await asyncio.wait_for(source.next(), 60) for _ in range(batches)])
 
     return asyncio.run(some())
 
@@ -288,7 +288,7 @@ def test_a_cancelled_wait_loses_nothing(brokers: FakeBrokers) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(source.next(), 0.05)
         brokers.put((EVENTS, 0), finished("late"))
-        return await asyncio.wait_for(source.next(), 5)
+        return await asyncio.wait_for(source.next(), 60)
 
     assert asyncio.run(wait_twice()).events == (Finished(job="late", sequence=1, time_ms=NOW_MS),)
 

@@ -32,7 +32,7 @@ def source(*paths: str, **options: Any) -> KernelLogSource:
 async def taken(made: KernelLogSource, events: int) -> list[NodeEvent]:
     found: list[NodeEvent] = []
     while len(found) < events:
-        found += (await asyncio.wait_for(made.next(), 5)).node_events
+        found += (await asyncio.wait_for(made.next(), 60)).node_events
     return found
 
 

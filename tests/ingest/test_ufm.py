@@ -46,9 +46,9 @@ def test_a_prediction_is_told_changes_and_goes(daemon: Daemon) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(made.next(), 0.2)
         daemon.pages[PATH] = [alert(probability=95.0), alert(probability=90.0)]
-        told += (await asyncio.wait_for(made.next(), 5)).node_events
+        told += (await asyncio.wait_for(made.next(), 60)).node_events
         daemon.pages[PATH] = []
-        told += (await asyncio.wait_for(made.next(), 5)).node_events
+        told += (await asyncio.wait_for(made.next(), 60)).node_events
         await made.close()
         return told, place
 
@@ -67,7 +67,7 @@ def test_a_restart_takes_back_what_went_meanwhile(daemon: Daemon) -> None:
     async def scenario() -> Any:
         made = source(daemon)
         made.seek({"n1|mlx5_3/1": 0.8})
-        batch = await asyncio.wait_for(made.next(), 5)
+        batch = await asyncio.wait_for(made.next(), 60)
         await made.close()
         return batch.node_events, made.position()
 

@@ -1,4 +1,3 @@
-import time
 from typing import Any
 
 import numpy as np
@@ -109,13 +108,11 @@ def test_the_estimate_of_finished_jobs_decides_what_is_short(busy) -> None:
 
 
 def test_a_thousand_waiting_cost_little_and_say_why(busy) -> None:
-    # 200 different shapes, none of which fits
+    # 200 different shapes, none of which fits, five entries each: a shape is tried once
     queue = [entry(f"j{i:04d}", 5 + i % 200, queued=i, limit_s=60.0) for i in range(1000)]
     queue.insert(0, entry("head", 4, queued=-1))
-    began = time.perf_counter()
     result = run(queue, busy)
-    assert time.perf_counter() - began < 2.0
     assert len(result.waiting) == 1001
     assert all(wait.why for wait in result.waiting)
-    assert sum("not tried in this pass" in wait.why for wait in result.waiting) > 0
+    assert sum("not tried in this pass" in wait.why for wait in result.waiting) == 1000 - 5 * BACKFILL_TRIES
     assert BACKFILL_TRIES < 200

@@ -1,6 +1,7 @@
 """The typed client: what it asks, how often, and what goes wrong."""
 
 import json
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -93,9 +94,10 @@ def test_nobody_there_is_unreachable() -> None:
 
 
 def test_a_hanging_service_is_given_up(door: Door) -> None:
-    door.hangs_s = 0.5
+    door.opens = threading.Event()
     with pytest.raises(Unreachable):
         Client(door.url, timeout_s=0.05, tries=1).fleet()
+    door.opens.set()
 
 
 def test_no_token_follows_a_redirect(door: Door) -> None:

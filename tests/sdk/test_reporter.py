@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,9 +161,7 @@ def test_a_service_that_is_away_costs_the_queue_and_no_more(caplog: pytest.LogCa
     for _ in range(1000):
         with report.step():
             pass
-    began = time.monotonic()
     report.close(0.3)
-    assert time.monotonic() - began < 1.0
     counts = report.counts()
     assert counts.dropped >= 900 - 500
     assert counts.waiting + counts.dropped == 1000
@@ -171,16 +170,17 @@ def test_a_service_that_is_away_costs_the_queue_and_no_more(caplog: pytest.LogCa
 
 
 def test_a_service_that_hangs_holds_nobody_up(door: Door) -> None:
-    door.hangs_s = 1.5
+    door.opens = threading.Event()
     report = reporter(door)
     report.phase("steady")
-    time.sleep(0.1)  # the request is under way
-    began = time.perf_counter()
+    while not door.paths:
+        time.sleep(0.001)
     for _ in range(100):
         with report.step():
             pass
-    assert time.perf_counter() - began < 0.5
     report.close(0.05)
+    assert (door.bodies, report.counts().waiting) == ([], 101)  # the request hung all the while
+    door.opens.set()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "nonsense", "http://"])
@@ -250,9 +250,7 @@ for _ in range(700):
     assert (done.returncode, done.stderr) == (0, "")
     assert len(door.events) == 700
     assert set(door.tokens) == {"Bearer secret"}
-    began = time.monotonic()
-    done = run(code, "http://127.0.0.1:9")
-    assert time.monotonic() - began < 8
+    done = run(code, "http://127.0.0.1:9")  # or it is killed, which raises
     assert "given up" in done.stderr
     assert done.returncode == 0
 

@@ -38,7 +38,7 @@ def on_disk(folder: Path) -> Batch:
 
     async def read() -> Batch:
         source = InboxSource(folder / "inbox", writes=WriteDecoder(ExporterResolver(Entities())))
-        return await asyncio.wait_for(source.next(), 5)
+        return await asyncio.wait_for(source.next(), 60)
 
     return asyncio.run(read())
 

@@ -75,13 +75,18 @@ def test_streams_end_when_the_hub_closes(tmp_path: Path) -> None:
         publish(tmp_path)
         stream = hub(tmp_path)
 
+        heard: list[bytes] = []
+
         async def listen() -> int:
-            return len([part async for part in stream.events()])
+            async for part in stream.events():
+                heard.append(part)
+            return len(heard)
 
         listening = asyncio.ensure_future(listen())
-        await asyncio.sleep(0.01)
+        while len(heard) < 2:
+            await asyncio.sleep(0.001)
         await stream.close()
-        return await asyncio.wait_for(listening, 1.0)
+        return await listening
 
     assert asyncio.run(run()) >= 2
 

@@ -156,8 +156,16 @@ def connection(folder: Path, limits: Limits = Limits()) -> Iterator[tuple[asynci
         yield runner, *runner.run(open_one())
 
 
-def settle(runner: asyncio.Runner) -> None:
-    runner.run(asyncio.sleep(0.02))
+def settle(runner: asyncio.Runner, protocol: HotProtocol) -> None:
+    """Until the application has answered, and what waits behind that as well."""
+
+    async def answered() -> None:
+        await asyncio.sleep(0)
+        while protocol.tasks:
+            await asyncio.wait(protocol.tasks)
+            await asyncio.sleep(0)
+
+    runner.run(answered())
 
 
 def parts(sent: bytes) -> tuple[bytes, set[bytes], bytes]:
@@ -173,7 +181,7 @@ def test_both_ways_give_the_same_answer(tmp_path: Path) -> None:
         protocol.data_received(PLAIN[:20])
         protocol.data_received(PLAIN[20:])
         assert wire.sent == b""
-        settle(runner)
+        settle(runner, protocol)
         assert parts(hot) == parts(wire.sent)
 
 
@@ -181,7 +189,7 @@ def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> No
     with connection(tmp_path) as (runner, protocol, wire):
         protocol.data_received(request(path=b"/healthz") + PLAIN)
         protocol.data_received(PLAIN)
-        settle(runner)
+        settle(runner, protocol)
         assert [b"n002" in answer for answer in wire.sent.split(b"HTTP/1.1 200 OK")[1:]] == [False, True, True]
 
 
@@ -189,11 +197,11 @@ def test_a_body_that_looks_like_a_request_is_a_body(tmp_path: Path) -> None:
     head = b"POST /v1/unknown HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(PLAIN)
     with connection(tmp_path) as (runner, protocol, wire):
         protocol.data_received(head)
-        settle(runner)  # the 404 is sent before the body has come
+        settle(runner, protocol)  # the 404 is sent before the body has come
         assert wire.sent.startswith(b"HTTP/1.1 404")
         wire.sent = b""
         protocol.data_received(PLAIN)
-        settle(runner)
+        settle(runner, protocol)
         assert b"n002" not in wire.sent
 
 

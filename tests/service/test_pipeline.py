@@ -128,9 +128,11 @@ def test_an_ended_job_is_listed_once_however_often_it_is_told(tmp_path: Path) ->
 
 
 def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(tick_s=3600))
+
     async def drain_during_a_tick() -> int:
         pipeline = small(tmp_path)
-        pipeline.clock = SystemClock()  # a tick every ten seconds
+        pipeline.clock, pipeline.config = SystemClock(), config
         event = NodeEvent(node="n1", source="admin", sequence=1, time_ms=NOW_MS, type="drain")
         scored = pipeline.tick
 
@@ -141,7 +143,8 @@ def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_pat
 
         pipeline.tick = tick_and_take  # type: ignore[method-assign]
         work = asyncio.create_task(pipeline.run())
-        await asyncio.sleep(0.6)
+        while pipeline.vitals.ticks < 2:
+            await asyncio.sleep(0.01)
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work

@@ -217,7 +217,7 @@ def test_the_desk_stops(world: World) -> None:
         while world.starts.paths is None:
             await asyncio.sleep(0.01)
         world.starts.stop()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
         assert running.done()
 
     asyncio.run(work())

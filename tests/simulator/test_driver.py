@@ -147,7 +147,7 @@ class Stage:
         self.driver = Driver(self.fleet, api, self.clock, replay, arrivals, lambda _: PROFILE)
 
     async def until(self, claim: Callable[[], object]) -> None:
-        for _ in range(500):
+        for _ in range(6000):
             if claim():
                 return
             await asyncio.sleep(0.01)
@@ -184,7 +184,7 @@ def play(
             stage.driver.start_ongoing()
             task = asyncio.create_task(stage.driver.run())
             if live:
-                await asyncio.wait_for(stage.driver.live.wait(), 5)
+                await asyncio.wait_for(stage.driver.live.wait(), 60)
             try:
                 await scene(stage)
             finally:
@@ -385,7 +385,7 @@ def test_the_story_throttles_a_node_and_sends_the_next_gang(tmp_path):
         await stage.until(lambda: product.requests)
         await stage.drained()
         product.place("story-gang", ("n2", 8), ("n3", 8), sentence="placed 2 x 8 GPUs; avoided n1")
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
         assert faults.faulty_nodes() == {"n1"}
 
     play(scene, product=product, ongoing=ongoing)

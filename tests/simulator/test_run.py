@@ -47,7 +47,7 @@ async def product() -> tuple[TestServer, list[bytes]]:
 
 
 async def until_exists(path: Path) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if path.exists():
             return
         await asyncio.sleep(0.01)
@@ -68,7 +68,7 @@ def test_the_run_folder_fills_pages_are_served_and_sigterm_ends_it(tmp_path):
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(work, 10)
+        await asyncio.wait_for(work, 60)
         await server.close()
 
     asyncio.run(scene())
