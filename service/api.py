@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -34,6 +35,7 @@ from service.config import ApiConfig, Config
 from service.connections import LimitedServer, Limits, allow_files, protocol_of
 from service.feed import BoardFeed
 from service.hot_path import hot_protocol
+from service.last_words import why_ended
 from service.new_names import NewNames
 from service.openapi import document
 from service.placer_link import PlacerLink
@@ -161,7 +163,8 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
         link = PlacerLink(url.removesuffix("/board"), f"the api at {url.removesuffix('/v1/board')}")
         mirror = BoardMirror(url, config.board, os.environ.get(TOKEN, ""))
     else:
-        link, mirror = PlacerLink(f"http://127.0.0.1:{config.placer.port}"), None
+        why = partial(why_ended, config.folder, "placer")
+        link, mirror = PlacerLink(f"http://127.0.0.1:{config.placer.port}", why_ended=why), None
     metrics = ApiMetrics()
     bodies = BodyBudget(config.api.body_budget_bytes, metrics.refused_bodies.inc)
     metrics.body_bytes.set_function(lambda: bodies.used_bytes)

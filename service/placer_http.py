@@ -95,7 +95,10 @@ class Doors:
             return problem.response("/v1" + request.url.path)
         self.desk.refresh()
         as_of_ms = self.desk.board.as_of_ms if self.desk.board else None
-        waiting = len(self.desk.ledger.queued())
+        try:
+            waiting = len(self.desk.ledger.queued())
+        except LedgerError as error:
+            return problem_of(error).response(request.url.path)
         return answer(encode({"ok": True, "warming": as_of_ms is None, "board_as_of_ms": as_of_ms, "queued": waiting}))
 
     async def metrics(self, request: Request) -> Response:

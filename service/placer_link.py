@@ -1,6 +1,7 @@
 """The way to who decides: the placer on loopback, or, from a replica, the api that has one. HTTP, verbatim."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -25,11 +26,13 @@ class Forwarded:
 class PlacerLink:
     """A pool of connections. Paths are those of the API without `/v1`, below `base`. Times are wall time.
 
-    `name` is what the other side is called in sentences.
+    `name` is what the other side is called in sentences; `why_ended`, called in a thread, is what it ended of, if that
+    is known here.
     """
 
-    def __init__(self, base: str, name: str = "the placer") -> None:
+    def __init__(self, base: str, name: str = "the placer", why_ended: Callable[[], str] = lambda: "") -> None:
         self.name = name
+        self._why_ended = why_ended
         self._base = base
         self._session: aiohttp.ClientSession | None = None
 
@@ -54,11 +57,15 @@ class PlacerLink:
                 kept = {name: value for name, value in kept.items() if name in KEPT_HEADERS}
                 answer = Forwarded(response.status, kept, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise SourceError(f"{self.name} does not answer ({why}); asking again is safe", RETRY_AFTER_S) from None
+            raise SourceError(await self._why_away(error), RETRY_AFTER_S) from None
         if answer.status == 401:  # we let the caller in, so it is not the caller's fault
             raise SourceError(f"{self.name} knows other tokens than this api: start both with the same", RETRY_AFTER_S)
         return answer
+
+    async def _why_away(self, error: Exception) -> str:
+        if ended := await asyncio.to_thread(self._why_ended):
+            return f"{self.name} cannot start: {ended}"
+        return f"{self.name} does not answer ({str(error) or type(error).__name__}); asking again is safe"
 
     async def close(self) -> None:
         if self._session is not None:

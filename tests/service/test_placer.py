@@ -20,6 +20,7 @@ from service.placer import open_desk, serve, tell_head_daily
 from service.placer_desk import load_functions
 from service.placer_http import MAX_BODY_BYTES
 from tests.fuzz.asgi import Asked, ask
+from tests.placement.ledger_world import edit
 from tests.service.placer_world import NOW_MS, World, rack_of_64
 
 
@@ -280,6 +281,32 @@ def test_metrics_count_decisions_by_outcome(world: World) -> None:
     assert 'fleetcast_placer_decisions_total{door="placements",outcome="placed"} 1.0' in text
     assert 'fleetcast_placer_decisions_total{door="placements",outcome="refused"} 1.0' in text
     assert "fleetcast_placer_intents 1.0" in text
+
+
+def test_a_ledger_that_is_damaged_while_it_is_open_is_told_and_nothing_is_promised(world: World) -> None:
+    world.place("a")
+    edit(world.config.ledger, "UPDATE intents SET ranks = replace(ranks, '0', '1')")
+    world.desk.ledger._undo()  # as after a transaction that failed: what is kept in memory is read again
+    for answer in (world.ask("GET", "/healthz"), world.ask("POST", "/placements", {"request_id": "b"})):
+        assert answer.status_code == 503
+        assert "is damaged (the intent of request 'a' is not what was written" in answer.json()["detail"]
+
+
+def test_a_stored_reply_that_was_changed_is_not_served_and_the_others_are(world: World) -> None:
+    world.place("a")
+    reply = world.ask("GET", "/placements/a").content
+    world.place("b")
+    edit(world.config.ledger, "UPDATE decisions SET reply = replace(reply, 'n0', 'n1') WHERE request_id = 'b'")
+    for method, path, body in (
+        ("GET", "/placements/b", None),
+        ("POST", "/placements", {"request_id": "b"}),
+        ("GET", "/placements", None),
+    ):
+        answer = world.ask(method, path, body)
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:fleetcast:problem:unavailable")
+        assert "the decision of request 'b' is not what was written" in answer.json()["detail"]
+    assert world.ask("GET", "/placements/a").content == reply
+    assert world.ask("GET", "/healthz").status_code == 200
 
 
 def test_a_damaged_ledger_refuses_to_start_and_names_the_file(tmp_path: Path) -> None:

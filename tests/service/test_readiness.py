@@ -103,8 +103,11 @@ def test_what_keeps_the_placer_from_starting_is_told_until_it_starts(tmp_path: P
             _run_role(RoleName.PLACER, there, 0)
         placer = {row["name"]: row for row in client.get("/readyz").json()["checks"]}["placer"]
         assert placer == {"name": "placer", "ok": False, "sentence": f"the placer cannot start: {ended.value}"}
+        for answer in (client.post("/v1/placements", json={"request_id": "a"}), client.get("/v1/queue")):
+            assert (answer.status_code, answer.json()["detail"]) == (503, placer["sentence"])
         works_again(tmp_path, "placer")
-        assert "does not answer" in client.get("/readyz").text
+        for path in ("/readyz", "/v1/queue"):
+            assert "does not answer" in client.get(path).text
 
 
 def test_what_the_pipeline_ended_of_is_told_with_its_board(world: World) -> None:
