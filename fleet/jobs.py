@@ -12,7 +12,8 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -267,9 +268,15 @@ class JobTable:
         self.changed.add(attempt.job)
         self._track(attempt)
 
-    def rest(self, before_ms: int) -> list[JobAttempt]:
-        """Lay jobs to rest all of whose attempts were over before `before_ms`; returns those attempts."""
-        young = {row.job for row in self.attempts.values() if row.over_ms is None or row.over_ms >= before_ms}
+    def rest(self, before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
+        """Lay jobs to rest all of whose attempts were over before `before_ms`; returns those attempts.
+
+        most_over: as many attempts that are over stay awake at most, the latest ones.
+        """
+        over = [(row.over_ms, row.job) for row in self.attempts.values() if row.over_ms is not None]
+        if most_over is not None and len(over) > most_over:
+            over = sorted(over, key=itemgetter(0))[len(over) - most_over :]
+        young = {row.job for row in self._live.values()} | {job for over_ms, job in over if over_ms >= before_ms}
         done: dict[str, list[JobAttempt]] = {}
         for row in self.attempts.values():
             if row.job not in young:
@@ -368,6 +375,13 @@ class JobTable:
             if job in forgotten:
                 self.latest[job] = max(attempt, self.latest.get(job, attempt))
         return len(old) + self._forget_resting(time_ms)
+
+    def forget_oldest(self, most_resting: int) -> int:
+        """Drop the jobs that lie at rest the longest, beyond so many; returns how many."""
+        old = list(islice(self.resting, max(0, len(self.resting) - most_resting)))
+        for job in old:
+            del self.resting[job]
+        return len(old)
 
     def _forget_resting(self, time_ms: int) -> int:
         """They lie in about the order of their ends: the first one that must stay ends the search."""

@@ -1,6 +1,8 @@
 """What a pipeline tells of jobs beside its scores: what they look like, what they share, and which ended lately."""
 
+import logging
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from fleet.clock import Clock
@@ -12,6 +14,13 @@ from service.interference import Sharing
 from service.job_metrics import JobMetrics
 from service.publish import ENDED_KEPT_MS, Tick
 from service.snapshot import Kept
+from service.state import FleetState
+
+logger = logging.getLogger(__name__)
+
+RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
+MOST_ENDED = 60_000  # attempts that are over and held in full, some 5 KB each
+MOST_RESTING = 1_000_000  # jobs; their names and a few hundred bytes each
 
 
 class JobWatch:
@@ -37,7 +46,7 @@ class JobWatch:
 
 
 class Ended:
-    """Attempts that ended within ENDED_KEPT_MS, in order of their ends as these were told."""
+    """Attempts that ended within ENDED_KEPT_MS, in order of their ends as these were told; the latest MOST_ENDED."""
 
     def __init__(self, jobs: JobTable, now_ms: int) -> None:
         since_ms = now_ms - ENDED_KEPT_MS
@@ -52,9 +61,20 @@ class Ended:
                 self._rows.setdefault((attempt.job, attempt.attempt), attempt)
 
     def lately(self, now_ms: int) -> Iterable[JobAttempt]:
-        self._rows = {key: row for key, row in self._rows.items() if _ended_ms(row) >= now_ms - ENDED_KEPT_MS}
+        late = {key: row for key, row in self._rows.items() if _ended_ms(row) >= now_ms - ENDED_KEPT_MS}
+        self._rows = dict(islice(late.items(), max(0, len(late) - MOST_ENDED), None))
         return self._rows.values()
 
 
 def _ended_ms(row: JobAttempt) -> int:
     return row.ended_ms or 0
+
+
+def lay_to_rest(state: FleetState, now_ms: int, history_days: int) -> None:
+    """What is long over needs little room, and some day none; nor does what more ended of late than is held in full."""
+    jobs = state.jobs
+    jobs.forget_ended_before(now_ms - history_days * 86_400_000)
+    for attempt in jobs.rest(now_ms - RESTS_AFTER_MS, MOST_ENDED):
+        state.demand.forget(attempt)
+    if forgotten := jobs.forget_oldest(MOST_RESTING):
+        logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)

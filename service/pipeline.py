@@ -46,13 +46,12 @@ from service.disk_trouble import said
 from service.fleet_metrics import fleet_page
 from service.guarded_source import guarded, unread_inbox
 from service.history import History
-from service.job_watch import Ended, JobWatch
+from service.job_watch import Ended, JobWatch, lay_to_rest
 from service.locals import About, local_sections
 from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
 from service.pipeline_metrics import PipelinePage
 from service.publish import (
-    ENDED_KEPT_MS,
     Given,
     Tick,
     encode,
@@ -76,7 +75,6 @@ from service.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
-RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
 WARM_S = 1800.0
 SHORTEST_TICK_WALL_S = 0.2
 LOOK_WALL_S = 0.1  # at the boards of other pipelines
@@ -377,7 +375,7 @@ class Pipeline:
                 desk = await in_thread(self.desk.dump)
                 async with self.runs.free, self._memory_free:
                     self.time.settle()
-                    self._rest()
+                    lay_to_rest(self.state, self.clock.now_ms(), self.config.pipeline.history_days)
                     flush = self.history.hand_over()
                     positions = {source.name: source.position() for source in self.sources}
                     generation = self.state.topology.generation
@@ -392,13 +390,6 @@ class Pipeline:
             for source in self.sources:
                 if covered is not None and source.name in covered:
                     await asyncio.to_thread(source.prune, covered[source.name])
-
-    def _rest(self) -> None:
-        """What is long over needs little room, and some day none."""
-        now_ms = self.clock.now_ms()
-        self.state.jobs.forget_ended_before(now_ms - self.config.pipeline.history_days * 86_400_000)
-        for attempt in self.state.jobs.rest(now_ms - RESTS_AFTER_MS):
-            self.state.demand.forget(attempt)
 
     async def close(self) -> None:
         for source in self.sources:

@@ -1,8 +1,13 @@
 """Bounds on names in the fold: what is too much is counted and skipped; what is known always goes on."""
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
 
 from features.store import WindowStore
+from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
 from fleet.jobs import JobTable
@@ -11,9 +16,12 @@ from ingest.exporters import ExporterResolver
 from ingest.remote_write import Version
 from ingest.source import Batch
 from ingest.write_decoder import WriteDecoder
-from service.config import LimitsConfig
+from service.config import Config, LimitsConfig
+from service.pipeline import Pipeline
 from service.state import FleetState
 from tests.ingest.write_requests import gpu, message_v1, packed
+
+NOW_MS = 1_789_000_000_000
 
 
 def state(nodes: Sequence[str] = ("n1",), **limits: int) -> FleetState:
@@ -83,3 +91,52 @@ def test_unknown_nodes_are_skipped_wherever_they_come_from_and_those_of_the_topo
     assert sum(map(len, written.samples)) == 2
     assert [error.reason for error in written.bad] == ["unknown_nodes"]
     assert folded.used()["unknown_nodes"] == {"used": 1, "most": 1}
+
+
+def ended(count: int, first: int = 0) -> Batch:
+    """Jobs that came, ran and ended at one moment."""
+    jobs = [f"j{number}" for number in range(first, first + count)]
+    rows: list[JobEvent] = [Submitted(job=job, sequence=1, time_ms=NOW_MS) for job in jobs]
+    rows += [Started(job=job, sequence=2, time_ms=NOW_MS, nodes=("n1",)) for job in jobs]
+    rows += [Finished(job=job, sequence=3, time_ms=NOW_MS) for job in jobs]
+    return Batch(events=tuple(rows))
+
+
+def test_of_jobs_that_ended_so_many_are_held_in_full_and_so_many_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.job_watch.MOST_ENDED", 10)
+    monkeypatch.setattr("service.job_watch.MOST_RESTING", 25)
+    work = pipeline(tmp_path, ManualClock(NOW_MS))
+    work.take(ended(30))
+    assert len(list(work._ended.lately(NOW_MS))) == 10
+    asyncio.run(work.save())
+    assert (len(work.state.jobs.attempts), len(work.state.jobs.resting)) == (10, 20)
+    work.take(ended(20, first=30))
+    asyncio.run(work.save())
+    assert (len(work.state.jobs.attempts), len(work.state.jobs.resting)) == (10, 25)
+    work.take(Batch(events=(Finished(job="j15", sequence=3, time_ms=NOW_MS),)))
+    assert work.state.counts.duplicates == 1, "what is at rest is known"
+
+
+def test_names_of_jobs_that_ended_are_forgotten_in_their_time_and_leave_nothing(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    work = pipeline(tmp_path, clock)
+    work.take(ended(200))
+    asyncio.run(work.tick())
+    assert work.state.used()["live_jobs"]["used"] == 0
+    clock.advance(3 * 3600)
+    asyncio.run(work.save())
+    asyncio.run(work.tick())
+    jobs = work.state.jobs
+    assert (len(jobs.attempts), len(jobs.resting), len(list(work._ended.lately(clock.now_ms())))) == (0, 200, 0)
+    clock.advance(36 * 86_400)
+    asyncio.run(work.save())
+    asyncio.run(work.tick())
+    left = [jobs.attempts, jobs.latest, jobs.resting, jobs._started, jobs._live, jobs._live_of]
+    assert not any(left)
+    assert not any([work.state._copies, work.state.demand._known, work.state.runs._live])
+
+
+def pipeline(folder: Path, clock: ManualClock) -> Pipeline:
+    return Pipeline(Config(state=str(folder)), clock, Topology.build([NodeSpec("n1", gpus=8)]), lambda _: [])
