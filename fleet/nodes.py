@@ -1,6 +1,7 @@
 """NodeTable: an idempotent, order-free fold of node events."""
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet.events import NodeEvent
@@ -8,6 +9,7 @@ from fleet.sequences import SeenSequences
 
 NODE_EVENTS_KEPT = 64
 STANDING_KEPT = 128  # conditions of one node
+SOURCES_KEPT = 64  # that told of one node
 RUNS_KEPT = 2048  # of the sequences of one node and source
 
 Order = tuple[int, str, int]
@@ -40,11 +42,19 @@ class NodeTable:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRecord] = {}
         self._seen: dict[tuple[str, str], SeenSequences] = {}
+        self._sources: Counter[str] = Counter()  # by node
         self.position = 0
+
+    def has_room(self, event: NodeEvent) -> bool:
+        """Whether its source told of the node before, or the node has room for one source more."""
+        return (event.node, event.source) in self._seen or self._sources[event.node] < SOURCES_KEPT
 
     def apply(self, event: NodeEvent) -> NodeRecord | None:
         """Fold one event; None when it is a duplicate."""
-        seen = self._seen.setdefault((event.node, event.source), SeenSequences())
+        seen = self._seen.get((event.node, event.source))
+        if seen is None:
+            seen = self._seen[event.node, event.source] = SeenSequences()
+            self._sources[event.node] += 1
         if not seen.add(event.sequence):
             return None
         seen.close_gaps(RUNS_KEPT)
@@ -73,6 +83,7 @@ class NodeTable:
         for record, sources in rows:
             self.nodes[record.node] = record
             self._seen |= {(record.node, source): seen for source, seen in sources.items()}
+            self._sources[record.node] = len(sources)
             if not record.standing:  # of a snapshot that did not keep them
                 for event in record.events:
                     if event.type in ("xid", "health"):

@@ -23,7 +23,7 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Resized, Started
 from fleet.jobs import JobAttempt, JobTable
-from fleet.nodes import NodeRecord, NodeTable
+from fleet.nodes import SOURCES_KEPT, NodeRecord, NodeTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
@@ -140,7 +140,10 @@ class FleetState:
             except RecordError as error:
                 self._note_bad(error)
                 continue
-            if self.nodes.apply(event) is None:
+            if not self.nodes.has_room(event):
+                many = f"{event.node[:80]} is told of by {SOURCES_KEPT} sources already: {event.source[:80]!r}"
+                self._note_bad(RecordError("too_many_sources", many))
+            elif self.nodes.apply(event) is None:
                 self.counts.duplicates += 1
             else:
                 fresh.append(event)

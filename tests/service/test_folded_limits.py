@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from features.store import WindowStore
@@ -11,6 +12,7 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
 from fleet.jobs import JobTable
+from fleet.nodes import SOURCES_KEPT
 from fleet.topology import NodeSpec, Topology
 from ingest.exporters import ExporterResolver
 from ingest.remote_write import Version
@@ -91,6 +93,17 @@ def test_unknown_nodes_are_skipped_wherever_they_come_from_and_those_of_the_topo
     assert sum(map(len, written.samples)) == 2
     assert [error.reason for error in written.bad] == ["unknown_nodes"]
     assert folded.used()["unknown_nodes"] == {"used": 1, "most": 1}
+
+
+def test_a_node_has_so_many_sources_and_those_go_on() -> None:
+    folded = state()
+    rows = [NodeEvent(node="n1", source=f"s{n}", sequence=1, time_ms=1, type="health") for n in range(SOURCES_KEPT + 5)]
+    assert len(folded.apply(Batch(node_events=tuple(rows)), 10)) == SOURCES_KEPT
+    assert folded.counts.bad == {"too_many_sources": 5}
+    restored = state()
+    restored.nodes.load(folded.nodes.dump())
+    later = [msgspec.structs.replace(row, sequence=2) for row in rows]
+    assert len(restored.apply(Batch(node_events=tuple(later)), 10)) == SOURCES_KEPT
 
 
 def ended(count: int, first: int = 0) -> Batch:
