@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import events, http, queue
+from benchmarks import events, http, names, queue
 
 pytestmark = pytest.mark.integration
 
@@ -33,3 +33,14 @@ def test_placing_beside_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     thinking, beside = queue.run([512])
     assert thinking["value"] > 0
     assert beside["value"] > 0
+
+
+def test_a_flood_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many roles as there are, and bounds that a small flood meets."""
+    monkeypatch.setattr(names, "WATCHED_S", 2.0)
+    monkeypatch.setattr(names, "CASES", {"small": {"live_jobs": 300, "unknown_nodes": 200, "names_at_once": 100_000}})
+    (line,) = names.run([1_000])
+    assert line["answers"][429] == names.REQUESTS - line["answers"][202] > 0
+    assert line["used"]["live_jobs"] == {"used": 300, "most": 300}
+    assert line["used"]["unknown_nodes"] == {"used": 200, "most": 200}
+    assert set(line["peak_mib"]) == set(names.ROLES)
