@@ -29,6 +29,7 @@ from ingest.inbox import WRITES, Backlog, InboxWriter, read_events
 from ingest.job_events import identity
 from service.access import Access, Scope, default_scope, load_access
 from service.addresses import Networks
+from service.archived_jobs import ArchivedJobs
 from service.board_mirror import TOKEN, BoardMirror
 from service.body_budget import BodyBudget
 from service.config import ApiConfig, Config
@@ -174,7 +175,8 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
     kept = config, clock, feed, link, StreamHub(feed), metrics, recent, names
     access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
-    return Context(*kept, access=access, backlog=backlog, bodies=bodies, mirror=mirror)
+    archived = ArchivedJobs(config)
+    return Context(*kept, access=access, backlog=backlog, bodies=bodies, archived=archived, mirror=mirror)
 
 
 def _sent_on(row: Row) -> Row:

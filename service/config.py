@@ -86,7 +86,8 @@ class ModelsConfig(_Section, frozen=True):
 class ArchiveConfig(_Section, frozen=True):
     """`url`: a folder, or any URL that fsspec knows; empty: `archive` in the state's folder.
 
-    `buffer_bytes`: what may wait in memory. `keep_days`: 0 keeps everything.
+    `buffer_bytes`: what may wait in memory. `keep_days`: 0 keeps everything. `look_s`: of wall time, for one job that
+    has ended; 0 looks for none.
     """
 
     enabled: bool = True
@@ -94,6 +95,7 @@ class ArchiveConfig(_Section, frozen=True):
     buffer_bytes: int = 134_217_728
     file_rows: int = 8_000_000
     keep_days: int = 90
+    look_s: float = 2.0
 
 
 class LimitsConfig(_Section, frozen=True):
@@ -244,6 +246,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "archive.buffer_bytes": (2**20, 2**40),
     "archive.file_rows": (1000, 100_000_000),
     "archive.keep_days": (0, 36_500),
+    "archive.look_s": (0, 600),
     "limits.live_jobs": (1, 1_000_000),
     "limits.unknown_nodes": (0, 150_000),
     "limits.names_per_minute": (1, 1_000_000),

@@ -196,6 +196,19 @@ def job_row(
     }
 
 
+def job_detail(attempt: JobAttempt, told: ToldRun | None = None) -> dict[str, Any]:
+    """What `/v1/jobs/{id}` adds to the row: placement, phase and the last events."""
+    return {
+        "placement": attempt.ranks or [{"node": node} for node in attempt.nodes],
+        "phase": attempt.phase or None,
+        "phase_since_ms": attempt.phase_since_ms,
+        "queued_reason": attempt.queued_reason or None,
+        "failure": attempt.failure,
+        **run_answer(told),
+        "events": list(attempt.events)[-10:],
+    }
+
+
 def run_answer(told: ToldRun | None) -> dict[str, Any]:
     """What `/v1/jobs/{id}` says of a run time: as told at its submission, and by which model."""
     return {"run_s": told.said if told else None, "model": told.model if told and told.said else None}

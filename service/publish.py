@@ -303,14 +303,8 @@ def job_details(tick: Tick) -> dict[str, Any]:
     known = sorted((*tick.ended[-100:], *tick.queued, *tick.running), key=lambda attempt: attempt.attempt)
     return {
         attempt.job: {
-            "placement": attempt.ranks or [{"node": node} for node in attempt.nodes],
-            "phase": attempt.phase or None,
-            "phase_since_ms": attempt.phase_since_ms,
-            "queued_reason": attempt.queued_reason or None,
-            "failure": attempt.failure,
+            **documents.job_detail(attempt, tick.told_runs.get((attempt.job, attempt.attempt))),
             **({"asks": _asked(attempt)} if attempt.state in ("queued", "running") else {}),
-            **documents.run_answer(tick.told_runs.get((attempt.job, attempt.attempt))),
-            "events": list(attempt.events)[-10:],
         }
         for attempt in known
     }

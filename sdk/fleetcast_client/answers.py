@@ -169,7 +169,8 @@ class FittedModels(TypedDict):
 class Job(_Class, total=False):
     """`as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None) come with one job alone.
 
-    `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits.
+    `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`: "board", or "archive"
+    for one that ended more than an hour ago; its steps are left out.
     """
 
     as_of_ms: int
@@ -191,6 +192,7 @@ class Job(_Class, total=False):
     start_ms: dict[str, int] | None
     model: str | None
     reasons: dict[str, str]
+    source: str
 
 
 class Jobs(TypedDict):

@@ -7,6 +7,7 @@ from fleet.errors import SourceError
 from ingest.inbox import Backlog, InboxWriter
 from ingest.slurm_jobcomp import Attempts
 from service.access import Access
+from service.archived_jobs import ArchivedJobs
 from service.board_mirror import BoardMirror
 from service.body_budget import BodyBudget
 from service.config import Config
@@ -36,6 +37,7 @@ class Context:
     names: NewNames
     access: Access
     backlog: Backlog
+    archived: ArchivedJobs
     bodies: BodyBudget
     inbox: InboxWriter | None = None
     writes: InboxWriter | None = None

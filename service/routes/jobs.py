@@ -1,6 +1,7 @@
 """Jobs: what runs, waits and lately ended; one job; who slows it down."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import msgspec
@@ -8,7 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
+from service.archived_jobs import Found
 from service.board import Board
+from service.documents import job_detail, job_row
 from service.estimates import NO_RUNS
 from service.feed import BoardFeed
 from service.interference import NOW as CO_RUNS
@@ -49,9 +52,16 @@ class Head(msgspec.Struct):
 
 def find_job(feed: BoardFeed, board: Board, name: str) -> dict[str, Any]:
     """The row of a job's latest attempt."""
+    row = _row(feed, board, name)
+    if row is None:
+        raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
+    return row
+
+
+def _row(feed: BoardFeed, board: Board, name: str) -> dict[str, Any] | None:
     latest = feed.kept(board, "latest_attempts", lambda: _latest(feed.document(board, "doc.jobs", list[Head])))
     if name not in latest:
-        raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
+        return None
     row: dict[str, Any] = msgspec.json.decode(feed.document(board, "doc.jobs", list[msgspec.Raw])[latest[name]])
     return row
 
@@ -72,19 +82,49 @@ def part_of(feed: BoardFeed, board: Board, section: str, name: str) -> dict[str,
 
 
 async def job(request: Request, context: Context, query: Query) -> Response:
-    """One job's latest attempt, with its placement and last events."""
+    """One job's latest attempt, with its placement and last events; of one that is over, as the archive has them."""
     feed, board = context.feed, context.feed.board()
     name = request.path_params["job"]
-    row = find_job(feed, board, name)
+    row = _row(feed, board, name)
     as_of_ms = feed.as_of_ms(board, "doc.job")
+    if row is None:
+        body = {"as_of_ms": as_of_ms, **await _archived(context, name)}
+        return answer(context, board, as_of_ms, encode(body))
     detail = part_of(feed, board, "doc.job", name) or {"placement": [], "events": []}
     asked = detail.pop("asks", None)
-    body = {"as_of_ms": as_of_ms, **row, **detail, "start_ms": None}
+    body = {"as_of_ms": as_of_ms, **row, **detail, "start_ms": None, "source": "board"}
     reasons = {name: why for name, why in _reasons(row["state"]).items() if body.get(name) is None}
     if row["state"] == "queued":
         body["start_ms"], why = await _start(request, context, row, asked)
         reasons |= {"start_ms": why} if why else {}
     return answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
+
+
+async def _archived(context: Context, name: str) -> dict[str, Any]:
+    """What the archive tells of a job. Raises UnknownEntity that says where was looked, SourceError."""
+    nowhere = f"no job {name[:200]!r} runs, waits or ended within the last hour"
+    if context.mirror is not None:
+        raise UnknownEntity(f"{nowhere}; this api is a replica without an archive: {context.mirror.url} has one to ask")
+    if not context.archived.enabled:
+        key = "archive.look_s = 0" if context.config.archive.enabled else "archive.enabled = false"
+        raise UnknownEntity(f"{nowhere}; {key}, so those that ended before are not looked for")
+    found = await context.archived.find(name)
+    if found.attempt is None:
+        raise UnknownEntity(f"{nowhere}, and the archive has no event of it{_as_far_as(found)}")
+    attempt = found.attempt
+    row = job_row(attempt, context.clock.now_ms(), {}, slow=False)
+    reasons = _reasons(attempt.state if attempt.over_ms is not None else "ended")
+    if attempt.over_ms is None:
+        reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_as_far_as(found)}"
+    return {**row, **job_detail(attempt), "start_ms": None, "source": "archive", "reasons": reasons}
+
+
+def _as_far_as(found: Found) -> str:
+    """How far back was looked, where not everything was."""
+    if found.stopped_ms is None:
+        return ""
+    since = datetime.fromtimestamp(found.stopped_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return f"; it was read back to {since}, then archive.look_s was over"
 
 
 def _reasons(state: str) -> dict[str, str]:
@@ -205,6 +245,7 @@ JOB_ROWS = (
             "run_s": {"p50": 6200.0, "p90": 33000.0, "p99": 61000.0},
             "model": "duration-0003",
             "start_ms": None,
+            "source": "board",
             "reasons": {"start_ms": "it has started"},
         },
     ),

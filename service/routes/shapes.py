@@ -247,6 +247,7 @@ class JobAnswer(JobRow, kw_only=True):
     run_s: RunQuantiles | None = None  # as told at its submission
     model: str | None = None  # that told it
     start_ms: dict[str, int] | None = None  # of a job that waits, where known
+    source: Literal["board", "archive"] = "board"  # archive: of a job that ended longer ago, without its steps
     reasons: dict[str, str] = {}  # why run_s, remaining_s and start_ms are null, where they are
 
 
