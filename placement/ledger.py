@@ -46,6 +46,7 @@ from placement.ledger_schema import AUDIT_COLUMNS
 
 __all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry"]
 
+INSERT_LINE = f"INSERT INTO audit VALUES ({','.join('?' * len(AUDIT_COLUMNS))})"
 DECISIONS = "SELECT cursor, request_id, body, reply, outcome, job, attempt, time_ms, checksum FROM decisions"
 _decode_request = msgspec.json.Decoder(PlacementRequest).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
@@ -298,7 +299,7 @@ class Ledger(LedgerFile):
                 *(encode(said.models).decode(), sentence, stored, memory.head.hash),
             )
             memory.head = Head(memory.position, line_hash(line))
-            self._db.execute(f"INSERT INTO audit VALUES ({','.join('?' * 12)})", [*line, memory.head.hash])
+            self._db.execute(INSERT_LINE, [*line, memory.head.hash])
 
     def accept(self, sentence: str, now_ms: int, caller: str) -> None:
         """Write down that somebody took a loss or a change of the state upon himself; `sentence` says which."""

@@ -17,7 +17,7 @@ Python's `str` makes of it.
 head (an audit_id with its hash) elsewhere can tell that no line up to it, and no reply, was changed since.
 
 One hash does both: a CRC would cost less, but whoever edits a reply makes its CRC anew as easily, and the chain could
-not speak for replies. A placement pays for some 3 KB of SHA-256, microseconds beside the fsync that follows.
+not speak for replies. A placement pays for three digests of some 1.5 KB, microseconds beside the fsync that follows.
 """
 
 import hashlib

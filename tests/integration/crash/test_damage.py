@@ -98,7 +98,8 @@ def test_a_broken_page_of_the_ledger_is_said_left_alone_and_mended_by_a_copy(ser
     service.until("the reason", lambda: "ledger.sqlite is damaged" in service.log(), 60)
     status, answer, _ = service.request("POST", "/v1/placements", {"request_id": "new"})
     assert status == 503
-    assert "placer" in answer["detail"]
+    assert "the placer cannot start" in answer["detail"]
+    assert "ledger.sqlite is damaged" in answer["detail"]
     assert service.request("GET", "/v1/nodes/n1")[0] == 200
     assert service.process.poll() is None
     assert ledger.read_bytes() == scribbled
