@@ -36,6 +36,22 @@ def free_port() -> int:
     raise RuntimeError("no two adjacent free ports")
 
 
+def write_config(folder: Path, port: int, speed: float, sections: dict[str, dict[str, Any]]) -> Path:
+    """`config.toml` of a service whose state is in the folder and whose fleet time begins now."""
+    now_ms = time.time_ns() // 1_000_000
+    config: dict[str, Any] = {
+        "state": str(folder / "state"),
+        "clock": {"epoch_ms": now_ms, "wall_ms": now_ms, "speed": speed},
+        "api": {"port": port},
+        "placer": {"port": port + 1},
+    }
+    for name, values in sections.items():
+        config[name] = config.get(name, {}) | values
+    path = folder / "config.toml"
+    path.write_text(tomli_w.dumps(config))
+    return path
+
+
 class Service:
     """Starts on construction; `stop` ends only what this object started.
 
@@ -55,16 +71,7 @@ class Service:
         self.variables = variables or {}
         self.token = token
         self.port = free_port()
-        now_ms = time.time_ns() // 1_000_000
-        config: dict[str, Any] = {
-            "state": str(folder / "state"),
-            "clock": {"epoch_ms": now_ms, "wall_ms": now_ms, "speed": speed},
-            "api": {"port": self.port},
-            "placer": {"port": self.port + 1},
-        }
-        for name, values in sections.items():
-            config[name] = config.get(name, {}) | values
-        (folder / "config.toml").write_text(tomli_w.dumps(config))
+        write_config(folder, self.port, speed, sections)
         self.start()
 
     def start(self) -> None:

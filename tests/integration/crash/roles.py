@@ -1,5 +1,6 @@
 """Roles run one by one, without a supervisor: killed and started again at once, so that kills come thick and fast."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,18 +10,24 @@ STOP_S = 40.0
 
 
 class RunningRole:
-    """One role of a configuration; starts on construction. `kills` counts ours; any other end is a failure."""
+    """One role of a configuration; starts on construction. `kills` counts ours; any other end is a failure.
+
+    `variables` are added to the environment of the next start.
+    """
 
     def __init__(self, config: Path, role: str, *more: str) -> None:
         self.name = "-".join((role, *more[1:]))
         self.log = config.parent / f"{self.name}.log"
         self.kills = 0
+        self.variables: dict[str, str] = {}
         self._command = [sys.executable, "-m", "cli.main", "run", "--config", str(config), "--role", role, *more]
         self.start()
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **self.variables}
+            )
 
     def kill(self) -> None:
         """SIGKILL, and a new one at once."""
