@@ -60,7 +60,8 @@ class GuardedSource:
         self._now_s = now_s
         self._broken = False
         self._back_off_s = FIRST_S
-        self._failed_s = self._started_s = self._noted_s = float("-inf")
+        self._failed_s = self._started_s = float("-inf")
+        self._noted_s = now_s()  # where it begins is no news
         self._position = b"{}"  # JSON; everything before it is folded
         self._health: list[dict[str, Any]] = []
         self._models: dict[str, str] = {}
@@ -151,6 +152,7 @@ class GuardedSource:
             await self._close(old)
         self._source.seek(msgspec.json.decode(self._position))
         self._broken, self._started_s = False, self._now_s()
+        self._noted_s = self._started_s
         logger.info("%s: started again, going on at its last position", self.name)
 
     async def _close(self, source: Source) -> None:

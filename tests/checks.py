@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fleet.errors import SourceError
 from fleet.requests import PlacementRequest
 from ingest.source import Batch, Source
 from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
 from service.adapters import Adapter
+from service.guarded_source import GuardedSource
 
 TAKE_S = 60.0
 
@@ -26,16 +28,63 @@ TAKE_S = 60.0
 def check_source(make: Callable[[], Source], batches: int, *, replays: bool = True) -> None:
     """`make` opens the same material anew, from its beginning; at least `batches` batches can be taken from it.
 
-    replays: after a seek nothing is skipped. A live source (`replays=False`) has nothing to go back to.
+    replays: after a seek nothing is skipped, nor after an error. A live source (`replays=False`) has nothing to go
+    back to, but goes on.
     """
     whole = asyncio.run(_taken(make(), {}, batches))
     assert any(len(batch) for batch, _ in whole), "not one record"
+    wanted = [record for batch, _ in whole for record in _records(batch)] if replays else []
+    _check_error(make, batches // 2, wanted)
     for done in range(batches) if replays else ():
         position = json.loads(json.dumps(whole[done][1]))
         rest = asyncio.run(_taken(make(), position, batches - 1 - done))
         again = [record for batch, _ in rest for record in _records(batch)]
         missed = [record for batch, _ in whole[done + 1 :] for record in _records(batch) if again.count(record) < 1]
         assert not missed, f"skipped after a seek to {position}: {missed[:3]}"
+
+
+class _Stumbles:
+    """A source that once loses a batch to a bug."""
+
+    def __init__(self, source: Source, good: int) -> None:
+        self.name = source.name
+        self._source = source
+        self._left = good
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._source, method)
+
+    async def next(self) -> Batch:
+        batch = await self._source.next()
+        self._left -= 1
+        if self._left < 0:
+            raise ZeroDivisionError("a bug")
+        return batch
+
+
+def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> None:
+    """After an error behind `good` batches the source is closed, made anew, sought, and gives what is missing."""
+
+    async def scenario() -> None:
+        source = GuardedSource(_Stumbles(make(), good), make)  # type: ignore[arg-type]
+        missing = list(wanted)
+        try:
+            while missing or not source.errors:
+                try:
+                    batch = await asyncio.wait_for(source.next(), TAKE_S)
+                except SourceError:  # the pipeline would wait
+                    continue
+                told = _records(batch)
+                missing = [record for record in missing if record not in told]
+            if not wanted:
+                assert await asyncio.wait_for(source.next(), TAKE_S)
+        except (StopAsyncIteration, TimeoutError):
+            raise AssertionError(f"not told after an error: {missing[:3]}") from None
+        finally:
+            await source.close()
+        assert source.errors == 1, source.last_error
+
+    asyncio.run(scenario())
 
 
 async def _taken(source: Source, position: dict[str, Any], batches: int) -> list[tuple[Batch, dict[str, Any]]]:
