@@ -21,6 +21,7 @@ from cli import (
     produce,
     run,
     simulate,
+    state,
     topology,
     train,
 )
@@ -45,6 +46,7 @@ app.command("bench")(bench.bench)
 app.command("check-config")(check.check_config_file)
 app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")
+app.add_typer(state.app, name="state")
 app.add_typer(history.app, name="history")
 app.add_typer(audit.app, name="audit")
 app.add_typer(data.app, name="data")

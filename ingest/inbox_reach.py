@@ -21,6 +21,11 @@ def inbox_end(folder: Path) -> End:
     return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
 
 
+def inbox_first(folder: Path) -> Mapping[str, int]:
+    """The oldest segment of each writer of events: what lay before it was pruned."""
+    return {writer: rows[0][0] for writer, rows in _of_events(folder).items()}
+
+
 def unread(folder: Path, position: Mapping[str, Any]) -> End:
     """Where the first whole record lies that `position` has not passed; writers that have none are left out."""
     reached = {writer: (number, offset) for (writer, number), offset in places(position)}

@@ -186,9 +186,9 @@ class LedgerFile:
         identity: str = self._state.get(IDENTITY, "")
         return identity
 
-    def set_identity(self, identity: str) -> None:
-        """Write the identity, once. LedgerError when the ledger has another one already."""
-        if self.identity not in ("", identity):
+    def set_identity(self, identity: str, *, anew: bool = False) -> None:
+        """Write the identity. LedgerError when the ledger has another one already, unless it is to get one anew."""
+        if self.identity not in ("", identity) and not anew:
             raise LedgerError(f"{self.path} belongs to the state {self.identity}, not to {identity}")
         with self.transaction():
             self._keep({IDENTITY: identity})
@@ -235,6 +235,20 @@ def peek(path: Path) -> tuple[str, int] | None:
             return msgspec.json.decode(rows[0][0], type=str) if rows else "", int(
                 db.execute(LAST_NUMBER["audit"]).fetchone()[0]
             )
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from None
+
+
+def peek_marks(path: Path) -> dict[str, Any]:
+    """The marks of a ledger file, as `peek` reads it; none where there is no file, or one of the first version."""
+    if not peek(path):
+        return {}
+    try:
+        with closing(open_to_read(path)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            query = "SELECT key, value FROM state WHERE key LIKE ?"
+            rows = db.execute(query, [f"{MARK}%"]).fetchall() if version > 1 else []
+            return {key.removeprefix(MARK): msgspec.json.decode(value) for key, value in rows}
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 

@@ -5,12 +5,14 @@ Layout: magic (8 bytes), header length (uint32, little endian), JSON header, the
 (replaced each tick) and `urgent` (replaced at once when a hard signal arrives); a section of `urgent` that is newer
 than the same section of `board` wins.
 
-    header  {"version": 2, "sequence": n, "as_of_ms": t, "standing": {"inbox": {segment: offset}} or null,
+    header  {"version": 2, "sequence": n, "as_of_ms": t, "standing": {"inbox": {segment: offset}, "identity", "seen",
+             "board_lost", "snapshot_lost"} or null,
              "sections": [{"name", "dtype", "shape", "offset", "nbytes", "as_of_ms", "model"}]}
 
 The standing says what the board knows of: every record of the inbox before those offsets is folded into it, and none
-behind them. It is of the moment in which the state was copied. Containers that are no whole picture of the fleet
-(`urgent`, the boards of pipelines after the first) have none.
+behind them. It is of the moment in which the state was copied. The rest of it is what service.state_identity compares:
+the identity of the state, what its pipeline has seen of the other parts, and what it lacks itself. Containers that
+are no whole picture of the fleet (`urgent`, the boards of pipelines after the first) have none.
 
 A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON documents, or names joined by newlines.
 """
@@ -30,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet import files
+from service.state_identity import Doubt, Seen
 
 MAGIC = b"FLEETBRD"
 ALIGN = 64
@@ -50,6 +53,10 @@ class Standing(msgspec.Struct, frozen=True):
     """What a whole board knows of. `inbox`: segment -> offset of what is folded, as its source gives positions."""
 
     inbox: dict[str, int] = {}
+    identity: str = ""
+    seen: Seen = Seen()
+    board_lost: Doubt | None = None
+    snapshot_lost: Doubt | None = None
 
 
 class BoardError(Exception):
@@ -211,7 +218,8 @@ class BoardWriter:
                 left.unlink()
         self._kept: dict[str, Section] = {}
         last = _map(folder / "board")
-        self._numbers = count(last.sequence + 1 if last else 1)  # a restart goes on counting: readers cache by it
+        self.sequence = last.sequence if last else 0  # of the last one that was published
+        self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
 
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
         """Replace the board; in a thread, if need be: `publish_urgent` may be called meanwhile."""

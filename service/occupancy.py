@@ -19,8 +19,8 @@ from service.board import Board
 
 UNKNOWN = (
     "what runs is not known: the snapshots, a part of the inbox and the board are lost, so GPUs that look free may be "
-    "in use; stop, put the state folder back from a backup, or delete its folders `snapshot` and `inbox` once nothing "
-    "runs that is not told of again, and start"
+    "in use; stop, put the state folder back from a backup and start, or accept it with `fleetcast state accept` once "
+    "nothing runs that is not told of again"
 )
 
 

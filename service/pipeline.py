@@ -39,7 +39,7 @@ from models.hazard import load_history
 from models.node_risk import load_fit
 from models.registry import Registry
 from models.score import score_fleet, score_local
-from service.board import Board, BoardReader, BoardWriter, Section, Standing
+from service.board import Board, BoardReader, BoardWriter, Section
 from service.config import Config
 from service.demand_forecasts import DemandForecasts
 from service.disk_trouble import said
@@ -47,6 +47,7 @@ from service.fleet_metrics import fleet_page
 from service.guarded_source import guarded, unread_inbox
 from service.history import History
 from service.job_watch import Ended, JobWatch, lay_to_rest
+from service.lineage import Lineage
 from service.locals import About, local_sections
 from service.model_watch import ModelWatch
 from service.occupancy import UNKNOWN, running_on
@@ -105,6 +106,7 @@ class Pipeline:
         self.state, self.memory, self.desk = self.kept.state, self.kept.memory, self.kept.desk
         if config.pipeline.models:
             self.memory.faults.prior = load_history(Path(config.pipeline.models))
+        self.lineage = Lineage(config, self.kept, clock.now_ms()) if self.share.first else None
         self.sources = guarded(sources, self.state.entities)
         for source in self.sources:
             if source.name in self.kept.positions:
@@ -138,9 +140,12 @@ class Pipeline:
         state.topology = replace(state.topology, generation=max(shown, kept.generation) + 1)
         if not kept.saved_ms and not all(source.begins() for source in self.sources):
             running = None if board is None else running_on(board)
-            kept.occupancy_known = running is not None
+            accepted = self.lineage is not None and self.lineage.is_accepted
+            kept.occupancy_known = running is not None or accepted
             then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
             logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
+            if self.lineage is not None:
+                self.lineage.judge_occupancy()
             for attempt in running or ():
                 state.jobs.put(attempt)
                 state.demand.update(attempt)
@@ -243,7 +248,7 @@ class Pipeline:
             self.time.settle()
             sections = await in_thread(functools.partial(self._score, given, documents))
         with said("publish the board", "readers keep the last one"):
-            await in_thread(functools.partial(self.board.publish, sections, given.now_ms, given.standing))
+            await in_thread(functools.partial(self._publish, sections, given))
         if self.siblings and (unscored := self.siblings.unscored()):
             self.urgent.tell(unscored, self.time.now_ms())
         self.vitals.note_tick((time.perf_counter() - began) * 1000, arrived)
@@ -270,15 +275,20 @@ class Pipeline:
             served=served_instances(state.store, now_ms),
             mig=mig_instances(state.store, now_ms),
             told_runs=self.runs.told,
-            standing=self._standing(),
+            inbox=self._folded(),
         )
 
-    def _standing(self) -> Standing | None:
-        """What was folded up to now; the first pipeline alone folds events."""
-        if not self.share.first:
-            return None
-        positions = [source.position() for source in self.sources if source.name == InboxSource.name]
-        return Standing(inbox=dict(*positions))
+    def _folded(self) -> dict[str, int]:
+        """How far the inbox is folded now."""
+        return dict(*[source.position() for source in self.sources if source.name == InboxSource.name])
+
+    def _publish(self, sections: Sequence[Section], given: Given) -> None:
+        """In a thread. Only the first pipeline folds events, so that its board alone has a standing."""
+        standing = None
+        if self.lineage is not None:
+            newest = max(self.snapshot.whole, default=0)
+            standing = self.lineage.look(dict(given.inbox), self.board.sequence, newest, given.now_ms)
+        self.board.publish(sections, given.now_ms, standing)
 
     def _score(self, given: Given, documents: dict[str, Any]) -> list[Section]:
         """All of a tick that takes its time, in a thread: signals that arrive meanwhile are published by the loop."""
@@ -380,6 +390,8 @@ class Pipeline:
                     positions = {source.name: source.position() for source in self.sources}
                     generation = self.state.topology.generation
                     kept = replace(self.kept, positions=positions, generation=generation, saved_ms=self.time.now_ms())
+                    if self.lineage is not None:
+                        kept = replace(kept, identity=self.lineage.identity, seen=self.lineage.seen)
                     writing = self.snapshot.save(kept, desk)
             try:
                 await in_thread(flush)
@@ -387,6 +399,8 @@ class Pipeline:
                 writing.close()
                 raise
             covered = await writing
+            if self.lineage is not None:
+                await in_thread(functools.partial(self.lineage.note, kept.seen))
             for source in self.sources:
                 if covered is not None and source.name in covered:
                     await asyncio.to_thread(source.prune, covered[source.name])

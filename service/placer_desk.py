@@ -27,6 +27,7 @@ from service.placer_metrics import PlacerMetrics
 from service.placer_view import Observed, Observer, settled, with_intents
 from service.plugins import load
 from service.queue_pass import QueuePass
+from service.state_watch import StateWatch
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Desk:
         self._watch = ClockWatch(clock)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._expiry = Expiry(config.inbox)
+        self.watch = StateWatch(config, clock, ledger)
         self._observer = Observer()
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
@@ -67,11 +69,13 @@ class Desk:
     def refresh(self) -> bool:
         """Take over a new board if there is one; True when there was. Settles the intents it tells about."""
         board = self._new_board()
+        self.watch.look(self.board if board is None else board)
         return board is not None and self._take(board, _attempt(self._observer, board))
 
     async def look(self) -> bool:
         """As `refresh`, with the board decoded in a thread."""
         board = self._new_board()
+        self.watch.look(self.board if board is None else board)
         if board is None:
             return False
         self._observing = True
@@ -104,11 +108,18 @@ class Desk:
         if why := why_stale(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
             raise StaleError(why)
         promises = self._promises()
-        expired = self._expiry.expired(promises, board, now_ms)
-        self.ledger.settle(settled(promises, base, expired), now_ms)
+        if not self.watch.doubts:
+            expired = self._expiry.expired(promises, board, now_ms)
+            self.ledger.settle(settled(promises, base, expired), now_ms)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._with_promises(base)
         return self._view.observed
+
+    def _decidable(self) -> Observed:
+        """As `observed`; StaleError also while a part of the state is in doubt."""
+        self.refresh()
+        self.watch.refuse()
+        return self.observed()
 
     def _promises(self) -> list[Intent]:
         """The active intents; when the clock was set, each lasts as long as it was to."""
@@ -146,6 +157,8 @@ class Desk:
     def place(self, request: PlacementRequest, caller: str) -> bytes:
         """Decide now and write it down, unless it was decided before; a dry run leaves no trace."""
         check_request(request)
+        self.refresh()
+        self.watch.refuse()
         if not request.dry_run and (before := self.ledger.replay(request)) is not None:
             return before
         observed = self.observed()
@@ -165,6 +178,7 @@ class Desk:
         check_request(request)
         if request.dry_run:
             raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
+        self.watch.refuse()
         if (before := self.ledger.replay(request)) is not None:
             return before
         key = (request.job_name, request.attempt)
@@ -200,6 +214,7 @@ class Desk:
 
     def withdraw(self, request_id: str, caller: str) -> dict[str, str]:
         """Take a request out of the queue; its stored decision becomes a refusal that says so."""
+        self.watch.refuse()
         entry = next((row for row in self.ledger.queued() if row.request.request_id == request_id), None)
         now_ms = self.clock.now_ms()
         if entry is None:
@@ -217,6 +232,7 @@ class Desk:
 
     def cancel(self, request_id: str, caller: str) -> dict[str, str]:
         """Give the GPUs of a placement back that nobody has started yet."""
+        self.watch.refuse()
         state = self.ledger.intent_state(request_id)
         if state is IntentState.ACTIVE:
             self.ledger.settle([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
@@ -257,7 +273,7 @@ class Desk:
             self._waits, self.planned = {}, None
             return None
         try:
-            observed, options = self.observed(), self.options()
+            observed, options = self._decidable(), self.options()
         except StaleError as error:
             self._stalled = f"nothing is decided now: {error}"
             raise
@@ -269,7 +285,7 @@ class Desk:
 
         What came in while the pass was thinking was decided at once, so a plan may have lost the race for its GPUs.
         """
-        observed = self.observed()
+        observed = self._decidable()
         unchanged = observed is begun.observed
         view, promised = observed.view, self._promised()
         placed = lost = 0

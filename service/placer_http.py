@@ -93,13 +93,14 @@ class Doors:
             self.access.check_site(request.method, request.scope["headers"])
         except Problem as problem:
             return problem.response("/v1" + request.url.path)
-        self.desk.refresh()
-        as_of_ms = self.desk.board.as_of_ms if self.desk.board else None
         try:
+            self.desk.refresh()
             waiting = len(self.desk.ledger.queued())
         except LedgerError as error:
             return problem_of(error).response(request.url.path)
-        return answer(encode({"ok": True, "warming": as_of_ms is None, "board_as_of_ms": as_of_ms, "queued": waiting}))
+        as_of_ms = self.desk.board.as_of_ms if self.desk.board else None
+        told = {"ok": True, "warming": as_of_ms is None, "board_as_of_ms": as_of_ms, "queued": waiting}
+        return answer(encode({**told, "doubts": self.desk.watch.doubts}))
 
     async def metrics(self, request: Request) -> Response:
         self.desk.metrics.intents.set(len(self.desk.ledger.active_intents()))

@@ -19,7 +19,7 @@ from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.score import Fleet
 from models.scores import RISK_HORIZONS_S, RiskScores
 from service import documents
-from service.board import Section, Standing
+from service.board import Section
 from service.host_answers import host_answers
 from service.occupancy import Occupancy, observe
 from service.run_book import Attempt, ToldRun
@@ -49,7 +49,7 @@ class Given:
     served: Sequence[ServedInstance] = ()
     mig: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # GPU -> MIG instance -> GiB
     told_runs: Mapping[Attempt, ToldRun] = field(default_factory=dict)
-    standing: Standing | None = None  # of what is told here; None where it is not the whole fleet's
+    inbox: Mapping[str, int] = field(default_factory=dict)  # segment -> offset of what is folded into what is told
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from service.board_age import why_stale
 from service.board_mirror import BoardMirror
 from service.last_words import why_ended
 from service.routes.context import Context
+from service.state_identity import Doubt, sentence
 
 PLACER_S = 1.0  # wall
 PROBE = ".ready"
@@ -31,7 +32,8 @@ async def checks(context: Context) -> list[Check]:
     found = [_board(context), _occupancy(meta), _sources(context), _history(meta)]
     if context.mirror is not None:
         return [_mirror(context.mirror), *found]
-    return [*found, await _placer(context), await asyncio.to_thread(_inbox, context)]
+    placer, state = await _placer(context)
+    return [*found, placer, state, await asyncio.to_thread(_inbox, context)]
 
 
 def _mirror(mirror: BoardMirror) -> Check:
@@ -91,24 +93,35 @@ def _history(meta: Mapping[str, Any]) -> Check:
     return Check("history", True, f"warming: {have:.0f} of {need:.0f} minutes of history")
 
 
-async def _placer(context: Context) -> Check:
+async def _placer(context: Context) -> tuple[Check, Check]:
+    """The placer, and what it says of the state's parts; it alone compares them, and while it is away nothing is."""
+    unknown = Check("state", True, "the placer, which compares the parts of the state, does not answer")
     try:
         answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
     except SourceError as error:
         words = await asyncio.to_thread(why_ended, context.config.folder, "placer")
-        return Check("placer", False, f"the placer cannot start: {words}" if words else str(error))
+        return Check("placer", False, f"the placer cannot start: {words}" if words else str(error)), unknown
     if answer.status >= 500:
-        return Check("placer", False, f"the placer answers {answer.status}")
-    if _is_warming(answer.body):
-        return Check("placer", False, "the placer has seen no board yet")
-    return Check("placer", True, "the placer answers")
+        return Check("placer", False, f"the placer answers {answer.status}"), unknown
+    health = _health(answer.body)
+    state = Check("state", not health.doubts, "; ".join(map(sentence, health.doubts)) or "the parts of the state agree")
+    if health.warming:
+        return Check("placer", False, "the placer has seen no board yet"), state
+    return Check("placer", True, "the placer answers"), state
 
 
-def _is_warming(body: bytes) -> bool:
+class _Health(msgspec.Struct):
+    """What the placer answers, as far as it is looked at here."""
+
+    warming: bool = False
+    doubts: list[Doubt] = []
+
+
+def _health(body: bytes) -> _Health:
     try:
-        return bool(msgspec.json.decode(body, type=dict[str, Any]).get("warming"))
-    except msgspec.DecodeError:
-        return False
+        return msgspec.json.decode(body, type=_Health)
+    except msgspec.MsgspecError:
+        return _Health()
 
 
 def _inbox(context: Context) -> Check:

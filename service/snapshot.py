@@ -44,6 +44,7 @@ from service.run_book import RunBook
 from service.served_trees import ServedTrees
 from service.shadow_trees import ShadowTrees
 from service.state import FleetState
+from service.state_identity import Doubt, Seen
 from service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ _UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, StoreError,
 class Kept:
     """All that outlives a process. `began_ms`: since when its history reaches back; `saved_ms`: 0 if never saved.
 
-    generation: of the last topology; occupancy_known: no event that told what runs was lost.
+    generation: of the last topology; occupancy_known: no event that told what runs was lost; number: of the snapshot
+    that it was restored from, 0 for none; identity, seen, lost: see service.state_identity.
     """
 
     state: FleetState
@@ -75,6 +77,10 @@ class Kept:
     book: RunBook = field(default_factory=RunBook)
     co_runs: CoRuns = field(default_factory=CoRuns)
     pasts: NodePasts = field(default_factory=NodePasts)
+    number: int = 0
+    identity: str = ""
+    seen: Seen = field(default_factory=Seen)
+    lost: Doubt | None = None
 
 
 class Snapshot:
@@ -135,6 +141,10 @@ class Snapshot:
             book=book,
             co_runs=_load_co_runs(folder) if document.get("tells_co_runs") else CoRuns(),
             pasts=_load_pasts(folder) if document.get("tells_pasts") else NodePasts(),
+            number=int(folder.name),
+            identity=document.get("identity", ""),
+            seen=msgspec.convert(document.get("seen", {}), Seen),
+            lost=msgspec.convert(document.get("lost"), Doubt | None),
         )
 
     def save(self, kept: Kept, desk: Dump | None = None) -> Coroutine[None, None, Positions | None]:
@@ -177,6 +187,9 @@ class Snapshot:
             "nodes_position": state.nodes.position,
             "newest_sample_ms": state.counts.newest_sample_ms,
             "desk": None,  # in a file of its own
+            "identity": kept.identity,
+            "seen": msgspec.to_builtins(kept.seen),
+            "lost": msgspec.to_builtins(kept.lost),
             "tells_runs": True,
             "tells_co_runs": True,  # absent in snapshots of versions that kept none
             "tells_pasts": True,

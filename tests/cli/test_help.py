@@ -22,6 +22,7 @@ COMMANDS = (
     ),
     *("topology", "topology show"),
     *("models", "models list", "models show", "models promote", "models rollback", "models prune"),
+    *("state", "state show", "state accept"),
     *("history", "history show", "history compact", "history prune"),
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.run import RoleName, _run_role
-from fleet.clock import ManualClock
+from fleet.clock import ManualClock, moment
 from fleet.errors import StaleError
 from placement.ledger import Ledger, LedgerError
 from service.api import create_app
@@ -60,6 +60,7 @@ def test_ready_with_all_checks_named(world: World) -> None:
         "sources": "no source fails",
         "history": "warming: 1 of 30 minutes of history",
         "placer": "the placer answers",
+        "state": "the parts of the state agree",
         "inbox": "the inbox can be written",
     }
 
@@ -130,6 +131,16 @@ def test_a_placer_that_fails_is_named(world: World) -> None:
     publish(world.folder)
     world.placer.status = 500
     assert world.asked()[:2] == (503, {"placer": "the placer answers 500"})
+
+
+def test_a_part_of_the_state_in_doubt_is_named_with_the_time(world: World) -> None:
+    publish(world.folder)
+    doubt = {"part": "ledger", "what": "the ledger is new", "since_ms": NOW_MS}
+    world.placer.body = json.dumps({"warming": True, "doubts": [doubt]}).encode()
+    status, failing, _ = world.asked()
+    assert status == 503
+    assert list(failing) == ["placer", "state"]
+    assert failing["state"] == f"the ledger is new (last whole at {moment(NOW_MS)})"
 
 
 def test_occupancy_that_is_not_known_is_not_ready(world: World) -> None:

@@ -1,0 +1,160 @@
+"""`fleetcast state`: whether the parts of the state belong together, and how to go on where one is lost."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.given import ConfigOption, StateOption, configured
+
+if TYPE_CHECKING:
+    from service.config import Config
+    from service.state_identity import Doubt, Parts
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The parts of the state folder (ledger, snapshots, board, inbox): whether they belong together.\n\n"
+    "Example:  fleetcast state show",
+)
+
+JsonOption = Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")]
+MEANS = {
+    "ledger": "requests that the lost lines had decided are decided anew, and GPUs that they had promised look free "
+    "until their jobs are seen running",
+    "snapshot": "jobs that run and are not told of again look idle, and their GPUs free",
+    "board": "what the lost board told of running jobs is taken from snapshot and inbox",
+    "inbox": "events that were acknowledged and lay in the lost part are gone: send them again",
+}
+
+
+@app.command("show")
+def show(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
+    """Each part: its identity, how far it is, what the others have seen of it, and whether it is whole.
+
+    It reads files alone, and may be asked while Fleetcast runs and while it does not.
+
+    Example:  fleetcast state show --json -
+    """
+    import msgspec
+
+    from service.state_identity import doubts
+    from service.state_parts import survey
+
+    parts = survey(configured(config, state))
+    body = report(parts, doubts(parts))
+    if json_path is None:
+        tell(body)
+    elif json_path == "-":
+        sys.stdout.buffer.write(msgspec.json.encode(body) + b"\n")
+    else:
+        Path(json_path).write_bytes(msgspec.json.encode(body) + b"\n")
+
+
+@app.command("accept")
+def accept(config: ConfigOption = None, state: StateOption = None) -> None:
+    """Go on with what is there, where a part is lost or old and cannot be put back.
+
+    The state gets a new identity; what was seen of the lost part counts no more, and a part that is put back later is
+    refused. The ledger's audit says who accepted what. Fleetcast may run meanwhile: it goes on within a tick.
+
+    Example:  fleetcast state accept
+    """
+    from service.state_identity import doubts, sentence
+    from service.state_parts import survey
+
+    settings = configured(config, state)
+    parts = survey(settings)
+    found = doubts(parts)
+    if not found:
+        typer.echo("the parts of the state agree: there is nothing to accept")
+        return
+    for doubt in found:
+        typer.echo(f"accepted: {sentence(doubt)}")
+        typer.echo(f"    it means: {MEANS[doubt.part]}")
+    identity = renew(settings, parts, found)
+    typer.echo(f"the state is {identity} from now on; the ledger's audit says so")
+
+
+def renew(config: "Config", parts: "Parts", found: "list[Doubt]") -> str:
+    """Give what lies there a new identity, and tell the ledger where no placer does. Returns the identity."""
+    import getpass
+    import uuid
+
+    from placement.ledger_rows import LedgerError
+    from service.state_parts import Accepted, StateFile, glances, write_identity
+
+    if parts.ledger is None:
+        raise LedgerError(f"{config.ledger} cannot be read: move it away, or restore a copy, and accept then")
+    was = parts.identity() or "without an identity"
+    file = StateFile(uuid.uuid4().hex)
+    why = "; ".join(doubt.what for doubt in found)
+    accepted = Accepted(
+        time_ms=config.make_clock().now_ms(),
+        by=getpass.getuser(),
+        sentence=f"the state, {was} before, is accepted as it is, and is {file.identity} from now on: {why}",
+        ledger=(parts.ledger.identity, parts.ledger.position),
+        snapshots=[(number, row.saved_ms) for number, row in glances(config.home(0) / "snapshot").items()],
+    )
+    write_identity(config.inbox, StateFile(file.identity, accepted))
+    _tell_ledger(config)
+    return file.identity
+
+
+def _tell_ledger(config: "Config") -> None:
+    """A placer that runs writes the ledger itself; where none does, it is written here."""
+    from placement.ledger import Ledger
+    from service.state_folder import StateError, role_claimed
+    from service.state_parts import read_identity
+    from service.state_watch import take_over
+
+    try:
+        with role_claimed(config, "placer", patience_s=0.0):
+            ledger, file = Ledger(config.ledger), read_identity(config.inbox)
+            if file is not None:
+                take_over(ledger, file, [], config.make_clock().now_ms())
+            ledger.close()
+    except StateError:
+        typer.echo("the placer runs: it takes this over by itself", err=True)
+
+
+def report(parts: "Parts", found: "list[Doubt]") -> dict[str, Any]:
+    """What `--json` writes; a position is a number, and of the inbox segment -> offset in bytes."""
+    from ingest.segments import segment_name
+
+    doubts, rows = {doubt.part: doubt for doubt in found}, []
+    end = {segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}
+    for name in ("ledger", "snapshot", "board", "inbox"):
+        part, doubt = getattr(parts, name), doubts.get(name)
+        told = {other: getattr(seen, name) for other, seen in parts.claims().items()}
+        rows.append(
+            {
+                "part": name,
+                "identity": part.identity if part else "",
+                "position": end if name == "inbox" else part.position if part else None,
+                "seen_by": {other: seen for other, seen in told.items() if seen or (name == "ledger" and seen == 0)},
+                "whole": part is not None and doubt is None,
+                "verdict": doubt.what if doubt else "whole" if part else "cannot be read",
+                "since_ms": doubt.since_ms if doubt else None,
+            }
+        )
+    return {"identity": parts.identity(), "whole": all(row["whole"] for row in rows), "parts": rows}
+
+
+def tell(body: dict[str, Any]) -> None:
+    """The same as lines."""
+    typer.echo(f"state {body['identity'] or 'without an identity: it was never started'}")
+    for row in body["parts"]:
+        typer.echo(f"{row['part']:9} {row['verdict']}")
+        typer.echo(f"          at {_where(row['position'])}, of the state {row['identity'] or '-'}")
+        for other, seen in row["seen_by"].items():
+            typer.echo(f"          the {other} has seen {_where(seen)}")
+    if not body["whole"]:
+        typer.echo("Nothing is placed. Put the part back that is lost, or go on without it: fleetcast state accept")
+
+
+def _where(position: int | dict[str, int] | None) -> str:
+    if isinstance(position, dict):
+        return ", ".join(f"byte {offset:,} of {name}" for name, offset in position.items()) or "nothing"
+    return f"{position:,}" if position else "nothing"

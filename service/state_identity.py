@@ -1,0 +1,227 @@
+"""One identity of the state, and what its parts have seen of each other: is a part gone, old, or another site's?
+
+Ledger, board, snapshots and inbox each carry the random identity that the state got at its first start, and what they
+had seen of the others when all was well: the ledger's last line of audit, the board's sequence, the snapshot's number,
+how far the inbox was folded. `doubts` compares that with what is there now. A part that lacks what another one has seen
+is in doubt, and nothing is placed while one is: what it promised or knew would be given away again.
+
+Nobody raises what he has seen while there is a doubt, so it lasts until the parts agree again, or until somebody
+accepts what is there: then the state gets a new identity, and what was seen under the old one counts no more.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fleet.clock import moment
+from ingest.inbox import WRITES
+from ingest.segments import places, segment_name
+
+LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """Why nothing is placed. `since_ms`: when the part was last seen to be whole, Unix ms; 0 where nobody knows."""
+
+    part: str
+    what: str
+    since_ms: int = 0
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a part has seen of the others. None, 0 and {}: nothing yet.
+
+    ledger: last line of its audit; board: sequence; snapshot: number; inbox: segment -> offset of what was folded.
+    """
+
+    identity: str = ""
+    time_ms: int = 0
+    ledger: int | None = None
+    board: int = 0
+    snapshot: int = 0
+    inbox: dict[str, int] = {}
+
+    def with_more(self, other: "Seen") -> "Seen":
+        """What both have seen; of two states, this one's."""
+        if other.identity != self.identity:
+            return self
+        ledgers = [row.ledger for row in (self, other) if row.ledger is not None]
+        return Seen(
+            identity=self.identity,
+            time_ms=max(self.time_ms, other.time_ms),
+            ledger=max(ledgers, default=None),
+            board=max(self.board, other.board),
+            snapshot=max(self.snapshot, other.snapshot),
+            inbox=furthest(self.inbox, other.inbox),
+        )
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Ledger, board or snapshots as they are now.
+
+    position: last line of audit, sequence, or number. folded: of a snapshot, how far it has folded the inbox.
+    lost: what the part itself says that it lacks.
+    """
+
+    there: bool
+    identity: str = ""
+    position: int = 0
+    seen: Seen = Seen()
+    folded: dict[str, int] = {}
+    lost: Doubt | None = None
+
+
+class InboxPart(msgspec.Struct, frozen=True):
+    """The inbox as it is now: the first segment and the end of each writer of events."""
+
+    identity: str = ""
+    first: dict[str, int] = {}
+    end: dict[str, tuple[int, int]] = {}
+    seen: Seen = Seen()
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """All parts; None is not judged: the placer reads no snapshots."""
+
+    inbox: InboxPart
+    ledger: Part | None = None
+    board: Part | None = None
+    snapshot: Part | None = None
+
+    def named(self) -> dict[str, Part | InboxPart]:
+        """Those that are judged, by name; of as many with one identity, the first one's counts."""
+        rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
+        return {name: part for name, part in rows.items() if part is not None}
+
+    def identity(self) -> str:
+        """The one that most parts have; "" where none has one yet."""
+        counts = Counter(part.identity for part in self.named().values() if part.identity)
+        return counts.most_common(1)[0][0] if counts else ""
+
+    def claims(self) -> dict[str, Seen]:
+        """What parts of this state have seen, by the part that has."""
+        identity = self.identity()
+        return {name: part.seen for name, part in self.named().items() if identity and part.seen.identity == identity}
+
+
+def doubts(parts: Parts) -> list[Doubt]:
+    """At most one for each part, in a fixed order; none where they agree, and where everything is new."""
+    found = [next(rows, None) for rows in (_of_ledger(parts), _of_snapshot(parts), _of_board(parts), _of_inbox(parts))]
+    return [doubt for doubt in found if doubt is not None]
+
+
+def sentence(doubt: Doubt) -> str:
+    """What is in doubt, and since when."""
+    return doubt.what + (f" (last whole at {moment(doubt.since_ms)})" if doubt.since_ms else "")
+
+
+def _of_ledger(parts: Parts) -> Iterator[Doubt]:
+    part, claims = parts.ledger, parts.claims()
+    if part is None:
+        return
+    yield from _of_another_state(LEDGER, parts)
+    told = {name: seen for name, seen in claims.items() if seen.ledger is not None}
+    last, since_ms, who = _most(told, lambda seen: seen.ledger or 0)
+    if told and not part.identity:
+        state = "is new" if part.there else "is gone"
+        yield Doubt(LEDGER, f"the ledger {state}, and {who} had seen one with {last:,} lines", since_ms)
+    elif told and part.position < last:
+        yield Doubt(LEDGER, f"the ledger ends at line {part.position:,}, and {who} had seen line {last:,}", since_ms)
+
+
+def _of_snapshot(parts: Parts) -> Iterator[Doubt]:
+    part = parts.snapshot
+    if part is None:
+        return
+    yield from _of_another_state(SNAPSHOT, parts)
+    if part.lost is not None:
+        yield part.lost
+    last, since_ms, who = _most(parts.claims(), lambda seen: seen.snapshot)
+    if last and not part.there:
+        yield Doubt(SNAPSHOT, f"the snapshots are gone, and {who} had seen number {last:,}", since_ms)
+    elif last and (gap := _gap(part.folded, parts.inbox.first)):
+        yield Doubt(SNAPSHOT, f"the snapshot is older than what is left of the inbox: {gap}", since_ms)
+
+
+def _of_board(parts: Parts) -> Iterator[Doubt]:
+    part = parts.board
+    if part is None:
+        return
+    yield from _of_another_state(BOARD, parts)
+    if part.lost is not None:
+        yield part.lost
+    last, since_ms, who = _most(parts.claims(), lambda seen: seen.board)
+    if last and not part.there:
+        yield Doubt(BOARD, f"the board is gone, and {who} had seen number {last:,}", since_ms)
+
+
+def _of_inbox(parts: Parts) -> Iterator[Doubt]:
+    part, claims, identity = parts.inbox, parts.claims(), parts.identity()
+    yield from _of_another_state(INBOX, parts)
+    since_ms = max((seen.time_ms for seen in claims.values()), default=0)
+    if identity and not part.identity:
+        yield Doubt(INBOX, f"the inbox is gone or was emptied: it does not know the state {identity}", since_ms)
+    for name, seen in claims.items():
+        for (writer, number), offset in places(seen.inbox):
+            if not writer.startswith(WRITES) and part.end.get(writer, (0, 0)) < (number, offset):
+                where = f"byte {offset:,} of {segment_name(writer, number)}"
+                yield Doubt(INBOX, f"the inbox lacks what {_the(name)} had seen of it, up to {where}", seen.time_ms)
+
+
+def _of_another_state(name: str, parts: Parts) -> Iterator[Doubt]:
+    named, identity = parts.named(), parts.identity()
+    own = named[name].identity
+    if own and own != identity:
+        others = _listed([_the(other) for other, part in named.items() if part.identity == identity])
+        since_ms = max((seen.time_ms for seen in parts.claims().values()), default=0)
+        yield Doubt(name, f"{_the(name)} of the state {own} lies beside {others} of the state {identity}", since_ms)
+
+
+def _most(claims: Mapping[str, Seen], of: Any) -> tuple[int, int, str]:
+    """The highest that was seen, when, and by which part."""
+    if not claims:
+        return 0, 0, ""
+    name = max(claims, key=lambda name: of(claims[name]))
+    return of(claims[name]), claims[name].time_ms, _the(name)
+
+
+def _gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
+    """Segments that are neither folded nor there; empty where there are none."""
+    reached = {writer: number for (writer, number), _ in places(folded)}
+    for writer, number in first.items():
+        if number > max(1, reached.get(writer, 0)):
+            return f"{segment_name(writer, number - 1)} is gone and was not folded"
+    return ""
+
+
+def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """What of a position lies in segments that are there: of a lost inbox, others may get the same names.
+
+    >>> within({"api-000000000002.seg": 99, "api.1-000000000001.seg": 16}, {"api": (2, 50), "api.1": (1, 16)})
+    {'api.1-000000000001.seg': 16}
+    """
+    rows = {segment_name(writer, number): (writer, number, offset) for (writer, number), offset in places(position)}
+    return {name: row[2] for name, row in rows.items() if end.get(row[0], (0, 0)) >= row[1:]}
+
+
+def furthest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    """Of each writer the position that lies further.
+
+    >>> furthest({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
+    {'api-000000000002.seg': 16, 'api.1-000000000001.seg': 16}
+    """
+    most: dict[str, tuple[int, int]] = {}
+    for position in (first, second):
+        for (writer, number), offset in places(position):
+            most[writer] = max(most.get(writer, (0, 0)), (number, offset))
+    return {segment_name(writer, number): offset for writer, (number, offset) in most.items()}
+
+
+def _the(name: str) -> str:
+    return f"the {name}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)
