@@ -63,15 +63,20 @@ def reach(point: str) -> float:
     return KEEP_ALL if _hook is None else _hook(point)
 
 
-def end() -> None:
-    """End this process as `kill -9` does: a torn write was written as far as it was to be."""
+def kill() -> None:
+    """End this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(hook: Hook | None) -> None:
-    """Call `hook` at every point from now on; None: nothing happens at any."""
-    global _hook  # noqa: PLW0603 - one for the process, and a look at it is all that it costs when off
-    _hook = hook
+def end() -> None:
+    """A torn write was written as far as it was to be."""
+    _end()
+
+
+def arm(hook: Hook | None, end: Callable[[], None] = kill) -> None:
+    """Call `hook` at every point from now on, None: nothing; `end` is how a process ends whose write was torn."""
+    global _hook, _end
+    _hook, _end = hook, end
 
 
 @dataclass(slots=True)
@@ -110,10 +115,11 @@ def _rule_of(part: str) -> tuple[str, _Rule]:
 
 def _act(action: str, point: str) -> float:
     if action == "kill":
-        end()
+        kill()
     if action == "error":
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (failpoint {point})")
     return 0.5
 
 
+_end: Callable[[], None] = kill
 _hook: Hook | None = rules_of(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None

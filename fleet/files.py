@@ -66,6 +66,8 @@ class Disk(Protocol):
 
     def remove_tree(self, folder: Path) -> None: ...
 
+    def usage_bytes(self, folder: Path) -> tuple[int, int]: ...
+
     def connect(self, path: Path) -> sqlite3.Connection: ...
 
 
@@ -184,6 +186,14 @@ def sync_folder(folder: Path, area: str) -> None:
     failpoints.reach(f"{area}.after_sync_folder")
 
 
+def make_folder(folder: Path, area: str) -> None:
+    """Make a folder and those above it; return once their names are on disk, whoever made them."""
+    made = [folder, *(parent for parent in folder.parents if not parent.exists())]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(made):
+        sync_folder(path.parent, area)
+
+
 def listing(folder: Path) -> list[str]:
     """The names in a folder, in any order; none where there is no such folder."""
     try:
@@ -216,6 +226,11 @@ def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
 def remove_tree(folder: Path) -> None:
     """Delete a folder and what is in it, as far as that can be done. Never raises OSError."""
     _disk(folder).remove_tree(folder)
+
+
+def usage_bytes(folder: Path) -> tuple[int, int]:
+    """(size, free) of the disk that holds `folder`."""
+    return _disk(folder).usage_bytes(folder)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -288,6 +303,10 @@ class _Machine:
 
     def remove_tree(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
+
+    def usage_bytes(self, folder: Path) -> tuple[int, int]:
+        usage = shutil.disk_usage(folder)
+        return usage.total, usage.free
 
     def connect(self, path: Path) -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False)

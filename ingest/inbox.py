@@ -174,7 +174,7 @@ class InboxWriter:
 
     def _open(self) -> None:
         """Take a name of the folder, and go on after the last segment that has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.folder, AREA)
         self.name, self._give_back = _take_name(self.folder, self.name)
         self._number = last_number(self.folder, self.name)
 

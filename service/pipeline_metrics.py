@@ -1,11 +1,11 @@
 """The metrics of the pipeline's process."""
 
 import contextlib
-import shutil
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from fleet import files
 from service.exposition import Page
 
 
@@ -22,9 +22,9 @@ class PipelinePage:
         page = Page()
         page.number("inbox_backlog_bytes", "Accepted records on disk that the pipeline has not read.", backlog_bytes)
         page.number("snapshot_timestamp_seconds", "When state was last saved, in wall time.", self._saved_s())
-        disk = shutil.disk_usage(self._folder)
-        page.number("state_disk_size_bytes", "Size of the disk that holds the state folder.", disk.total)
-        page.number("state_disk_free_bytes", "What is free there.", disk.free)
+        total, free = files.usage_bytes(self._folder)
+        page.number("state_disk_size_bytes", "Size of the disk that holds the state folder.", total)
+        page.number("state_disk_free_bytes", "What is free there.", free)
         return page.encode() + generate_latest(self._registry)
 
     def _saved_s(self) -> float | None:

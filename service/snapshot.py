@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.arrays_file import TornFileError, read_arrays, write_arrays
+from features.arrays_file import AREA, TornFileError, read_arrays, write_arrays
 from features.co_runs import CoRuns
 from features.job_peaks import JobPeaks
 from features.similarity import tell_history
@@ -90,7 +90,7 @@ class Snapshot:
         self.folder = folder
         self.whole: dict[int, Positions] = {}  # the ones that can be relied on, oldest first
         self._jobs = JobFiles()
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder, AREA)
 
     def numbers(self) -> list[int]:
         """Snapshots that are there, whole or not, oldest first."""
@@ -232,9 +232,9 @@ _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
 def _become(beside: Path, folder: Path) -> None:
     """The rename that makes a snapshot of it, once its names are on disk as well as its files."""
     for path in (beside / "store", beside / "jobs", beside):
-        files.sync_folder(path, "snapshot")
-    files.rename(beside, folder, "snapshot")
-    files.sync_folder(folder.parent, "snapshot")
+        files.sync_folder(path, AREA)
+    files.rename(beside, folder, AREA)
+    files.sync_folder(folder.parent, AREA)
 
 
 def _load_co_runs(folder: Path) -> CoRuns:

@@ -84,6 +84,17 @@ def test_a_file_is_closed_once_and_then_takes_nothing(tmp_path: Path) -> None:
         file.write(b"x")
 
 
+def test_a_folder_that_is_made_has_its_name_on_disk_and_those_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync_folder", lambda folder, area: synced.append(folder))
+    files.make_folder(tmp_path / "state" / "inbox", "inbox")
+    assert synced == [tmp_path, tmp_path / "state"]
+    files.make_folder(tmp_path / "state" / "inbox", "inbox")  # who made it may have been killed before it was synced
+    assert synced == [tmp_path, tmp_path / "state", tmp_path / "state"]
+
+
 def test_one_holder_of_a_lock_at_a_time(tmp_path: Path) -> None:
     give_back = files.lock(tmp_path / "lock")
     with pytest.raises(BlockingIOError, match="another process holds"):
