@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test setup integration fuzz bench lint lock sbom clean
+.PHONY: demo test setup integration simulation fuzz bench lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -13,6 +13,9 @@ test: $(VENV)/.installed-dev ## set up and pass the tests
 
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
 	$(BIN)/python -m pytest -m integration $(ARGS)
+
+simulation: $(VENV)/.installed-dev ## the whole service in one process, by seeds
+	$(BIN)/python -m tests.simulation --seed 1 --seeds 20 --steps 50000 --processes 2 $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

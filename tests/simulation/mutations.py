@@ -1,0 +1,96 @@
+"""Defects that the simulation must find: for each law at least one, made by hand in the product's own code.
+
+A law that no defect breaks is no law: `python -m tests.simulation --mutation no-fsync --seed 1 --steps 50000`.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from fleet import files
+from fleet.sequences import SeenSequences
+from placement.ledger_file import LedgerFile
+from service import pipeline, placer_desk
+from service.board import BoardWriter
+from service.expiry import Expiry
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`laws`: the ones that it may break, whichever shows first; `target.name` becomes `defect`."""
+
+    laws: tuple[str, ...]
+    target: Any
+    name: str
+    defect: Callable[..., Any]
+
+    def made(self) -> Any:
+        return patch.object(self.target, self.name, self.defect)
+
+
+def _by_the_clock(self: Expiry, intents: Any, board: Any, now_ms: int) -> set[str]:
+    """As it was: a promise is over when the clock says so, whatever the board knows."""
+    return {intent.request_id for intent in intents if now_ms >= intent.expires_ms}
+
+
+_sync = files.File.sync
+_add = SeenSequences.add
+_first = BoardWriter.__init__
+
+
+def _no_sync(self: files.File) -> None:
+    if self._area != "inbox":
+        _sync(self)
+
+
+def _always_new(self: SeenSequences, sequence: int) -> bool:
+    _add(self, sequence)
+    return True
+
+
+def _numbered_anew(self: BoardWriter, folder: Any) -> None:
+    _first(self, folder)
+    self._numbers = itertools.count(1)
+
+
+def _made_in_passing(folder: Any, area: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+async def _at_once(sources: Any) -> None:
+    """The first board does not wait for what is on disk."""
+
+
+@contextlib.contextmanager
+def _commits_seldom(self: LedgerFile) -> Iterator[None]:
+    """One transaction in eight reaches the disk, with those before it."""
+    if self._writing:
+        yield
+        return
+    self._writing = True
+    try:
+        with self._trusted():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            yield
+            if self.version % 8 == 7:
+                self._db.execute("COMMIT")
+    finally:
+        self._writing = False
+
+
+MUTATIONS = {
+    "expire-by-the-clock": Mutation(("given once",), Expiry, "expired", _by_the_clock),
+    "forget-promises": Mutation(("given once",), placer_desk, "with_intents", lambda observed, intents: observed),
+    "no-fsync": Mutation(("found once",), files.File, "sync", _no_sync),
+    "folders-not-synced": Mutation(("found once",), files, "make_folder", _made_in_passing),
+    "fold-twice": Mutation(("found once",), SeenSequences, "add", _always_new),
+    "board-too-early": Mutation(("found once", "never back", "given once"), pipeline, "caught_up", _at_once),
+    "number-boards-anew": Mutation(("never back",), BoardWriter, "__init__", _numbered_anew),
+    "commit-seldom": Mutation(("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
+    "die-of-a-full-disk": Mutation(("no end",), pipeline, "said", lambda *_: contextlib.nullcontext()),
+    "never-expire": Mutation(("progress",), Expiry, "expired", lambda *_: set()),
+}

@@ -1,0 +1,38 @@
+"""What the process around a simulation must not bring into it: the machine's time, and its failpoints."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from fleet import failpoints
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+PACKAGES = ("clients", "fleet", "ingest", "features", "models", "placement", "schedulers", "service")
+
+
+@contextlib.contextmanager
+def simulated(world: "World") -> Iterator[None]:
+    """Modules of the product see the world's time in `time`, and its failpoints act."""
+    ours = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in PACKAGES]
+    patched = [module for module in ours if getattr(module, "time", None) is time]
+    clock = SimpleNamespace(
+        monotonic=lambda: world.steady_ms / 1000,
+        monotonic_ns=lambda: world.steady_ms * 1_000_000,
+        perf_counter=lambda: world.steady_ms / 1000,
+        time=lambda: world.now_ms / 1000,
+        time_ns=lambda: world.now_ms * 1_000_000,
+    )
+    for module in patched:
+        module.time = clock  # type: ignore[attr-defined]
+    failpoints.arm(world.reach, world.end_running)
+    try:
+        yield
+    finally:
+        failpoints.arm(None)
+        for module in patched:
+            module.time = time  # type: ignore[attr-defined]
