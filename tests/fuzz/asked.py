@@ -4,6 +4,7 @@ One generator makes the same request whenever it is given the same random number
 """
 
 import gzip
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from service.api import ROWS
 from service.routes.placements import REQUEST
 from service.routes.table import Param, Row
 from tests.fuzz.asgi import Asked
-from tests.fuzz.door_decoders import OTHERS, PACKED, STARTED, STEP, SUBMITTED, WRAPPED
+from tests.fuzz.door_decoders import DRAIN, OTHERS, PACKED, STARTED, STEP, SUBMITTED, WRAPPED
 from tests.fuzz.json_mutants import Raw, mutant
 from tests.fuzz.mutants import WORDS
 from tests.ingest.write_requests import T0, gpu, message_v1, message_v2, packed
@@ -45,7 +46,11 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"request_id": "u", "avoid_nodes": ["n041"], "limit_s": 3600, "cpus": 4, "host_memory_gib": 1.5, "user": "ada"},
     REQUEST,
 )
-EVENTS = tuple(Raw(body) for body in (STARTED, SUBMITTED, STEP, WRAPPED, PACKED, *OTHERS, b"\n".join(OTHERS)))
+TOLD = (STARTED, SUBMITTED, STEP, DRAIN, *OTHERS)
+EVENTS = (
+    *(json.loads(body) for body in (*TOLD, *TOLD, WRAPPED, PACKED)),
+    *([json.loads(body) for body in TOLD], Raw(b"\n".join(OTHERS))),
+)
 LINES = (
     b"2025-11-21T04:12:09+0000 n042 kernel: NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus",
     b"[ 12.5] mlx5_core 0000:9b:00.0: Port module event: module 0, Cable unplugged",
@@ -103,17 +108,19 @@ ODD_PATHS = (
 
 
 def routes() -> tuple[Known, ...]:
-    """Every route of both applications, and paths that are none."""
+    """Every route of both applications, those that take something in more often, and paths that are none."""
     api = tuple(
         Known("api", row.method, row.path, row.params, bodies_of(row) if row.method == "POST" else (), row.takes[0])
         for row in ROWS
     )
-    return (*api, *PLACER, *(Known("api", "GET", path) for path in ODD_PATHS))
+    taking = [known for known in (*api, *PLACER) if known.bodies]
+    return (*api, *PLACER, *taking, *taking, *(Known("api", "GET", path) for path in ODD_PATHS))
 
 
 # -- paths and queries -----------------------------------------------------------------------------------------------
 
 NAMES = (*NODES, "n042", "team/a", "team%2Fa", "a", "b", "r", "s", "t", "u", "train-42-1", "train-42", "kube", "filter")
+JOBS = ("team/a", "a", "b", "r", "s", *(f"r{number}" for number in range(40)))
 WILD = tuple(quote(word, "") for word in WORDS if len(word) < 2000)
 WILD_PATHS = (
     *WILD,
@@ -226,10 +233,18 @@ def _body(rng: Random, known: Known, is_wrong: bool) -> bytes:
 
 
 def _named_anew(rng: Random, body: Any) -> Any:
-    """Placements under other ids, so that not all are retries."""
-    if isinstance(body, dict) and "request_id" in body and rng.random() < 0.7:
+    """Placements under other ids and events of other jobs, so that not all are retries."""
+    if isinstance(body, list):
+        return [_named_anew(rng, row) for row in body]
+    if not isinstance(body, dict) or rng.random() < 0.3:
+        return body
+    if "request_id" in body:
         return body | {"request_id": f"r{rng.randrange(3000)}"}
-    return body
+    if "sequence" not in body:
+        return body
+    name = {"job": rng.choice(JOBS)} if "job" in body else {"node": rng.choice(NODES)}
+    told_ms = T0 + rng.randrange(-600_000, 200_000)
+    return body | name | {"sequence": rng.randrange(500), "time_ms": told_ms}
 
 
 def _cut(rng: Random, body: bytes) -> bytes:

@@ -58,7 +58,7 @@ def _check_problem(answered: Answered) -> None:
         raise Unlawful(f"a problem without type, detail or instance: {answered.body[:200]!r}")
     if len(answered.body) > 20_000:
         raise Unlawful(f"a problem of {len(answered.body)} bytes: {answered.body[:200]!r}")
-    for status, header in ((503, "retry-after"), (405, "allow"), (401, "www-authenticate")):
+    for status, header in ((503, "retry-after"), (429, "retry-after"), (405, "allow"), (401, "www-authenticate")):
         if answered.status == status and header not in answered.headers:
             raise Unlawful(f"a {status} without {header}")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from service.problems import MEDIA_TYPE
 from tests.fuzz import campaign
 from tests.fuzz.asgi import Answered, Asked, Unlawful, ask
+from tests.fuzz.asked import PLACER
 from tests.fuzz.bounds import EFFORT
 from tests.fuzz.campaign import Progress, ask_one, requests_of, run_epoch, watch_memory
 from tests.fuzz.house import House
 from tests.fuzz.law import check
+from tests.service.placer_world import World
 
 GET, POST = Asked("GET", "/v1/fleet"), Asked("POST", "/v1/placements")
 JSON = {"content-type": "application/json"}
@@ -25,6 +28,15 @@ def test_no_request_gets_an_unlawful_answer() -> None:
     assert asked == round(2500 * EFFORT)
     assert not progress.findings
     assert {"200", "202", "404", "422"} <= progress.statuses.keys()
+
+
+def test_every_route_of_the_placer_is_asked(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    made = {(method, re.sub(r"{.*}", "{name}", route.path)) for route in world.app.routes for method in route.methods}
+    world.close()
+    assert {(known.method, known.path) for known in PLACER if known.path != "/nowhere"} == {
+        (method, path) for method, path in made if method != "HEAD"
+    }
 
 
 def first(seed: int, epoch: int, count: int = 200) -> list[Asked]:
@@ -53,7 +65,9 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def problem(status: int, /, **more: Any) -> bytes:
-    title = {404: "Not Found", 503: "Service Unavailable", 500: "Internal Server Error"}[status]
+    title = {404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable", 500: "Internal Server Error"}[
+        status
+    ]
     told = {"type": "urn:fleetcast:problem:x", "title": title, "status": status, "detail": "d", "instance": "/"}
     return json.dumps(told | more).encode()
 
@@ -74,6 +88,7 @@ TWICE = [{"rank": 0, "node": "a", "gpus": [0]}, {"rank": 1, "node": "a", "gpus":
         (GET, Answered(404, TYPED, problem(404, detail="")), "without type, detail"),
         (GET, Answered(404, TYPED, problem(404, detail="x" * 30_000)), "a problem of"),
         (GET, Answered(503, TYPED, problem(503)), "without retry-after"),
+        (GET, Answered(429, TYPED, problem(429)), "without retry-after"),
         (GET, Answered(200, JSON, b'{"p": NaN}'), "no JSON"),
         (GET, Answered(200, JSON, b'"\xff"'), "no JSON"),
         (GET, Answered(200, JSON | {"content-length": "3"}, b"{}", is_whole=True), "content-length 3"),
