@@ -19,7 +19,7 @@ from service.access import Access, Scope
 from service.body_budget import BodyBudget
 from service.placement_body import BODY_ERRORS, body_problem, decode
 from service.placer_desk import Desk
-from service.problems import Problem
+from service.problems import Problem, bug
 from service.request_body import LEASE, read_raw
 from service.start_desk import StartDesk
 
@@ -120,6 +120,9 @@ class Doors:
                 response = problem_of(error).response("/v1" + request.url.path)
                 self.desk.metrics.refused_requests.labels(str(response.status_code)).inc()
                 return response
+            except Exception:
+                self.desk.metrics.refused_requests.labels("500").inc()
+                return bug("/v1" + request.url.path)
             finally:
                 lease.release()
 

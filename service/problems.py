@@ -4,6 +4,8 @@
  "instance": "/v1/nodes/n9", "errors": [{"field", "value", "expected"}]}
 """
 
+import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -22,6 +24,8 @@ from fleet.errors import (
     StaleError,
     UnknownEntity,
 )
+
+logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:fleetcast:problem:"
@@ -127,6 +131,14 @@ def as_problem(error: FleetcastError) -> Problem:
             headers = {} if retry_after_s is None else {"retry-after": f"{max(1, round(retry_after_s))}"}
             return Problem(status, code, str(error), errors=errors, headers=headers)
     raise error
+
+
+def bug(path: str) -> Response:
+    """A 500 that the log can be searched for; call it while the exception is being handled."""
+    number = uuid.uuid4().hex[:12]
+    logger.exception("answered 500 with id %s", number)
+    detail = f"an error of ours; the log has it under {number}"
+    return Problem(500, "bug", detail, extra={"id": number}).response(path)
 
 
 def unprocessable(field: str, value: Any, expected: str) -> Problem:

@@ -4,10 +4,8 @@ A handler is `async (request, context, query) -> Response`. It raises errors of 
 the endpoint makes problem details of them, counts the answer, and turns a bug into a 500 with an id in the log.
 """
 
-import logging
 import math
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +21,9 @@ from starlette.types import Scope as AsgiScope
 from fleet.errors import FleetcastError
 from service.access import Scope, default_scope
 from service.board import Board
-from service.problems import FieldError, Problem, as_problem, unprocessable
+from service.problems import FieldError, Problem, as_problem, bug, unprocessable
 from service.request_body import LEASE
 from service.routes.context import Context
-
-logger = logging.getLogger(__name__)
 
 Query = Mapping[str, Any]
 Handler = Callable[[Request, Context, Query], Awaitable[Response]]
@@ -181,14 +177,6 @@ class Endpoint:
         else:
             request.scope[CALLER] = (await access.admit(request, row.needs)).name
         return await row.handler(request, self.context, read_query(request, row.params))
-
-
-def bug(path: str) -> Response:
-    """A 500 that the log can be searched for; call it while the exception is being handled."""
-    number = uuid.uuid4().hex[:12]
-    logger.exception("answered 500 with id %s", number)
-    detail = f"an error of ours; the log has it under {number}"
-    return Problem(500, "bug", detail, extra={"id": number}).response(path)
 
 
 def routes_of(rows: Sequence[Row], context: Context) -> list[Route]:

@@ -473,3 +473,19 @@ def test_a_slash_too_many_is_a_problem_and_no_redirect(world: World) -> None:
     response = world.ask("GET", "/audit/")
     assert response.status_code == 404
     assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_a_bug_is_answered_with_a_problem_and_its_number_is_in_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    world.desk.scorers = (("breaks", breaks),)
+    response = world.ask("POST", "/placements", {"request_id": "a"})
+    assert response.status_code == response.json()["status"] == 500
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["id"] in caplog.text
+    assert "ZeroDivisionError: planted" in caplog.text
+    world.desk.scorers = ()
+    assert world.place("a")["outcome"] == "placed"
