@@ -120,7 +120,9 @@ class Watched:
         began = time.monotonic()
         while not answered.wait(SAY_EVERY_S):
             waited_s = time.monotonic() - began
-            typer.echo(f"\nwaiting for {self._url}: {what}, {waited_s:.0f} s of {self._timeout_s:g} s", err=True)
+            behind_bar = "\n" if sys.stderr.isatty() else ""
+            told = f"waiting for {self._url}: {what}, {waited_s:.0f} s of {self._timeout_s:g} s"
+            typer.echo(behind_bar + told, err=True)
 
 
 def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
