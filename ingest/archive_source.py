@@ -16,14 +16,15 @@ import msgspec
 import numpy as np
 
 from fleet.clock import Clock
-from fleet.entities import Entities
+from fleet.entities import NODE_OWNED, Entities
 from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
 from fleet.metrics import METRICS
-from fleet.samples import SampleBatch
+from fleet.samples import EntityKind, SampleBatch
 from ingest.archive_files import DATASETS, ArchiveFiles
 from ingest.archive_read import Span, read_events, read_samples
 from ingest.archive_rows import KINDS, Rows, Words, adding, metric_columns
+from ingest.nodes import node_name
 from ingest.source import Batch, read_options
 
 Event = JobEvent | NodeEvent
@@ -108,10 +109,12 @@ class ArchiveSource:
             rows, events, bad = await asyncio.to_thread(self._read_now, span, known)
         except OSError as error:
             raise SourceError(f"cannot read the archive {self.options.url}: {error}", RETRY_S) from None
+        rows, refused = self._adopted(rows, known)
+        bad = [*bad, *refused]
         self._bad += len(bad)
         steps = set(np.unique(self._step_of(rows.time_ms)).tolist())
         steps |= {self._step_of(np.int64(event.time_ms)).item() for event in events}
-        return _Window(self._adopted(rows, known), events, bad, deque(sorted(steps)))
+        return _Window(rows, events, bad, deque(sorted(steps)))
 
     async def _next_ms(self, after_ms: int) -> int:
         """When there is something again, at the earliest: a span may be empty for months."""
@@ -119,14 +122,27 @@ class ArchiveSource:
         names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
         return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
-    def _adopted(self, rows: Rows, known: Entities) -> Rows:
-        """The rows with our own numbers of their entities."""
-        add, entity = adding(self._entities), rows.entity.copy()
+    def _adopted(self, rows: Rows, known: Entities) -> tuple[Rows, list[RecordError]]:
+        """The rows with our own numbers of their entities, and what there was no room for, one error a name."""
+        entity, refused = rows.entity.copy(), list[RecordError]()
         for number, kind in enumerate(KINDS):
-            own = np.array([add(kind, name) for name in known[kind].names], np.int32)
+            own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
             at = np.flatnonzero(rows.kind == number)
             entity[at] = own[rows.entity[at]]
-        return replace(rows, entity=entity)
+        rows = replace(rows, entity=entity)
+        return (rows.take(entity >= 0) if refused else rows), refused
+
+    def _own(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
+        """Our number of an entity, -1 where it is one too many."""
+        try:
+            if kind is not EntityKind.NODE and kind not in NODE_OWNED:
+                return self._entities[kind].add(name)
+            stated, *parts = name.split("/")
+            node = node_name(stated, self._entities)
+            return self._entities.of_node(kind, node, *parts) if parts else self._entities.node(node)
+        except RecordError as error:
+            refused.append(error.with_traceback(None))
+            return -1
 
     def _read_now(self, span: Span, known: Entities) -> tuple[Rows, list[Event], list[RecordError]]:
         rows = read_samples(self._files, span, Words(adding(known)))

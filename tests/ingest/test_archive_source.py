@@ -80,6 +80,16 @@ def test_it_tells_every_step_in_order(folder: Path) -> None:
     assert set(power.metric.tolist()) == {POWER}
 
 
+def test_names_that_there_is_no_room_for_are_counted_and_the_others_are_told(folder: Path) -> None:
+    entities = Entities()
+    entities.node("n1")
+    entities.bound({"n1": 8}, 0, 0)
+    merged = Batch.merge(asyncio.run(drained(source_of(folder, entities))))
+    assert {error.reason for error in merged.bad} == {"unknown_nodes"}
+    assert sorted((batch.kind, len(batch)) for batch in merged.samples) == [("gpu", STEPS), ("node", STEPS)]
+    assert entities[EntityKind.NODE].names == ["n1"]
+
+
 def test_it_goes_on_where_it_was(folder: Path) -> None:
     check_source(lambda: source_of(folder), batches=50)
 
