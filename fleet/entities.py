@@ -7,16 +7,19 @@ Names, by kind (snapshots, archive and answers hold names, never rows):
     pool            train                    served_model   pool/model/instance  (the model may hold '/')
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.devices import GpuDevices
+from fleet.errors import RecordError
 from fleet.samples import EntityKind
 
 MAX_NAME_LENGTH = 253
 MOST_NODES = 200_000
+MOST_GPUS, MOST_INSTANCES, MOST_PORTS = 16, 16, 32  # of a node of the topology: GPUs, instances of one, ports
 
 
 class EntityTable:
@@ -72,6 +75,43 @@ class EntityTable:
         return row
 
 
+class DeviceRoom:
+    """How many GPUs, MIG instances and ports may be registered that no topology answers for.
+
+    A node of the topology always has room for as many as a machine has: GPU indices below 16 or what the topology
+    states, 16 MIG instances on each, 32 ports. All others share `most` GPUs, and twice as many ports and instances.
+    """
+
+    def __init__(self, placed: Mapping[str, int], most: int) -> None:
+        """placed: nodes of the topology and their GPUs."""
+        self._placed = placed
+        self._ports: Counter[str] = Counter()  # by node
+        self.most = {EntityKind.GPU: most, EntityKind.PORT: 2 * most, EntityKind.GPU_INSTANCE: 2 * most}
+        self.used: Counter[EntityKind] = Counter()
+
+    def take(self, kind: EntityKind, name: str) -> None:
+        """Count a new row. Raises RecordError unknown_gpus where there is no room for it."""
+        if self._is_beyond(kind, name) and self.used[kind] >= self.most[kind]:
+            used = f"{self.used[kind]:,} rows of {kind} that no topology answers for"
+            raise RecordError("unknown_gpus", f"{used}, no more are taken: {name[:80]!r}")
+        self.adopt(kind, name)
+
+    def adopt(self, kind: EntityKind, name: str) -> None:
+        """Count a row that is there already, whether there is room or not."""
+        self.used[kind] += self._is_beyond(kind, name)
+        self._ports[name.partition("/")[0]] += kind is EntityKind.PORT
+
+    def _is_beyond(self, kind: EntityKind, name: str) -> bool:
+        node, *parts = name.split("/")
+        gpus = self._placed.get(node)
+        if gpus is None:
+            return True
+        if kind is EntityKind.PORT:
+            return self._ports[node] >= MOST_PORTS
+        most = (max(gpus, MOST_GPUS), MOST_INSTANCES)
+        return not all(part.isdecimal() and int(part) < below for part, below in zip(parts, most, strict=False))
+
+
 class Entities:
     """All tables. One writer: the process that decodes."""
 
@@ -79,6 +119,18 @@ class Entities:
         self._tables = {kind: EntityTable(kind) for kind in EntityKind}
         self.devices = GpuDevices()
         self.most_nodes = MOST_NODES  # decoders register no more; the nodes of a topology are there before them
+        self.room: DeviceRoom | None = None
+
+    def bound(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
+        """Register no more than this beyond the nodes of a topology and their GPUs; what is there stays.
+
+        placed: GPUs by node; all of them are registered.
+        """
+        self.most_nodes = len(placed) + unknown_nodes
+        self.room = DeviceRoom(placed, unknown_gpus)
+        for kind in NODE_OWNED:
+            for name in self._tables[kind].names:
+                self.room.adopt(kind, name)
 
     def __getitem__(self, kind: EntityKind) -> EntityTable:
         return self._tables[kind]
@@ -88,13 +140,16 @@ class Entities:
         return self._tables[EntityKind.NODE].add(name)
 
     def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
-        """The row of an entity that belongs to a node.
+        """The row of an entity that belongs to a node. Raises RecordError unknown_gpus where there is no room for it.
 
         >>> Entities().of_node(EntityKind.GPU, "n001", 3)
         0
         """
         name = "/".join((node, *(str(part) for part in parts)))
-        return self._tables[kind].add(name, self.node(node))
+        table = self._tables[kind]
+        if self.room is not None and name not in table:
+            self.room.take(kind, name)
+        return table.add(name, self.node(node))
 
     def dump(self) -> dict[str, list[str]]:
         """Names in row order by kind: what a snapshot keeps."""

@@ -101,12 +101,14 @@ class ArchiveConfig(_Section, frozen=True):
 class LimitsConfig(_Section, frozen=True):
     """How many names are kept. What is known already goes on at every bound: only new names are refused.
 
-    `live_jobs`: attempts that wait or run. `unknown_nodes`: nodes that no topology names. `names_per_minute`: new jobs,
-    attempts and nodes of one caller of an api process (its token, else its address), after `names_at_once` of them.
+    `live_jobs`: attempts that wait or run. `unknown_nodes`: nodes that no topology names. `unknown_gpus`: GPUs that no
+    topology answers for (see fleet.entities.DeviceRoom), and twice as many ports and MIG instances. `names_per_minute`:
+    new jobs, attempts and nodes of one caller of an api process (its token, else its address), after `names_at_once`.
     """
 
     live_jobs: int = 20_000
     unknown_nodes: int = 20_000
+    unknown_gpus: int = 12_000
     names_per_minute: int = 1_000
     names_at_once: int = 20_000
 
@@ -249,6 +251,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "archive.look_s": (0, 600),
     "limits.live_jobs": (1, 1_000_000),
     "limits.unknown_nodes": (0, 150_000),
+    "limits.unknown_gpus": (0, 10_000_000),
     "limits.names_per_minute": (1, 1_000_000),
     "limits.names_at_once": (1, 1_000_000),
     "api.port": (1, 65_535),

@@ -75,7 +75,8 @@ class FleetState:
         self.entities = entities
         self.limits = limits or LimitsConfig()
         self._named = len(topology)
-        entities.most_nodes = self._named + self.limits.unknown_nodes
+        placed = {node.name: node.gpus for node in topology.nodes}
+        entities.bound(placed, self.limits.unknown_nodes, self.limits.unknown_gpus)
         self.store = store
         self.topology = align(topology, entities)
         self.jobs = JobTable()
@@ -199,7 +200,12 @@ class FleetState:
         return {
             "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
             "unknown_nodes": {"used": unknown, "most": self.limits.unknown_nodes},
+            "unknown_gpus": {"used": self._unknown_gpus(), "most": self.limits.unknown_gpus},
         }
+
+    def _unknown_gpus(self) -> int:
+        room = self.entities.room
+        return 0 if room is None else room.used[EntityKind.GPU]
 
     def _note_bad(self, error: RecordError) -> None:
         counts = self.counts

@@ -10,9 +10,11 @@ import pytest
 from features.store import WindowStore
 from fleet.clock import ManualClock
 from fleet.entities import Entities
+from fleet.errors import RecordError
 from fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
 from fleet.jobs import JobTable
 from fleet.nodes import SOURCES_KEPT
+from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
 from ingest.exporters import ExporterResolver
 from ingest.remote_write import Version
@@ -93,6 +95,46 @@ def test_unknown_nodes_are_skipped_wherever_they_come_from_and_those_of_the_topo
     assert sum(map(len, written.samples)) == 2
     assert [error.reason for error in written.bad] == ["unknown_nodes"]
     assert folded.used()["unknown_nodes"] == {"used": 1, "most": 1}
+
+
+def decoded(folded: FleetState, names: Sequence[tuple[str, int]]) -> tuple[int, list[str]]:
+    """How many samples of these GPUs are taken, and why the others are not."""
+    decoder = WriteDecoder(ExporterResolver(folded.entities))
+    series = [(gpu("DCGM_FI_DEV_POWER_USAGE", index, node), [(5, 500.0)]) for node, index in names]
+    written = decoder.decode(packed(message_v1(series)), Version.V1, 10)
+    return sum(map(len, written.samples)), [error.reason for error in written.bad]
+
+
+def test_gpus_that_no_topology_states_are_bounded_and_those_of_its_nodes_are_not() -> None:
+    folded = state(("n1",), unknown_gpus=3)
+    strangers = [("x", index) for index in range(5)]
+    assert decoded(folded, [*strangers, ("n1", 200)]) == (3, ["unknown_gpus"] * 3)
+    assert decoded(folded, [("n1", index) for index in range(16)]) == (16, [])
+    assert decoded(folded, strangers[:3]) == (3, []), "what is known goes on"
+    assert folded.used()["unknown_gpus"] == {"used": 3, "most": 3}
+    again = Entities.load(folded.entities.dump())
+    limits = LimitsConfig(unknown_gpus=3)
+    restored = FleetState(again, WindowStore(again), Topology.build([NodeSpec("n1", gpus=8)]), limits)
+    assert decoded(restored, strangers) == (3, ["unknown_gpus"] * 2)
+
+
+def test_ports_and_mig_instances_have_room_of_their_own() -> None:
+    entities = Entities()
+    entities.node("n1")
+    entities.bound({"n1": 8}, 10, 1)
+    for index in range(32):
+        entities.of_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)
+    assert entities.room is not None
+    assert not any(entities.room.used.values())
+    for index in (32, 33):
+        entities.of_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)
+    with pytest.raises(RecordError, match="unknown_gpus"):
+        entities.of_node(EntityKind.PORT, "n1", "mlx5_34", 1)
+    for number in range(2):
+        entities.of_node(EntityKind.GPU_INSTANCE, "x", 0, number)
+    with pytest.raises(RecordError, match="unknown_gpus"):
+        entities.of_node(EntityKind.GPU_INSTANCE, "x", 0, 2)
+    assert entities.of_node(EntityKind.GPU_INSTANCE, "n1", 7, 6) == 2
 
 
 def test_a_node_has_so_many_sources_and_those_go_on() -> None:
