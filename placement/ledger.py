@@ -10,6 +10,7 @@ and indexes are damaged when the file is opened; each row has a checksum beside 
 the one before (`ledger_chain`). What does not match is not served: a LedgerError says what it is.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,6 +48,7 @@ from placement.ledger_schema import AUDIT_COLUMNS
 __all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry"]
 
 INSERT_LINE = f"INSERT INTO audit VALUES ({','.join('?' * len(AUDIT_COLUMNS))})"
+logger = logging.getLogger(__name__)
 DECISIONS = "SELECT cursor, request_id, body, reply, outcome, job, attempt, time_ms, checksum FROM decisions"
 _decode_request = msgspec.json.Decoder(PlacementRequest).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
@@ -83,7 +85,12 @@ class Ledger(LedgerFile):
 
     def _start(self) -> None:
         super()._start()
-        self._kept = self._load()
+        kept = self._kept = self._load()
+        if kept.position > kept.head.audit_id:
+            logger.error(
+                "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` tells more",
+                *(self.path, kept.head.audit_id + 1, kept.position),
+            )
 
     def _undo(self) -> None:
         self._kept = None

@@ -222,9 +222,16 @@ def test_lines_that_are_missing_in_the_middle_are_named(path: Path) -> None:
     assert "lines 3..4 are missing before line 5" in [finding.sentence for finding in verdict.findings]
 
 
-def test_lines_that_are_missing_at_the_end_are_told(path: Path) -> None:
+def test_lines_that_are_missing_at_the_end_are_told_and_the_chain_goes_on_after_them(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     edit(path, "DELETE FROM audit WHERE audit_id > 8")
     assert ("tail", 9, None) in seen(verify(path))
+    ledger = Ledger(path)
+    assert "lines 9..10 are missing at the end of its audit trail" in caplog.text
+    ledger.accept("it goes on", 7_000, "ada")
+    ledger.close()
+    assert ("missing", 11, None) in seen(verify(path))
 
 
 def test_a_changed_line_breaks_the_chain_there(path: Path) -> None:
