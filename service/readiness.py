@@ -99,15 +99,22 @@ async def _placer(context: Context) -> tuple[Check, Check]:
     try:
         answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
     except SourceError as error:
-        words = await asyncio.to_thread(why_ended, context.config.folder, "placer")
-        return Check("placer", False, f"the placer cannot start: {words}" if words else str(error)), unknown
+        return Check("placer", False, str(error)), unknown
     if answer.status >= 500:
-        return Check("placer", False, f"the placer answers {answer.status}"), unknown
+        return Check("placer", False, f"the placer answers {answer.status}: {_detail(answer.body)}"), unknown
     health = _health(answer.body)
     state = Check("state", not health.doubts, "; ".join(map(sentence, health.doubts)) or "the parts of the state agree")
     if health.warming:
         return Check("placer", False, "the placer has seen no board yet"), state
     return Check("placer", True, "the placer answers"), state
+
+
+def _detail(body: bytes) -> str:
+    """What a problem document says, its ledger's own reason among it."""
+    try:
+        return str(msgspec.json.decode(body, type=dict[str, Any])["detail"])
+    except (msgspec.MsgspecError, KeyError):
+        return "it does not say why"
 
 
 class _Health(msgspec.Struct):

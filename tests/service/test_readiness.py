@@ -130,7 +130,15 @@ def test_a_placer_without_a_board_is_not_ready(world: World, body: bytes, senten
 def test_a_placer_that_fails_is_named(world: World) -> None:
     publish(world.folder)
     world.placer.status = 500
-    assert world.asked()[:2] == (503, {"placer": "the placer answers 500"})
+    assert world.asked()[:2] == (503, {"placer": "the placer answers 500: it does not say why"})
+
+
+def test_why_a_placer_that_answers_does_not_trust_its_ledger_is_told(world: World) -> None:
+    publish(world.folder)
+    world.placer.status = 503
+    world.placer.body = b'{"type": "urn:fleetcast:problem:unavailable", "detail": "ledger.sqlite is damaged (page 7)"}'
+    told = {"placer": "the placer answers 503: ledger.sqlite is damaged (page 7)"}
+    assert world.asked()[:2] == (503, told)
 
 
 def test_a_part_of_the_state_in_doubt_is_named_with_the_time(world: World) -> None:
