@@ -7,6 +7,7 @@ from typing import Any
 
 from fleet.errors import SourceError
 
+REFUSED = -1
 CREATED = "2026-11-21T10:00:00Z"
 CREATED_MS = 1_795_255_200_000
 PATHS = {
@@ -49,6 +50,13 @@ class SmallKubernetes:
         self._objects: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in PATHS}
         self._history: list[tuple[int, str, str, dict[str, Any]]] = []
         self._some = threading.Condition()
+        self._told: dict[int, int] = {}  # thread that waits -> version up to which it was told all, or REFUSED
+
+    def is_settled(self, threads: Iterable[threading.Thread]) -> bool:
+        """These, a client's, have taken all there is and wait for more (or to ask again for what is refused)."""
+        with self._some:
+            told = [self._told.get(thread.ident or 0) for thread in threads if thread.is_alive()]
+            return all(version in (self._version, REFUSED) for version in told)
 
     def put(self, name: str, thing: dict[str, Any]) -> None:
         with self._some:
@@ -84,8 +92,11 @@ class SmallKubernetes:
 
     def get(self, path: str, query: Mapping[str, str], read_s: float) -> Reply:
         name = next(name for name, known in PATHS.items() if known == path)
+        self._told.pop(threading.get_ident(), None)
         if self.away:
             raise SourceError("nobody answers", 0.05)
+        if name in self.absent or name in self.forbidden:
+            self._told[threading.get_ident()] = REFUSED
         if name in self.absent:
             return Reply(404, b'{"message": "the server could not find the requested resource"}')
         if name in self.forbidden:
@@ -111,8 +122,10 @@ class SmallKubernetes:
             with self._some:
                 news = [row for row in self._history if row[0] > version and row[1] == name]
                 if not news:
+                    self._told[threading.get_ident()] = self._version
                     self._some.wait(0.05)
                 if self.away or (version < self._forgotten and not news):
+                    self._told.pop(threading.get_ident(), None)
                     return
             for number, _, kind, thing in news:
                 version = number

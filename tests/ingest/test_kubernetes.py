@@ -58,7 +58,7 @@ class Followed:
         await self.source.close()
 
     def told(self, quiet_s: float = 0.15) -> list[Any]:
-        """What it tells until it is quiet."""
+        """What it tells until its threads have taken all there is, and it is quiet."""
         batches = self._runner.run(self._take(quiet_s))
         return [event for batch in batches for event in (*batch.events, *batch.node_events)]
 
@@ -69,11 +69,17 @@ class Followed:
         batches: list[Batch] = []
         while True:
             self._taken = self._taken or asyncio.ensure_future(self.source.next())
+            settled = self._is_settled()
             done, _ = await asyncio.wait({self._taken}, timeout=quiet_s)
-            if not done:
+            if done:
+                taken, self._taken = self._taken, None
+                batches.append(taken.result())
+            elif settled and self._is_settled():
                 return batches
-            taken, self._taken = self._taken, None
-            batches.append(taken.result())
+
+    def _is_settled(self) -> bool:
+        follower = self.source._follower
+        return follower is not None and self.server.is_settled(follower._threads)
 
     def settle(self) -> list[Any]:
         """What it tells once what was missing stays missing."""
