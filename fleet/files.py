@@ -70,6 +70,8 @@ class Disk(Protocol):
 
     def connect(self, path: Path) -> sqlite3.Connection: ...
 
+    def connect_to_read(self, path: Path) -> sqlite3.Connection: ...
+
 
 class File:
     """A file open for writing. Nothing is buffered here."""
@@ -238,6 +240,11 @@ def connect(path: Path) -> sqlite3.Connection:
     return _disk(path).connect(path)
 
 
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing; sqlite3.OperationalError when there is no such file."""
+    return _disk(path).connect_to_read(path)
+
+
 class _Descriptor:
     """A file of the operating system."""
 
@@ -310,6 +317,21 @@ class _Machine:
 
     def connect(self, path: Path) -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def connect_to_read(self, path: Path) -> sqlite3.Connection:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        db = sqlite3.connect(address, uri=True, isolation_level=None)
+        db.text_factory = bytes.decode
+        try:
+            db.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.OperationalError:
+            db.close()
+            if path.with_name(path.name + "-wal").exists():
+                raise
+            # A closed file in a folder that cannot be written: SQLite cannot make the one by which it shares its log.
+            db = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+            db.text_factory = bytes.decode
+        return db
 
 
 MACHINE: Disk = _Machine()

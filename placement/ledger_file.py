@@ -225,7 +225,7 @@ def peek(path: Path) -> tuple[str, int] | None:
     if not path.exists() or not path.stat().st_size:
         return None
     try:
-        with closing(open_to_read(path)) as db:
+        with closing(files.connect_to_read(path)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise LedgerError(f"{path} has version {version}, this program reads {SCHEMA_VERSION}")
@@ -244,27 +244,10 @@ def peek_marks(path: Path) -> dict[str, Any]:
     if not peek(path):
         return {}
     try:
-        with closing(open_to_read(path)) as db:
+        with closing(files.connect_to_read(path)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             query = "SELECT key, value FROM state WHERE key LIKE ?"
             rows = db.execute(query, [f"{MARK}%"]).fetchall() if version > 1 else []
             return {key.removeprefix(MARK): msgspec.json.decode(value) for key, value in rows}
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from None
-
-
-def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing; sqlite3.OperationalError when there is no such file."""
-    address = f"{path.absolute().as_uri()}?mode=ro"
-    db = sqlite3.connect(address, uri=True, isolation_level=None)
-    db.text_factory = bytes.decode
-    try:
-        db.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.OperationalError:
-        db.close()
-        if path.with_name(path.name + "-wal").exists():
-            raise
-        # A closed ledger in a folder that cannot be written: SQLite cannot make the file by which it shares its log.
-        db = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
-        db.text_factory = bytes.decode
-    return db

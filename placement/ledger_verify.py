@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from fleet import files
 from fleet.requests import Decision
 from placement.ledger_chain import CHECKSUMS, NO_HASH, QUEUED, Head, encode, line_hash
-from placement.ledger_file import LAST_NUMBER, open_to_read
+from placement.ledger_file import LAST_NUMBER
 from placement.ledger_migrate import MIGRATED
 from placement.ledger_rows import SETTLED_WORDS, LedgerError
 from placement.ledger_schema import AUDIT_COLUMNS, SCHEMA_VERSION, missing, shape, strange
@@ -75,7 +76,7 @@ def verify(path: Path, head: str = "") -> Verdict:
     if not path.is_file():
         raise LedgerError(f"{path}: there is no ledger")
     try:
-        with closing(open_to_read(path)) as db:
+        with closing(files.connect_to_read(path)) as db:
             db.execute("BEGIN")
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version != SCHEMA_VERSION:

@@ -69,14 +69,14 @@ def read_identity(inbox: Path) -> StateFile | None:
 
 def write_identity(inbox: Path, file: StateFile) -> None:
     """On disk when it returns. Raises OSError."""
-    inbox.mkdir(parents=True, exist_ok=True)
+    files.make_folder(inbox, AREA)
     files.replace_file(inbox / "identity", [msgspec.json.encode(file)], AREA)
 
 
 def make_identity(inbox: Path) -> str:
     """A new state's identity, or the one that another process has made meanwhile; "" where none can be written."""
     try:
-        inbox.mkdir(parents=True, exist_ok=True)
+        files.make_folder(inbox, AREA)
         for _ in range(TRIES):
             with contextlib.suppress(BlockingIOError):
                 give_back = files.lock(inbox / "identity.lock")

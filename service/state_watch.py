@@ -1,7 +1,6 @@
 """The placer's watch over the state: nothing is placed while a part of it lacks what another one has seen."""
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
@@ -131,6 +130,6 @@ def take_over(ledger: Ledger, file: StateFile, others: list[Seen], now_ms: int) 
 
 def _inode(path: Path) -> int:
     try:
-        return os.stat(path).st_ino
+        return path.stat().st_ino
     except FileNotFoundError:
         return 0

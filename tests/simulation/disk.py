@@ -51,6 +51,7 @@ class MemoryDisk:
         self.now_ns = now_ns
         self.locks: dict[Content, object] = {}
         self.ledgers: dict[tuple[str, ...], sqlite3.Connection] = {}
+        self.writers: dict[tuple[str, ...], Any] = {}
         self.torn = self.lost_names = 0
         self._numbers = 0
 
@@ -230,7 +231,19 @@ class Mount:
             content = names[path.name] = disk.new_content()
             content.data[:] = content.durable = b"SQLite format 3"
             self.folder(path.parent).durable[path.name] = content  # SQLite syncs the folder itself
+        if disk.ledgers[path.keys].in_transaction:  # of a process that was killed
+            disk.ledgers[path.keys].rollback()
+        disk.writers[path.keys] = self._process
         return SimConnection(self, disk.ledgers[path.keys])
+
+    def connect_to_read(self, path: "SimPath") -> "SimConnection":
+        if not path.exists():
+            raise sqlite3.OperationalError("unable to open database file")
+        disk = self.check()
+        db = disk.ledgers[path.keys]
+        if db.in_transaction and not disk.writers[path.keys].alive:
+            db.rollback()
+        return SimConnection(self, db)
 
     # -- as paths ask
 
@@ -294,8 +307,14 @@ class SimConnection:
     def __init__(self, mount: Mount, db: sqlite3.Connection) -> None:
         self._mount = mount
         self._db = db
-        if db.in_transaction:  # of a process that was killed
-            db.rollback()
+
+    @property
+    def text_factory(self) -> Any:
+        return self._db.text_factory
+
+    @text_factory.setter
+    def text_factory(self, factory: Any) -> None:
+        self._db.text_factory = factory
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
         disk = self._mount.check()

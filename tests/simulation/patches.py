@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -26,13 +27,19 @@ def simulated(world: "World") -> Iterator[None]:
         perf_counter=lambda: world.steady_ms / 1000,
         time=lambda: world.now_ms / 1000,
         time_ns=lambda: world.now_ms * 1_000_000,
+        sleep=world.sleep,
     )
     for module in patched:
         module.time = clock  # type: ignore[attr-defined]
+    names = [module for module in ours if getattr(module, "uuid", None) is uuid]
+    for module in names:
+        module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))  # type: ignore
     failpoints.arm(world.reach, world.end_running)
     try:
         yield
     finally:
         failpoints.arm(None)
+        for module in names:
+            module.uuid = uuid  # type: ignore[attr-defined]
         for module in patched:
             module.time = time  # type: ignore[attr-defined]

@@ -161,6 +161,10 @@ class World:
         self.steady_ms += most if self.rng.random() < 0.8 else self.rng.randint(1, most)
         self._note("time passes")
 
+    def sleep(self, wall_s: float) -> None:
+        """Who waits without giving others a turn."""
+        self.steady_ms += round(wall_s * 1000)
+
     # -- processes
 
     def _restart(self) -> None:
