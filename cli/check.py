@@ -1,9 +1,13 @@
 """`fleetcast check-config`: read a configuration and say what it means, without starting anything."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from service.config import Config
+    from service.tls import Tls
 
 
 def check_config_file(
@@ -20,9 +24,11 @@ def check_config_file(
     from service.access import load_access
     from service.config import load_config
     from service.pipeline_role import open_sources
+    from service.tls import Tls
 
     config = load_config(path)
-    access = load_access(config.api.host)
+    access = load_access(config.api.host, subjects=config.access.subjects)
+    tls = Tls(config.api) if config.api.tls_cert else None
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
     archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
     typer.echo(f"{path}: fine")
@@ -33,7 +39,18 @@ def check_config_file(
         typer.echo("topology: none named, every node will be unplaced")
     typer.echo(f"sources: {', '.join(source.name for source in sources)}")
     typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
-    typer.echo(f"api: http://{config.api.host}:{config.api.port}/  placer: port {config.placer.port}")
+    typer.echo(f"api: {config.url}  placer: port {config.placer.port}")
+    typer.echo(f"tls: {tls_line(config, tls)}")
     typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
     typer.echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
     typer.echo(f"state: {config.folder}  adapters: {[row.use for row in config.adapters.adapter] or 'none'}")
+
+
+def tls_line(config: "Config", tls: "Tls | None") -> str:
+    """Which certificate is shown and until when, and whether clients' may stand for tokens."""
+    from service.tls import date_of
+
+    if tls is None:
+        return "none, requests and tokens travel in the clear"
+    asked = f"; {len(config.access.subjects)} names of certificates of {config.api.client_ca} may ask"
+    return f"{config.api.tls_cert}, valid until {date_of(tls.until_s)}{asked if config.api.client_ca else ''}"

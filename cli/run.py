@@ -63,6 +63,7 @@ def run(
     """
     from service.access import load_access
     from service.config import check_config, load_config, override
+    from service.tls import Tls
 
     logs.configure(log_format, log_level, _process_name(role, instance))
     loaded = override(
@@ -75,7 +76,9 @@ def run(
     check_config(loaded)
     _check_instance(role, instance, loaded)
     if role in (None, RoleName.API):
-        load_access(loaded.api.host)
+        load_access(loaded.api.host, subjects=loaded.access.subjects)
+        if loaded.api.tls_cert:
+            Tls(loaded.api)
     if role is None:
         raise typer.Exit(asyncio.run(_supervise(loaded)))
     _run_role(role, loaded, instance or 0)
@@ -124,7 +127,7 @@ async def _supervise(config: "Config") -> int:
             for role, number in _roles(config)
         ]
         names = ", ".join(role.name for role in roles)
-        logger.info("%s; console at http://%s:%d/", names, config.api.host, config.api.port)
+        logger.info("%s; console at %s", names, config.url)
         return await Supervisor(roles, config.folder).run()
 
 

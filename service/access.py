@@ -6,7 +6,8 @@ holds them, or `FLEETCAST_TOKENS_FILE` names a file that does; a line each, `#` 
     name scope[,scope] token            grafana read 0f6c2e…        scopes: read, events, place, admin (all of them)
 
 A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as the password and any user name (a program
-that can only be given a URL takes `http://user:TOKEN@host`). Without tokens everybody who reaches us may do
+that can only be given a URL takes `http://user:TOKEN@host`). With TLS of our own a
+client's certificate may stand for a token (`[access] subjects`). Without either everybody who reaches us may do
 everything; only a page of another site, opened in a browser on this machine, may change nothing and read nothing.
 """
 
@@ -17,7 +18,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from fleet.errors import ConfigError
+from service.certificates import NAMES
 from service.problems import Problem
 from service.wrong_tokens import LATE_S, WrongTokens
 
@@ -37,6 +39,10 @@ CHALLENGE = 'Bearer realm="fleetcast"'  # Basic is taken, too, but to offer it m
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what RFC 6750 lets a bearer token be
+
+SUBJECT = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
+ADMITTED = "fleetcast.admitted"  # in the scope of a request: its Caller
+VOUCHED = "x-fleetcast-caller"
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -55,10 +61,11 @@ def default_scope(method: str) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a token belongs to; the name goes into the audit trail."""
+    """Whom a token or a certificate belongs to; the name goes into the audit trail."""
 
     name: str
     scopes: frozenset[Scope]
+    by_certificate: bool = False
 
     def may(self, scope: Scope | None) -> bool:
         return scope is None or scope in self.scopes or Scope.ADMIN in self.scopes
@@ -68,24 +75,38 @@ ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says
 
 
 class Access:
-    """The tokens of one process, kept as digests. `is_open` without any.
+    """The tokens of one process, kept as digests, and the callers of certificates by name. `is_open` without any.
 
-    `failed` hears why a caller was refused: missing, unknown, slowed (unknown, one of too many), scope.
+    `link`: the key that the api and the placer share (service.link_key); `heeds_link`: who shows it speaks for others.
+    `failed` hears why a caller was refused: missing, unknown, slowed (unknown, one of too many), subject (a
+    certificate of nobody), scope.
     """
 
-    def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
+    def __init__(
+        self,
+        callers: Mapping[bytes, Caller] | None = None,
+        subjects: Mapping[str, Caller] | None = None,
+        link: str = "",
+        heeds_link: bool = False,
+    ) -> None:
         self._callers = tuple((callers or {}).items())
-        self.is_open = not self._callers
+        self._subjects = dict(subjects or {})
+        self._link = link
+        self._heeded = link if heeds_link else ""
+        self.is_open = not self._callers and not self._subjects
         self.wrong_tokens = WrongTokens()
         self.failed: Callable[[str], None] = lambda reason: None
 
     def names(self) -> list[str]:
-        return [caller.name for _, caller in self._callers]
+        return [*(caller.name for _, caller in self._callers), *self._subjects]
 
     async def admit(self, request: Request, scope: Scope | None) -> Caller:
         """The caller of a request, as `check` finds him; refusals are counted, and told late to who guesses."""
         try:
-            return self.check(request.method, request.scope["headers"], scope)
+            names = request.scope.get(NAMES, ())
+            caller = self.check(request.method, request.scope["headers"], scope, names)
+            request.scope[ADMITTED] = caller
+            return caller
         except Refusal as refusal:
             host = request.client.host if request.client else ""
             wait_s = self.wrong_tokens.count(host) if refusal.reason == "unknown" else None
@@ -96,15 +117,29 @@ class Access:
         detail = f"too many unknown tokens came from your address: the next one is looked at in {wait_s} s"
         raise Problem(429, "too_many_tokens", detail, headers={"retry-after": str(wait_s)})
 
-    def check(self, method: str, headers: Headers, scope: Scope | None) -> Caller:
-        """The caller, who may do what `scope` names (None: any token will do). Problems: 401, 403."""
+    def on_behalf(self, request: Request) -> dict[str, str]:
+        """Headers by which the placer knows the caller that was admitted."""
+        caller = request.scope.get(ADMITTED)
+        if isinstance(caller, Caller) and caller.by_certificate:
+            if not self._link:
+                return {}
+            told = f"{','.join(sorted(caller.scopes))} {caller.name}"
+            return {"authorization": f"Bearer {self._link}", VOUCHED: told}
+        return {name: value for name, value in request.headers.items() if name == "authorization"}
+
+    def check(self, method: str, headers: Headers, scope: Scope | None, names: Sequence[str] = ()) -> Caller:
+        """The caller, who may do what `scope` names (None: any token will do). Problems: 401, 403.
+
+        `names`: whom the certificate of his connection names; it counts where he shows no token.
+        """
         self.check_site(method, headers)
         if self.is_open:
             return ANYBODY
-        caller = self._caller(headers)
+        caller = self._caller(headers, names)
         if not caller.may(scope):
             has = ", ".join(sorted(caller.scopes))
-            detail = f"this needs a token with the scope {scope}; that of {caller.name} has {has}"
+            what = "certificate" if caller.by_certificate else "token"
+            detail = f"this needs a {what} with the scope {scope}; that of {caller.name} has {has}"
             challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
             raise Refusal("scope", 403, "forbidden", detail, challenge)
         return caller
@@ -116,8 +151,10 @@ class Access:
         if self.is_open:
             refuse_other_names(headers, READERS_HOST if method in SAFE_METHODS else LOOPBACK_HOST)
 
-    def _caller(self, headers: Headers) -> Caller:
+    def _caller(self, headers: Headers, names: Sequence[str]) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
+        if not given and names:
+            return self._of_certificate(names)
         if not given:
             raise _unauthorized("missing", "a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
         token = presented(given[0]) if len(given) == 1 else None
@@ -126,9 +163,18 @@ class Access:
         for known, caller in self._callers:  # every one is compared, so that the time tells nothing
             if hmac.compare_digest(known, digest):
                 found = caller
+        if self._heeded and hmac.compare_digest(self._heeded.encode(), token or b""):
+            return vouched_for(headers)
         if token is None or found is None:
             raise _unauthorized("unknown", "no such token is known here", f'{CHALLENGE}, error="invalid_token"')
         return found
+
+    def _of_certificate(self, names: Sequence[str]) -> Caller:
+        for name in names:
+            if name in self._subjects:
+                return self._subjects[name]
+        shown = ", ".join(repr(name[:80]) for name in names[:5])
+        raise _unauthorized("subject", f"no name of your certificate is in [access] subjects: {shown}", CHALLENGE)
 
 
 class Refusal(Problem):
@@ -141,6 +187,16 @@ class Refusal(Problem):
 
 def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
     return Refusal(reason, 401, "unauthorized", detail, challenge)
+
+
+def vouched_for(headers: Headers) -> Caller:
+    """The caller that the api names; it has looked at his certificate. Problem 401 where it names none."""
+    for name, value in headers:
+        if name == VOUCHED.encode():
+            scopes, _, who = value.decode("latin-1").partition(" ")
+            if who and set(scopes.split(",")) <= set(Scope):
+                return Caller(who, frozenset(map(Scope, scopes.split(","))), by_certificate=True)
+    raise _unauthorized("missing", f"the api names no caller: {VOUCHED}", CHALLENGE)
 
 
 def presented(authorization: bytes) -> bytes | None:
@@ -183,21 +239,46 @@ def refuse_other_names(headers: Headers, allowed: re.Pattern[bytes]) -> None:
             raise Problem(403, "other_site", detail)
 
 
-def load_access(host: str, environ: Mapping[str, str] = os.environ) -> Access:
-    """The tokens of the environment. ConfigError when they are malformed, or missing where `host` is not loopback."""
+def load_access(
+    host: str,
+    environ: Mapping[str, str] = os.environ,
+    subjects: Mapping[str, Sequence[str]] | None = None,
+    link: str = "",
+    heeds_link: bool = False,
+) -> Access:
+    """The tokens of the environment, and `subjects` of certificates.
+
+    ConfigError when they are malformed, or when there are none and `host` is not loopback.
+    """
     text, path = environ.get(TOKENS, ""), environ.get(TOKENS_FILE, "")
     if text.strip() and path:
         raise ConfigError(f"{TOKENS} and {TOKENS_FILE} are both set: set one of them")
+    callers: dict[bytes, Caller] = {}
     if path:
-        return Access(parse_tokens(_read(path), f"{TOKENS_FILE} = {path}"))
-    if text.strip():
-        return Access(parse_tokens(text, TOKENS))
-    if host not in LOOPBACK:
+        callers = parse_tokens(_read(path), f"{TOKENS_FILE} = {path}")
+    elif text.strip():
+        callers = parse_tokens(text, TOKENS)
+    access = Access(callers, parse_subjects(subjects or {}), link, heeds_link)
+    if access.is_open and host not in LOOPBACK:
         raise ConfigError(
             f"api.host = {host!r}: beyond loopback ({', '.join(LOOPBACK)}) requests need tokens: set {TOKENS} or "
             f"{TOKENS_FILE} to lines of 'name scope[,scope] token'; scopes are {_scopes()}"
         )
-    return Access()
+    return access
+
+
+def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
+    """Callers by a name of their certificate. ConfigError."""
+    callers = {}
+    for name, scopes in subjects.items():
+        if not SUBJECT.fullmatch(name):
+            raise ConfigError(
+                f"access.subjects: {name!r}: expected a common or alternative name, 1 to 256 printable letters"
+            )
+        if not scopes or not set(scopes) <= set(Scope):
+            raise ConfigError(f"access.subjects: {name!r} = {list(scopes)}: expected some of the scopes {_scopes()}")
+        callers[name] = Caller(name, frozenset(map(Scope, scopes)), by_certificate=True)
+    return callers
 
 
 def _read(path: str) -> str:

@@ -37,6 +37,7 @@ from service.connections import LimitedServer, Limits, allow_files, protocol_of
 from service.feed import BoardFeed
 from service.hot_path import hot_protocol
 from service.last_words import why_ended
+from service.link_key import link_key
 from service.new_names import NewNames
 from service.openapi import document
 from service.placer_link import PlacerLink
@@ -72,6 +73,8 @@ from service.routes.context import Context
 from service.routes.table import Row, encode, routes_of
 from service.stream_hub import StreamHub
 from service.telemetry import ApiMetrics
+from service.tls import Tls
+from service.tls_door import TlsDoor
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +113,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
     `access`: who may ask, by default as the environment says; ConfigError where that is not enough for `api.host`.
     """
-    context = _context(config, clock, load_access(config.api.host) if access is None else access)
+    context = _context(config, clock, access_of(config) if access is None else access)
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -177,6 +180,16 @@ def _context(config: Config, clock: Clock, access: Access) -> Context:
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     archived = ArchivedJobs(config)
     return Context(*kept, access=access, backlog=backlog, bodies=bodies, archived=archived, mirror=mirror)
+
+
+def access_of(config: Config) -> Access:
+    """Who may ask, and how the placer is told of who came with a certificate. ConfigError."""
+    subjects = config.access.subjects
+    try:
+        link = link_key(config.folder) if subjects and not config.api.board else ""
+    except OSError as error:
+        raise ConfigError(f"state = {config.state!r}: cannot keep a key in it: {error.strerror}") from None
+    return load_access(config.api.host, subjects=subjects, link=link)
 
 
 def _sent_on(row: Row) -> Row:
@@ -269,7 +282,8 @@ async def serve(config: Config) -> None:
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
     limits = limits_of(config.api)
-    allow_files(limits.max_connections)
+    tls = Tls(config.api) if config.api.tls_cert else None
+    allow_files(limits.max_connections * (2 if tls else 1))  # and those that have not greeted yet
 
     def refused(status: int) -> None:
         context.metrics.refused_connections.labels(str(status)).inc()
@@ -294,6 +308,12 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
     with listen(config.api.host, config.api.port) as sock:
-        logger.info("listening on http://%s:%d/", config.api.host, config.api.port)
-        await server.serve([sock])
+        logger.info("listening on %s", config.url)
+        if tls is None:
+            await server.serve([sock])
+        else:
+            context.metrics.watch_certificate(lambda: tls.until_s)
+            dropped = context.metrics.refused_connections.labels("no_tls").inc
+            async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
+                await server.serve([])
     logger.info("stopped")

@@ -119,11 +119,15 @@ class ApiConfig(_Section, frozen=True):
     `max_backlog_bytes`: remote writes are refused for a while when the inbox takes more than this on disk.
     `body_budget_bytes`: of all bodies in memory at once, as sent and unpacked. `trusted_proxies`: addresses and
     networks that `max_connections_per_address` does not bind, and whose X-Forwarded-For is believed.
+    `tls_cert`, `tls_key`, `client_ca`: files in PEM, read again when they change.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     board: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    client_ca: str = ""
     max_body_bytes: int = 16_777_216
     max_backlog_bytes: int = 4_294_967_296
     body_budget_bytes: int = 268_435_456
@@ -133,6 +137,12 @@ class ApiConfig(_Section, frozen=True):
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     stale_after_s: float = 60.0
+
+
+class AccessConfig(_Section, frozen=True):
+    """`subjects`: a common or alternative name of a client's certificate -> the scopes that it stands for."""
+
+    subjects: dict[str, tuple[str, ...]] = {}
 
 
 class PlacerConfig(_Section, frozen=True):
@@ -162,6 +172,7 @@ class Config(_Section, frozen=True):
     archive: ArchiveConfig = ArchiveConfig()
     limits: LimitsConfig = LimitsConfig()
     api: ApiConfig = ApiConfig()
+    access: AccessConfig = AccessConfig()
     placer: PlacerConfig = PlacerConfig()
     adapters: AdaptersConfig = AdaptersConfig()
 
@@ -177,6 +188,11 @@ class Config(_Section, frozen=True):
     def board(self) -> Path:
         """The folder of the board; a replica keeps the other api's in one of its own."""
         return self.folder / ("mirror" if self.api.board else "board")
+
+    @property
+    def url(self) -> str:
+        """Of the api, as a browser on its host is to be told."""
+        return f"http{'s' if self.api.tls_cert else ''}://{self.api.host}:{self.api.port}/"
 
     @property
     def archive_url(self) -> str:
@@ -288,6 +304,7 @@ def check_config(config: Config) -> None:
             f"api.body_budget_bytes = {config.api.body_budget_bytes}: must hold a body of api.max_body_bytes = "
             f"{config.api.max_body_bytes} as sent and unpacked, so at least {2 * config.api.max_body_bytes}"
         )
+    _check_tls(config.api, config.access)
     Networks(config.api.trusted_proxies, "api.trusted_proxies")
     if config.api.port == config.placer.port:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
@@ -301,6 +318,19 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{key} = {name!r}: a path holds no NUL")
     if config.fleet.topology and not Path(config.fleet.topology).exists():
         raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file or folder")
+
+
+def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
+    """Keys that mean nothing without each other; the files are looked at where they are used."""
+    for key, value, needed, other in (
+        ("api.tls_cert", api.tls_cert, "api.tls_key", api.tls_key),
+        ("api.tls_key", api.tls_key, "api.tls_cert", api.tls_cert),
+        ("api.client_ca", api.client_ca, "api.tls_cert", api.tls_cert),
+        ("api.client_ca", api.client_ca, "access.subjects", access.subjects),
+        ("access.subjects", access.subjects, "api.client_ca", api.client_ca),
+    ):
+        if value and not other:
+            raise ConfigError(f"{key} is set, and {needed} is not: set both or none")
 
 
 def override(

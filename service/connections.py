@@ -17,12 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.addresses import LOOPBACK, Networks, counted_as
+from service.certificates import NAMES, ClientCertificate, client_certificate
 from service.problems import Problem
 
 logger = logging.getLogger(__name__)
@@ -66,10 +67,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self.is_too_many = False
         self._address = ""  # that the connection is counted with; empty: with none
         self._of_crowd = False
+        self.certificate: ClientCertificate | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         host = self.client[0] if self.client else ""
+        self.certificate = client_certificate(transport.get_extra_info("ssl_object"))
         self._address = counted_as(host) if host and host not in self.limits.trusted else ""
         self._of_crowd = self._is_crowded(False, self.limits.max_connections_per_address)
         self.is_too_many = self._of_crowd or self._comes_last()
@@ -113,8 +116,14 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
 
+    def names(self) -> tuple[str, ...]:
+        """Whom the client's certificate names; nobody without one."""
+        return self.certificate.names() if self.certificate is not None else ()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self.certificate is not None:
+            cast(dict[str, Any], self.scope)[NAMES] = self.names()
         self._in_head, self._head_bytes = True, 0
         if self._deadline == math.inf:
             self._deadline = time.monotonic() + self.limits.header_timeout_s

@@ -9,6 +9,7 @@ same answer to the same request.
 import math
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from service.access import Scope
@@ -44,8 +45,11 @@ class HotPath:
         self.context = context
         self._in_order: dict[bytes, Headers] = {}
 
-    def answer(self, request: bytes) -> bytes | None:
-        """Headers and body for the bytes of one request; None when the ordinary way is to answer it."""
+    def answer(self, request: bytes, names: Sequence[str] = ()) -> bytes | None:
+        """Headers and body for the bytes of one request; None when the ordinary way is to answer it.
+
+        `names`: whom the certificate of the connection names.
+        """
         if not request.startswith(BEGIN):
             return None
         began = time.perf_counter()
@@ -55,7 +59,7 @@ class HotPath:
             headers = self._parse(block)
         if headers is None or not line.endswith(END) or b"%" in line or b"?" in line or not line.isascii():
             return None
-        answers = self._answers(headers)
+        answers = self._answers(headers, names)
         body = answers and answers.body(line[len(BEGIN) : -len(END)])
         if not answers or not body:
             return None
@@ -64,12 +68,12 @@ class HotPath:
         metrics.observe(ROUTE, "GET", 200, time.perf_counter() - began)
         return ANSWER_HEADERS % (age_s, answers.sequence, len(body)) + body
 
-    def _answers(self, headers: Headers) -> NodeAnswers | None:
+    def _answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
         """None for a caller who may not read, and before the first board."""
         context = self.context
         try:
             if not context.access.is_open:
-                context.access.check("GET", headers, Scope.READ)
+                context.access.check("GET", headers, Scope.READ, names)
             return context.feed.node_answers(context.feed.board())
         except Problem:
             return None
@@ -109,7 +113,7 @@ class HotProtocol(LimitedProtocol):
         self._between = True
 
     def data_received(self, data: bytes) -> None:
-        answer = self.hot.answer(data) if self._between and self._is_free() else None
+        answer = self.hot.answer(data, self.names()) if self._between and self._is_free() else None
         if answer is None:
             super().data_received(data)
             return

@@ -16,10 +16,11 @@ import uvicorn
 
 from fleet.errors import StaleError
 from placement.ledger import Ledger, LedgerError
-from service.access import load_access
+from service.access import Access, load_access
 from service.config import Config
 from service.connections import LimitedServer, Limits, protocol_of
 from service.last_words import works_again
+from service.link_key import link_key
 from service.placer_desk import Desk
 from service.placer_http import make_app
 from service.placer_metrics import PlacerMetrics
@@ -107,10 +108,16 @@ def open_desk(config: Config) -> Desk:
     return Desk(config, config.make_clock(), Ledger(config.ledger), PlacerMetrics())
 
 
+def access_of(config: Config) -> Access:
+    """Tokens as the api has them; for who came with a certificate the api vouches."""
+    subjects = config.access.subjects
+    return load_access(HOST, subjects=subjects, link=link_key(config.folder) if subjects else "", heeds_link=True)
+
+
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
-    access = load_access(HOST)
+    access = access_of(config)
     desk = open_desk(config)
     works_again(config.folder, "placer")
     worker = QueueWorker(desk)

@@ -5,7 +5,7 @@ there, so a scrape of the API tells both; the placer's page is added as it is.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -55,17 +55,17 @@ class ApiMetrics:
         )
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
-            "Connections closed by us: too many (429: of one address), too slow, or no HTTP.",
+            "Connections closed by us: too many (429: of one address), too slow, no HTTP, or no TLS.",
             ("status",),
             registry=self.registry,
         )
         self.auth_failures = Counter(
             "fleetcast_api_auth_failures",
-            "Callers refused: no token, an unknown one, one of too many unknown ones (slowed), or not this scope.",
+            "Callers refused: no token, an unknown one, one of too many (slowed), a certificate of nobody, no scope.",
             ("reason",),
             registry=self.registry,
         )
-        for reason in ("missing", "unknown", "slowed", "scope"):
+        for reason in ("missing", "unknown", "slowed", "subject", "scope"):
             self.auth_failures.labels(reason)
         self.refused_bodies = Counter(
             "fleetcast_api_refused_bodies",
@@ -100,6 +100,14 @@ class ApiMetrics:
             latency = self.seconds[route] = Latency()
         latency.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
         latency.sum_s += seconds
+
+    def watch_certificate(self, until_s: Callable[[], float]) -> None:
+        """Tell when the certificate that is shown expires; without TLS there is nothing to tell."""
+        Gauge(
+            "fleetcast_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate that clients are shown expires.",
+            registry=self.registry,
+        ).set_function(until_s)
 
     def page(self) -> str:
         return generate_latest(self.registry).decode()

@@ -37,8 +37,7 @@ async def estimate_job(request: Request, context: Context, query: Query) -> Resp
 
 async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
     """The placer's word on the start of a request; a replica gets the whole answer of the api that has a placer."""
-    headers = {name: value for name, value in request.headers.items() if name == "authorization"}
-    headers |= {"content-type": "application/json", "accept": "application/json"}
+    headers = context.access.on_behalf(request) | {"content-type": "application/json", "accept": "application/json"}
     path = "/jobs/estimate" if context.mirror else "/estimate"
     try:
         return await context.placer.forward("POST", path, body, headers, TIMEOUT_S)

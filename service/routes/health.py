@@ -64,9 +64,8 @@ def _fleet_page(context: Context) -> bytes:
 async def _placer_page(request: Request, context: Context) -> str:
     if context.mirror is not None:  # it is the other api's to tell
         return ""
-    headers = {name: value for name, value in request.headers.items() if name == "authorization"}
     try:
-        asked = context.placer.forward("GET", "/metrics", headers=headers)
+        asked = context.placer.forward("GET", "/metrics", headers=context.access.on_behalf(request))
         answer = await asyncio.wait_for(asked, PLACER_PAGE_S)
     except (SourceError, TimeoutError):
         return PLACER_UP + "fleetcast_placer_up 0\n"

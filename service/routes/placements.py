@@ -15,13 +15,14 @@ from service.routes import shapes
 from service.routes.context import Context
 from service.routes.table import Query, Row
 
-FORWARDED_HEADERS = ("authorization", "content-type", "accept", "if-none-match", "user-agent")
+FORWARDED_HEADERS = ("content-type", "accept", "if-none-match", "user-agent")
 
 
 async def forward(request: Request, context: Context, query: Query) -> Response:
     """The placer's answer to the same request without /v1."""
     body = await read_body(request, context.config.api.max_body_bytes) if request.method == "POST" else None
     headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
+    headers |= context.access.on_behalf(request)
     if request.client is not None:
         headers["x-forwarded-for"] = request.client.host
     answer = await _ask(context.placer, request, body, headers)

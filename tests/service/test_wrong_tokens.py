@@ -66,7 +66,7 @@ def test_some_wrong_tokens_are_forgiven_and_then_each_is_told_late(app: FastAPI,
     assert answers[-1].headers["retry-after"] == f"{REFILL_S:.0f}"
     assert answers[-1].json()["type"] == "urn:fleetcast:problem:too_many_tokens"
     assert slept == [LATE_S] * 3
-    assert dict(counts(app)) == {"missing": 0, "unknown": BURST, "slowed": 3, "scope": 0}
+    assert dict(counts(app)) == {"missing": 0, "unknown": BURST, "slowed": 3, "subject": 0, "scope": 0}
 
 
 def test_a_right_token_from_the_same_address_is_never_held_up(app: FastAPI, slept: list[float]) -> None:
@@ -80,7 +80,7 @@ def test_who_has_no_token_or_not_the_scope_guesses_nothing(app: FastAPI, slept: 
     answers = ask(app, *[("10.0.0.7", {})] * 30) + ask(app, *[("10.0.0.7", RIGHT)] * 30, path="/v1/audit")
     assert [answer.status_code for answer in answers] == [401] * 30 + [403] * 30
     assert slept == []
-    assert dict(counts(app)) == {"missing": 30, "unknown": 0, "slowed": 0, "scope": 30}
+    assert dict(counts(app)) == {"missing": 30, "unknown": 0, "slowed": 0, "subject": 0, "scope": 30}
 
 
 def test_the_hot_path_counts_nothing_twice(app: FastAPI) -> None:
