@@ -25,7 +25,7 @@ from fleetcast_client.answers import (
     Taken,
 )
 from fleetcast_client.errors import ApiError, Unreachable
-from fleetcast_client.transport import ask, check_url
+from fleetcast_client.transport import ask, check_url, opener
 
 AWAY = frozenset({429, 502, 503, 504})
 LONGEST_PAUSE_S = 10.0
@@ -34,15 +34,26 @@ LONGEST_PAUSE_S = 10.0
 class Client:
     """One Fleetcast. url: FLEETCAST_URL by default, token: FLEETCAST_TOKEN by default. Raises ValueError on a bad URL.
 
+    ca: a file with the authorities that its certificate may be of, FLEETCAST_CA by default, else those of the system;
+    ValueError on a bad one. verify=False takes any certificate: for trials only.
+
     Every call raises Unreachable or ApiError. Asking, placing and waiting are tried `tries` times while the service is
     away: a placement with the same request_id gets the same decision.
     """
 
     def __init__(
-        self, url: str | None = None, *, token: str | None = None, timeout_s: float = 10.0, tries: int = 3
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_s: float = 10.0,
+        tries: int = 3,
+        ca: str | os.PathLike[str] | None = None,
+        verify: bool = True,
     ) -> None:
         self.url = check_url(url or os.environ.get("FLEETCAST_URL", ""))
         self._token = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
+        self._opener = opener(ca, verify)
         self.timeout_s = timeout_s
         self.tries = max(1, tries)
 
@@ -156,7 +167,7 @@ class Client:
 
     def _ask(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        return ask(method, self.url + path, data, self._token, self.timeout_s)
+        return ask(self._opener, method, self.url + path, data, self._token, self.timeout_s)
 
 
 def _part(name: str) -> str:

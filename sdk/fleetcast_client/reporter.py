@@ -9,10 +9,11 @@ import os
 import time
 from types import TracebackType
 from typing import Any
+from urllib.request import OpenerDirector
 
 from fleetcast_client.identity import Identity, identity_of
 from fleetcast_client.outbox import Counts, Outbox
-from fleetcast_client.transport import ask, check_url
+from fleetcast_client.transport import ask, check_url, opener
 
 logger = logging.getLogger("fleetcast_client")
 
@@ -25,6 +26,7 @@ class Reporter:
 
     url: FLEETCAST_URL by default; without one, without a job, or in a fork's child, nothing is told and nothing fails.
     job, attempt, rank: as `identity_of` finds them in the environment. token: FLEETCAST_TOKEN by default.
+    ca, verify: as `Client` takes them; with a file that cannot be used nothing is told.
     most_waiting: events kept while the service is away; more are dropped and counted (`counts()`).
     """
 
@@ -38,9 +40,11 @@ class Reporter:
         token: str | None = None,
         most_waiting: int = 10_000,
         every_s: float = 1.0,
+        ca: str | os.PathLike[str] | None = None,
+        verify: bool = True,
     ) -> None:
         self.identity: Identity | None = identity_of(os.environ, job, attempt, rank)
-        self._outbox = _outbox(url, token, most_waiting, every_s)
+        self._outbox = _outbox(url, token, most_waiting, every_s, ca, verify)
         self.enabled = self.identity is not None and self._outbox is not None
         if not self.enabled:
             why = "no job is known (FLEETCAST_JOB)" if self.identity is None else "no URL is known (FLEETCAST_URL)"
@@ -247,20 +251,27 @@ class Checkpoint:
         self._reporter.tell("checkpoint", fields)
 
 
-def _outbox(url: str | None, token: str | None, most: int, every_s: float) -> Outbox | None:
-    """Where the events go; None without a URL that can be used."""
+def _outbox(
+    url: str | None,
+    token: str | None,
+    most: int,
+    every_s: float,
+    ca: str | os.PathLike[str] | None,
+    verify: bool,
+) -> Outbox | None:
+    """Where the events go; None without a URL, or authorities, that can be used."""
     stated = url or os.environ.get("FLEETCAST_URL", "")
     if not stated:
         return None
     try:
-        events = f"{check_url(stated)}/v1/events"
+        events, through = f"{check_url(stated)}/v1/events", opener(ca, verify)
     except ValueError as error:
         logger.warning("%s", error)
         return None
     secret = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
-    send = functools.partial(_post, events, secret)
+    send = functools.partial(_post, through, events, secret)
     return Outbox(send, most=max(1, most), every_s=max(0.01, every_s))
 
 
-def _post(url: str, token: str, body: bytes) -> Any:
-    return ask("POST", url, body, token, 10.0)
+def _post(through: OpenerDirector, url: str, token: str, body: bytes) -> Any:
+    return ask(through, "POST", url, body, token, 10.0)

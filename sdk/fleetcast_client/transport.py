@@ -1,8 +1,13 @@
-"""One HTTP request with the standard library: JSON there and back, a bearer token, problems as errors."""
+"""One HTTP request with the standard library: JSON there and back, a bearer token, problems as errors.
+
+HTTPS verifies the server: by the authorities of the system, or by those in a file.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import ssl
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -21,7 +26,20 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_opener = urllib.request.build_opener(NoRedirects())
+def opener(ca: str | os.PathLike[str] | None, verify: bool) -> urllib.request.OpenerDirector:
+    """What requests are made with. ca: a file of authorities in PEM, FLEETCAST_CA by default; ValueError for a bad one.
+
+    verify=False takes any certificate, so anybody on the way may read the token.
+    """
+    path = os.fspath(ca) if ca is not None else os.environ.get("FLEETCAST_CA", "")
+    try:
+        context = ssl.create_default_context(cafile=path or None)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ValueError(f"Fleetcast's authorities are in {path!r}: expected a file in PEM ({why})") from None
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return urllib.request.build_opener(NoRedirects(), urllib.request.HTTPSHandler(context=context))
 
 
 def check_url(url: str) -> str:
@@ -32,7 +50,9 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def ask(method: str, url: str, body: bytes | None, token: str, timeout_s: float) -> Any:
+def ask(
+    through: urllib.request.OpenerDirector, method: str, url: str, body: bytes | None, token: str, timeout_s: float
+) -> Any:
     """The decoded answer. Raises Unreachable, ApiError."""
     request = urllib.request.Request(url, body, method=method)
     request.add_header("Accept", "application/json")
@@ -42,7 +62,7 @@ def ask(method: str, url: str, body: bytes | None, token: str, timeout_s: float)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with _opener.open(request, timeout=timeout_s) as response:
+        with through.open(request, timeout=timeout_s) as response:
             return _decoded(response.read(MOST_ANSWER_BYTES), url)
     except urllib.error.HTTPError as error:
         with error:
