@@ -56,7 +56,7 @@ def closed(folder_server: tuple[Path, str], start_service: Callable[..., Service
         variables={"FLEETCAST_TOKENS": TOKENS, "FLEETCAST_LOG_FORMAT": "json", "FLEETCAST_LOG_LEVEL": "debug"},
         token=SECRETS["operator"],
         scrape={
-            "targets": [f"{url}?token={SECRET}", f"http://me:{SECRET}@127.0.0.1:9/m?token={SECRET}"],
+            "targets": [f"{url}?token={SECRET}", f"http://me:{SECRET}@127.0.0.1:9/m?token={SECRET} n1"],
             "interval_s": 5.0,
         },
         fleet={"topology": str(root / "topology.toml")},
