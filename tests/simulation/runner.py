@@ -1,0 +1,117 @@
+"""Runs of the simulation: episodes of a seed, what came of them, and the command line over them."""
+
+import argparse
+import contextlib
+import functools
+import json
+import logging
+import multiprocessing
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+EPISODE_STEPS = 10_000
+DESCRIPTION = "Run episodes of a seed; exit status 1 where a law is broken. One JSON line a seed."
+
+
+@dataclass(slots=True)
+class Summary:
+    """What came of some episodes. `digest`: of all that happened, the same whenever a seed is run."""
+
+    steps: int = 0
+    episodes: int = 0
+    digest: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    failure: dict[str, Any] | None = None
+
+
+def run_episode(seed: int, episode: int, steps: int, summary: Summary, mutation: str = "") -> None:
+    from tests.simulation.mutations import MUTATIONS
+    from tests.simulation.oracle import Broken
+    from tests.simulation.patches import simulated
+    from tests.simulation.world import World
+
+    world = World(f"{seed}/{episode}")
+    with simulated(world), MUTATIONS[mutation].made() if mutation else contextlib.nullcontext():
+        try:
+            while world.steps < steps:
+                world.step()
+            world.calm()
+        except Exception as error:
+            defect = f" --mutation {mutation}" if mutation else ""
+            law = error.law if isinstance(error, Broken) else "no end"
+            summary.failure = {
+                "seed": seed,
+                "episode": episode,
+                "step": world.steps,
+                "law": law,
+                "why": str(error),
+                "trace": list(world.trace),
+                "cause": traceback.format_exception(error.__cause__ or error)[-12:],
+                "replay": f"python -m tests.simulation --seed {seed} --episode {episode}{defect} --steps {steps}",
+            }
+        world.close()
+    summary.steps += world.steps
+    summary.episodes += 1
+    summary.counts += world.counts
+    summary.counts["checks"] += world.oracle.checks
+    summary.counts["lost names"] += world.disk.lost_names
+    summary.counts["simulated_s"] += world.steady_ms // 1000
+    summary.digest = world.digest.hexdigest()
+
+
+def run(seed: int, steps: int, episode: int | None = None, progress: bool = False, mutation: str = "") -> Summary:
+    """Episodes until `steps` were made, or the one of that number; stops at the first failure."""
+    summary, number = Summary(), 0 if episode is None else episode
+    while summary.failure is None and (summary.steps < steps if episode is None else not summary.episodes):
+        length = min(EPISODE_STEPS, steps - summary.steps)
+        run_episode(seed, number, length, summary, mutation)
+        number += 1
+        if progress and number % 10 == 0:
+            print(f"seed {seed}: {summary.steps:,} steps", file=sys.stderr, flush=True)
+    return summary
+
+
+def told(summary: Summary, seed: int, took_s: float) -> dict[str, Any]:
+    rate = round(summary.steps / took_s) if took_s else 0
+    about = {"seed": seed, "steps": summary.steps, "episodes": summary.episodes, "steps_per_s": rate}
+    return {**about, "digest": summary.digest, **dict(sorted(summary.counts.items())), "failure": summary.failure}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=DESCRIPTION)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed on")
+    parser.add_argument("--steps", type=int, default=EPISODE_STEPS, help="of each seed")
+    parser.add_argument("--episode", type=int, help="this one alone")
+    parser.add_argument("--mutation", default="", help="a defect to find, see tests/simulation/mutations.py")
+    parser.add_argument("--log", action="store_true", help="what the processes log")
+    parser.add_argument("--processes", type=int, default=1, help="how many seeds at once")
+    options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.seeds)
+    if options.processes == 1:
+        rows = [tell(one(options, seed)) for seed in seeds]
+    else:
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            rows = [tell(row) for row in pool.imap_unordered(functools.partial(one, options), seeds)]
+    return int(any(row["failure"] for row in rows))
+
+
+def one(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The line of one seed."""
+    logging.basicConfig(level=logging.INFO if options.log else logging.CRITICAL)
+    began = time.perf_counter()
+    summary = run(seed, options.steps, options.episode, True, options.mutation)
+    return told(summary, seed, time.perf_counter() - began)
+
+
+def tell(row: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps(row), flush=True)
+    failure = row["failure"]
+    if failure is not None:
+        print(*failure["trace"], "".join(failure["cause"]), failure["why"], sep="\n", file=sys.stderr)
+        print(f"replay: {failure['replay']}", file=sys.stderr, flush=True)
+    return row
