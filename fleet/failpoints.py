@@ -4,7 +4,7 @@ Each operation on a disk that matters has two: `AREA.before_OPERATION` and `AREA
 
     inbox      write, sync, truncate, sync_folder         the segments: what is acknowledged
     mark       write, sync, rename, sync_folder           how far a pipeline has read the inbox
-    board      write, rename                              `board` and `urgent`
+    board      write, sync, rename, sync_folder           `board`; `urgent` is not synced
     snapshot   write, sync, link, rename, sync_folder     a snapshot's files, and the rename that makes it one
     archive    write, sync, rename, sync_folder           a part, or a compacted file that takes its place
     ledger     commit                                     a transaction: decisions, intents, queue, audit
@@ -34,7 +34,7 @@ DURABLE = ("write", "sync", "rename", "sync_folder")  # of a file that is replac
 OPERATIONS = {
     "inbox": ("write", "sync", "truncate", "sync_folder"),
     "mark": DURABLE,
-    "board": ("write", "rename"),
+    "board": DURABLE,
     "snapshot": ("write", "sync", "link", "rename", "sync_folder"),
     "archive": DURABLE,
     "ledger": ("commit",),

@@ -212,7 +212,7 @@ class BoardWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder, "board")
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote; there is one writer
             with contextlib.suppress(OSError):  # a disk that is read-only now is said at each publication
                 left.unlink()
@@ -230,9 +230,12 @@ class BoardWriter:
         self._replace("urgent", sections, as_of_ms)
 
     def _replace(self, name: str, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
-        """Not fsynced: a board is true for seconds, and the next one follows."""
+        """The board is fsynced: the ledger keeps its number, and after a power cut must not have seen a later one.
+
+        `urgent` is not: it is true for seconds, and the next board follows.
+        """
         data = encode_board(sections, next(self._numbers), as_of_ms, standing)
-        files.replace_file(self.folder / name, [data], "board", sync=False)
+        files.replace_file(self.folder / name, [data], "board", sync=name == "board")
 
 
 class BoardReader:
