@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import events, http, names, queue
+from benchmarks import events, http, names, placements, queue
 
 pytestmark = pytest.mark.integration
 
@@ -33,6 +33,14 @@ def test_placing_beside_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     thinking, beside = queue.run([512])
     assert thinking["value"] > 0
     assert beside["value"] > 0
+
+
+def test_placements_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placements, "REPEATS", 1)
+    monkeypatch.setattr(placements, "ASKED", 20)
+    records = list(placements.run([512]))
+    assert [record["size"]["connections"] for record in records] == [1, 8]
+    assert all(record["value"] > 0 and record["peer"]["value"] > 0 for record in records)
 
 
 def test_a_flood_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
