@@ -9,7 +9,7 @@ the inbox had then. The placer notes that end at its first look at or after the 
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingest.inbox_reach import End, covers, inbox_end, unread
+from ingest.inbox_reach import End, covers, inbox_end, unread, unread_types
 from placement.ledger import Intent
 from service.board import Board, Standing
 
@@ -30,5 +30,14 @@ class Expiry:
         made_after = [intent for intent in over.values() if board.as_of_ms >= intent.expires_ms]
         if not made_after:
             return set()
-        left = unread(self._inbox, (board.standing or Standing()).inbox)
+        left = unread(self._inbox, _folded(board))
         return {row.request_id for row in made_after if covers(left, self._ends[row.request_id])}
+
+    def acknowledged(self, intent: Intent, board: Board | None) -> set[str]:
+        """The types of the events of its attempt that were acknowledged and that the board does not know of."""
+        return set(unread_types(self._inbox, _folded(board), intent.job, intent.attempt))
+
+
+def _folded(board: Board | None) -> dict[str, int]:
+    """How far a board has folded the inbox."""
+    return (board.standing if board and board.standing else Standing()).inbox

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 CLOCK_STEP_MS = 5000
 StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
+WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
 NOT_LOOKED_AT = "will be looked at in the next pass"
 
 
@@ -235,6 +236,7 @@ class Desk:
         self.watch.refuse()
         state = self.ledger.intent_state(request_id)
         if state is IntentState.ACTIVE:
+            self._refuse_if_started(request_id)
             self.ledger.settle([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
         elif state is None:
             if self.ledger.is_queued(request_id):
@@ -246,6 +248,13 @@ class Desk:
             words = {IntentState.SEEN: "runs already: end the job", IntentState.ENDED: "has ended"}
             raise ConflictError(f"{request_id!r} {words.get(state, 'has expired: its GPUs are free again')}")
         return {"request_id": request_id, "state": "cancelled", "sentence": "cancelled, its GPUs are free again"}
+
+    def _refuse_if_started(self, request_id: str) -> None:
+        """ConflictError where a start was acknowledged that no board knows of yet: its GPUs are in use."""
+        intent = next(row for row in self.ledger.active_intents() if row.request_id == request_id)
+        types = self._expiry.acknowledged(intent, self.board)
+        if not types <= WAITING:
+            raise ConflictError(f"{request_id!r} runs already: end the job")
 
     def _note(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
         """A decision that looked at no node."""

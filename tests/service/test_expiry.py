@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fleet.clock import ManualClock
+from fleet.errors import ConflictError
 from fleet.topology import NodeSpec, Topology
 from ingest.inbox import InboxSource, InboxWriter, Position
 from ingest.segments import RecordKind
@@ -70,6 +71,21 @@ def test_a_start_that_was_acknowledged_in_time_and_is_not_folded_yet_keeps_the_g
     pass_time(world, 5, {at.segment: at.offset})
     assert state(world) is IntentState.SEEN
     assert world.place("c", gang=16, gpus_per_node=8)["outcome"] == "refused"
+
+
+def test_what_was_started_is_not_cancelled_though_no_board_knows_it(world: World) -> None:
+    acknowledge(world.config.inbox, started("other"), started("a"))
+    with pytest.raises(ConflictError, match="runs already"):
+        world.desk.cancel("a", "test")
+    assert state(world) is IntentState.ACTIVE
+
+
+def test_what_was_only_submitted_is_cancelled(world: World) -> None:
+    submitted = msgspec.json.encode({"job": "a", "attempt": 1, "sequence": 0, "time_ms": NOW_MS, "type": "submitted"})
+    second = started("a").replace(b'"attempt":1', b'"attempt":2')
+    acknowledge(world.config.inbox, submitted, started("other"), second, b"no event")
+    world.desk.cancel("a", "test")
+    assert state(world) is IntentState.CANCELLED
 
 
 def test_it_expires_at_the_first_board_that_knows_of_what_was_acknowledged_up_to_then(world: World) -> None:
