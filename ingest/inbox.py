@@ -339,8 +339,9 @@ def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
     taken: list[list[Record]] = []
     for _, path in sorted(((_modified_ns(path), path) for path in rows), reverse=True):
         try:
+            files.sync_folder(path, AREA)  # its writer may have been killed before: a retry would be lost with it
             data = path.read_bytes()
-        except FileNotFoundError:  # pruned meanwhile
+        except OSError:  # pruned meanwhile, or not on disk for certain: it is written again
             continue
         records, _ = scan_records(data[len(HEADER) :])
         taken.append([record for record in records if record.kind == RecordKind.EVENT])

@@ -400,3 +400,20 @@ def test_a_folder_named_like_a_segment_is_passed_and_said_once(
     assert (source.health()["folders_in_the_way"], source.torn) == (1, 0)
     assert source.prune(source.position()) == 1
     assert caplog.text.count("is a folder and no segment") == 1
+
+
+def test_what_cannot_be_synced_at_the_start_is_not_known_for_a_duplicate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        writer = InboxWriter(tmp_path, "api")
+        await writer.append([record(1)], NOW_MS)
+        await writer.close()
+
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    asyncio.run(run())
+    assert len(list(read_events(tmp_path, 10))) == 1
+    monkeypatch.setattr(os, "fsync", fail)
+    assert list(read_events(tmp_path, 10)) == []

@@ -186,8 +186,11 @@ class Mount:
     def sync_folder(self, folder: "SimPath") -> None:
         if self.check().sync_fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        node = self.folder(folder)
-        node.durable = dict(node.names)
+        node = self.node(folder)
+        if isinstance(node, Folder):
+            node.durable = dict(node.names)
+        elif not node.failed:
+            node.durable = bytes(node.data)
 
     def listing(self, folder: "SimPath") -> list[str]:
         return list(self.folder(folder).names)
