@@ -52,6 +52,7 @@ class Desk:
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._expiry = Expiry(config.inbox)
         self.watch = StateWatch(config, clock, ledger)
+        metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
         self._observer = Observer()
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board

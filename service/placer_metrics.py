@@ -30,6 +30,11 @@ class PlacerMetrics:
         self.view_age_s = Gauge(
             "fleetcast_placer_view_age_seconds", "Fleet time since the board decided upon.", registry=self.registry
         )
+        self.state_doubts = Gauge(
+            "fleetcast_placer_state_doubts",
+            "Parts of the state that lack what another has seen; nothing is placed while there is one.",
+            registry=self.registry,
+        )
         self.refused_requests = Counter(
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )

@@ -217,7 +217,9 @@ def test_nothing_is_placed_and_what_was_lost_is_named(site: Site, lose: Loss, pa
     assert answers[1].json()["detail"].endswith("put back, or accepted: fleetcast state show")
     assert set(site.doubted()) == parts
     assert set(site.on_disk()) >= parts
-    assert all(doubt["since_ms"] >= NOW_MS for doubt in site.ask("GET", "/healthz").json()["doubts"])
+    found = site.ask("GET", "/healthz").json()["doubts"]
+    assert all(doubt["since_ms"] >= NOW_MS for doubt in found)
+    assert f"fleetcast_placer_state_doubts {len(found)}.0" in site.ask("GET", "/metrics").text
     assert site.ask("GET", "/queue").status_code == 200
     site.restart()
     site.save()

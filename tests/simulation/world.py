@@ -387,7 +387,7 @@ class World:
         if runs:
             raise Broken("progress", f"all jobs have ended, {runs} still run on the board")
         self.within(placer, placer.desk.observed)
-        # The placer postpones promises when it sees the clock set; while it is down it cannot, and they may last longer.
+        # The placer postpones promises when it sees the clock set; while it is down it cannot: they may last longer.
         promises = self.within(placer, placer.desk._promises)
         over = [row for row in promises if row.expires_ms <= self.now_ms - SETTLED_MS // 2]
         if over:
