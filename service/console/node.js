@@ -36,6 +36,9 @@ const GPU_COLUMNS = [
 
 const section = (title, ...children) => h("section", {}, h("h3", {}, title), ...children);
 
+/** A table that scrolls by itself where the page is too narrow for it. */
+const scrolled = (label, table) => h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);
+
 /** {element, timeline, drain, update(body, context)}. context: {nowMs, jobs: rows of /jobs}. `acts`: openJob, again. */
 export function nodeView(acts) {
   const parts = {
@@ -59,10 +62,10 @@ export function nodeView(acts) {
     h(
       "div",
       { class: "columns" },
-      h("div", {}, section("Why", parts.reasons), section("Risk", parts.risk)),
+      h("div", {}, section("Why", parts.reasons), section("Risk", scrolled("Risk of this node", parts.risk))),
       h("div", {}, section("If it were drained now", drain.element), section("Jobs here", parts.idle, parts.jobs)),
     ),
-    section("GPUs", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "GPUs of this node" }, parts.gpus)),
+    section("GPUs", scrolled("GPUs of this node", parts.gpus)),
     parts.foot,
   );
   const update = (body, context) => {
