@@ -157,9 +157,12 @@ class InboxWriter:
         """Open the next segment and make its name durable."""
         if self._give_back is None:
             self._open()
-        self._number += 1
-        path = self.folder / segment_name(self.name, self._number)
-        file = files.create_appended(path, AREA)
+        path = self.folder / segment_name(self.name, self._number + 1)
+        try:
+            file = files.create_appended(path, AREA)
+        except FileExistsError:  # one that could neither be begun nor taken away
+            self._number += 1
+            raise
         try:
             file.write(HEADER)
             file.sync()
@@ -169,6 +172,7 @@ class InboxWriter:
             path.unlink()
             raise
         self._end_segment()
+        self._number += 1  # not before: a number that is missing reads as a segment that was lost
         self._file, self._path, self._offset = file, path, len(HEADER)
         return file
 

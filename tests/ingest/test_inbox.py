@@ -245,6 +245,29 @@ def test_an_emptied_folder_is_read_from_its_new_beginning(tmp_path: Path) -> Non
     assert sequences(drain(source)) == [3]
 
 
+def test_a_disk_that_was_full_at_first_leaves_no_number_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is missing would read as a segment that was lost, and nothing would be placed."""
+    real_write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        writer = InboxWriter(tmp_path, "api")
+        monkeypatch.setattr(os, "write", full)
+        for number in (1, 2):
+            with pytest.raises(SourceError, match="No space left on device"):
+                await writer.append([record(number)], NOW_MS)
+        monkeypatch.setattr(os, "write", real_write)
+        await writer.append([record(3)], NOW_MS)
+        await writer.close()
+
+    asyncio.run(run())
+    source = InboxSource(tmp_path)
+    assert source.begins()
+    assert sequences(drain(source)) == [3]
+
+
 def test_a_full_disk_is_told_and_what_follows_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_write = os.write
 
