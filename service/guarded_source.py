@@ -17,6 +17,7 @@ import msgspec
 
 from fleet.entities import Entities
 from fleet.errors import SourceError
+from fleet.redaction import redacted
 from ingest.inbox import InboxSource
 from ingest.source import Batch, Source
 
@@ -171,9 +172,9 @@ class GuardedSource:
         return SourceError(f"fails ({self.last_error})", self._back_off_s)
 
     def _note(self, where: str, error: BaseException) -> None:
-        """Count it; the log has the traceback of one that is new."""
+        """Count it; the log has the traceback of one that is new. `/readyz` shows `last_error` to who has no token, too."""
         self.errors += 1
-        said = f"{where}: {type(error).__name__}: {error}"[:ERROR_CHARACTERS]
+        said = redacted(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
         if said != self.last_error:
             logger.error("%s: %s, a bug of this source: the others go on", self.name, said, exc_info=error)
         self.last_error = said

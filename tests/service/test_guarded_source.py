@@ -210,6 +210,19 @@ def test_its_row_says_what_is_wrong_until_it_has_run_for_some_seconds() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_source_raises_is_told_without_its_secrets() -> None:
+    async def scenario() -> None:
+        source = faulty([0], lambda: OSError("https://me:hunter2@host/x?token=abcdefgh is away"), Wall())
+        with pytest.raises(SourceError) as raised:
+            await source.next()
+        told = f"{raised.value} {source.trouble()} {source.health()}"
+        assert "https://***@host/x?token=*** is away" in told
+        assert "hunter2" not in told
+        assert "abcdefgh" not in told
+
+    asyncio.run(scenario())
+
+
 def submitted(job: str) -> Batch:
     return Batch(events=(Submitted(job=job, sequence=0, time_ms=NOW_MS),))
 
