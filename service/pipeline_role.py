@@ -35,6 +35,7 @@ from service.process_memory import keep_one_heap
 logger = logging.getLogger(__name__)
 
 OPEN_FILES = 65_536
+METHODS = ("next", "position", "seek", "close")  # that each source has
 ARCHIVE = "archive"  # stands beside the sources' names in a snapshot
 BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, options); options it knows or ConfigError
     "kafka": "ingest.kafka:KafkaSource",
@@ -83,6 +84,12 @@ def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mappin
             f"pipeline.sources.use = {use!r}: expected a class made with (entities, clock, options)"
         ) from None
     source: Source = kind(entities, clock, options)
+    lacks = [name for name in METHODS if not callable(getattr(source, name, None))]
+    if lacks or not isinstance(getattr(source, "name", None), str):
+        raise ConfigError(
+            f"pipeline.sources.use = {use!r}: lacks {', '.join(lacks) or 'a name that is a string'}: "
+            f"expected a source, with a name and the methods {', '.join(METHODS)}"
+        )
     return source
 
 

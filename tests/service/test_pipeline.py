@@ -285,6 +285,31 @@ def test_what_is_no_class_of_sources_is_refused(tmp_path: Path, use: str) -> Non
         open_sources(config, ManualClock(NOW_MS), Entities())
 
 
+class Nameless:
+    """What somebody wrote who had not read what a source is."""
+
+    def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
+        self.seek = self.close = self.position = None
+
+    async def next(self) -> Batch:
+        raise AssertionError
+
+
+class Numbered(MemorySource):
+    def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
+        super().__init__(name=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks"), [("Nameless", "lacks position, seek, close"), ("Numbered", "lacks a name that is a string")]
+)
+def test_a_class_of_another_shape_than_a_source_is_refused(tmp_path: Path, kind: str, lacks: str) -> None:
+    plugin = PluginConfig(use=f"{__name__}:{kind}")
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(sources=(plugin,)))
+    with pytest.raises(ConfigError, match=lacks):
+        open_sources(config, ManualClock(NOW_MS), Entities())
+
+
 @pytest.mark.parametrize("key", ["sources", "forecasters"])
 def test_a_plugin_that_is_not_there_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
     missing = {"sources": (PluginConfig(use="nowhere:X"),), "forecasters": ("nowhere:X",)}[key]
