@@ -30,8 +30,9 @@ def verify_trail(
     config: Annotated[Path | None, typer.Option(help="Configuration file that says where the state is.")] = None,
     state: Annotated[str | None, typer.Option(help="State folder with the ledger [var].")] = None,
     head: Annotated[
-        str, typer.Option(help="The hash of a line, kept elsewhere since it was the last one: it must be in the chain.")
-    ] = "",
+        str | None,
+        typer.Option(help="The hash of a line, kept elsewhere since it was the last one: it must be in the chain."),
+    ] = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
 ) -> None:
     """Check the audit chain, the stored replies, what is promised and what waits. Nothing is changed.
@@ -48,14 +49,16 @@ def verify_trail(
 
       fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
+    from cli.given import check_outputs
     from fleet.errors import ConfigError
     from placement.ledger_verify import verify
     from service.config import load_config, override
 
-    if head and not re.fullmatch("[0-9a-f]{64}", head):
+    if head is not None and not re.fullmatch("[0-9a-f]{64}", head):  # an empty one is a file that was not found
         raise ConfigError(f"--head {head!r}: expected the 64 hexadecimal digits of a line's hash")
+    check_outputs(Path(json_path) if json_path else None)
     path = override(load_config(config), state=state).ledger
-    verdict = verify(path, head)
+    verdict = verify(path, head or "")
     if json_path is None:
         for line in _told(path, head, verdict):
             typer.echo(line)
@@ -66,7 +69,7 @@ def verify_trail(
         raise typer.Exit(1)
 
 
-def _told(path: Path, head: str, verdict: "Verdict") -> list[str]:
+def _told(path: Path, head: str | None, verdict: "Verdict") -> list[str]:
     lines = [
         f"{path}: {verdict.lines:,} lines of audit, {verdict.replies:,} replies, {verdict.intents:,} intents, "
         f"{verdict.waiting:,} waiting",

@@ -85,8 +85,10 @@ def test_the_configuration_names_the_state(state: Path) -> None:
     assert invoke("--config", config).exit_code == 0
 
 
-def test_a_head_that_is_none_is_wrong_usage(state: Path) -> None:
-    assert isinstance(invoke("--state", state, "--head", "17").exception, ConfigError)
+@pytest.mark.parametrize("head", ["17", ""])
+def test_a_head_that_is_none_is_wrong_usage(state: Path, head: str) -> None:
+    """An empty one is what `$(cat head-of-last-monday)` gives where that file is not there."""
+    assert isinstance(invoke("--state", state, "--head", head).exception, ConfigError)
 
 
 def test_where_there_is_no_ledger_the_work_fails(tmp_path: Path) -> None:
