@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.given import ConfigOption, StateOption, configured
+from cli.given import ConfigOption, StateOption, check_outputs, configured
+from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from service.config import Config
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 JsonOption = Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")]
+UNITS = {"ledger": "line", "snapshot": "number", "board": "number"}  # of positions
 MEANS = {
     "ledger": "requests that the lost lines had decided are decided anew, and GPUs that they had promised look free "
     "until their jobs are seen running",
@@ -33,7 +35,8 @@ MEANS = {
 def show(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
     """Each part: its identity, how far it is, what the others have seen of it, and whether it is whole.
 
-    It reads files alone, and may be asked while Fleetcast runs and while it does not.
+    It reads files alone, and may be asked while Fleetcast runs and while it does not. Exit code 0: the parts agree;
+    1: one is in doubt, and nothing is placed; 2: wrong usage.
 
     Example:  fleetcast state show --json -
     """
@@ -42,7 +45,8 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
     from service.state_identity import doubts
     from service.state_parts import survey
 
-    parts = survey(configured(config, state))
+    check_outputs(Path(json_path) if json_path else None)
+    parts = survey(_settings(config, state))
     body = report(parts, doubts(parts))
     if json_path is None:
         tell(body)
@@ -50,6 +54,8 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
         sys.stdout.buffer.write(msgspec.json.encode(body) + b"\n")
     else:
         Path(json_path).write_bytes(msgspec.json.encode(body) + b"\n")
+    if not body["whole"]:
+        raise typer.Exit(1)
 
 
 @app.command("accept")
@@ -64,7 +70,7 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
     from service.state_identity import doubts, sentence
     from service.state_parts import survey
 
-    settings = configured(config, state)
+    settings = _settings(config, state)
     parts = survey(settings)
     found = doubts(parts)
     if not found:
@@ -75,6 +81,14 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
         typer.echo(f"    it means: {MEANS[doubt.part]}")
     identity = renew(settings, parts, found)
     typer.echo(f"the state is {identity} from now on; the ledger's audit says so")
+
+
+def _settings(config: Path | None, state: str | None) -> "Config":
+    """ConfigError where the folder is none: of a mistyped one nobody may hear that its parts agree."""
+    settings = configured(config, state)
+    if not settings.folder.is_dir():
+        raise ConfigError(f"state = {settings.state!r}: no such folder; name another with --state or --config")
+    return settings
 
 
 def renew(config: "Config", parts: "Parts", found: "list[Doubt]") -> str:
@@ -146,15 +160,16 @@ def tell(body: dict[str, Any]) -> None:
     """The same as lines."""
     typer.echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:
+        unit = UNITS.get(row["part"], "")
         typer.echo(f"{row['part']:9} {row['verdict']}")
-        typer.echo(f"          at {_where(row['position'])}, of the state {row['identity'] or '-'}")
+        typer.echo(f"          it is at {_where(row['position'], unit)}, of the state {row['identity'] or '-'}")
         for other, seen in row["seen_by"].items():
-            typer.echo(f"          the {other} has seen {_where(seen)}")
+            typer.echo(f"          {other} saw it at {_where(seen, unit)}")
     if not body["whole"]:
         typer.echo("Nothing is placed. Put the part back that is lost, or go on without it: fleetcast state accept")
 
 
-def _where(position: int | dict[str, int] | None) -> str:
+def _where(position: int | dict[str, int] | None, unit: str) -> str:
     if isinstance(position, dict):
-        return ", ".join(f"byte {offset:,} of {name}" for name, offset in position.items()) or "nothing"
-    return f"{position:,}" if position else "nothing"
+        return ", ".join(f"byte {offset:,} of {name}" for name, offset in position.items()) or "its beginning"
+    return f"{unit} {position:,}" if position else "its beginning"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from fleet.clock import ManualClock
+from fleet.errors import ConfigError
 from fleet.topology import NodeSpec, Topology
 from ingest.inbox import InboxSource, InboxWriter
 from placement.ledger import LedgerError
@@ -101,10 +102,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-def state(*words: str, folder: Path) -> str:
+def state(*words: str, folder: Path, exit_code: int = 0) -> str:
     """What `fleetcast state ...` prints."""
     result = CliRunner().invoke(app, ["state", *words, "--state", str(folder)])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return result.output
 
 
@@ -368,6 +369,13 @@ def test_a_folder_from_before_identities_is_taken_silently(tmp_path: Path) -> No
 # -- the command ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("words", [("show",), ("accept",), ("show", "--json", "nowhere/there.json")])
+def test_of_a_folder_that_is_not_there_nothing_is_said_to_agree(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, ["state", *words, "--state", str(tmp_path / "mistyped")])
+    assert isinstance(result.exception, ConfigError)
+    assert not (tmp_path / "mistyped").exists()
+
+
 def test_show_tells_of_each_part_what_it_is_and_what_the_others_saw(site: Site) -> None:
     _, old, _ = lived(site)
     body: dict[str, Any] = msgspec.json.decode(state("show", "--json", "-", folder=site.folder))
@@ -376,12 +384,13 @@ def test_show_tells_of_each_part_what_it_is_and_what_the_others_saw(site: Site) 
     assert {row["identity"] for row in body["parts"]} == {body["identity"]}
     assert set(body["parts"][0]["seen_by"]) >= {"board", "snapshot"}
     no_ledger(site.folder, old)
-    body = msgspec.json.decode(state("show", "--json", "-", folder=site.folder))
+    body = msgspec.json.decode(state("show", "--json", "-", folder=site.folder, exit_code=1))
     assert body["whole"] is False
     assert body["parts"][0]["verdict"].startswith("the ledger is gone, and the ")
     assert body["parts"][0]["since_ms"] >= NOW_MS
-    lines = state("show", folder=site.folder)
+    lines = state("show", folder=site.folder, exit_code=1)
     assert "ledger    the ledger is gone" in lines
+    assert "          board saw it at line " in lines
     assert "snapshot  whole" in lines
     assert "fleetcast state accept" in lines
     site.start()
