@@ -172,7 +172,7 @@ class GuardedSource:
         return SourceError(f"fails ({self.last_error})", self._back_off_s)
 
     def _note(self, where: str, error: BaseException) -> None:
-        """Count it; the log has the traceback of one that is new. `/readyz` shows `last_error` to who has no token, too."""
+        """Count it; the log has the traceback of one that is new. Anybody may read `last_error` at `/readyz`."""
         self.errors += 1
         said = redacted(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
         if said != self.last_error:

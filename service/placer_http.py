@@ -1,6 +1,7 @@
 """The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems as they are."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable
 
@@ -23,6 +24,8 @@ from service.problems import Problem, bug
 from service.request_body import LEASE, read_raw
 from service.start_desk import StartDesk
 
+logger = logging.getLogger(__name__)
+
 MAX_BODY_BYTES = 4_194_304
 MOST_ROWS = 1000
 RETRY_AFTER_S = 2
@@ -42,6 +45,7 @@ class Doors:
         self.queue_changed = queue_changed
         self.access = access
         self.bodies = BodyBudget(desk.config.api.body_budget_bytes)
+        self._damage = ""  # what of the ledger was logged last
 
     async def place(self, request: Request) -> Response:
         wanted = decode(await read_raw(request, MAX_BODY_BYTES))
@@ -97,6 +101,7 @@ class Doors:
             self.desk.refresh()
             waiting = len(self.desk.ledger.queued())
         except LedgerError as error:
+            self._log_damage(error)
             return problem_of(error).response(request.url.path)
         as_of_ms = self.desk.board.as_of_ms if self.desk.board else None
         told = {"ok": True, "warming": as_of_ms is None, "board_as_of_ms": as_of_ms, "queued": waiting}
@@ -105,6 +110,12 @@ class Doors:
     async def metrics(self, request: Request) -> Response:
         self.desk.metrics.intents.set(len(self.desk.ledger.active_intents()))
         return Response(generate_latest(self.desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _log_damage(self, error: Exception) -> None:
+        """What the ledger raises is the operator's to mend, who sees no answers: each news of it once."""
+        if isinstance(error, LedgerError) and str(error) != self._damage:
+            self._damage = str(error)
+            logger.error("%s", error)
 
     def guard(self, handler: Handler, scope: Scope) -> Handler:
         """The handler for callers who may; the api asks with the token of its own caller."""
@@ -117,6 +128,7 @@ class Doors:
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody is there to read it
             except ERRORS as error:
+                self._log_damage(error)
                 response = problem_of(error).response("/v1" + request.url.path)
                 self.desk.metrics.refused_requests.labels(str(response.status_code)).inc()
                 return response

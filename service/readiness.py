@@ -12,7 +12,7 @@ from service.board_age import why_stale
 from service.board_mirror import BoardMirror
 from service.last_words import why_ended
 from service.routes.context import Context
-from service.state_identity import Doubt, sentence
+from service.state_identity import Doubt, refusal
 
 PLACER_S = 1.0  # wall
 PROBE = ".ready"
@@ -103,7 +103,9 @@ async def _placer(context: Context) -> tuple[Check, Check]:
     if answer.status >= 500:
         return Check("placer", False, f"the placer answers {answer.status}: {_detail(answer.body)}"), unknown
     health = _health(answer.body)
-    state = Check("state", not health.doubts, "; ".join(map(sentence, health.doubts)) or "the parts of the state agree")
+    state = Check(
+        "state", not health.doubts, refusal(health.doubts) if health.doubts else "the parts of the state agree"
+    )
     if health.warming:
         return Check("placer", False, "the placer has seen no board yet"), state
     return Check("placer", True, "the placer answers"), state

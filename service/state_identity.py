@@ -117,6 +117,12 @@ def sentence(doubt: Doubt) -> str:
     return doubt.what + (f" (last whole at {moment(doubt.since_ms)})" if doubt.since_ms else "")
 
 
+def refusal(found: Sequence[Doubt]) -> str:
+    """All that is in doubt, what follows from it, and what to do."""
+    told = "; ".join(map(sentence, found))
+    return f"{told}; nothing is placed until it is put back, or accepted: fleetcast state show"
+
+
 def _of_ledger(parts: Parts) -> Iterator[Doubt]:
     part, claims = parts.ledger, parts.claims()
     if part is None:
@@ -180,10 +186,10 @@ def _of_another_state(name: str, parts: Parts) -> Iterator[Doubt]:
 
 
 def _most(claims: Mapping[str, Seen], of: Any) -> tuple[int, int, str]:
-    """The highest that was seen, when, and by which part."""
+    """The highest that was seen, when last, and by which part."""
     if not claims:
         return 0, 0, ""
-    name = max(claims, key=lambda name: of(claims[name]))
+    name = max(claims, key=lambda name: (of(claims[name]), claims[name].time_ms))
     return of(claims[name]), claims[name].time_ms, _the(name)
 
 

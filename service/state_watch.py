@@ -10,7 +10,7 @@ from fleet.errors import StaleError
 from placement.ledger import Ledger, LedgerError
 from service.board import Board
 from service.config import Config
-from service.state_identity import Doubt, Part, Parts, Seen, doubts, sentence
+from service.state_identity import Doubt, Part, Parts, Seen, doubts, refusal
 from service.state_parts import (
     Accepted,
     StateFile,
@@ -56,10 +56,7 @@ class StateWatch:
         """
         self._check_file()
         if self.doubts:
-            raise StaleError(
-                "; ".join(map(sentence, self.doubts))
-                + "; nothing is placed until it is put back, or accepted: fleetcast state show"
-            )
+            raise StaleError(refusal(self.doubts))
 
     def _begin(self) -> None:
         """Give a new state its identity, and this one's to a ledger of which nobody has seen any."""
@@ -92,7 +89,7 @@ class StateWatch:
         )
         before, self.doubts = self.doubts, doubts(parts)
         if self.doubts and self.doubts != before:
-            logger.error("nothing is placed: %s", "; ".join(map(sentence, self.doubts)))
+            logger.error("%s", refusal(self.doubts))
         elif before and not self.doubts:
             logger.info("the parts of the state agree again")
         if not self.doubts and self._board and standing and standing.identity == ledger.identity:

@@ -292,7 +292,9 @@ def test_a_ledger_that_is_damaged_while_it_is_open_is_told_and_nothing_is_promis
         assert "is damaged (the intent of request 'a' is not what was written" in answer.json()["detail"]
 
 
-def test_a_stored_reply_that_was_changed_is_not_served_and_the_others_are(world: World) -> None:
+def test_a_stored_reply_that_was_changed_is_not_served_and_the_others_are(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.place("a")
     reply = world.ask("GET", "/placements/a").content
     world.place("b")
@@ -305,6 +307,8 @@ def test_a_stored_reply_that_was_changed_is_not_served_and_the_others_are(world:
         answer = world.ask(method, path, body)
         assert (answer.status_code, answer.json()["type"]) == (503, "urn:fleetcast:problem:unavailable")
         assert "the decision of request 'b' is not what was written" in answer.json()["detail"]
+    (row,) = [row for row in caplog.records if "is not what was written" in row.getMessage()]
+    assert row.levelname == "ERROR", "the operator hears of it, once"
     assert world.ask("GET", "/placements/a").content == reply
     assert world.ask("GET", "/healthz").status_code == 200
 

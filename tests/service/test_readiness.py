@@ -148,7 +148,8 @@ def test_a_part_of_the_state_in_doubt_is_named_with_the_time(world: World) -> No
     status, failing, _ = world.asked()
     assert status == 503
     assert list(failing) == ["placer", "state"]
-    assert failing["state"] == f"the ledger is new (last whole at {moment(NOW_MS)})"
+    what_to_do = "nothing is placed until it is put back, or accepted: fleetcast state show"
+    assert failing["state"] == f"the ledger is new (last whole at {moment(NOW_MS)}); {what_to_do}"
 
 
 def test_occupancy_that_is_not_known_is_not_ready(world: World) -> None:
