@@ -149,7 +149,7 @@ class Access:
         if method not in SAFE_METHODS:
             refuse_other_sites(headers)
         if self.is_open:
-            refuse_other_names(headers, READERS_HOST if method in SAFE_METHODS else LOOPBACK_HOST)
+            refuse_other_names(headers, reads=method in SAFE_METHODS)
 
     def _caller(self, headers: Headers, names: Sequence[str]) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
@@ -225,16 +225,17 @@ def refuse_other_sites(headers: Headers) -> None:
         raise Problem(403, "other_site", "a page of another site may not change anything here")
 
 
-def refuse_other_names(headers: Headers, allowed: re.Pattern[bytes]) -> None:
+def refuse_other_names(headers: Headers, *, reads: bool) -> None:
     """A 403 problem where we are called by a name that is not ours: a page can have its own name lead here.
 
     An address is nobody's name, so that to read it need not even be loopback's.
     """
+    allowed = READERS_HOST if reads else LOOPBACK_HOST
     for name, host in headers:
         if name == b"host" and not allowed.fullmatch(host):
             detail = (
-                f"without tokens only a loopback address may be asked, such as http://127.0.0.1:8080/, and not "
-                f"{host[:80].decode('latin-1')!r}: set {TOKENS} to be called by any name (see README)"
+                f"without tokens, call this service by localhost or {'an IP' if reads else 'a loopback'} address, "
+                f"such as http://127.0.0.1:8080/, not {host[:80].decode('latin-1')!r}: set {TOKENS} to use any name"
             )
             raise Problem(403, "other_site", detail)
 

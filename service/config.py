@@ -291,7 +291,7 @@ def check_config(config: Config) -> None:
         section, _, name = key.partition(".")
         value = getattr(getattr(config, section), name)
         if not least <= value <= most:
-            raise ConfigError(f"{key} = {value}: must lie in {least:g}..{most:g}")
+            raise ConfigError(f"{key} = {value}: must lie in {_number(least)}..{_number(most)}")
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
     if config.api.board and not BOARD_URL.fullmatch(config.api.board):
@@ -320,6 +320,11 @@ def check_config(config: Config) -> None:
         raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file or folder")
 
 
+def _number(value: float) -> str:
+    """As somebody would write it into the file."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
+
+
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
     """Keys that mean nothing without each other; the files are looked at where they are used."""
     for key, value, needed, other in (
@@ -330,7 +335,7 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
         ("access.subjects", access.subjects, "api.client_ca", api.client_ca),
     ):
         if value and not other:
-            raise ConfigError(f"{key} is set, and {needed} is not: set both or none")
+            raise ConfigError(f"{key} is set, and {needed} is not: set {needed}, or leave {key} out")
 
 
 def override(

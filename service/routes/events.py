@@ -131,7 +131,9 @@ def _too_many(context: Context, names: NamesOfBody, body: dict[str, Any]) -> Pro
     for bound, most, used, count in names.bounds():
         context.metrics.limited.labels(bound).inc(count)
         taken = f", {used:,} are taken" if used else ""
-        told.append(f"limits.{bound} = {most:,}{taken}: {count:,} new names were refused")
+        told.append(
+            f"limits.{bound} = {most:,}{taken}: {count:,} new {'name was' if count == 1 else 'names were'} refused"
+        )
     context.metrics.events.labels("limited").inc(names.records)
     wait_s = max(1, round(context.clock.wall_s(names.retry_after_s())))
     detail = "; ".join(told) + f"; of all others everything was kept: send the whole body again after {wait_s} s"

@@ -82,7 +82,7 @@ def test_new_jobs_beyond_the_bound_are_refused_and_what_is_known_goes_on(client:
     body = [*submitted("a", "b", "c"), *submitted("c", sequence=2), end]
     answer = client.post("/v1/events", json=body)
     assert refused(answer) == {"live_jobs": 1}
-    assert answer.json()["detail"].startswith("limits.live_jobs = 4, 4 are taken: 1 new names were refused")
+    assert answer.json()["detail"].startswith("limits.live_jobs = 4, 4 are taken: 1 new name was refused")
     assert answer.json()["accepted"] == 3
     assert kept(tmp_path) == ["a", "b", "old"], "no event of the refused job is kept, nor one of the others lost"
     assert client.post("/v1/events", json=[{**end, "sequence": 10}]).status_code == 202
