@@ -17,7 +17,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fleet import failpoints
 
@@ -71,6 +71,8 @@ class Disk(Protocol):
     def connect(self, path: Path) -> sqlite3.Connection: ...
 
     def connect_to_read(self, path: Path) -> sqlite3.Connection: ...
+
+    def filesystem(self) -> Any: ...
 
 
 class File:
@@ -245,6 +247,11 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     return _disk(path).connect_to_read(path)
 
 
+def filesystem(path: Path) -> Any:
+    """The disk of a path, as fsspec knows it: for listings, reads and removals, not for what must be durable."""
+    return _disk(path).filesystem()
+
+
 class _Descriptor:
     """A file of the operating system."""
 
@@ -332,6 +339,11 @@ class _Machine:
             db = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
             db.text_factory = bytes.decode
         return db
+
+    def filesystem(self) -> Any:
+        import fsspec
+
+        return fsspec.filesystem("file")
 
 
 MACHINE: Disk = _Machine()

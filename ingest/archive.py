@@ -239,14 +239,17 @@ class Archive:
             self.kept.rows += len(part)
 
     def _on_disk(self, rows: Rows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
-        """(n,) whether a file holds the series and time already."""
+        """(n,) whether a file holds the series and time already, and is on disk itself."""
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
         wanted = code(rows, hour_ms)
         words = Words(lambda kind, entity: self._entities[kind].row(entity))
         found = np.zeros(len(rows), np.bool_)
         for name in names:
             with torn_is_said(name), self.files.open(name) as file:
-                found |= np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
+                here = np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
+                if here.any():
+                    self.files.keep([name])
+                found |= here
         return found
 
     def _write_events(self, events: Sequence[Event], flush: "_Flush", oldest_ms: int) -> None:

@@ -70,14 +70,16 @@ class KnownEvents:
 
 
 def identities(files: ArchiveFiles, span: Span) -> set[Identity]:
-    """Of the events of a span. Raises OSError."""
+    """Of the events of a span; the files that hold them are on disk. Raises OSError."""
     import pyarrow.parquet as pq
 
     def read(file: IO[bytes]) -> list[Identity]:
         table = pq.read_table(file, columns=IDENTITY, filters=span.filters, use_threads=False)
         return list(_rows(column.to_pylist() for column in table.columns))
 
-    return {one for _, same in each_file(files, span, "events", read) for one in same}
+    found = list(each_file(files, span, "events", read))
+    files.keep(name for name, _ in found)
+    return {one for _, same in found for one in same}
 
 
 def _rows(columns: Iterator[list[object]]) -> Iterator[Identity]:

@@ -132,15 +132,22 @@ def live(names: Iterable[FileName]) -> list[FileName]:
 
 
 class ArchiveFiles:
-    """The files of one archive, at a path or any URL that fsspec knows. Methods raise OSError.
+    """The files of one archive, in a folder (which carries its disk) or at any URL that fsspec knows.
+
+    Methods raise OSError.
 
     Making one touches nothing outside the process. Raises ConfigError for a URL whose filesystem is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | Path) -> None:
         import fsspec
 
-        self.url = url
+        self.url = str(url)
+        self._on_disk: set[Path] = set()  # folders whose names are
+        if not isinstance(url, str):
+            self.folder: Path | None = url
+            self._fs, self._root = files.filesystem(url), self.url
+            return
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -178,14 +185,28 @@ class ArchiveFiles:
             self._fs.pipe_file(self._at(name), bytes(data))
             return
         path = self.folder / name.path
-        made = _first_missing(path.parent)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(path.parent)
         files.replace_file(path, [data], AREA)
-        for folder in _up_to(path.parent, made)[1:]:
-            files.sync_folder(folder, AREA)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Its name is on disk, and those above it: they may be of a process that ended before it could see to that."""
+        assert self.folder is not None
+        if folder not in self._on_disk or not folder.exists():
+            for one in (folder, *folder.parents):
+                files.make_folder(one, AREA)
+                if one == self.folder:
+                    break
+            self._on_disk.add(folder)
+
+    def keep(self, names: Iterable[FileName]) -> None:
+        """Return once these files are on disk under their names: who put them there may not have seen to that."""
+        if self.folder is not None:
+            for folder in sorted({(self.folder / name.path).parent for name in names}):
+                files.sync_folder(folder, AREA)
 
     def become(self, ready: FileName) -> None:
         """A `.ready` file takes its place: what it stands for goes, then it gets its name. May be done again."""
+        self.keep([ready])
         final = replace(ready, ready=False)
         for name in self.names(ready.dataset, [ready.day]):
             if name != final and ready.stands_for(name):
@@ -226,7 +247,7 @@ class ArchiveFiles:
         """
         if self.folder is None:
             return lambda: None
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.folder, AREA)
         try:
             return files.lock(self.folder / f".{writer}.lock", by_process=True)
         except BlockingIOError as error:
@@ -246,15 +267,3 @@ class ArchiveFiles:
 
 def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def _first_missing(folder: Path) -> Path:
-    """The highest folder of a path that is not there yet; the folder itself when it is."""
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    return missing[-1] if missing else folder
-
-
-def _up_to(folder: Path, made: Path) -> list[Path]:
-    """The folders whose entries changed when `made` and all below it were made."""
-    below = [parent for parent in (folder, *folder.parents) if parent.is_relative_to(made)]
-    return below if made == folder and len(below) == 1 else [*below, made.parent]

@@ -19,6 +19,8 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from tests.simulation.filesystem import SimFileSystem
+
 
 class Killed(BaseException):
     """The process has ended: nothing that it does matters any more."""
@@ -53,6 +55,7 @@ class MemoryDisk:
         self.ledgers: dict[tuple[str, ...], sqlite3.Connection] = {}
         self.writers: dict[tuple[str, ...], Any] = {}
         self.torn = self.lost_names = 0
+        self.names_changed = 0  # how often
         self._numbers = 0
 
     def make_state(self) -> None:
@@ -82,11 +85,13 @@ class MemoryDisk:
         self.locks = {content: holder for content, holder in self.locks.items() if holder is not process}
 
     def power_loss(self) -> None:
+        self.names_changed += 1
         self.locks.clear()
         self._lose(self.root)
 
     def _lose(self, folder: Folder) -> None:
         changed = [name for name in {**folder.names, **folder.durable} if not self._kept(folder, name)]
+        before = dict(folder.names)
         for name in changed:
             if self.rng.random() < 0.5:
                 self.lost_names += 1
@@ -94,12 +99,20 @@ class MemoryDisk:
                     folder.names[name] = folder.durable[name]
                 else:
                     del folder.names[name]
+        self._keep_renamed(folder, before)
         folder.durable = dict(folder.names)
         for node in folder.names.values():
             if isinstance(node, Folder):
                 self._lose(node)
             elif bytes(node.data) != node.durable:
                 self._tear(node)
+
+    def _keep_renamed(self, folder: Folder, before: "dict[str, Content | Folder]") -> None:
+        """A journal holds a rename as one step: who had a name before and after it has one of the two."""
+        named = set(folder.names.values())
+        for name, node in folder.durable.items():
+            if node not in named and name not in folder.names and node in before.values():
+                folder.names[name] = node
 
     def _kept(self, folder: Folder, name: str) -> bool:
         return folder.names.get(name) is folder.durable.get(name)
@@ -171,7 +184,7 @@ class Mount:
         return SimFile(self, found)
 
     def rename(self, path: "SimPath", to: "SimPath") -> None:
-        self._check_writable()
+        self._check_writable().names_changed += 1
         node, target = self.node(path), self.folder(to.parent)
         old = target.names.get(to.name)
         if isinstance(old, Folder) and old.names:
@@ -219,6 +232,7 @@ class Mount:
         return give_back
 
     def remove_tree(self, folder: "SimPath") -> None:
+        self.check().names_changed += 1
         if not self.check().read_only and isinstance(self.check().find(folder.keys), Folder):
             del self.folder(folder.parent).names[folder.name]
 
@@ -248,6 +262,9 @@ class Mount:
             db.rollback()
         return SimConnection(self, db)
 
+    def filesystem(self) -> "SimFileSystem":
+        return SimFileSystem(self)
+
     # -- as paths ask
 
     def make_folder(self, path: "SimPath") -> None:
@@ -258,7 +275,7 @@ class Mount:
         names[path.name] = Folder()
 
     def unlink(self, path: "SimPath") -> None:
-        self._check_writable()
+        self._check_writable().names_changed += 1
         self.content(path)
         del self.folder(path.parent).names[path.name]
 
@@ -367,12 +384,22 @@ class SimPath(PurePosixPath):
         return iter([self / name for name in self.disk.folder(self).names])
 
     def glob(self, pattern: str) -> "Iterator[SimPath]":
-        """Every part of the pattern stands for one part of a path."""
+        """Every part of the pattern stands for one part of a path, `**` for any number of them."""
         found = [self]
         for part in pattern.split("/"):
+            if part == "**":
+                found += [path for at in found for path in at._below()]
+                continue
             inside = [path / name for path in found if path.is_dir() for name in self.disk.folder(path).names]
             found = [path for path in inside if fnmatchcase(path.name, part)]
         return iter(found)
+
+    def _below(self) -> "Iterator[SimPath]":
+        """The folders in it, and in those."""
+        for path in self.iterdir():
+            if path.is_dir():
+                yield path
+                yield from path._below()
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         if parents and len(self.parts) > 2 and not self.parent.exists():
