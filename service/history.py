@@ -39,6 +39,7 @@ class History:
         self.archive: Archive | None = None
         self._state, self._clock = state, clock
         self._config = config.archive
+        self._held = 0  # sources that wait for room
         if config.archive.enabled:
             limits = Limits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
             files = ArchiveFiles(config.archive_url)
@@ -50,16 +51,26 @@ class History:
     def full(self) -> bool:
         return self.archive is not None and self.archive.full
 
+    @property
+    def holds_up(self) -> bool:
+        """A source waits, or has to."""
+        return self.full or self._held > 0
+
     async def room(self) -> None:
         """Wait until there is room for another batch."""
-        began = 0.0
-        while self.full:
-            if not began:
-                began = time.monotonic()
-                logger.warning("the archive has %s waiting: a source is held up", _mib(self.archive))
-            await asyncio.sleep(POLL_WALL_S)
-        if began:
-            logger.info("the archive has room again after %.1f s", time.monotonic() - began)
+        if self.full:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        began = time.monotonic()
+        logger.warning("the archive has %s waiting: a source is held up", _mib(self.archive))
+        self._held += 1
+        try:
+            while self.full:
+                await asyncio.sleep(POLL_WALL_S)
+        finally:
+            self._held -= 1
+        logger.info("the archive has room again after %.1f s", time.monotonic() - began)
 
     def hand_over(self) -> Callable[[], None]:
         """What waits now, as a work for a thread; only for who holds `still`."""

@@ -224,7 +224,7 @@ class Pipeline:
         return scored
 
     async def _tick_forever(self) -> None:
-        await caught_up(self.sources)
+        await caught_up(self.sources, lambda: self.history.holds_up)
         self._has_caught_up.set()
         while True:
             began = time.monotonic()

@@ -1,12 +1,11 @@
 """What some sources tell beside their batches."""
 
 import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from service.guarded_source import GuardedSource
 
-CATCH_UP_POLL_S, CATCH_UP_PATIENCE_S = 0.02, 1.0  # wall
+CATCH_UP_POLL_S, CATCH_UP_LOOKS = 0.02, 50  # wall
 
 
 def gpu_models(sources: Sequence[GuardedSource]) -> dict[str, str]:
@@ -14,17 +13,18 @@ def gpu_models(sources: Sequence[GuardedSource]) -> dict[str, str]:
     return {node: model for source in sources for node, model in source.models().items()}
 
 
-async def caught_up(sources: Sequence[GuardedSource]) -> None:
+async def caught_up(sources: Sequence[GuardedSource], held_up: Callable[[], bool]) -> None:
     """Wait until what is on disk was folded: before the first board, else the GPUs of jobs in there would look free.
 
-    A backlog that shrinks no more is not waited for: it is a torn tail, or grows as fast as it is read.
+    A backlog that shrinks no more is not waited for: it is a torn tail, or grows as fast as it is read. Unless the
+    sources are held up, because the archive takes nothing: then nobody has read it yet.
     """
-    left, shrank = _backlog_bytes(sources), time.monotonic()
-    while left and time.monotonic() - shrank < CATCH_UP_PATIENCE_S:
+    left, looks = _backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
+    while left and looks < CATCH_UP_LOOKS:
         await asyncio.sleep(CATCH_UP_POLL_S)
         now = _backlog_bytes(sources)
-        if now < left:
-            left, shrank = now, time.monotonic()
+        looks = 0 if now < left or held_up() else looks + 1
+        left = min(left, now)
 
 
 def _backlog_bytes(sources: Sequence[GuardedSource]) -> int:

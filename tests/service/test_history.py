@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -15,10 +16,12 @@ import pytest
 
 from fleet.clock import ManualClock, SystemClock
 from fleet.entities import Entities
+from fleet.events import Submitted
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource
+from service import source_facts
 from service.config import ArchiveConfig, Config, PipelineConfig
 from service.pipeline import Pipeline
 from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
@@ -108,6 +111,38 @@ def test_sources_wait_while_the_disk_takes_nothing_and_nothing_is_lost(
     assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (120_000, 120_000)
     assert "a source is held up" in caplog.text
     assert "cannot write the archive" in caplog.text
+
+
+def test_the_first_board_waits_for_a_source_that_the_archive_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_facts, "CATCH_UP_POLL_S", 0)
+    looks, held_until = 0, 3 * source_facts.CATCH_UP_LOOKS
+
+    def backlog_bytes() -> int:
+        nonlocal looks
+        looks += 1
+        return 100 if looks <= held_until else 0
+
+    source: Any = SimpleNamespace(backlog_bytes=backlog_bytes)
+    asyncio.run(source_facts.caught_up([source], lambda: looks <= held_until))
+    assert looks == held_until + 1
+    torn: Any = SimpleNamespace(backlog_bytes=lambda: 100)
+    asyncio.run(source_facts.caught_up([torn], lambda: False))
+
+
+def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        history = pipeline_of(tmp_path, MemorySource(), buffer_bytes=1).history
+        assert history.archive is not None
+        assert not history.holds_up
+        history.archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
+        waits = asyncio.create_task(history.room())
+        await asyncio.sleep(0)
+        await history.flush()
+        assert (history.full, history.holds_up) == (False, True)
+        await waits
+        assert not history.holds_up
+
+    asyncio.run(story())
 
 
 def test_a_snapshot_holds_no_position_whose_samples_are_in_no_file(tmp_path: Path) -> None:
