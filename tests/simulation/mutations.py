@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from fleet import files
 from fleet.sequences import SeenSequences
+from ingest.archive_events import KnownEvents
 from placement.ledger_file import LedgerFile
 from service import pipeline, placer_desk
 from service.board import BoardWriter
@@ -42,6 +43,7 @@ def _by_the_clock(self: Expiry, intents: Any, board: Any, now_ms: int) -> set[st
 
 _sync = files.File.sync
 _add = SeenSequences.add
+_caught_up = pipeline.caught_up
 _first = BoardWriter.__init__
 
 
@@ -64,7 +66,12 @@ def _made_in_passing(folder: Any, area: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-async def _at_once(sources: Any) -> None:
+async def _impatient(sources: Any, held_up: Any) -> None:
+    """As it was: a source that the archive holds up for a second counts as read."""
+    await _caught_up(sources, lambda: False)
+
+
+async def _at_once(*_: Any) -> None:
     """The first board does not wait for what is on disk."""
 
 
@@ -93,8 +100,10 @@ MUTATIONS = {
     "folders-not-synced": Mutation(6, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),
     "board-too-early": Mutation(3, ("found once", "never back", "given once"), pipeline, "caught_up", _at_once),
+    "board-while-held-up": Mutation(211, ("found once", "given once"), pipeline, "caught_up", _impatient),
     "number-boards-anew": Mutation(3, ("never back",), BoardWriter, "__init__", _numbered_anew),
     "commit-seldom": Mutation(3, ("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
     "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "said", lambda *_: contextlib.nullcontext()),
+    "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_there", lambda *_: set()),
     "never-expire": Mutation(2, ("progress",), Expiry, "expired", lambda *_: set()),
 }

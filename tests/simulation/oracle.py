@@ -3,12 +3,15 @@
 given once       no GPU is promised or given to a job while another holds it: one whose start was acknowledged in time
                  and that has not ended, or one whose promise has not run out
 found once       what was acknowledged is folded, exactly once, whatever ended in between
+archived once    no event stands twice in the live files of the archive, and none of them is damaged; at the end
+                 all that was acknowledged stands there
 same bytes       a request has one reply; one that waits has a second, once it is decided
 never back       a reader never sees an older board than it saw, nor one that has forgotten what an older one knew
 no end           no process ends by itself
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +66,7 @@ class Oracle:
     acknowledged: dict[EventKey, None] = field(default_factory=dict)  # in order
     replies: dict[str, bytes] = field(default_factory=dict)
     boards: dict["Process", Seen] = field(default_factory=dict)
+    in_archive: set[EventKey] = field(default_factory=set)
     checks: int = 0
     power_lost_at: int = -1  # the number of the board that was there
 
@@ -128,6 +132,22 @@ class Oracle:
         told = sum(last - first + 1 for row in attempts.values() for first, last in row.seen.runs)
         if told != position:
             raise Broken("found once", f"{position} events were applied, {told} different ones are known")
+
+    # -- archived once
+
+    def archived(self, keys: Sequence[EventKey]) -> None:
+        """The events of all live files of the archive, whenever those have changed."""
+        self.checks += 1
+        self.in_archive = set(keys)
+        if len(self.in_archive) != len(keys):
+            job, attempt, sequence = Counter(keys).most_common(1)[0][0]
+            raise Broken("archived once", f"event {sequence} of {job}/{attempt} stands in two files, or twice in one")
+
+    def all_archived(self) -> None:
+        """What was acknowledged has come into the archive."""
+        for job, attempt, sequence in self.acknowledged:
+            if (job, attempt, sequence) not in self.in_archive:
+                raise Broken("archived once", f"event {sequence} of {job}/{attempt} was acknowledged; it is in no file")
 
     # -- same bytes
 

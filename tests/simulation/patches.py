@@ -1,4 +1,4 @@
-"""What the process around a simulation must not bring into it: the machine's time, and its failpoints."""
+"""What the process around a simulation must not bring into it: the machine's time, its failpoints, its patience."""
 
 import contextlib
 import sys
@@ -7,13 +7,16 @@ import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from fleet import failpoints
+from service import history
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PACKAGES = ("clients", "fleet", "ingest", "features", "models", "placement", "schedulers", "service")
+POLL_S, TIDY_S = 2.0, 60.0  # of the archive: a look is a step, and an episode has twenty minutes of them
 
 
 @contextlib.contextmanager
@@ -36,7 +39,8 @@ def simulated(world: "World") -> Iterator[None]:
         module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))  # type: ignore
     failpoints.arm(world.reach, world.end_running)
     try:
-        yield
+        with patch.multiple(history, POLL_WALL_S=POLL_S, TIDY_S=TIDY_S):
+            yield
     finally:
         failpoints.arm(None)
         for module in names:

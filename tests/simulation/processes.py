@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 
 from fleet.topology import Level, NodeSpec, Topology
+from ingest.archive import BYTES_AN_EVENT
 from ingest.event_body import decode_body
 from ingest.inbox import InboxSource, InboxWriter
 from service.access import load_access
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SEGMENT_BYTES = 600  # small: they are rolled and pruned all the time
+ARCHIVE_BYTES = 24 * BYTES_AN_EVENT  # six wait: they are written before the next snapshot; 24: sources wait
 POLL_S = 1.0
 EXPIRES_S = 30.0
 HERE = "127.0.0.1"
@@ -61,11 +63,15 @@ class SimClock:
 def config_on(mount: Mount, clock: SimClock) -> Config:
     """A configuration whose folder lies on a disk in memory, and whose clock is the world's."""
     state = mount.path("/state")
-    here = {"folder": property(lambda _: state), "make_clock": lambda _: clock}
+    here = {
+        "folder": property(lambda _: state),
+        "archive_url": property(lambda _: state / "archive"),
+        "make_clock": lambda _: clock,
+    }
     return type("SimConfig", (Config,), here, frozen=True)(
         state="/state",
         pipeline=PipelineConfig(tick_s=10.0, snapshot_s=30.0),
-        archive=ArchiveConfig(enabled=False),
+        archive=ArchiveConfig(buffer_bytes=ARCHIVE_BYTES),
         api=ApiConfig(),
         placer=PlacerConfig(intent_expires_s=EXPIRES_S, queue_period_s=5.0),
     )
@@ -176,10 +182,14 @@ class PipelineProcess(Process):
             lambda _: [InboxSource(self.config.inbox, poll_s=POLL_S)],
         )
         pipeline = self.pipeline
+        assert pipeline.history.archive is not None
+        self.archive = pipeline.history.archive
         self.spawn(pipeline._pump(pipeline.sources[0]))
         self.spawn(pipeline._tick_forever())
         self.spawn(pipeline.time.beat_forever())
         self.spawn(pipeline._snapshot_forever())
+        self.spawn(pipeline.history.flush_forever())
+        self.spawn(pipeline.history.tidy_forever())
 
 
 ROLES: tuple[type[Process], ...] = (Api, Placer, PipelineProcess)

@@ -18,15 +18,17 @@ from fleet import failpoints
 from fleet.errors import FleetcastError
 from placement.ledger import Intent, LedgerError
 from service.board import Board, BoardError
+from tests.simulation.archive import ArchiveLook
 from tests.simulation.clients import Clients, Job
 from tests.simulation.disk import Content, Killed, MemoryDisk
 from tests.simulation.oracle import Broken, Oracle
 from tests.simulation.processes import ROLES, Api, PipelineProcess, Placer, Process, SimClock
 
 EPOCH_MS = 1_789_000_000_000
-FAULTS = ("kill", "fuse", "power", "full", "read_only", "sync_fails", "clock", "pause")
+FAULTS = ("kill", "fuse", "power", "full", "read_only", "sync_fails", "clock", "pause", "idle")
 CALM_STEPS, SETTLED_MS = 40_000, 45_000
 TRACE = 30
+IDLE_MS = 1_200_000
 
 
 @dataclass(slots=True)
@@ -45,10 +47,11 @@ class World:
     def __init__(self, seed: str) -> None:
         self.rng = random.Random(seed)
         self.steady_ms = 0
-        self.ahead_ms = EPOCH_MS  # of the steady clock: how it was set
+        self.ahead_ms = EPOCH_MS + self.rng.randrange(3_600_000)  # of the steady clock: how it was set
         self.clock = SimClock(self)
         self.disk = MemoryDisk(random.Random(f"{seed} disk"), lambda: self.now_ms * 1_000_000)
         self.oracle = Oracle()
+        self.archive = ArchiveLook(self.disk)
         self.clients = Clients(self, random.Random(f"{seed} clients"))
         self.network: list[Message] = []
         self.processes: dict[str, Process | None] = {kind.role: None for kind in ROLES}
@@ -59,7 +62,7 @@ class World:
         self.digest = hashlib.blake2b(digest_size=16)
         self.broken: Broken | None = None
         self.faults = True
-        self._spell_over = 0
+        self._spell_over, self._idle_left_ms = 0, 3 * IDLE_MS
         some = [fault for fault in FAULTS if self.rng.random() < 0.6] or ["kill"]
         self._faults = [(fault, self.rng.choice((1, 2, 5))) for fault in some]
         self._fault_odds = self.rng.choice((0.0005, 0.002, 0.006))
@@ -139,6 +142,14 @@ class World:
                 self._bury(process)
             elif process.started:
                 self._after(process)
+            self._look_at_archive()
+
+    def _look_at_archive(self) -> None:
+        keys = self.archive.look()
+        if keys is not None:
+            self.counts["archives"] += 1
+            self.counts["compacted"] += any(name.compacted for name in self.archive.names)
+            self.oracle.archived(keys)
 
     def _after(self, process: Process) -> None:
         """The laws that what this process did may have broken."""
@@ -252,6 +263,7 @@ class World:
             self.kill(process)
             self._bury(process)
         self.disk.power_loss()
+        self._look_at_archive()
         board = self.disk.find(("state", "board", "board"))
         if isinstance(board, Content) and board.data:
             with contextlib.suppress(BoardError):
@@ -268,6 +280,12 @@ class World:
 
     def _fault_clock(self) -> None:
         self.ahead_ms += self.rng.choice((-1, 1)) * self.rng.choice((300, 7000, 40_000, 600_000))
+
+    def _fault_idle(self) -> None:
+        """The host sleeps, so that an hour closes and the archive is compacted; no job is forgotten."""
+        if self._idle_left_ms:
+            self._idle_left_ms -= IDLE_MS
+            self.steady_ms += IDLE_MS
 
     def _fault_pause(self) -> None:
         for process in self.rng.sample(self._alive(), k=min(1, len(self._alive()))):
@@ -366,8 +384,8 @@ class World:
         for process in self._alive():
             process.paused_until, process.fuse = 0, None
         last, settled_ms = self.steps + CALM_STEPS, 0
-        while self.steady_ms < settled_ms or self.clients.jobs or self.network or None in self.processes.values():
-            if self.clients.jobs or self.network or None in self.processes.values():
+        while self.steady_ms < settled_ms or self._is_busy():
+            if self._is_busy():
                 settled_ms = self.steady_ms + SETTLED_MS
             if self.steps >= last:
                 raise Broken("progress", f"{len(self.clients.jobs)} clients wait for ever: {self._waiting()}")
@@ -378,6 +396,11 @@ class World:
             self.step()
         self._check_end()
 
+    def _is_busy(self) -> bool:
+        pipeline = self.processes["pipeline"]
+        waits = isinstance(pipeline, PipelineProcess) and pipeline.archive.nbytes > 0
+        return bool(self.clients.jobs or self.network or waits or None in self.processes.values())
+
     def _waiting(self) -> str:
         return ", ".join(f"{job.name}/{job.attempt} wants to {job.wants}" for job in self.clients.jobs[:5])
 
@@ -386,6 +409,7 @@ class World:
         assert isinstance(pipeline, PipelineProcess)
         jobs = pipeline.pipeline.state.jobs
         self.oracle.found(jobs.attempts, list(self.oracle.acknowledged), "at the end")
+        self.oracle.all_archived()
         runs = [row.job for row in jobs.running()]
         if runs:
             raise Broken("progress", f"all jobs have ended, {runs} still run on the board")
