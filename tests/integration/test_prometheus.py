@@ -186,6 +186,7 @@ NOT_HERE = (
     "fleetcast_node_risk_observed_ratio",
     "fleetcast_node_risk_brier_skill_ratio",
     "fleetcast_spike_load_ratio",  # no adapter of the simulation tells its speed, so nothing has a capacity
+    "fleetcast_tls_certificate_expiry_timestamp_seconds",  # its api speaks plain HTTP
     'culprit=~"$node',  # who is flagged need not hold a job back,
     'weakest="$node"',  # nor be the weakest of a gang
 )
