@@ -53,6 +53,18 @@ class ApiMetrics:
             ("version",),
             registry=self.registry,
         )
+        self.neutral = Counter(
+            "fleetcast_kube_neutral_answers",
+            "Answers to kube-scheduler that say nothing, for want of a fresh board.",
+            registry=self.registry,
+        )
+        self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
+        self.requests: dict[tuple[str, str, int], int] = {}
+        self.seconds: dict[str, Latency] = {}
+        self._count_the_door()
+
+    def _count_the_door(self) -> None:
+        """Who was turned away, and what those who were let in take up."""
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
             "Connections closed by us: too many (429: of one address), too slow, no HTTP, or no TLS.",
@@ -82,14 +94,6 @@ class ApiMetrics:
         self.max_connections = Gauge(
             "fleetcast_api_max_connections", "How many may be open at once.", registry=self.registry
         )
-        self.neutral = Counter(
-            "fleetcast_kube_neutral_answers",
-            "Answers to kube-scheduler that say nothing, for want of a fresh board.",
-            registry=self.registry,
-        )
-        self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
-        self.requests: dict[tuple[str, str, int], int] = {}
-        self.seconds: dict[str, Latency] = {}
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one answered request."""
