@@ -2,17 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
+TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
-.PHONY: demo test setup integration simulation fuzz bench lint lock sbom clean
+.PHONY: demo test setup integration simulation fuzz soak bench docs lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## set up and pass the tests
-	$(BIN)/python -m pytest -m "not integration" -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not integration" -n auto $(BY_FILE) $(ARGS)
 
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
-	$(BIN)/python -m pytest -m integration $(ARGS)
+	$(BIN)/python -m pytest -m integration -n $(TOGETHER) $(BY_FILE) $(ARGS)
 
 simulation: $(VENV)/.installed-dev ## the whole service in one process, by seeds
 	$(BIN)/python -m tests.simulation --seed 1 --seeds 20 --steps 50000 --processes 2 $(ARGS)
@@ -26,8 +28,16 @@ lint: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev ## ten million requests, right and wrong, to the service in one process; goes on where it was stopped
 	$(BIN)/python -m tests.fuzz.campaign --keep var/fuzz.json $(ARGS)
 
+soak: $(VENV)/.installed-dev ## the long runs of the integration suite, longer: hours of processor time
+	FLEETCAST_SOAK_GPUS=1024 FLEETCAST_SOAK_HOURS=48 CRASH_KILLS=300 CRASH_PIPELINE_KILLS=200 BACKPRESSURE_S=60 \
+	$(BIN)/python -m pytest -m integration tests/integration/test_soak.py tests/integration/crash/test_kills.py \
+	  tests/integration/crash/test_streams.py tests/integration/crash/test_backpressure.py $(ARGS)
+
 bench: $(VENV)/.installed ## every hot path at its sizes, one JSON line a case
 	$(BIN)/fleetcast bench --json - $(ARGS)
+
+docs: $(VENV)/.installed-dev ## the documentation as a site that needs no network: var/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)
 
 setup: $(VENV)/.installed-dev
 

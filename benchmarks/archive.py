@@ -1,9 +1,8 @@
 """The archive: pages into rings and files, and what a sample takes on disk.
 
-Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (exporter pages → decoded,
-written to the window store, archived: all that a pipeline does with a sample, fsyncs included, by CPU time), `compact`
-(the parts of hours → a file each, by CPU time), `bytes a sample` and `bytes a sample, parts` (values of recorded H100
-runs in our units, each reading taken for a scrape: in the files of hours, and in the parts of minutes before that).
+Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (all that a pipeline does with a
+sample, fsyncs included, by CPU time), `compact` (the parts of hours → a file each, by CPU time), `bytes a sample` and
+`bytes a sample, parts` (recorded H100 values in our units, a scrape a reading: in files of hours, and in their parts).
 
 Peers: pyarrow with its defaults and zstd for speed and size; DuckDB's own format is measured in the same way.
 """
@@ -16,26 +15,54 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyarrow import csv
 
 from benchmarks.case import Peer, measure, record
 from benchmarks.decode import FIELDS, GPUS, INTERVAL_MS, PAGES_A_BATCH, T0, round_of
-from benchmarks.recorded import h100_samples
 from features.store import WindowStore
 from fleet.entities import Entities
+from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Topology
-from ingest.archive import Archive
-from ingest.archive_compact import compact, runs
-from ingest.archive_files import HOUR_MS, ArchiveFiles
-from ingest.exporters import ExporterResolver
+from ingest.archive.archive import Archive
+from ingest.archive.compact import compact, runs
+from ingest.archive.files import HOUR_MS, ArchiveFiles
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from ingest.source import Batch
-from ingest.text import PageDecoder, Target
 
 SIZES = (1_000, 10_000)
 SCRAPES_A_FLUSH = 4  # a snapshot a minute
 RUNS = 3
 HOUR_FIRST_MS = 1_699_999_200_000
 NOWHERE = Topology.build([])
+
+FOLDER = Path("telemetry") / "h100-phases"
+SCRAPE_MS = 15_000
+# column -> (metric, factor from the recording's unit to ours)
+COLUMNS = {
+    "power_w": ("power_w", 1.0),
+    "temp_c": ("gpu_temp_c", 1.0),
+    "mem_used_mib": ("fb_used_bytes", 2.0**20),
+    "mem_total_mib": ("fb_total_bytes", 2.0**20),
+    "gpu_util_pct": ("gpu_util", 0.01),
+    "sm_util_pct": ("gpu_util", 0.01),
+    "mem_util_pct": ("mem_copy_util", 0.01),
+    "sm_active": ("sm_active", 1.0),
+    "tensor_active": ("tensor_active", 1.0),
+    "dram_active": ("dram_active", 1.0),
+    "fp16_active": ("fp16_active", 1.0),
+    "pcie_tx_bytes_s": ("pcie_tx_bytes_per_s", 1.0),
+    "pcie_rx_bytes_s": ("pcie_rx_bytes_per_s", 1.0),
+    "pcie_tx_kib": ("pcie_tx_bytes_per_s", 1024.0),
+    "pcie_rx_kib": ("pcie_rx_bytes_per_s", 1024.0),
+    "nvlink_tx_bytes_s": ("nvlink_tx_bytes_per_s", 1.0),
+    "nvlink_rx_bytes_s": ("nvlink_rx_bytes_per_s", 1.0),
+    "throttle_reasons": ("clock_event_reasons", 1.0),
+    "energy_mj": ("energy_j", 0.001),
+    "clock_sm_mhz": ("sm_clock_mhz", 1.0),
+    "clock_mem_mhz": ("mem_clock_mhz", 1.0),
+}
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -90,8 +117,8 @@ def _alone(gpus: int) -> dict[str, Any]:
             archive.add(one, sure)
         archive.hand_over(NOWHERE, T0)()
         archive.close()
-        assert archive.kept.rows == sum(map(len, batches)), f"only {archive.kept.rows} rows came to be"
-        return archive.kept.rows
+        assert archive.counts.rows == sum(map(len, batches)), f"only {archive.counts.rows} rows came to be"
+        return archive.counts.rows
 
     size = {"gpus": gpus, "series": gpus * len(FIELDS)}
     return measure("archive", "alone", size, write, "samples/s", peer=_plain_parquet(batches), repeats=RUNS)
@@ -137,7 +164,7 @@ def _together(nodes: int) -> dict[str, Any]:
                     archive.add(written.taken, written.sure)
         archive.hand_over(NOWHERE, now_ms)()
         archive.close()
-        return archive.kept.rows
+        return archive.counts.rows
 
     minute()
     values, cpu_s = [], []
@@ -169,7 +196,7 @@ def _recorded() -> Iterator[dict[str, Any]]:
         archive.add(part, np.ones(len(part), np.bool_))
         archive.hand_over(NOWHERE, HOUR_FIRST_MS)()
     cpu_s = time.process_time() - began
-    assert archive.kept.rows == len(samples), f"{archive.kept.rows} rows of {len(samples)} came to be"
+    assert archive.counts.rows == len(samples), f"{archive.counts.rows} rows of {len(samples)} came to be"
     size = {
         "samples": len(samples),
         "series": len({*zip(samples.metric.tolist(), samples.entity.tolist(), strict=True)}),
@@ -188,6 +215,35 @@ def _recorded() -> Iterator[dict[str, Any]]:
     for name, peer in (("pyarrow zstd, long", _parquet_bytes), ("DuckDB", _duckdb_bytes)):
         beside = (name, peer(samples, entities) / len(samples))
         yield record("archive", "bytes a sample", size, [value], "B/sample", cpu_s=cpu_s, peer=beside)
+
+
+def h100_samples(entities: Entities, first_ms: int) -> SampleBatch | None:
+    """Every reading of every run as a scrape, 15 s apart, a node a run; None without the recording on this disk."""
+    named = os.environ.get("FLEETCAST_DATA")
+    data = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    parts = []
+    for number, path in enumerate(sorted((data / FOLDER).glob("*_telemetry.csv.gz"))):
+        parts += _run(path, f"h{number:02d}", entities, first_ms + number * 1_733)
+    return SampleBatch.concat(parts) if parts else None
+
+
+def _run(path: Path, node: str, entities: Entities, first_ms: int) -> list[SampleBatch]:
+    table = csv.read_csv(path)
+    gpu = table["gpu"].to_numpy()
+    parts = []
+    for index in np.unique(gpu).tolist():
+        own = gpu == index
+        row = entities.of_node(EntityKind.GPU, node, index)
+        time_ms = first_ms + np.arange(int(own.sum()), dtype=np.int64) * SCRAPE_MS
+        for column in set(table.column_names) & COLUMNS.keys():
+            name, factor = COLUMNS[column]
+            value = table[column].to_numpy()[own].astype(np.float64)
+            value = np.round(value / round(1 / factor), 12) if factor < 1 else value * factor
+            known = np.isfinite(value)
+            n = int(known.sum())
+            metric = np.full(n, metric_row(EntityKind.GPU, name), np.int16)
+            parts.append(SampleBatch(EntityKind.GPU, metric, np.full(n, row, np.int32), time_ms[known], value[known]))
+    return parts
 
 
 def _bytes(folder: Path) -> int:

@@ -52,10 +52,7 @@ def measure(
     peer: Peer | None = None,
     repeats: int = 5,
 ) -> dict[str, Any]:
-    """Time `run`, which returns how many items it worked on, `repeats` times after one warm-up.
-
-    Raises AssertionError when the warm-up or any run counts no item: a benchmark must measure a success.
-    """
+    """Time `run` `repeats` times after one warm-up. AssertionError if it counts no item: it must measure a success."""
     runs = _repeat(case, run, repeats)
     fastest = min(runs, key=lambda one: one.wall_s / one.items)
     values = [_value(one, unit) for one in runs]
@@ -73,10 +70,7 @@ def record(
     cpu_s: float,
     peer: tuple[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The line of a case that took its own measurements, one value a run; `value` is the best of them.
-
-    cpu_s: CPU time of what was measured (a server's, where a server was) in the best run.
-    """
+    """The line of a case that measured itself, a value a run; cpu_s: of what was measured, in the best run."""
     value = max(values) if _is_rate(unit) else min(values)
     return {
         "bench": bench,
@@ -131,6 +125,11 @@ def _value(run: _Run, unit: str) -> float:
     time_unit, _, per_item = unit.partition("/")
     total = run.wall_s * _PER_SECOND[time_unit]
     return total / run.items if per_item else total
+
+
+def free_bytes() -> int:
+    """Memory that is free now."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 @lru_cache(1)

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import measure
-from features.co_runs import LOOK_MS, MOST_CO_RUNS, CoRuns
+from features.co_runs import MOST_CO_RUNS, POLL_MS, CoRuns
 from features.sharing import Wiring
 from fleet.events import Started, Step, StepParts, Submitted
 from fleet.jobs import JobAttempt, JobTable
 from fleet.requests import RankPlacement
 from fleet.topology import Device, Level, NodeSpec, Topology
-from models.interference import LOADS, Pairs, learn
+from models.jobs.interference import LOADS, Pairs, learn
 
 JOBS = 2_500
 GPUS_PER_NODE = 8
@@ -68,7 +68,7 @@ class _Fleet:
         return self._see()
 
     def minute(self) -> int:
-        self.now_ms += LOOK_MS
+        self.now_ms += POLL_MS
         return self._see()
 
     def change(self) -> int:
@@ -82,7 +82,7 @@ class _Fleet:
 
     def _see(self) -> int:
         loads = np.full((len(self.running), len(LOADS)), 0.5)
-        self.co_runs.see(self.running, self.co_runs.keys_of(self.running), (), loads, self.now_ms, self.wiring)
+        self.co_runs.observe(self.running, self.co_runs.keys_of(self.running), (), loads, self.now_ms, self.wiring)
         assert len(self.running) == JOBS
         return len(self.running)
 

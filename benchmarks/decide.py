@@ -1,7 +1,6 @@
 """Deciding: one GPU, a gang inside a required level, a gang anywhere, and one that fits nowhere, with its reasons.
 
-The peer is a scheduler's filter-and-score loop in plain Python over the same nodes: best fit, no topology, no reasons.
-The fleet is 70 % free, in racks of 128 nodes; 80,000 GPUs are 10,000 nodes.
+The peer is a filter-and-score loop in plain Python: best fit, no topology. 70 % is free, in racks of 128 nodes.
 """
 
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import Peer, measure
+from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, TopologyConstraint
 from fleet.topology import Level, NodeSpec, Topology
 from placement.engine import decide
@@ -57,7 +57,7 @@ def best_fit(view: ClusterView, members: int, gpus: int) -> list[int]:
     scored = []
     for row, free in enumerate(view.free.sum(axis=1).tolist()):
         risk = max(view.p_fail[row], view.p_slow[row])
-        if view.state[row] == 0 and risk <= 0.5 and free >= gpus:
+        if view.state[row] == NodeState.IN_SERVICE and risk <= 0.5 and free >= gpus:
             scored.append((free - gpus, risk, row))
     return [row for _, _, row in sorted(scored)[:members]]
 

@@ -1,24 +1,22 @@
 """Exporter pages → samples: a scrape round over n nodes with 8 GPUs × 40 fields each.
 
-Cases: `steady` (only numbers change, the usual round), `steady, into the ring` (the same, gathered as the pipeline
-does and written to the window store), `changed` (a GPU vanished since the last page, or came back), `cold` (series
-never seen before). The peer is prometheus_client's text parser, which stops where we start: at labels and numbers.
+Cases: `steady` (only numbers change), `steady, into the ring` (and written to the window store), `changed` (a GPU
+vanished or came back), `cold` (new series). The peer is prometheus_client's parser, which stops at labels and numbers.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.case import Peer, measure
+from benchmarks.case import Peer, free_bytes, measure
 from features.store import WindowStore
 from fleet.entities import Entities
-from ingest.dcgm_fields import FIELD_IDS
-from ingest.exporters import ExporterResolver
+from ingest.pages.dcgm import FIELD_IDS
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from ingest.source import Batch
-from ingest.text import PageDecoder, Target
 
 GPUS = 8
 RARE = frozenset({206, 207, 235, 236, 253, 390, 391, 392, 395})
@@ -72,7 +70,7 @@ def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Valu
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Four records a size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus * BYTES_PER_GPU < free_bytes():
             yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
 
 

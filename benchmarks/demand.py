@@ -1,9 +1,8 @@
 """Demand: retraining on months of a cluster, and forecasting many series at once.
 
-`retraining`: features, the length of jobs and the quantile trees of every target of the data set demand/venus below
-FLEETCAST_DATA (five months of ten minutes; without it a made-up one of the same size). `forecasting`: QUANTILES at
-LEADS leads of as many pools, four weeks of ten minutes each, features included; the peer is persistence with the
-quantiles of its past errors.
+`retraining`: features, the length of jobs and the trees of every target of demand/venus below FLEETCAST_DATA (five
+months of ten minutes; else made up, of the same size). `forecasting`: QUANTILES at LEADS of as many pools, four weeks
+each, features included; the peer is persistence with the quantiles of its past errors.
 """
 
 import os
@@ -16,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import Peer, measure, record
-from models.demand_trees import DemandTrees
+from models.demand.naive import Persistence
+from models.demand.trees import DemandTrees
 from models.forecast import QUANTILES, Panel
-from models.naive import Persistence
 
 SIZES = (100, 1_000)  # series
 LEADS = tuple(range(6, 150, 6))  # every hour of a day, in bins
@@ -68,7 +67,7 @@ def _fitted() -> DemandTrees:
 
 def months() -> tuple[list[Panel], str]:
     """Panels of every target of one cluster, and where they come from."""
-    from training.demand_sets import read_panels
+    from training.sets.demand_sets import read_panels
 
     data = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
     found = [one.panel for one in read_panels(data, None) if one.dataset == VENUS] if data.is_dir() else []

@@ -1,9 +1,8 @@
 """Events into the inbox over HTTP: decoded, checked for duplicates, written and fsynced before the answer.
 
-`batch`: 100 events a request, as a collector sends them; `single`: one event a request, as a training loop does. After
-each run the records that lie on disk are counted: as many as were acknowledged. The peer writes the same bytes into
-SQLite (WAL, synchronous=FULL), one transaction a request, without HTTP and without looking at them. `cpu_s` is the
-server's. A fleet's size plays no part.
+`batch`: 100 events a request, as a collector sends them; `single`: one, as a training loop does. As many records must
+lie on disk as were acknowledged. The peer writes the same bytes into SQLite (WAL, synchronous=FULL), one transaction a
+request, without HTTP. `cpu_s` is the server's. A fleet's size plays no part.
 """
 
 import sqlite3
@@ -16,7 +15,7 @@ from typing import Any
 from benchmarks.case import Peer, beside, record
 from benchmarks.load import Ask, closed_loop, post
 from benchmarks.service import ServerProcess, beside_the_server
-from ingest.segments import HEADER, SUFFIX, scan_records
+from ingest.inbox.segments import HEADER, SUFFIX, scan_records
 
 JOBS = 64
 SECONDS = 3.0

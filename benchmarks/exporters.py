@@ -37,10 +37,7 @@ def healthy(field: int, rng: np.random.Generator) -> str:
 
 
 class Farm:
-    """Running; pages are made beforehand, and their numbers go round.
-
-    `write_groups` lists its targets as service discovery does, which both sides read.
-    """
+    """A running farm; its pages are made beforehand, and their numbers go round. Both sides read `write_groups`."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes

@@ -1,9 +1,8 @@
 """kube-scheduler's questions to a real api process: how many a second, and how long one takes while a pipeline ticks.
 
-At most 5,000 names a question, drawn anew from the fleet in another order for each of some pods; one answer in fifty is
-decoded and checked. The scheduler has one question under way at a time, so the tails are those of one client; while the
-pipeline ticks, questions are due 100 times a second whatever became of the earlier ones. The peer is what one would
-write first: a Starlette handler that decodes JSON, scores every name in Python and encodes. `cpu_s` is the server's.
+A question has up to 5,000 names, drawn anew; one answer in fifty is decoded and checked. Tails are those of one client,
+as the scheduler asks one question at a time; while the pipeline ticks, 100 a second are due. The peer is a Starlette
+handler that decodes JSON, scores every name in Python and encodes. `cpu_s` is the server's.
 """
 
 import json
@@ -18,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import record
-from benchmarks.load import Ask, Check, Load, closed_loop, open_loop, post
+from benchmarks.load import Ask, Check, LoadResult, closed_loop, open_loop, post
 from benchmarks.service import BoardProcess, ServerProcess, beside_the_server, free_port
 from schedulers.ratings import NEUTRAL
-from service.board import BoardReader
+from service.board.board import BoardReader
 
 SIZES = (10_000, 40_000)  # the latter are 5,000 nodes
 MOST_NAMES = 5_000
@@ -47,11 +46,14 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 def _cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, Any]]:
     names = BoardReader(folder / "board").latest().names("names.node")  # type: ignore[union-attr]
     size = {"gpus": gpus, "nodes": board.nodes, "names": min(MOST_NAMES, len(names))}
-    prioritize, filter_ = Draw("prioritize", names, size["names"]), Draw("filter", names, size["names"])
+    prioritize, filter_ = (
+        FilterRequests("prioritize", names, size["names"]),
+        FilterRequests("filter", names, size["names"]),
+    )
     board.say("swap")
     with _peer() as server:
         server.wait("/healthz")
-        peer = Draw("prioritize", names, size["names"], scored=False)
+        peer = FilterRequests("prioritize", names, size["names"], scored=False)
         theirs = max(_rates(server, peer)[0])
         their_tail = min(_tails(server, partial(_one_client, server, peer))[0])
     with _api(folder) as server:
@@ -71,15 +73,15 @@ def _cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, A
         board.say("rest")
 
 
-def _one_client(server: ServerProcess, draw: "Draw") -> Load:
+def _one_client(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
     return closed_loop(server.port, draw, connections=1, seconds=SECONDS)
 
 
-def _at_a_rate(server: ServerProcess, draw: "Draw") -> Load:
+def _at_a_rate(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
     return open_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
 
 
-class Draw:
+class FilterRequests:
     """Questions about `count` names of the fleet, for pods of different sizes. scored: the answer knows the nodes."""
 
     def __init__(self, verb: str, names: Sequence[str], count: int, *, scored: bool = True) -> None:
@@ -122,7 +124,7 @@ def _question(names: list[str], gpus: int) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
 
 
-def _rates(server: ServerProcess, draw: Draw) -> tuple[list[float], float]:
+def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], float]:
     """Requests a second of each run, and the CPU seconds of the best one."""
     rates, cpu_s = [], []
     for _ in range(REPEATS):
@@ -134,7 +136,7 @@ def _rates(server: ServerProcess, draw: Draw) -> tuple[list[float], float]:
     return rates, cpu_s[rates.index(max(rates))]
 
 
-def _tails(server: ServerProcess, load: Callable[[], Load]) -> tuple[list[float], float]:
+def _tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[float], float]:
     """The 99th percentile of each run in ms, and the CPU seconds of the best one."""
     tails, cpu_s = [], []
     for _ in range(REPEATS):

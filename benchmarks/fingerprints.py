@@ -1,4 +1,4 @@
-"""Passes over running jobs as `service.fingerprints` makes them: how long until each of them was looked at once.
+"""How long `service.pipeline.jobs.fingerprints` takes until it has looked at each running job once.
 
 Half an hour of readings lies in the rings. A quarter of the jobs tell checkpoints, an eighth swings with a period that
 telemetry can show, the others work steadily; one job in ten spans two nodes.
@@ -21,8 +21,8 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
-from service.fingerprints import PERIOD_S, Fingerprints
-from service.state import FleetState
+from service.pipeline.jobs.fingerprints import PERIOD_S, Fingerprints
+from service.pipeline.state import FleetState
 
 SIZES = (1_000, 10_000)  # GPUs
 GPUS_PER_NODE, GPUS_PER_JOB = 8, 4
@@ -70,7 +70,7 @@ def _round(
         cpu = time.process_time()
         waits_ms.append(1000 * asyncio.run(_watched(prints, state)))
         cpu_s += time.process_time() - cpu
-        seen = {job for (job, _), told in prints.answers.items() if told.use["looked_ms"] >= began_ms}
+        seen = {job for (job, _), told in prints.answers.items() if told.use.looked_ms >= began_ms}
         if len(seen) == jobs:
             return number, cpu_s
         clock.advance(PERIOD_S)
@@ -79,7 +79,7 @@ def _round(
 
 async def _watched(prints: Fingerprints, state: FleetState) -> float:
     """One pass; the longest that a task which wants to run all the time had to wait meanwhile, s."""
-    looking = asyncio.ensure_future(prints.look(state))
+    looking = asyncio.ensure_future(prints.renew(state))
     longest = 0.0
     while not looking.done():
         before = time.perf_counter()

@@ -1,9 +1,7 @@
 """Events from the wire to the tables: decoded, looked up, fsynced in the inbox, read from it, folded into the state.
 
 `job`: steps of training loops as JSON; `health`: NVSentinel's CloudEvents; `kernel`: lines of many nodes' kernel logs,
-each of them, or one in ten, an event. A thousand events a body, one body after the other, in one process: what a
-collector gets with one connection. HTTP is not in it (`events` measures that).
-
+each of them, or one in ten, an event. A thousand events a body, one body after the other, in one process, without HTTP.
 The peer decodes with `json`, or one regular expression, and commits each body to SQLite (WAL, synchronous=FULL).
 """
 
@@ -22,14 +20,14 @@ from benchmarks.case import Peer, measure
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.topology import NodeSpec, Topology
-from ingest.event_body import DecodedBody, decode_body
-from ingest.inbox import InboxSource, InboxWriter
-from ingest.kernel_events import KernelReader
-from ingest.nvsentinel import TYPE, decode
-from service.recent import RecentIdentities
-from service.routes.events import new_records
-from service.routes.kernel_log import decode as decode_log
-from service.state import FleetState
+from ingest.health.nvsentinel import TYPE, decode
+from ingest.inbox.event_body import DecodedBody, decode_body
+from ingest.inbox.inbox import InboxSource, InboxWriter
+from ingest.kernel_log.events import KernelReader
+from service.api.recent import RecentIdentities
+from service.api.routes.events import new_records
+from service.api.routes.kernel_log import decode as decode_log
+from service.pipeline.state import FleetState
 
 NODES, A_BODY, BODIES = 2_000, 1_000, 20
 NOW_MS = 1_760_000_000_000

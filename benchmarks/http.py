@@ -1,8 +1,7 @@
 """`GET /v1/nodes/{node}` of a real api process: as many as it can on one core, and the tail at 2,000 a second.
 
-Nodes are drawn uniformly, one body in a hundred is decoded and checked. In the closed loop the board is swapped every
-second; in the open loop a pipeline ticks beside. The peer is a FastAPI handler that returns the same document as a
-dict. `cpu_s` is the server's, for all requests of the best run; `us/request` of its own case for one.
+One body in a hundred is checked. In the closed loop the board is swapped every second; beside the open loop a pipeline
+ticks. The peer is a FastAPI handler that returns the same document. `cpu_s` is the server's, in the best run.
 """
 
 import json
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import record
-from benchmarks.load import Ask, Check, Load, closed_loop, get, open_loop
+from benchmarks.load import Ask, Check, LoadResult, closed_loop, get, open_loop
 from benchmarks.service import BoardProcess, ServerProcess, beside_the_server, free_port
-from service.board import Board, BoardReader
+from service.board.board import Board, BoardReader
 
 SIZES = (1_000, 10_000, 80_000)
 GPUS_PER_NODE = 8
@@ -39,7 +38,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 def _cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[dict[str, Any]]:
     names = _latest(folder).names("names.node")
-    draw = Draw(names)
+    draw = NodeRequests(names)
     board.say("swap")
     with _peer(folder) as server:
         server.wait(f"/v1/nodes/{names[0]}")
@@ -63,7 +62,7 @@ def _latest(folder: Path) -> Board:
     return board
 
 
-class Draw:
+class NodeRequests:
     """Requests for nodes drawn uniformly; `boards`: those that checked answers came from."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -102,7 +101,9 @@ def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float]
     return rates, (cpu_s[rates.index(max(rates))], each_us)
 
 
-def _open(server: ServerProcess, draw: Draw, size: dict[str, int], has_ticked: Callable[[], bool]) -> dict[str, Any]:
+def _open(
+    server: ServerProcess, draw: NodeRequests, size: dict[str, int], has_ticked: Callable[[], bool]
+) -> dict[str, Any]:
     """Goes on until a whole tick lay within."""
     tails: list[float] = []
     cpu_s: list[float] = []
@@ -116,7 +117,7 @@ def _open(server: ServerProcess, draw: Draw, size: dict[str, int], has_ticked: C
     return record("http", "node, p99 of an open loop", size, tails, "ms", cpu_s=cpu_s[tails.index(min(tails))])
 
 
-def _checked(load: Load) -> None:
+def _checked(load: LoadResult) -> None:
     assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
 
 

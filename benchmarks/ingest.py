@@ -4,8 +4,8 @@
                in which labels are new, do not count
     written    both are written the same requests of 1.0 and 2.0, one after the other
 
-User and system time of the processes, per million samples: of ours pipeline and api (and, in `all roles`, placer and
-supervisor as well), ticks and forecasts included; of Prometheus the process. Sizes are targets of 8 GPUs.
+CPU seconds of the processes per million samples: of ours pipeline and api (in `all roles` placer and supervisor, too),
+ticks and forecasts included. Sizes are targets of 8 GPUs.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from benchmarks.decode import FIELDS, GPUS
 from benchmarks.exporters import Farm
 from benchmarks.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
 from benchmarks.service import free_port
-from benchmarks.written import Requests, Sender, series_of
-from ingest.remote_write import Version
+from benchmarks.written import Requests, WriteConnection, series_of
+from ingest.remote_write.request import Version
 
 SIZES = (400,)
 INTERVAL_S = 15.0
@@ -52,7 +52,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield _written(Path(folder), version)
 
 
-class Fleet:
+class FleetProcess:
     """A whole Fleetcast under its supervisor, with default periods."""
 
     def __init__(self, folder: Path, **sections: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Fleet:
             time.sleep(0.1)
 
     def cpu_s(self, *, everything: bool = False) -> float:
-        """Of the roles that take samples in, or of all processes."""
+        """CPU seconds of the roles that take samples in, or of all processes."""
         rows = (line.split() for line in (self.state / "pids").read_text(encoding="utf-8").splitlines())
         return sum(cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
 
@@ -118,7 +118,7 @@ def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         running.callback(farm.close)
         farm.write_groups(groups)
         scrape = {"targets": [f"file_sd:{groups}"], "interval_s": INTERVAL_S}
-        fleet = Fleet(folder, scrape=scrape, pipeline=PERIODS)
+        fleet = FleetProcess(folder, scrape=scrape, pipeline=PERIODS)
         running.callback(fleet.close)
         peer = _scraping_peer(folder, groups)
         if peer is not None:
@@ -140,7 +140,7 @@ def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         yield record("ingest", case, size, [seconds / samples * 1e6], UNIT, cpu_s=seconds, peer=beside)
 
 
-def _now(fleet: Fleet) -> tuple[float, float, int]:
+def _now(fleet: FleetProcess) -> tuple[float, float, int]:
     fleet.next_tick()
     return fleet.cpu_s(), fleet.cpu_s(everything=True), fleet.samples()
 
@@ -159,14 +159,14 @@ def _written(folder: Path, version: Version) -> dict[str, Any]:
     requests = Requests(series_of(WRITTEN_NODES), version, np.random.default_rng(1))
     first_ms = time.time_ns() // 1_000_000 - (WRITTEN_ROUNDS + 1) * 1000
     with contextlib.ExitStack() as running:
-        fleet = Fleet(folder, pipeline=WRITTEN_PERIODS)
+        fleet = FleetProcess(folder, pipeline=WRITTEN_PERIODS)
         running.callback(fleet.close)
         program = find_prometheus()
         peer = None if program is None else PrometheusPeer(program, folder / "peer", {})
         if peer is not None:
             running.callback(peer.close)
         fleet.wait()
-        senders = [Sender(port, version) for port in (fleet.port, *([peer.port] if peer else []))]
+        senders = [WriteConnection(port, version) for port in (fleet.port, *([peer.port] if peer else []))]
         _write(senders, requests, first_ms, 1)
         _settle(fleet, requests.samples)
         before = fleet.cpu_s()
@@ -181,7 +181,7 @@ def _written(folder: Path, version: Version) -> dict[str, Any]:
     return record("ingest", f"written in {version}.0", size, [value], UNIT, cpu_s=spent_s, peer=beside)
 
 
-def _write(senders: Sequence[Sender], requests: Requests, first_ms: int, rounds: int) -> None:
+def _write(senders: Sequence[WriteConnection], requests: Requests, first_ms: int, rounds: int) -> None:
     for number in range(rounds):
         for body in requests.round(first_ms + number * 1000):
             for sender in senders:
@@ -190,7 +190,7 @@ def _write(senders: Sequence[Sender], requests: Requests, first_ms: int, rounds:
         sender.close()  # nobody keeps a line open until the next ones
 
 
-def _settle(fleet: Fleet, samples: int) -> None:
+def _settle(fleet: FleetProcess, samples: int) -> None:
     """Until the pipeline says it has them all, and has archived what it took."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:

@@ -28,14 +28,22 @@ from benchmarks.case import Peer, measure, record
 from benchmarks.decode import GPUS
 from clients.kafka import KafkaReader, KafkaWriter
 from clients.kafka_access import KafkaAccess
-from clients.kafka_records import Limits, Outgoing, Place
+from clients.kafka_records import FetchLimits, Outgoing, Place
 from features.store import WindowStore
 from fleet.clock import SystemClock
 from fleet.entities import Entities
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind
-from ingest.columnar import BINARY_TYPE, Header, Names, NodeRecord, RecordDecoder, encode_binary, encode_json
-from ingest.kafka import KafkaSource
+from ingest.kafka.columnar import (
+    BINARY_TYPE,
+    ColumnarRecord,
+    Header,
+    RecordDecoder,
+    RecordNames,
+    encode_binary,
+    encode_json,
+)
+from ingest.kafka.source import KafkaSource
 
 VARIABLE = "FLEETCAST_KAFKA"
 SIZES = (1_000, 10_000)
@@ -43,10 +51,10 @@ PARTITIONS = 8
 INTERVAL_S = 15.0
 STOP_S = 60.0
 MOST_BACKLOG = 60_000  # records
-NAMES = Names(tuple(metric.name for metric in METRICS[EntityKind.GPU]), tuple(map(str, range(GPUS))))
+NAMES = RecordNames(tuple(metric.name for metric in METRICS[EntityKind.GPU]), tuple(map(str, range(GPUS))))
 SAMPLES = len(NAMES.metrics) * GPUS  # of a record
 HEADERS = (("content-type", BINARY_TYPE.encode()),)
-Encode = Callable[[NodeRecord], bytes]
+Encode = Callable[[ColumnarRecord], bytes]
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -60,10 +68,10 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield _after_a_stop(brokers, nodes)
 
 
-def node_record(node: int, time_ms: int, rng: np.random.Generator) -> NodeRecord:
+def node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
     """All of the catalogue's metrics of eight GPUs."""
     values = rng.random((len(NAMES.metrics), GPUS)).round(4)
-    return NodeRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
+    return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
 
 
 def _size(nodes: int) -> dict[str, int]:
@@ -85,7 +93,7 @@ def _decoding(nodes: int) -> Iterator[dict[str, Any]]:
         yield measure("kafka", f"decode, {form}", _size(nodes), once, "samples/s", peer=peers[form], repeats=3)
 
 
-def _arrow(records: Sequence[NodeRecord]) -> Peer:
+def _arrow(records: Sequence[ColumnarRecord]) -> Peer:
     """The same records in Arrow's stream format, in the long form that it is made for."""
     import pyarrow as pa
 
@@ -110,7 +118,7 @@ def _arrow(records: Sequence[NodeRecord]) -> Peer:
     return Peer("pyarrow.ipc", once)
 
 
-def _standard_json(records: Sequence[NodeRecord]) -> Peer:
+def _standard_json(records: Sequence[ColumnarRecord]) -> Peer:
     texts = [encode_json(row) for row in records]
 
     def once() -> int:
@@ -212,7 +220,7 @@ async def _read(topic: _Topic, records: int, rings: bool) -> float:
 
 async def _poll_alone(topic: _Topic, records: int) -> float:
     """CPU seconds to have them all and look at none."""
-    reader = KafkaReader(topic.access, "", Limits(200, 8 * 2**20, 2**20))
+    reader = KafkaReader(topic.access, "", FetchLimits(200, 8 * 2**20, 2**20))
     places: dict[Place, int | None] = {(topic.name, number): None for number in await reader.partitions(topic.name)}
     await reader.assign(places)
     began, seen = time.process_time(), 0

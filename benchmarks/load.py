@@ -1,8 +1,7 @@
 """A load generator for HTTP: keep-alive connections without pipelining, on uvloop, one core.
 
-Closed loop: every connection asks again as soon as it is answered; what is measured is how many answers a second.
-Open loop: requests are due at fixed times, whatever became of the earlier ones; a latency counts from the time at which
-its request was due, so that a server that stands still is charged for everybody who would have asked meanwhile.
+Closed loop: a connection asks again once it is answered, which measures answers a second. Open loop: requests are due
+at fixed times, and latency counts from then, so a server that stands still pays for all who would have asked.
 """
 
 import asyncio
@@ -32,8 +31,8 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Load:
-    """What came of it. latency_s: of every answer; checked: how many bodies were looked at."""
+class LoadResult:
+    """The result of a load. latency_s: of every answer; checked: how many bodies were looked at."""
 
     seconds: float = 0.0
     latency_s: list[float] = field(default_factory=list)
@@ -56,20 +55,20 @@ def post(path: str, body: bytes, status: bytes = b"200", kind: str = "applicatio
     return Ask(head.encode() + body, status)
 
 
-def closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> Load:
+def closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> LoadResult:
     """Ask until `seconds` are over or `ask` has nothing more."""
-    load: Load = uvloop.run(_closed(port, ask, connections, seconds))
+    load: LoadResult = uvloop.run(_closed(port, ask, connections, seconds))
     return load
 
 
-def open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> Load:
+def open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> LoadResult:
     """Send `rate` requests a second, evenly spaced."""
-    load: Load = uvloop.run(_open(port, ask, connections, round(seconds * rate), rate))
+    load: LoadResult = uvloop.run(_open(port, ask, connections, round(seconds * rate), rate))
     return load
 
 
-async def _closed(port: int, ask: Callable[[], Ask | None], connections: int, seconds: float) -> Load:
-    load = Load()
+async def _closed(port: int, ask: Callable[[], Ask | None], connections: int, seconds: float) -> LoadResult:
+    load = LoadResult()
     lines = [await _connect(port, load) for _ in range(connections)]
     began = time.perf_counter()
     end = began + seconds
@@ -89,8 +88,8 @@ async def _closed(port: int, ask: Callable[[], Ask | None], connections: int, se
     return load
 
 
-async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int, rate: float) -> Load:
-    load = Load()
+async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int, rate: float) -> LoadResult:
+    load = LoadResult()
     lines = [await _connect(port, load) for _ in range(connections)]
     idle = deque(lines)
     due: deque[tuple[Ask, float]] = deque()
@@ -121,7 +120,7 @@ async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int,
     return load
 
 
-async def _connect(port: int, load: Load) -> "_Line":
+async def _connect(port: int, load: LoadResult) -> "_Line":
     _, line = await asyncio.get_running_loop().create_connection(lambda: _Line(load), "127.0.0.1", port)
     return line
 
@@ -129,7 +128,7 @@ async def _connect(port: int, load: Load) -> "_Line":
 class _Line(asyncio.Protocol):
     """One connection with at most one request under way."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: LoadResult) -> None:
         self.load = load
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buffer = b""

@@ -1,8 +1,8 @@
 """What a GPU costs in memory: a pipeline with a fleet, less one with a tenth of it, by GPU.
 
-Each is a process of its own that has decoded every node's page (40 fields a GPU), written rings of 120 fine slots and a
-day of 10-minute means, folded the jobs that keep all GPUs busy, and ticked. `resident` is what it holds afterwards,
-`peak` the most it ever held; the second pair of cases has an InfiniBand port with 17 counters beside each GPU.
+Each process has decoded every node's page (40 fields a GPU), filled rings of 120 fine slots and a day of 10-minute
+means, folded jobs on all GPUs, and ticked. `resident` is what it then holds, `peak` its most. In the second pair of
+cases each GPU has an InfiniBand port with 17 counters.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import record
+from benchmarks.case import free_bytes, record
 from benchmarks.decode import FIELDS, round_of
 from benchmarks.exporters import healthy
 from benchmarks.service import MAKE_S
 from benchmarks.tick import GPUS_PER_NODE, jobs, no_sources, rows_of, scrape_of, topology_of
 from fleet.clock import ManualClock
 from fleet.samples import EntityKind
-from ingest.exporters import ExporterResolver
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from ingest.source import Batch
-from ingest.text import PageDecoder, Target
-from service.board import BoardReader
+from service.board.board import BoardReader
 from service.config import Config
-from service.pipeline import Pipeline
-from service.process_memory import keep_one_heap
+from service.pipeline.pipeline import Pipeline
+from service.process_memory import use_one_heap
 
 SIZES = (100_000,)
 BYTES_PER_GPU = 110_000
@@ -42,7 +42,7 @@ KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryUse:
     """Bytes of one process."""
 
     resident: int
@@ -53,7 +53,7 @@ class Held:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Two records a size and kind of fleet; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus * BYTES_PER_GPU > free_bytes():
             continue
         for ports in (0, 1):
             small, large = (_held(size, ports) for size in (gpus // 10, gpus))
@@ -64,7 +64,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
                 yield record("memory", case, size, [value], "KiB/GPU", cpu_s=large.cpu_s)
 
 
-def _held(gpus: int, ports: int) -> Held:
+def _held(gpus: int, ports: int) -> MemoryUse:
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()
     process = context.Process(target=_fill, args=(gpus, ports, theirs), daemon=True)
@@ -72,7 +72,7 @@ def _held(gpus: int, ports: int) -> Held:
     theirs.close()
     try:
         assert line.poll(MAKE_S + gpus * DECODE_PER_GPU_S), "the fleet was not made in time"
-        held: Held = line.recv()
+        held: MemoryUse = line.recv()
     finally:
         process.terminate()
         process.join(10)
@@ -80,9 +80,9 @@ def _held(gpus: int, ports: int) -> Held:
 
 
 def _fill(gpus: int, ports: int, line: Any) -> None:
-    keep_one_heap()  # as the pipeline's process does
+    use_one_heap()  # as the pipeline's process does
     with tempfile.TemporaryDirectory() as folder:
-        fleet = WatchedFleet(max(1, gpus // GPUS_PER_NODE), ports, Path(folder))
+        fleet = MeasuredFleet(max(1, gpus // GPUS_PER_NODE), ports, Path(folder))
         for _ in range(SCRAPES):
             fleet.scrape()
             fleet.tick()
@@ -90,10 +90,10 @@ def _fill(gpus: int, ports: int, line: Any) -> None:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
         used = resource.getrusage(resource.RUSAGE_SELF)
         peak = used.ru_maxrss * KIB
-        line.send(Held(pages * os.sysconf("SC_PAGE_SIZE"), peak, used.ru_utime + used.ru_stime))
+        line.send(MemoryUse(pages * os.sysconf("SC_PAGE_SIZE"), peak, used.ru_utime + used.ru_stime))
 
 
-class WatchedFleet:
+class MeasuredFleet:
     """A pipeline with a decoder a node. Pages are made when they are scraped, as an exporter would."""
 
     def __init__(self, nodes: int, ports: int, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Names by the thousand: what a flood of new jobs and unknown nodes costs all roles, as real processes on loopback.
 
-REQUESTS bodies tell of `size` jobs and of as many nodes with a failed GPU, none of them known; a job of the fleet is
-told of beside them, and placements are asked for. Two cases:
+REQUESTS bodies tell of `size` unknown jobs and as many unknown nodes with a failed GPU, beside placements and a job of
+the fleet:
 
     flood       the bounds as they are
     at bounds   a caller may tell of any number of names, so that live jobs and unknown nodes are at their bounds
@@ -27,7 +27,7 @@ from typing import Any
 import tomli_w
 
 from benchmarks.case import record
-from benchmarks.service import free_port
+from benchmarks.service import free_port, process_cpu_s
 
 SIZES = (100_000,)  # jobs, and as many nodes
 REQUESTS = 100
@@ -60,7 +60,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(slots=True)
-class Seen:
+class FloodAnswers:
     """Answers by status: to the flood, to events of a known job, to placements. oldest_s: of all boards."""
 
     answers: Counter[int] = field(default_factory=Counter)
@@ -71,9 +71,9 @@ class Seen:
     used: dict[str, Any] = field(default_factory=dict)
 
 
-def flood(fleet: "_Fleet", size: int) -> Seen:
+def flood(fleet: "_Fleet", size: int) -> FloodAnswers:
     """Send it, and look at the fleet meanwhile and for WATCHED_S after it."""
-    seen, over = Seen(), threading.Event()
+    seen, over = FloodAnswers(), threading.Event()
     watch = threading.Thread(target=_watch, args=(fleet, seen, over))
     watch.start()
     try:
@@ -99,7 +99,7 @@ def _names(number: int, count: int) -> bytes:
     return json.dumps([*jobs, *({"node": f"node-{name}", **said} for name in names)]).encode()
 
 
-def _watch(fleet: "_Fleet", seen: Seen, over: threading.Event) -> None:
+def _watch(fleet: "_Fleet", seen: FloodAnswers, over: threading.Event) -> None:
     step = 0
     while not over.wait(LOOK_S):
         step += 1
@@ -174,7 +174,7 @@ class _Fleet:
         return told["limits"]
 
     def board_age_s(self) -> float:
-        """Of what the ingestion document says it was made."""
+        """Age of the board, by the time in the ingestion document."""
         status, told = self.ask("GET", "/v1/ingestion")
         return time.time() - told["as_of_ms"] / 1000 if status == 200 else 0.0
 
@@ -183,13 +183,8 @@ class _Fleet:
         return {role: _field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
 
     def cpu_s(self) -> float:
-        """Of all roles."""
-        spent = 0
-        for role, pid in self._pids().items():
-            if role in ROLES:
-                fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                spent += int(fields[11]) + int(fields[12])
-        return spent / os.sysconf("SC_CLK_TCK")
+        """CPU seconds of all roles."""
+        return sum(process_cpu_s(pid) for role, pid in self._pids().items() if role in ROLES)
 
     def _pids(self) -> dict[str, int]:
         with contextlib.suppress(FileNotFoundError):

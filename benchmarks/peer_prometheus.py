@@ -34,7 +34,7 @@ def version_of(program: str) -> str:
 
 
 class PrometheusPeer:
-    """Running; `config` is that of its prometheus.yml. It takes remote writes of both versions."""
+    """A running Prometheus; `config` is that of its prometheus.yml. It takes remote writes of both versions."""
 
     def __init__(self, program: str, folder: Path, config: dict[str, Any]) -> None:
         self.name = version_of(program)

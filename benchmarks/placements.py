@@ -1,8 +1,7 @@
 """Placements over HTTP: each decided, written into the ledger and fsynced before the answer.
 
-A real placer; requests for one GPU, from one client and from eight. After each run the decisions in the ledger are
-counted: as many as were answered. The peer is the same placer asked for dry runs, which leave no trace: the difference
-is the ledger's. `cpu_s` is the placer's.
+A real placer gets requests for one GPU from one client and from eight; the ledger must hold all that were answered.
+The peer is the same placer asked for dry runs, which leave no trace. `cpu_s` is the placer's.
 """
 
 import sqlite3
@@ -17,10 +16,10 @@ import numpy as np
 
 from benchmarks.case import record
 from benchmarks.decide import GPUS_PER_NODE, synthetic_view
-from benchmarks.load import Ask, Load, closed_loop, post
+from benchmarks.load import Ask, LoadResult, closed_loop, post
 from benchmarks.queue import NOW_MS, board_sections
 from benchmarks.service import ServerProcess, beside_the_server
-from service.board import BoardWriter, Section
+from service.board.board import BoardWriter, Section
 
 SIZES = (10_000,)
 CONNECTIONS = (1, 8)
@@ -57,7 +56,7 @@ def _case(folder: Path, gpus: int, connections: int) -> dict[str, Any]:
     return record("placements", "one GPU", size, rates, "placements/s", cpu_s=cpu_s[best], peer=peer)
 
 
-def _ask(port: int, connections: int, name: str, *, dry_run: bool) -> Load:
+def _ask(port: int, connections: int, name: str, *, dry_run: bool) -> LoadResult:
     bodies = ({"request_id": f"{name}{number}", "dry_run": dry_run} for number in range(ASKED))
     asks = (Ask(post("/placements", msgspec.json.encode(body)).wire, check=_is_placed) for body in bodies)
     ask: Callable[[], Ask | None] = lambda: next(asks, None)  # noqa: E731
@@ -66,7 +65,7 @@ def _ask(port: int, connections: int, name: str, *, dry_run: bool) -> Load:
     return load
 
 
-def _rate(load: Load) -> float:
+def _rate(load: LoadResult) -> float:
     return ASKED / load.seconds
 
 

@@ -1,8 +1,7 @@
 """The queue with 1,000 requests in it: how long a pass thinks, and how little others wait for it meanwhile.
 
-`pass`: nothing else runs; the head needs more than is free, and many shapes wait behind it. `placing beside it`: a real
-placer that begins a pass as soon as one is over, and requests for one GPU that are due 20 times a second: p99 from the
-time at which each was due. The peer of that is the same placer before anything waits.
+`pass`: alone; the head needs more than is free, and many shapes wait behind it. `placing beside it`: p99 of requests
+for one GPU, 20 due a second, while pass follows pass in a real placer; the peer is the same placer with an empty queue.
 """
 
 import tempfile
@@ -16,15 +15,15 @@ import numpy as np
 
 from benchmarks.case import measure, record
 from benchmarks.decide import GPUS_PER_NODE, synthetic_view
-from benchmarks.load import Ask, Load, closed_loop, open_loop, post
+from benchmarks.load import Ask, LoadResult, closed_loop, open_loop, post
 from benchmarks.service import ServerProcess, beside_the_server
 from fleet.requests import PlacementRequest
 from placement.options import Options
 from placement.queue import Waiting, plan
-from placement.timeline import RunTimes
+from placement.timeline import RunTimeQuantiles
 from placement.view import ClusterView
-from service.board import BoardWriter, Section
-from service.publish import topology_sections
+from service.board.board import BoardWriter, Section
+from service.pipeline.publish import topology_sections
 
 SIZES = (1_000, 10_000, 80_000)
 QUEUED = 1_000
@@ -56,7 +55,7 @@ def _pass(view: ClusterView) -> Callable[[], int]:
     queue = [Waiting(request, 0) for request in (head, *rest)]
 
     def one() -> int:
-        result = plan(queue, view, {}, RunTimes({}), options)
+        result = plan(queue, view, {}, RunTimeQuantiles({}), options)
         assert result.waiting[0].entry.request is head
         assert result.waiting[0].start_ms is not None
         return len(queue)
@@ -79,7 +78,7 @@ def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, 
     return record("queue", "placing beside it, p99", size, [busy.quantile_ms(0.99)], "ms", cpu_s=cpu_s, peer=alone)
 
 
-def _place(port: int) -> Load:
+def _place(port: int) -> LoadResult:
     number = iter(range(10**9))
 
     def ask() -> Ask:

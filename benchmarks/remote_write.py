@@ -18,14 +18,14 @@ from benchmarks.case import measure, record
 from benchmarks.decode import FIELDS, GPUS
 from benchmarks.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
 from benchmarks.service import ServerProcess, beside_the_server
-from benchmarks.written import Requests, Sender, series_of
+from benchmarks.written import Requests, WriteConnection, series_of
 from features.store import WindowStore
 from fleet.entities import Entities
-from ingest.exporters import ExporterResolver
-from ingest.inbox import InboxSource
-from ingest.remote_write import Version
-from ingest.write_decoder import WriteDecoder
-from service.process_memory import keep_one_heap
+from ingest.inbox.inbox import InboxSource
+from ingest.pages.exporters import ExporterResolver
+from ingest.remote_write.decoder import WriteDecoder
+from ingest.remote_write.request import Version
+from service.process_memory import use_one_heap
 
 SIZES = (1_000,)
 ROUNDS, REPEATS = 10, 3
@@ -34,7 +34,7 @@ INTERVAL_MS = 1000
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Two records a version and size in GPUs."""
-    keep_one_heap()  # as the processes of api and pipeline do
+    use_one_heap()  # as the processes of api and pipeline do
     for gpus in sizes:
         nodes = max(1, gpus // GPUS)
         size = {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
@@ -61,11 +61,11 @@ def _decode(requests: Requests, version: Version, size: dict[str, int]) -> dict[
 def _whole(requests: Requests, version: Version, size: dict[str, int], folder: Path) -> dict[str, Any]:
     began_ms = _now_ms() - (REPEATS * ROUNDS + 1) * INTERVAL_MS
     entities = Entities()
-    ring = Ring(folder / "inbox", entities)
+    ring = InboxPipeline(folder / "inbox", entities)
     rates, spent_s = [], []
     with ServerProcess.role("api", folder) as server:
         server.wait("/healthz")
-        sender = Sender(server.port, version)
+        sender = WriteConnection(server.port, version)
         _send(sender, requests.round(began_ms))
         ring.take(requests.samples)
         for repeat in range(REPEATS):
@@ -82,7 +82,7 @@ def _whole(requests: Requests, version: Version, size: dict[str, int], folder: P
     return record("remote_write", case, size, rates, "samples/s", cpu_s=spent_s[best], peer=peer)
 
 
-class Ring:
+class InboxPipeline:
     """What a pipeline does with the inbox, in this process."""
 
     def __init__(self, inbox: Path, entities: Entities) -> None:
@@ -109,7 +109,7 @@ def _rounds(requests: Requests, first_ms: int) -> list[bytes]:
     return [body for time_ms in times for body in requests.round(time_ms)]
 
 
-def _send(sender: Sender, bodies: Sequence[bytes]) -> None:
+def _send(sender: WriteConnection, bodies: Sequence[bytes]) -> None:
     for body in bodies:
         sender.send(body)
 
@@ -121,7 +121,7 @@ def _peer(requests: Requests, version: Version, folder: Path, began_ms: int) -> 
         return None
     peer = PrometheusPeer(program, folder, {})
     try:
-        sender = Sender(peer.port, version)
+        sender = WriteConnection(peer.port, version)
         _send(sender, requests.round(began_ms))
         rates = []
         for repeat in range(REPEATS):

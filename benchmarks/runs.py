@@ -1,9 +1,8 @@
 """Run times, with a model that is fitted on jobs made here: by itself, and beside a pipeline.
 
-`fit`: a fit, its back-tests included. `tell`: run-time quantiles of one submission after another, as they come.
-`look`: one pass that tells anew what is left of every running job (once a minute, mostly in a thread). `rows`: what it
-adds to a tick to say so in the rows of `/v1/jobs` and in the placer's section. `estimate`: run time and needs of a
-request from the board, as `POST /v1/jobs/estimate` looks them up (the placer's part is `start`).
+`fit`: with its back-tests. `tell`: run-time quantiles of one submission after another. `look`: one pass over what is
+left of every running job (each minute, mostly in a thread). `rows`: what saying so adds to a tick, in `/v1/jobs` and
+the placer's section. `estimate`: the board's part of `POST /v1/jobs/estimate` (the placer's is `start`).
 """
 
 import asyncio
@@ -15,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import measure
-from features.run_history import COLUMN, FEATURES
+from features.past_runs import COLUMN, FEATURES
 from fleet.clock import ManualClock
 from fleet.events import JobEvent, Started, Submitted
 from fleet.requests import PlacementRequest, RankPlacement
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource
-from models.duration import DurationModel
-from models.registry import Registry
-from models.run_rows import RunRows
-from service.board import BoardReader
+from models.run_times.duration import DurationModel
+from models.run_times.rows import RunRows
+from models.versions.registry import Registry
+from service.api.estimates import Start, StartAnswer, estimate
+from service.board.board import BoardReader
 from service.config import Config
-from service.estimates import Start, estimate
-from service.pipeline import Pipeline
-from service.run_model import ServedRunModel
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.run_times.forecasts import RunForecasts
+from service.pipeline.run_times.model import ServedRunModel
 
 SIZES = (1_000, 10_000)  # running jobs
 NOW_MS = 1_760_000_000_000
@@ -48,7 +48,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         size = {"jobs": jobs}
         with tempfile.TemporaryDirectory() as folder:
             pipeline = _pipeline(Path(folder), jobs, model)
-            asyncio.run(pipeline.runs.forecast(pipeline.state))
+            asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
             yield measure("runs", "look", size, _look(pipeline, jobs), "ms", repeats=3)
             yield measure("runs", "rows", size, _rows(pipeline, jobs), "ms")
             asyncio.run(pipeline.tick())
@@ -110,7 +110,7 @@ def _pipeline(folder: Path, jobs: int, model: DurationModel) -> Pipeline:
     pipeline = Pipeline(
         Config(state=str(folder)), ManualClock(NOW_MS), Topology.build(nodes), lambda _: [MemorySource()]
     )
-    pipeline.runs.model = _Served(pipeline, model)
+    pipeline.capabilities[RunForecasts].model = _Served(pipeline, model)
     pipeline.take(Batch(events=tuple(event for number in range(jobs) for event in _life(number))))
     return pipeline
 
@@ -127,8 +127,8 @@ def _life(number: int) -> list[JobEvent]:
 def _look(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     def one() -> int:
         pipeline.clock.advance(60)  # type: ignore[attr-defined]
-        asyncio.run(pipeline.runs.forecast(pipeline.state))
-        told = pipeline.runs.told.values()
+        asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
+        told = pipeline.capabilities[RunForecasts].issued.values()
         assert sum(row.left is not None and row.left_ms == pipeline.clock.now_ms() for row in told) == jobs
         return 1
 
@@ -136,7 +136,7 @@ def _look(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
 
 
 def _rows(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
-    told, now_ms = pipeline.runs.told, pipeline.clock.now_ms()
+    told, now_ms = pipeline.capabilities[RunForecasts].issued, pipeline.clock.now_ms()
 
     def one() -> int:
         left = [row.remaining(now_ms) for row in told.values()]
@@ -151,13 +151,14 @@ def _rows(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
 def _estimate(folder: Path) -> Callable[[], int]:
     board = BoardReader(Config(state=str(folder)).board).latest()
     assert board is not None
-    start = Start({"sentence": "such a block is free now"})
+    start = Start(StartAnswer(sentence="such a block is free now"))
 
     def one() -> int:
         for number in range(ESTIMATES):
             request = PlacementRequest(request_id=f"job7-{number}", user=f"u{number % USERS}", queue="train")
             answer = estimate(board, request, start, NOW_MS)
-            assert answer["run_s"]["p50"] > 0
+            assert answer.run_s is not None
+            assert answer.run_s.p50 > 0
         return ESTIMATES
 
     return one

@@ -1,13 +1,11 @@
 """Demand of a whole fleet: one refresh of its forecasts, and the tail of `GET /v1/demand` of a real api process.
 
-A size is pools; a quarter have two classes each, half have two user groups each, and all have arriving, running, queued
-and wanted GPUs over 28 days by ten minutes; groups have demand a third of the time. A refresh is what a pipeline does
-every minute in a thread: every series forecast by every forecaster, gated, made to add up, drawn and encoded; here
-while the gates still learn the history, which is when it has most to do. It is told in CPU seconds of that thread, as
-`cpu_s` is. Answers are of pools drawn at random, in an open loop, while the board is replaced twice a second, so that
-most answers are made anew from a board that nobody has read yet. `body` is the part of an answer that is made from the
-board, in CPU time of this process, each on a board that was not read before. `dump` is how long the pipeline's event
-loop stands still at most while a snapshot copies the gates in a thread; its peer is the copy in the loop.
+Of the pools a quarter have two classes, half have two user groups; all have arriving, running, queued and wanted GPUs
+over 28 days by ten minutes, groups a third of the time. A refresh is what a pipeline does every minute in a thread,
+here while the gates still learn the history, which is when it has most to do; in CPU seconds of the thread. Answers are
+of random pools, in an open loop, while the board is replaced twice a second. `body`: CPU time of the part of an answer
+that is made from the board, each on an unread board. `dump`: how long the event loop stands still at most while a
+snapshot copies the gates in a thread; its peer copies in the loop.
 """
 
 import asyncio
@@ -25,12 +23,12 @@ from numpy.typing import NDArray
 from benchmarks.case import record
 from benchmarks.load import Ask, get, open_loop
 from benchmarks.service import ServerProcess, beside_the_server
-from models.demand import BIN_MS, DemandDesk, Histories, Whose
-from models.sparse import Sparse
-from service.board import BoardWriter, Section, encode_board
-from service.demand_sections import demand_sections
-from service.feed import BoardFeed
-from service.routes.demand import demand_body
+from models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
+from models.demand.sparse import Sparse
+from service.api.routes.demand import demand_body
+from service.board.board import BoardWriter, Section, encode_board
+from service.board.cache import BoardCache
+from service.pipeline.demand.sections import demand_sections
 from service.thread_work import in_thread
 
 SIZES = (20, 200)
@@ -46,17 +44,17 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Four records a size in pools."""
     for pools in sizes:
         histories = fleet(pools)
-        desk, cpu_s = DemandDesk([Sparse()], [Sparse()]), []
+        forecaster, cpu_s = DemandForecaster([Sparse()], [Sparse()]), []
         sections: list[Section] = []
         for minute in range(REFRESHES + 1):
             began = time.thread_time()
-            rows = desk.update(histories, NOW_MS + minute * 60_000)
-            sections = demand_sections(rows, desk.record(), [], NOW_MS)
+            rows = forecaster.update(histories, NOW_MS + minute * 60_000)
+            sections = demand_sections(rows, forecaster.record(), [], NOW_MS)
             cpu_s.append(time.thread_time() - began)
-        assert len(rows) == sum(len(told.whose) for told in histories), f"{len(rows)} rows"
+        assert len(rows) == sum(len(told.keys) for told in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
         yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
-        yield _dump(desk, size)
+        yield _dump(forecaster, size)
         yield _bodies(sections, pools, size)
         yield _answers(sections, pools, size)
 
@@ -65,18 +63,18 @@ def fleet(pools: int) -> list[Histories]:
     """Walks around a day, of pools with classes and groups, whose demand comes and goes."""
     rng = np.random.default_rng(0)
     names = [f"pool{n}" for n in range(pools)]
-    whose = (
-        *map(Whose, names),
-        *(Whose(name, class_) for name in names[: pools // 4] for class_ in ("training", "inference")),
-        *(Whose(name, group=group) for name in names[: pools // 2] for group in ("g", "other")),
+    keys = (
+        *map(SeriesKey, names),
+        *(SeriesKey(name, class_) for name in names[: pools // 4] for class_ in ("training", "inference")),
+        *(SeriesKey(name, group=group) for name in names[: pools // 2] for group in ("g", "other")),
     )
     day = 20 * np.sin(np.arange(BINS) * 2 * np.pi / 144)
     made = []
     for target in TARGETS:
-        tens = np.maximum(200 + day + np.cumsum(rng.normal(0, 3, (len(whose), BINS)), axis=1), 0.0)
-        tens[[one.is_part for one in whose]] *= comes_and_goes(2 * (pools // 2), rng)
-        minutes = np.repeat(tens[:, -MINUTES // 10 :], 10, axis=1)
-        made.append(Histories(target, whose, minutes, tens, np.full(len(whose), np.nan)))
+        ten_minute = np.maximum(200 + day + np.cumsum(rng.normal(0, 3, (len(keys), BINS)), axis=1), 0.0)
+        ten_minute[[one.is_part for one in keys]] *= comes_and_goes(2 * (pools // 2), rng)
+        minutes = np.repeat(ten_minute[:, -MINUTES // 10 :], 10, axis=1)
+        made.append(Histories(target, keys, minutes, ten_minute, np.full(len(keys), np.nan)))
     return made
 
 
@@ -86,11 +84,11 @@ def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]
     return np.asarray(turns % 3 == 0, np.float64)
 
 
-def _dump(desk: DemandDesk, size: dict[str, int]) -> dict[str, Any]:
+def _dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
     """The longest gap between two turns of a loop that has nothing else to do."""
 
     async def longest() -> float:
-        work, gap_s = asyncio.ensure_future(in_thread(desk.dump)), 0.0
+        work, gap_s = asyncio.ensure_future(in_thread(forecaster.dump)), 0.0
         while not work.done():
             began = time.perf_counter()
             await asyncio.sleep(0.001)
@@ -99,7 +97,7 @@ def _dump(desk: DemandDesk, size: dict[str, int]) -> dict[str, Any]:
         return 1000 * gap_s
 
     began, cpu = time.perf_counter(), time.thread_time()
-    desk.dump()
+    forecaster.dump()
     alone_ms, cpu_s = (time.perf_counter() - began) * 1000, time.thread_time() - cpu
     gaps_ms = [asyncio.run(longest()) for _ in range(REPEATS)]
     return record("served_demand", "dump", size, gaps_ms, "ms", cpu_s=cpu_s, peer=("in the loop", alone_ms))
@@ -109,12 +107,12 @@ def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> di
     """The 99th percentile over bodies, one a board."""
     query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
     with TemporaryDirectory() as name:
-        writer, feed = BoardWriter(Path(name)), BoardFeed(Path(name), hold_s=0.0)
+        writer, cache = BoardWriter(Path(name)), BoardCache(Path(name), hold_s=0.0)
         took_ms = []
         for n in range(BODIES):
             writer.publish(sections, NOW_MS)
             began = time.thread_time()
-            body = demand_body(feed, feed.board(), query | {"pool": f"pool{n % pools}"}, NOW_MS)
+            body = demand_body(cache, cache.board(), query | {"pool": f"pool{n % pools}"}, NOW_MS)
             took_ms.append((time.thread_time() - began) * 1000)
             assert body.count(b'"running"') == 1, "not one row was found"
     return record(
@@ -130,7 +128,7 @@ def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> d
         with ServerProcess.role("api", folder) as server:
             server.wait("/v1/demand?pool=pool0&target=running")
             for _ in range(REPEATS):
-                draw, before = Draw(folder / "board", sections, pools), server.cpu_s()
+                draw, before = PoolRequests(folder / "board", sections, pools), server.cpu_s()
                 load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
                 assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
                 assert draw.boards > OPEN_S, f"only {draw.boards} boards were put there"
@@ -140,7 +138,7 @@ def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> d
     return record("served_demand", "answer, p99", size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s[at])
 
 
-class Draw:
+class PoolRequests:
     """Requests for pools drawn uniformly; puts a new board there every SWAP_S, written beforehand."""
 
     def __init__(self, folder: Path, sections: Sequence[Section], pools: int) -> None:
@@ -168,7 +166,7 @@ class Draw:
 def _check(pool: str) -> Any:
     def check(head: bytes, body: bytes) -> None:
         (row,) = msgspec.json.decode(body)["series"]
-        assert row["pool"] == pool, f"{row['pool']} was served for {pool}"
-        assert len(row["values"]) == len(row["quantiles"])
+        assert row.pool == pool, f"{row['pool']} was served for {pool}"
+        assert len(row.values) == len(row.quantiles)
 
     return check

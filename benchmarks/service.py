@@ -26,13 +26,13 @@ PORTS = range(20_000, 32_000)
 
 @lru_cache(1)
 def cores() -> tuple[int, ...]:
-    """Those that this process was given at first."""
+    """The cores that this process had at its start."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 @contextlib.contextmanager
 def pinned(wanted: set[int]) -> Iterator[None]:
-    """This process, and what it starts meanwhile, on some cores."""
+    """Pin this process, and what it starts meanwhile, to some cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, wanted)
     try:
@@ -44,6 +44,12 @@ def pinned(wanted: set[int]) -> Iterator[None]:
 def beside_the_server() -> contextlib.AbstractContextManager[None]:
     """The first core is the server's, where there are more."""
     return pinned(set(cores()[1:] or cores()))
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def free_port() -> int:
@@ -88,9 +94,7 @@ class ServerProcess:
         raise AssertionError(f"{path}: no answer within {START_S:.0f} s")
 
     def cpu_s(self) -> float:
-        """User and system time of the process so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self.process.pid)
 
     def __enter__(self) -> "ServerProcess":
         return self

@@ -1,13 +1,11 @@
 """Saving a snapshot: how long a save holds up the loop that writes and ticks, and how long it takes in all.
 
-The fleet is that of the tick's benchmark, with the job table of a site that has run for weeks. A save of a minute adds
-to the ones before it; a whole one, the first and then one in sixty, writes every ring.
+The fleet is the tick's, after weeks of jobs. A minute's save adds to those before; each sixtieth writes every ring.
 """
 
 import asyncio
 import contextlib
 import gc
-import os
 import shutil
 import tempfile
 import time
@@ -17,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.case import record
+from benchmarks.case import free_bytes, record
 from benchmarks.tick import BYTES_PER_GPU, T0, BusyFleet
 from fleet.events import Finished, Started, Step, Submitted
 from fleet.jobs import JobAttempt, encode_job
 from fleet.requests import RankPlacement
-from service.pipeline_role import spare_the_collector
+from service.pipeline.role import spare_the_collector
 
 ENDED_JOBS_PER_GPU = 20  # 35 days of 6,000 jobs a day at 10,000 GPUs
 STEPS = 256  # that each running job keeps
@@ -43,7 +41,7 @@ class Save:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus * BYTES_PER_GPU > free_bytes():
             continue
         with tempfile.TemporaryDirectory() as folder:
             site = old_site(gpus, Path(folder))

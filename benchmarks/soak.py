@@ -1,8 +1,8 @@
 """A simulated day: memory and tick time by the hour, as fast as it goes, through the real pipeline.
 
-Every 15 s of fleet time a scrape of every GPU and node; every minute a tick, and a step of every running job; gangs
-that come, queue, run for half an hour to hours and end, some of them failing; a snapshot every five minutes and a
-forecast every ten. The pages are compact (a dozen metrics a GPU): rings have the room of all metrics anyway.
+Every 15 s of fleet time all GPUs and nodes are scraped; every minute comes a tick and a step of each running job; gangs
+queue, run for half an hour to hours and end, some failing; snapshots are five minutes apart, forecasts ten. Pages have
+a dozen metrics a GPU: rings have the room of all metrics anyway.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import record
+from benchmarks.case import free_bytes, record
 from benchmarks.snapshot import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, USUAL
 from fleet.clock import ManualClock
@@ -29,9 +29,10 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
-from service.board import BoardReader
+from service.board.board import BoardReader
 from service.config import Config
-from service.pipeline import Pipeline
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.pipeline import Pipeline
 
 HOURS = 24
 LARGEST = 20_000  # a day of more takes hours
@@ -60,11 +61,11 @@ class Hour:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A day of a fleet of each size in GPUs, up to LARGEST; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus > LARGEST or gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus > LARGEST or gpus * BYTES_PER_GPU > free_bytes():
             continue
         with tempfile.TemporaryDirectory() as folder, spared_collector():
             cpu = time.process_time()
-            hours = list(Site(gpus, Path(folder)).live(HOURS))
+            hours = list(SoakSite(gpus, Path(folder)).live(HOURS))
             yield from _cases(hours, gpus, time.process_time() - cpu)
 
 
@@ -82,7 +83,7 @@ def _cases(hours: Sequence[Hour], gpus: int, cpu_s: float) -> Iterator[dict[str,
         yield line | {"by_hour": [{name: getattr(hour, name) for name in Hour.__slots__} for hour in hours]}
 
 
-class Site:
+class SoakSite:
     """A pipeline, and all that happens around it."""
 
     def __init__(self, gpus: int, folder: Path) -> None:
@@ -124,7 +125,7 @@ class Site:
                 if second % SAVE_S == 0:
                     saves.append(_ms(lambda: asyncio.run(self.pipeline.save())))
                 if second % FORECAST_S == 0:
-                    asyncio.run(self.pipeline.demand.forecast(self.pipeline.state))
+                    asyncio.run(self.pipeline.capabilities[DemandForecasts].forecast(self.pipeline.state))
             yield self._hour(float(np.median(ticks)), float(np.median(saves)))
 
     def _hour(self, tick_ms: float, save_ms: float) -> Hour:

@@ -5,7 +5,6 @@ behind: full rings, a file for each of the last minutes, running jobs with their
 """
 
 import asyncio
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,10 +15,11 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.case import record
+from benchmarks.case import free_bytes, record
+from benchmarks.service import process_cpu_s
 from benchmarks.snapshot import old_site
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, BusyFleet
-from service.board import BoardReader
+from service.board.board import BoardReader
 
 MINUTES = 10  # saves since the last whole one
 REPEATS = 3
@@ -29,7 +29,7 @@ PATIENCE_S = 300.0
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory twice are left out."""
     for gpus in sizes:
-        if 2 * gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if 2 * gpus * BYTES_PER_GPU > free_bytes():
             continue
         with tempfile.TemporaryDirectory() as folder:
             fleet = old_site(gpus, Path(folder))
@@ -43,7 +43,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def leave(fleet: BusyFleet) -> None:
-    """What the process before leaves on disk."""
+    """Leave on disk what an earlier process would."""
     fleet.tick()
     asyncio.run(fleet.pipeline.save())
     for _ in range(MINUTES):
@@ -66,17 +66,12 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
             assert process.poll() is None, f"the pipeline ended with {process.returncode}"
             assert time.monotonic() - began < PATIENCE_S, "no board"
             time.sleep(0.005)
-        took_s, cpu_s = time.monotonic() - began, _cpu_s(process.pid)
+        took_s, cpu_s = time.monotonic() - began, process_cpu_s(process.pid)
     finally:
         process.kill()
         process.wait()
     assert len(board.json("jobs.running")) == jobs > 0, "the board does not know what runs"
     return took_s, cpu_s
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def _configured(folder: Path, now_ms: int, gpus: int) -> Path:

@@ -1,9 +1,8 @@
 """Start times at 1,000 nodes of 8 GPUs that are all busy, with 10,000 requests that wait.
 
-`estimate`: one request inserts itself into paths that are there; p99 over requests of many shapes and levels, and what
-bounds it is asked without each of its constraints, too. `refresh`: sampling those paths anew, in the background.
-`answer`: `POST /v1/jobs/estimate` of a real api and placer, p99 from when each was due, in an open loop; the 10,000 are
-jobs that job events tell of. `cpu_s` is the placer's.
+`estimate`: p99 of a request that inserts itself into sampled paths; its constraints are left out in turn, too.
+`refresh`: sampling those paths anew, in the background. `answer`: p99 of `POST /v1/jobs/estimate` of a real api and
+placer from when each was due, in an open loop. `cpu_s` is the placer's.
 """
 
 import tempfile
@@ -27,9 +26,9 @@ from placement.options import Options
 from placement.paths import Timelines, timelines
 from placement.queue import Waiting
 from placement.start_time import estimate_start
-from placement.timeline import Running, RunTimes
+from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.view import ClusterView
-from service.board import BoardWriter, Section
+from service.board.board import BoardWriter, Section
 
 SIZES = (8_000,)
 QUEUED = 10_000
@@ -74,9 +73,9 @@ def busy_view(nodes: int) -> ClusterView:
 
 
 def sampled(view: ClusterView, queued: int) -> Timelines:
-    running = {job: Running(NOW_MS - row * 60_000, GPUS_PER_NODE) for row, job in enumerate(view.jobs)}
+    running = {job: RunningJob(NOW_MS - row * 60_000, GPUS_PER_NODE) for row, job in enumerate(view.jobs)}
     queue = [Waiting(request(number), NOW_MS - queued + number) for number in range(queued)]
-    return timelines(queue, view, running, RunTimes({0: (1800.0, 36_000.0)}), Options(now_ms=NOW_MS))
+    return timelines(queue, view, running, RunTimeQuantiles({0: (1800.0, 36_000.0)}), Options(now_ms=NOW_MS))
 
 
 def request(number: int, name: str = "waiting") -> PlacementRequest:

@@ -13,7 +13,7 @@ from benchmarks.case import measure
 from fleet.events import Started, Step, StepParts
 from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
-from models.steps import Pace, pace_of
+from models.stragglers.steps import StepPace, pace_of
 
 # jobs, ranks that report, events a job and tick
 CASES = {"whole_job": (100, 1, 200), "every_rank": (100, 8, 200), "large_gang": (1, 1024, 20 * 1024)}
@@ -34,8 +34,8 @@ class _Fleet:
 
     def __init__(self, jobs: int, ranks: int, events: int) -> None:
         self.table = JobTable()
-        self.paces: dict[str, Pace] = {}
-        self.ranks, self.events, self.told = ranks, events, 0
+        self.paces: dict[str, StepPace] = {}
+        self.ranks, self.events, self.made = ranks, events, 0
         self.names = [f"train-{number}" for number in range(jobs)]
         self.noise = np.random.default_rng(0).normal(1.0, 0.01, 4096)
         for name in self.names:
@@ -44,27 +44,27 @@ class _Fleet:
         self._ticks = [self._next() for _ in range(REPEATS + 1)]  # made beforehand: only their use is measured
 
     def tick(self) -> int:
-        """Fold what was told since the last tick, judge every job; how many events there were."""
-        told = self._ticks.pop(0)
-        for event in told:
+        """Fold the events since the last tick, then compute the pace of every job. Returns the number of events."""
+        events = self._ticks.pop(0)
+        for event in events:
             self.table.apply(event)
         for name in self.names:
             attempt = self.table.get(name)
             assert attempt is not None
             self.paces[name] = pace_of(attempt, self.paces.get(name))
         assert all(pace.expected_s for pace in self.paces.values())
-        return len(told)
+        return len(events)
 
     def _next(self) -> list[Step]:
         """The events of the next tick, in the order of their steps."""
         steps = self.events // self.ranks
         made = []
-        for number in range(self.told, self.told + steps):
+        for number in range(self.made, self.made + steps):
             for row, name in enumerate(self.names):
                 duration_s = STEP_MS / 1000 * float(self.noise[(number + 7 * row) % len(self.noise)])
                 for rank in range(self.ranks):
                     made.append(self._step(name, number, rank, duration_s))
-        self.told += steps
+        self.made += steps
         return made
 
     def _step(self, name: str, number: int, rank: int, duration_s: float) -> Step:

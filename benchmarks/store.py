@@ -1,10 +1,8 @@
 """The window store: writing a scrape of the whole fleet, extracting its features, saving what a minute changed.
 
-Peers: for the writes what one would write first, a deque a series in plain Python; for the features pandas over the
-same windows of the same metrics.
+Peers: for the writes a deque a series in plain Python; for the features pandas over the same windows and metrics.
 """
 
-import os
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd  # the peer; nothing of ours runs on it
 
-from benchmarks.case import Peer, measure
+from benchmarks.case import Peer, free_bytes, measure
 from features.extract import extract
 from features.layout import SUMMED
 from features.store import WindowStore
@@ -32,12 +30,8 @@ BYTES_PER_GPU = 80_000  # store and batches
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs, with a port a GPU; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU < _free_bytes():
+        if gpus * BYTES_PER_GPU < free_bytes():
             yield from _cases(Scraped(gpus))
-
-
-def _free_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 class Scraped:

@@ -1,7 +1,6 @@
 """The tick: extract, score and publish, on a fleet of healthy, busy nodes under gangs of one to eight nodes."""
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.case import measure
+from benchmarks.case import free_bytes, measure
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import JobEvent, Started, Submitted
@@ -19,9 +18,9 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch, MemorySource
-from service.board import BoardReader
+from service.board.board import BoardReader
 from service.config import Config
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 
 GPUS_PER_NODE = 8
 T0 = 1_700_000_100_000
@@ -49,7 +48,7 @@ USUAL = {
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus * BYTES_PER_GPU > free_bytes():
             continue
         with tempfile.TemporaryDirectory() as folder:
             fleet = BusyFleet(gpus, Path(folder))

@@ -1,14 +1,12 @@
 """A hard signal on its way: from a scrape that shows an XID, or an event that tells of a drain, to the node's answer.
 
-The pipeline and the api are real processes. The pipeline takes in a whole fleet's samples all the time (a source of
-ours, by `pipeline.sources`), ticks as configured, scrapes a few more nodes over HTTP and reads the inbox; so signals
-fall on all that a tick does, at the seconds that it takes on a large fleet.
+The pipeline and the api are real processes. A source feeds the pipeline a whole fleet's samples all the time; it ticks
+as configured, scrapes a few nodes over HTTP and reads the inbox: signals meet all that a large fleet's tick does.
 """
 
 import asyncio
 import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,14 +23,14 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from benchmarks.case import record
-from benchmarks.service import START_S, free_port
+from benchmarks.case import free_bytes, record
+from benchmarks.service import START_S, free_port, process_cpu_s
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, jobs, rows_of, scrape_of
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
-from ingest.source import Batch
-from service.board import BoardReader
+from ingest.source import Batch, Source
+from service.board.board import BoardReader
 
 NODES_WITH_XID, NODES_DRAINED = 24, 24
 INTERVAL_S = 15.0
@@ -46,16 +44,16 @@ FILL_PER_GPU_S = 0.002
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Four records a size in GPUs: median and worst of both ways; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus * BYTES_PER_GPU > free_bytes():
             continue
-        with tempfile.TemporaryDirectory() as name, Site(Path(name), gpus) as site:
+        with tempfile.TemporaryDirectory() as name, UrgentSite(Path(name), gpus) as site:
             for way, trials_ms in (("event", site.drains()), ("scrape", site.xids())):
                 size = {"gpus": gpus, "signals": len(trials_ms)}
                 for what, value in (("median", statistics.median(trials_ms)), ("worst", max(trials_ms))):
                     yield record("urgent", f"{way} to answer, {what}", size, [value], "ms", cpu_s=site.cpu_s())
 
 
-class FleetFeed:
+class FleetFeed(Source):
     """A source for `pipeline.sources`: a busy fleet, all of it at once and then a part every tenth of a second."""
 
     name = "fleet"
@@ -132,7 +130,7 @@ class Exporters:
         self._server.server_close()
 
 
-class Site:
+class UrgentSite:
     """A pipeline and an api on one state folder."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
@@ -230,12 +228,9 @@ class Site:
             time.sleep(POLL_S)
 
     def cpu_s(self) -> float:
-        """User and system time of the pipeline so far."""
-        stat = Path(f"/proc/{self._processes[0].pid}/stat").read_text(encoding="utf-8")
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self._processes[0].pid)
 
-    def __enter__(self) -> "Site":
+    def __enter__(self) -> "UrgentSite":
         try:
             for name in ("pipeline", "api"):
                 self._processes.append(self._role(name))

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.case import machine
+from benchmarks.case import free_bytes, record
 from benchmarks.snapshot import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, no_sources, rows_of, scrape_of
 from fleet.clock import ManualClock
@@ -40,13 +39,18 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
-from models import score
-from service import pipeline
-from service.board import BoardReader, BoardWriter
+from models.risk import local, score
+from models.risk.watch import FleetWatch
+from service.board.board import BoardReader, BoardWriter
 from service.config import Config
-from service.demand_forecasts import DemandForecasts
-from service.interference import Sharing
-from service.state import FleetState
+from service.pipeline import pipeline, tick_inputs
+from service.pipeline.capabilities import Capabilities
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.fleet_scores import FleetScores
+from service.pipeline.jobs.fingerprints import Fingerprints
+from service.pipeline.jobs.interference import Sharing
+from service.pipeline.run_times import forecasts as run_forecasts
+from service.pipeline.state import FleetState
 
 GANGS = (1, 1, 2, 2, 4, 8, 16)  # nodes
 STEPS_BEFORE = 256  # what a job keeps
@@ -62,19 +66,21 @@ NODE_USUAL = {"scrape_up": 1.0, "scrape_duration_s": 0.05, "gpus_reported": 8.0,
 
 # Part -> where it is called from; those below `score` are parts of it, the others of the tick.
 PARTS: dict[str, tuple[ModuleType | type, tuple[str, ...]]] = {
-    "extract": (pipeline, ("extract", "served_instances", "mig_instances")),
-    "score": (pipeline, ("score_local", "score_fleet")),
-    "  signals": (score, ("_gpu_view", "_gpu_signals", "_node_signals")),
-    "  ports": (score, ("_port_signals",)),
+    "extract": (FleetWatch, ("frames",)),
+    "instances": (tick_inputs, ("served_instances", "mig_instances")),
+    "score": (FleetWatch, ("local", "score")),
+    "  signals": (local, ("_gpu_view", "_gpu_signals", "_node_signals")),
+    "  ports": (local, ("_port_signals",)),
     "  gangs": (score, ("_joined", "gangs_of", "gang_signals")),
     "  node events": (score, ("event_signals",)),
     "  node risk": (score, ("score_nodes",)),
     "  steps": (score, ("find_stragglers",)),
-    "publish": (pipeline, ("tick_of", "score_sections", "fleet_document", "usable_gpus", "peak_sections")),
+    "publish": (FleetScores, ("sections",)),
+    "peaks": (run_forecasts, ("peak_sections",)),
     "co-runs": (Sharing, ("sections",)),
-    "metrics": (pipeline.Pipeline, ("_metrics",)),
-    "demand": (DemandForecasts, ("watch",)),
-    "copies": (FleetState, ("told",)),
+    "metrics": (Capabilities, ("page",)),
+    "demand": (DemandForecasts, ("sections",)),
+    "copies": (FleetState, ("event_view",)),
     "board": (BoardWriter, ("publish",)),
 }
 BESIDE = ("samples", "events", "fingerprints", "snapshot")  # not of the tick
@@ -125,7 +131,7 @@ class Size:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
+        if gpus * BYTES_PER_GPU <= free_bytes():
             yield measured(Size(gpus))
 
 
@@ -139,23 +145,12 @@ def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
     totals = [row["tick"] for row in rows]
     models = parts["score"] + parts["co-runs"] + parts["fingerprints"]
     middle = statistics.median(totals)
-    return {
-        "bench": "working_tick",
-        "case": "tick, CPU",
-        "size": {"gpus": size.gpus, "jobs": fleet.jobs, "ranks": size.ranks},
+    about = {"gpus": size.gpus, "jobs": fleet.jobs, "ranks": size.ranks}
+    return record("working_tick", "tick, CPU", about, totals, "ms", cpu_s=middle / 1000) | {
         "value": middle,
-        "unit": "ms",
-        "cpu_s": middle / 1000,
-        "repeats": ticks,
-        "min": min(totals),
-        "median": middle,
-        "max": max(totals),
-        "peer": None,
-        "ratio": None,
         "parts": {name.strip(): round(ms, 2) for name, ms in parts.items()},
         "risk_models_ms": round(models, 2),
         "events_per_s": round(fleet.events_per_s()),
-        "machine": machine(),
     }
 
 
@@ -172,7 +167,7 @@ class WorkingFleet:
         self._size, self._rng = size, np.random.default_rng(1)
         entities = self.pipeline.state.entities
         self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
-        self._jobs = [Job(*at, self._size) for at in enumerate(placements(self.nodes))]
+        self._jobs = [WorkingJob(*at, self._size) for at in enumerate(placements(self.nodes))]
         self.jobs = len(self._jobs)
         self.pipeline.take(Batch(events=tuple(event for job in self._jobs for event in job.begin())))
         self.pipeline.take(Batch(node_events=tuple(faults(self.nodes))))
@@ -208,10 +203,10 @@ class WorkingFleet:
         began = time.process_time()
         asyncio.run(self.pipeline.save())
         self.watch.seconds["snapshot"] = time.process_time() - began
-        return {name: 1000 * self.watch.seconds[name] for name in (*PARTS, *BESIDE)} | {"tick": 1000 * tick_s}
+        return {name: 1000 * self.watch.seconds.get(name, 0.0) for name in (*PARTS, *BESIDE)} | {"tick": 1000 * tick_s}
 
     def events_per_s(self) -> float:
-        """Of CPU time, folded into the tables."""
+        """Events folded into the tables per second of CPU time."""
         return self.told / self.folding_s
 
     def _tell(self, now_ms: int) -> None:
@@ -224,11 +219,11 @@ class WorkingFleet:
 
     async def _look(self) -> None:
         began = time.process_time()
-        await self.pipeline.watch.fingerprints.look(self.pipeline.state)
+        await self.pipeline.capabilities[Fingerprints].renew(self.pipeline.state)
         self.watch.seconds["fingerprints"] += time.process_time() - began
 
 
-class Job:
+class WorkingJob:
     """One job: its steps, checkpoints and evaluations, as its ranks tell them."""
 
     def __init__(self, number: int, place: Sequence[RankPlacement], size: Size) -> None:

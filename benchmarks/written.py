@@ -8,8 +8,8 @@ import cramjam
 import numpy as np
 
 from benchmarks.decode import FIELDS, GPUS
-from ingest.dcgm_fields import FIELD_IDS
-from ingest.remote_write import Version
+from ingest.pages.dcgm import FIELD_IDS
+from ingest.remote_write.request import Version
 
 SAMPLES_A_REQUEST = 2000
 PROTOBUF = "application/x-protobuf;proto="
@@ -103,7 +103,7 @@ def _encode_v2(series: Sequence[Mapping[str, str]]) -> bytes:
     return b"".join(_block(4, symbol.encode()) for symbol in symbols) + b"".join(rows)
 
 
-class Sender:
+class WriteConnection:
     """One connection that writes requests one after the other, as one shard of a Prometheus does."""
 
     def __init__(self, port: int, version: Version) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from placement.ledger_verify import Verdict
+    from placement.ledger_verify import LedgerVerdict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,7 +49,7 @@ def verify_trail(
 
       fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
-    from cli.given import check_outputs
+    from cli.options import check_outputs
     from fleet.errors import ConfigError
     from placement.ledger_verify import verify
     from service.config import load_config, override
@@ -69,7 +69,7 @@ def verify_trail(
         raise typer.Exit(1)
 
 
-def _told(path: Path, head: str | None, verdict: "Verdict") -> list[str]:
+def _told(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[str]:
     lines = [
         f"{path}: {verdict.lines:,} lines of audit, {verdict.replies:,} replies, {verdict.intents:,} intents, "
         f"{verdict.waiting:,} waiting",
@@ -86,7 +86,7 @@ def _told(path: Path, head: str | None, verdict: "Verdict") -> list[str]:
     return lines
 
 
-def _complain(path: Path, verdict: "Verdict") -> None:
+def _complain(path: Path, verdict: "LedgerVerdict") -> None:
     typer.echo(f"fleetcast: {path} is not what was written:", err=True)
     for finding in verdict.findings:
         typer.echo(f"  {finding.sentence}", err=True)

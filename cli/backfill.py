@@ -16,8 +16,8 @@ from fleet.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from clients.prometheus import MatrixRow
-    from ingest.archive import Archive
-    from ingest.backfill import Ranges, Taken, Wish
+    from ingest.archive.archive import Archive
+    from ingest.remote_write.backfill import Ranges, Taken, Wish
     from service.config import Config
 
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
@@ -53,7 +53,7 @@ def backfill(
       fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
     """
     from clients.prometheus import SilentServer
-    from ingest.backfill import Wish
+    from ingest.remote_write.backfill import Wish
     from service.config import load_config, override
 
     loaded = override(load_config(config), state=state)
@@ -77,7 +77,7 @@ def backfill(
         ) from None
     except OSError as error:
         raise SourceError(f"cannot write the archive: {error}; the next run goes on there") from None
-    kept = archive.kept
+    kept = archive.counts
     bad = ", ".join(f"{count} {reason}" for reason, count in taken.bad.most_common()) or "none"
     typer.echo(
         f"{taken.samples:,} samples read, {kept.rows:,} written, {kept.repeats:,} were there, "
@@ -85,8 +85,8 @@ def backfill(
     )
 
 
-class Watched:
-    """A client of whose answers it is said, every few seconds, that they are waited for."""
+class SlowClient:
+    """A client that says, every few seconds, that it still waits for an answer."""
 
     def __init__(self, client: "Ranges", url: str, timeout_s: float) -> None:
         self._client = client
@@ -129,22 +129,22 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
     from clients.prometheus import PrometheusClient
     from fleet.entities import Entities
     from fleet.topology import Topology
-    from ingest.archive import Archive, Limits
-    from ingest.archive_files import ArchiveFiles
-    from ingest.backfill import Backfill, Progress
-    from ingest.topology import load_topology
-    from service.state import align
+    from ingest.archive.archive import Archive, ArchiveLimits
+    from ingest.archive.files import ArchiveFiles
+    from ingest.remote_write.backfill import Progress, PrometheusBackfill
+    from ingest.topology.load import load_topology
+    from service.pipeline.state import align
 
     entities = Entities()
     named = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
-    limits = Limits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
+    limits = ArchiveLimits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
     archive = Archive(ArchiveFiles(config.archive_url), entities, writer=WRITER, limits=limits)
     client = PrometheusClient(wish.url, verify=str(ca) if ca else True, timeout_s=timeout_s)
     try:
         progress = Progress(config.folder / DONE, wish.key)
     except ValueError as error:
         raise ConfigError(f"{config.folder / DONE} is not ours: {error}; delete it to begin anew") from None
-    work = Backfill(Watched(client, wish.url, timeout_s), archive, entities, align(named, entities))
+    work = PrometheusBackfill(SlowClient(client, wish.url, timeout_s), archive, entities, align(named, entities))
     windows = wish.windows()
     label = f"backfill (an answer may take {timeout_s:g} s)"
     try:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.given import (
+from cli.options import (
     ArchiveOption,
     ConfigOption,
     DaskOption,
@@ -18,8 +18,8 @@ from cli.given import (
     UntilOption,
     check_outputs,
     configured,
-    given,
-    telling,
+    inputs_of,
+    progress_of,
     write_html,
     write_json,
 )
@@ -56,16 +56,16 @@ def backtest(
       fleetcast backtest demand --dask tcp://127.0.0.1:8786
     """
     from fleet.errors import ConfigError
-    from training.backtest import backtest as run
-    from training.backtest import demand_windows, duration_windows
-    from training.report import report_html
-    from training.results_files import summary
+    from training.fits.backtest import backtest as run
+    from training.fits.backtest import demand_windows, duration_windows
+    from training.reports.report import report_html
+    from training.reports.results_files import summary
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
     check_outputs(json, html=html)
-    with telling(f"backtest {task}") as say:
-        source = given(configured(config, state), data, archive, sets, until, say)
+    with progress_of(f"backtest {task}") as say:
+        source = inputs_of(configured(config, state), data, archive, sets, until, say)
         if task == "demand":
             pieces = demand_windows(source.read_panels(), windows, seed, share)
         else:

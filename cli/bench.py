@@ -7,17 +7,23 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
+from cli.results_table import bench_rows, machine_note, short, write_table
+
 SIZES = (1_000, 10_000, 100_000)
-TOOLS = {"case", "exporters", "load", "peer_prometheus", "recorded", "service", "written"}  # parts of benchmarks
+TOOLS = {"case", "exporters", "load", "peer_prometheus", "service", "written"}  # parts of benchmarks
 
 
 def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run [all].")] = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write JSON lines here; - is stdout.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Replace the tables of these benchmarks in this Markdown file.")
+    ] = None,
     size: Annotated[
         list[int] | None, typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000; some have their own].")
     ] = None,
@@ -31,6 +37,8 @@ def bench(
       fleetcast bench decode store --size 10000     two benchmarks at one size
 
       fleetcast bench --json bench.jsonl            for scripts
+
+      fleetcast bench decide --results benchmarks/RESULTS.md
     """
     known = available()
     for name in names or ():
@@ -39,11 +47,16 @@ def bench(
     failed = False
     with _output(json_path) as file:
         for name in names or known:
+            lines = []
             try:
                 for line in _run(name, size):
+                    lines.append(line)
                     typer.echo(_human(line), err=True)
                     file.write(json.dumps(line) + "\n")
                     file.flush()
+                if results is not None and lines:
+                    command = ["fleetcast", "bench", name, *(f"--size={one}" for one in size or ())]
+                    write_table(results, f"bench {name}", command, bench_rows(lines), machine_note(lines[0]))
             except AssertionError as error:
                 typer.echo(f"{name}: measures no success: {error}", err=True)
                 failed = True
@@ -52,7 +65,7 @@ def bench(
 
 
 def _output(path: str | None) -> contextlib.AbstractContextManager[TextIO]:
-    """Where the lines go; a run that is cut off leaves those that it had."""
+    """Where to write the lines; a run that is cut off leaves those that it had."""
     if path == "-":
         return contextlib.nullcontext(sys.stdout)
     return open(path or os.devnull, "w", encoding="utf-8")
@@ -72,11 +85,6 @@ def _run(name: str, sizes: Sequence[int] | None) -> Iterator[dict[str, Any]]:
 
 def _human(line: dict[str, Any]) -> str:
     peer = line.get("peer")
-    beside = f"   {peer['name']} {_short(peer['value'])}, ratio {line['ratio']:.2f}" if peer else ""
+    beside = f"   {peer['name']} {short(peer['value'])}, ratio {line['ratio']:.2f}" if peer else ""
     size = " ".join(f"{key}={value:,}" for key, value in line["size"].items())
-    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {_short(line['value']):>12} {line['unit']}{beside}"
-
-
-def _short(value: float) -> str:
-    """Three digits of what is below a thousand, whole numbers above."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {short(line['value']):>12} {line['unit']}{beside}"

@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from service.config import Config
-    from service.tls import Tls
+    from service.http.tls import Tls
 
 
 def check_config_file(
@@ -19,12 +19,12 @@ def check_config_file(
     """
     from fleet.entities import Entities
     from fleet.redaction import redacted
-    from ingest.archive_files import ArchiveFiles
-    from ingest.topology import load_topology
-    from service.access import load_access
+    from ingest.archive.files import ArchiveFiles
+    from ingest.topology.load import load_topology
     from service.config import load_config
-    from service.pipeline_role import open_sources
-    from service.tls import Tls
+    from service.http.access import load_access
+    from service.http.tls import Tls
+    from service.pipeline.role import open_sources
 
     config = load_config(path)
     access = load_access(config.api.host, subjects=config.access.subjects)
@@ -48,7 +48,7 @@ def check_config_file(
 
 def tls_line(config: "Config", tls: "Tls | None") -> str:
     """Which certificate is shown and until when, and whether clients' may stand for tokens."""
-    from service.tls import date_of
+    from service.http.tls import date_of
 
     if tls is None:
         return "none, requests and tokens travel in the clear"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ingest.history import History
+    from ingest.job_tables import JobColumns
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,8 +33,8 @@ def list_sets(data: DataOption = None) -> None:
 
     Example:  fleetcast data list
     """
-    from training.data_folders import set_names
-    from training.public_sets import PUBLIC_SETS, public_set
+    from training.sets.data_folders import set_names
+    from training.sets.public_sets import PUBLIC_SETS, public_set
 
     folder = data or data_folder()
     present = set_names(folder) if folder.is_dir() else ()
@@ -52,7 +52,7 @@ def list_sets(data: DataOption = None) -> None:
 
 def _echo_files(data: Path, name: str) -> None:
     from fleet.errors import FleetcastError
-    from training.data_folders import is_table, span_of
+    from training.sets.data_folders import is_table, span_of
 
     files = sorted(path for path in (data / name).rglob("*") if path.is_file())
     tables = [path for path in files if is_table(path)]
@@ -92,7 +92,7 @@ def split(
       fleetcast data split jobs/ricc --at 6000000 --out split      (its clock is seconds)
     """
     from fleet.errors import ConfigError
-    from training.data_folders import split_set
+    from training.sets.data_folders import split_set
 
     pairs = [item.partition("=") for item in hold_out or []]
     bad = next((key for key, sign, value in pairs if not (key and sign and value)), None)
@@ -125,7 +125,7 @@ def import_set(
       sacct -aP -S 2026-01-01 -o ALL > jobs.txt; fleetcast data import slurm jobs.txt --out ~/data
     """
     from fleet.errors import FleetcastError
-    from ingest.history import read_gpu_numbers, read_history
+    from ingest.job_tables import read_gpu_numbers, read_history
 
     history = read_history(kind, path)
     if len(history) == 0:
@@ -140,7 +140,7 @@ def import_set(
         _write(numbers, folder / f"{name}_gpu_number.parquet")
 
 
-def _write(history: "History", path: Path) -> None:
+def _write(history: "JobColumns", path: Path) -> None:
     """Write the columns as Parquet, complete or not at all, and say what was kept and skipped."""
     import pyarrow as pa
     import pyarrow.parquet as pq

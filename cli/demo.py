@@ -13,9 +13,8 @@ import typer
 
 from cli.demo_guards import fresh, refuse_taken_ports, refuse_unknown_token
 from cli.demo_report import Watch, false_nodes, judge_faults, verdict
-from cli.demo_screen import Screen
-from fleet.bearer import bearer
-from fleet.parent import environment
+from cli.demo_screen import DemoScreen
+from fleet.process import bearer, child_environment
 
 POLL_S = 0.5
 START_LIMIT_S = 120.0
@@ -24,7 +23,7 @@ ASKED = "demo-1"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What the command line asked for."""
 
     seconds: float | None
@@ -73,7 +72,7 @@ def demo(
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
     if not speed > 0:
         raise typer.BadParameter(f"{speed}: must be greater than 0", param_hint="--speed")
-    options = Options(seconds, seed, speed, at, input, faults, port, folder, story, worth, kafka)
+    options = DemoOptions(seconds, seed, speed, at, input, faults, port, folder, story, worth, kafka)
     report, problems = asyncio.run(_run(options))
     if json_path is not None:
         text = json.dumps(report, indent=2) + "\n"
@@ -86,7 +85,7 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _run(options: Options) -> tuple[dict[str, Any], list[str]]:
+async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -94,7 +93,7 @@ async def _run(options: Options) -> tuple[dict[str, Any], list[str]]:
     clock = _clock(options)
     refuse_taken_ports(options.port)
     refuse_unknown_token()
-    with fresh(options.folder) as folder, Screen(options.port) as screen:
+    with fresh(options.folder) as folder, DemoScreen(options.port) as screen:
         simulation = await _spawn(folder, "simulation.log", _simulation_command(options, folder, clock))
         service = None
         try:
@@ -112,7 +111,7 @@ async def _run(options: Options) -> tuple[dict[str, Any], list[str]]:
 class DemoRun:
     """The watching half: polls the API as any client would and compares with the simulator's own truth file."""
 
-    def __init__(self, options: Options, folder: Path, screen: Screen, stop: asyncio.Event) -> None:
+    def __init__(self, options: DemoOptions, folder: Path, screen: DemoScreen, stop: asyncio.Event) -> None:
         self.options = options
         self.folder = folder
         self.screen = screen
@@ -202,18 +201,15 @@ class DemoRun:
             self._story_lines = len(lines)
 
     async def _place_one(self, session: Any) -> None:
-        """Recorded runs bring no job queue: queue one GPU, for the node whose run left its GPUs idle.
-
-        The queue keeps it until that node is known; asking again changes nothing.
-        """
+        """Queue one GPU for the idle node of recorded runs, which bring no job queue. Asking again changes nothing."""
         async with session.post("/v1/queue", json={"request_id": ASKED, "gpus_per_node": 1}) as response:
             if response.status >= 400:
                 self.screen.say((await response.json()).get("detail", f"status {response.status}"))
 
     async def _compare(self) -> dict[str, Any] | None:
-        """The day, in a process of its own; None when it was interrupted."""
+        """Simulate the day in a process of its own; None when it was interrupted."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "cli.compare", "--seed", str(self.options.seed)),
+            *(sys.executable, "-m", "cli.main", "simulate", "day", "--seed", str(self.options.seed)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -271,7 +267,7 @@ class _Clock:
     wall_ms: int
 
 
-def _clock(options: Options) -> _Clock:
+def _clock(options: DemoOptions) -> _Clock:
     from simulator.traces import parse_time_ms, shifted_start_ms
 
     wall_ms = time.time_ns() // 1_000_000
@@ -281,7 +277,7 @@ def _clock(options: Options) -> _Clock:
         raise typer.BadParameter(f"{options.at!r}: {error}", param_hint="--at") from None
 
 
-def _simulation_command(options: Options, folder: Path, clock: _Clock) -> list[str]:
+def _simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> list[str]:
     command = ["simulate", "cluster", "--out", str(folder), "--api", f"http://127.0.0.1:{options.port}"]
     command += ["--epoch-ms", str(clock.epoch_ms), "--wall-ms", str(clock.wall_ms), "--speed", str(options.speed)]
     command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
@@ -295,7 +291,7 @@ def _topic(clock: _Clock) -> str:
     return f"fleetcast.demo-{clock.wall_ms}"
 
 
-def _write_config(options: Options, folder: Path, clock: _Clock) -> Path:
+def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
     import msgspec
 
     from service.config import (
@@ -337,7 +333,7 @@ async def _spawn(folder: Path, log: str, command: list[str]) -> asyncio.subproce
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env=environment(),
+            env=child_environment(),
         )
 
 

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import typer
 
-from fleet.bearer import VARIABLE, bearer
 from fleet.errors import ConfigError
+from fleet.process import TOKEN_VARIABLE, bearer
 
 
 def refuse_taken_ports(port: int) -> None:
@@ -31,8 +31,8 @@ def refuse_taken_ports(port: int) -> None:
 
 def refuse_unknown_token() -> None:
     """ConfigError when the service would ask for tokens, and ours may not do what a demo does."""
-    from service.access import LOOPBACK, Scope, load_access
-    from service.problems import Problem
+    from service.http.access import LOOPBACK, Scope, load_access
+    from service.http.problems import Problem
 
     access = load_access(LOOPBACK[0])
     headers = [(name.lower().encode(), value.encode()) for name, value in bearer().items()]
@@ -41,7 +41,7 @@ def refuse_unknown_token() -> None:
             access.check("GET", headers, scope)
     except Problem as problem:
         raise ConfigError(
-            f"tokens are set, so the demo needs one with the scope admin in {VARIABLE}: {problem}"
+            f"tokens are set, so the demo needs one with the scope admin in {TOKEN_VARIABLE}: {problem}"
         ) from None
 
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from fleet.bearer import VARIABLE, bearer
+from fleet.process import TOKEN_VARIABLE, bearer
 
 PLAIN_EVERY_S = 10.0
 LOG_WIDTH = 240  # of a file or a pipe: nothing is wrapped there
 
 
-class Screen:
+class DemoScreen:
     """A live line on a terminal; plain lines every ten seconds elsewhere. Writes to stderr only."""
 
     def __init__(self, port: int) -> None:
@@ -27,7 +27,7 @@ class Screen:
         self._status: Status | None = None
         self._last_plain = -math.inf
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "DemoScreen":
         if self.console.is_terminal:
             self._status = self.console.status("starting", spinner="dots")
             self._status.start()
@@ -47,7 +47,7 @@ class Screen:
         """The console's address and three requests worth trying."""
         self.console.print(f"\n  Console   [bold]{self.url}/[/bold]")
         for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
-            token = f'-H "Authorization: Bearer ${VARIABLE}" ' if bearer() else ""
+            token = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if bearer() else ""
             self.console.print(f"  Try       curl -s {token}'{self.url}{path}'", markup=False)
         self.console.print("  End with Ctrl-C\n")
 

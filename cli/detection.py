@@ -1,35 +1,26 @@
 """Measure on the real path what a fault does and when it is seen: pages → decoder → store → features → score.
 
-A small simulated fleet runs a gang of two nodes for every fault and every benign decoy. What is measured goes into the
-DetectionTable that the comparison of a day draws from; nothing in it is assumed.
+A small simulated fleet runs a gang of two nodes for every fault and decoy. A day's comparison draws from the result.
 """
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from features.extract import extract
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.events import Failed, Started, Submitted
-from fleet.jobs import JobTable
-from fleet.metrics import metric_row
+from fleet.events import Failed, JobEvent, Started, Submitted
 from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Topology
-from ingest.exporters import ExporterResolver
-from ingest.text import PageDecoder, Target
-from ingest.topology import parse_toml
-from models.memory import RiskMemory
-from models.score import score_fleet, score_local
-from models.scores import RISK_KINDS, RiskScores
+from ingest.topology.load import parse_toml
+from models.risk.scores import RISK_KINDS, RiskScores
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.detection import INNOCENT, DetectionTable, Sighting
 from simulator.faults import FaultSettings
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 from simulator.workload import WorkloadProfile, draw_profile
+from training.replay.dataset import ExporterPage, PageObserver
 
 COPIES = 3
 DECOY_COPIES = 2
@@ -42,9 +33,6 @@ WATCH_ROUNDS = 48
 JOB_AGE_MS = 900_000
 WATCHDOG_S = 600.0
 QUIET_CODES = frozenset({"none", "watch"})
-UP, DURATION, GPUS, PORTS = (
-    metric_row(EntityKind.NODE, name) for name in ("scrape_up", "scrape_duration_s", "gpus_reported", "ports_reported")
-)
 FAIL, SLOW = RISK_KINDS.index("fail"), RISK_KINDS.index("slow")
 
 
@@ -98,14 +86,8 @@ class _Bench:
         self.rng = np.random.default_rng([seed, 7])
         self.fleet = SimulatedFleet(spec, seed, FaultSettings(watchdog_s=WATCHDOG_S))
         self.topology = Topology.build(parse_toml(spec.topology_toml()))
-        self.entities = Entities()
-        for name in spec.names:
-            self.entities.node(name)
-        resolver = ExporterResolver(self.entities)
-        self.decoders = {target: PageDecoder(resolver, Target(target[0])) for target in self.fleet.targets()}
-        self.store = WindowStore(self.entities)
-        self.memory = RiskMemory(SCRAPE_MS / 1000)
-        self.jobs = JobTable()
+        self.observer = PageObserver(self.topology, SCRAPE_MS / 1000)
+        self.events: list[JobEvent] = []  # since the last round
         self.trials = [self._trial(number, kind, spec) for number, kind in enumerate(kinds)]
         self.end_ms = EPOCH_MS + (WARM_UP_ROUNDS + WATCH_ROUNDS) * SCRAPE_MS
 
@@ -115,8 +97,8 @@ class _Bench:
         ranks = tuple(RankPlacement(rank, node, tuple(range(spec.gpus))) for rank, node in enumerate(nodes))
         job, began_ms = f"trial-{number:02d}", EPOCH_MS - JOB_AGE_MS
         self.fleet.start_job(job, 1, ranks, profile, began_ms)
-        self.jobs.apply(Submitted(job=job, sequence=0, time_ms=began_ms, gang=2, gpus_per_node=spec.gpus))
-        self.jobs.apply(Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks))
+        self.events.append(Submitted(job=job, sequence=0, time_ms=began_ms, gang=2, gpus_per_node=spec.gpus))
+        self.events.append(Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks))
         start_ms = EPOCH_MS + WARM_UP_ROUNDS * SCRAPE_MS + int(self.rng.integers(SCRAPE_MS))
         gpu = int(self.rng.integers(profile.ib_ports))
         self.fleet.faults.inject(kind, nodes[0], gpu, start_ms)
@@ -127,13 +109,8 @@ class _Bench:
         for step_ms in range(now_ms - SCRAPE_MS + STEP_MS, now_ms + 1, STEP_MS):
             self.fleet.advance(step_ms)
             self._bury(step_ms)
-        batches: dict[EntityKind, list[SampleBatch]] = {}
-        for batch in self._scrape(now_ms):
-            batches.setdefault(batch.kind, []).append(batch)
-        for parts in batches.values():
-            self.store.write(SampleBatch.concat(parts), now_ms)
-        local = score_local(extract(self.store, now_ms), self.entities, self.topology, self.memory, now_ms)
-        risk = score_fleet([local], self.jobs.running(), {}, self.topology, now_ms).risk
+        events, self.events = self.events, []
+        risk = self.observer.watch.score(self.observer.scrape(self._pages(), events, now_ms)).risk
         for trial in self.trials:
             self._note(trial, risk, now_ms)
 
@@ -141,24 +118,16 @@ class _Bench:
         for job, _, node, message in self.fleet.failed_jobs():
             trial = next(trial for trial in self.trials if trial.job == job)
             trial.killed_ms = now_ms
-            self.jobs.apply(Failed(job=job, sequence=2, time_ms=now_ms, category="unknown", node=node, message=message))
+            self.events.append(
+                Failed(job=job, sequence=2, time_ms=now_ms, category="unknown", node=node, message=message)
+            )
 
-    def _scrape(self, now_ms: int) -> list[SampleBatch]:
-        """All pages decoded, with what a scrape tells of its node."""
-        batches: list[SampleBatch] = []
-        rows: list[tuple[int, int, int, float]] = []
-        for (node, exporter), decoder in self.decoders.items():
-            row = self.entities.node(node)
-            up = self.fleet.answers(node, exporter)
-            if up:
-                batches += decoder.decode(self.fleet.page(node, exporter), now_ms).samples
-                seen = decoder.reported.get(row)
-                count = 0 if seen is None else seen.gpus if exporter == "dcgm" else seen.ports
-                rows.append((GPUS if exporter == "dcgm" else PORTS, row, now_ms, float(count)))
-            if exporter == "dcgm":
-                late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03))
-                rows += [(UP, row, now_ms, float(up)), (DURATION, row, now_ms, late_s)]
-        return [*batches, SampleBatch.of(EntityKind.NODE, rows)]
+    def _pages(self) -> Iterator[ExporterPage]:
+        """Every exporter's answer now."""
+        for node, exporter in self.fleet.targets():
+            body = self.fleet.page(node, exporter) if self.fleet.answers(node, exporter) else None
+            late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03)) if exporter == "dcgm" else 0.02
+            yield ExporterPage(node, exporter, body, late_s)
 
     def _note(self, trial: _Trial, risk: RiskScores, now_ms: int) -> None:
         step_s = self.fleet.step_time_s(trial.job)
@@ -166,7 +135,7 @@ class _Bench:
         trial.hangs = trial.hangs or (began and step_s == math.inf)
         if math.isfinite(step_s) and self.fleet.phase(trial.job) == "steady":
             (trial.during if began else trial.before).append(step_s / trial.profile.step_s)
-        bad, innocent = (self.entities.node(name) for name in trial.nodes)
+        bad, innocent = (self.observer.watch.entities.node(name) for name in trial.nodes)
         if began and self._flagged(risk, bad):
             trial.flagged_ms.append(now_ms)
             trial.p_fail = max(trial.p_fail, float(risk.values[FAIL, 0, bad]))

@@ -1,4 +1,4 @@
-"""`fleetcast drift`: is what a model sees still what it was fitted on, and does anything ask for a new fit?"""
+"""`fleetcast drift`: compare recent features and errors with those that a model was fitted on."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.given import (
+from cli.options import (
     ArchiveOption,
     ConfigOption,
     DataOption,
@@ -17,17 +17,17 @@ from cli.given import (
     UntilOption,
     check_outputs,
     configured,
-    given,
-    telling,
+    inputs_of,
+    progress_of,
     write_html,
     write_json,
 )
 
 if TYPE_CHECKING:
-    from models.drift import Drift
-    from models.registry import Registry
+    from models.versions.drift import Drift
+    from models.versions.registry import Registry
     from service.config import Config
-    from training.drift_report import FeatureDrift
+    from training.fits.drift_report import FeatureDrift
 
 KINDS = ("demand", "duration")
 
@@ -61,8 +61,8 @@ def drift(
       fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
     """
     from fleet.errors import ConfigError
-    from models.registry import Registry
-    from training.drift_report import demand_drift, drift_html, duration_drift
+    from models.versions.registry import Registry
+    from training.fits.drift_report import demand_drift, drift_html, duration_drift
 
     if kind not in KINDS:
         raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
@@ -70,26 +70,23 @@ def drift(
     loaded = configured(config, state)
     serving = recent_drift(kind, Registry(models or loaded.models_folder), loaded)
     since_ms = _since_ms(since, serving, kind)
-    with telling(f"drift {kind}") as say:
-        source = given(loaded, data, archive, sets, until, say)
+    with progress_of(f"drift {kind}") as say:
+        source = inputs_of(loaded, data, archive, sets, until, say)
         if kind == "demand":
             found = demand_drift(source.read_panels(), since_ms)
         else:
             found = duration_drift(source.read_jobs(), since_ms)
     reasons = serving.reasons if serving else {}
-    _tell(found, serving)
+    _report(found, serving)
     write_json(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
     write_html(html, lambda: drift_html(f"Drift: {kind}", found, reasons))
 
 
 def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
-    """The version that serves against its card: errors from the service's board where one is there, else age alone.
-
-    None where no version serves.
-    """
-    from models.drift import Recent, judge
-    from service.board import BoardReader
-    from service.model_watch import limits_of
+    """The serving version (None: there is none) against its card: by errors on the service's board, else by age."""
+    from models.versions.drift import Recent, judge
+    from service.board.board import BoardReader
+    from service.pipeline.model_monitor import limits_of
 
     version = registry.current_version(kind)
     if version is None:
@@ -107,7 +104,7 @@ def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | 
 
 def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
     from fleet.errors import ConfigError
-    from training.histories import moment_ms
+    from training.sites.histories import moment_ms
 
     if since is not None:
         return moment_ms("--since", since)
@@ -116,7 +113,7 @@ def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
     return serving.fitted_until_ms
 
 
-def _tell(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
+def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     for one in found:
         far = ", ".join(f"{row.feature} (PSI {row.psi:.2f})" for row in one.far[:5])
         typer.echo(f"{one.name}: {len(one.far)} of {len(one.rows)} features moved far{': ' + far if far else ''}")

@@ -1,14 +1,15 @@
-"""`fleetcast evaluate`: the judge. Our forecasts beside fair baselines, on the same origins, in one run."""
+"""`fleetcast evaluate`: compare our forecasts with baselines at the same origins."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.given import HtmlOption, JsonOption, SeedOption, check_folder, check_outputs, write_html, write_json
+from cli.options import HtmlOption, JsonOption, SeedOption, check_folder, check_outputs, write_html, write_json
+from cli.results_table import write_table
 
 if TYPE_CHECKING:
-    from training.results import Results
+    from training.reports.results import Results
 
 TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
 FIT_NOTHING = frozenset({"straggler"})
@@ -24,6 +25,7 @@ def evaluate(
     json: JsonOption = None,
     html: HtmlOption = None,
     predictions: Annotated[Path | None, typer.Option(help="Every forecast with its outcome (Parquet).")] = None,
+    results: Annotated[Path | None, typer.Option(help="Replace this task's table in this Markdown file.")] = None,
 ) -> None:
     """Judge forecasts against fair baselines. `fleetcast data split` makes a pair of folders.
 
@@ -39,8 +41,8 @@ def evaluate(
     from importlib import import_module
 
     from fleet.errors import ConfigError, FleetcastError
-    from training.report import report_html
-    from training.results_files import summary, write_predictions
+    from training.reports.report import report_html
+    from training.reports.results_files import summary, table, write_predictions
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
@@ -49,19 +51,23 @@ def evaluate(
     train = test if train is None else train
     check_folder("--train", train)
     check_folder("--test", test)
-    check_outputs(json, html=html, predictions=predictions)
-    results: Results = import_module(f"training.evaluate_{task}").evaluate(train, test, seed, _say)
-    for line in results.skipped:
+    check_outputs(json, html=html, predictions=predictions, results=results)
+    found: Results = import_module(f"training.judges.{task}").evaluate(train, test, seed, _say)
+    for line in found.skipped:
         _say(f"skipped {line}")
-    if not results.rows:
+    if not found.rows:
         raise FleetcastError(f"nothing to judge in {train} and {test}: no set that {task} reads is in both")
-    _say(summary(results))
+    _say(summary(found))
     about = {"task": task, "seed": seed, "train": str(train), "test": str(test)}
-    write_json(json, {**about, "rows": results.rows, "skipped": results.skipped})
+    write_json(json, {**about, "rows": found.rows, "skipped": found.skipped})
     if predictions is not None:
-        write_predictions(results, predictions)
+        write_predictions(found, predictions)
         _say(f"wrote {predictions}")
-    write_html(html, lambda: report_html(results))
+    if results is not None:
+        command = ["fleetcast", "evaluate", task, f"--train={train}", f"--test={test}", f"--seed={seed}"]
+        write_table(results, f"evaluate {task}", command, table(found))
+        _say(f"wrote {results}")
+    write_html(html, lambda: report_html(found))
 
 
 def _say(line: str) -> None:

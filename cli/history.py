@@ -16,9 +16,9 @@ from cli.backfill import time_of
 from fleet.redaction import redacted
 
 if TYPE_CHECKING:
-    from ingest.archive_files import ArchiveFiles, FileName
-    from ingest.archive_read import Span
-    from ingest.archive_series import Series
+    from ingest.archive.files import ArchiveFiles, FileName
+    from ingest.archive.read import ArchiveSpan
+    from ingest.archive.series import ArchivedSeries
 
 MANY_SERIES = 40
 PLOT_COLUMNS, PLOT_LINES = 96, 8
@@ -61,13 +61,13 @@ def show(
 
       fleetcast history show --metric power_w --entity n001/3
     """
-    from ingest.archive_read import Span
-    from ingest.archive_series import read_series
+    from ingest.archive.read import ArchiveSpan
+    from ingest.archive.series import read_series
 
     files = _files(config, state, url)
     now_ms = _now_ms()
     first_ms = time_of("--from", from_, now_ms) if from_ else 0
-    span = Span(first_ms, time_of("--to", to, now_ms) if to else LAST_MS, block or None)
+    span = ArchiveSpan(first_ms, time_of("--to", to, now_ms) if to else LAST_MS, block or None)
     if metric or entity:
         series = read_series(files, span, metric, entity, _each("reading"))
         _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, redacted(files.url)))
@@ -90,8 +90,8 @@ def compact_files(
     Example:  fleetcast history compact
     """
     from fleet.errors import FleetcastError
-    from ingest.archive_compact import compact, runs
-    from ingest.archive_files import DATASETS
+    from ingest.archive.compact import compact, runs
+    from ingest.archive.files import DATASETS
 
     files = _files(config, state, url)
     now_ms = _now_ms()
@@ -138,7 +138,7 @@ def prune_days(
 
       fleetcast history prune --keep-days 30
     """
-    from ingest.archive_compact import old_days, prune
+    from ingest.archive.compact import old_days, prune
 
     files = _files(config, state, url)
     days = old_days(files, _now_ms(), keep_days)
@@ -154,7 +154,7 @@ def prune_days(
 
 
 def _files(config: Path | None, state: str | None, url: str | None) -> "ArchiveFiles":
-    from ingest.archive_files import ArchiveFiles
+    from ingest.archive.files import ArchiveFiles
     from service.config import load_config, override
 
     return ArchiveFiles(url or override(load_config(config), state=state).archive_url)
@@ -164,9 +164,9 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _days(files: "ArchiveFiles", span: "Span") -> list[dict[str, Any]]:
+def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
     """A row a day and dataset."""
-    from ingest.archive_files import DATASETS
+    from ingest.archive.files import DATASETS
 
     counts: dict[tuple[str, str], Counter[str]] = {}
     blocks: dict[tuple[str, str], set[str]] = {}
@@ -194,10 +194,10 @@ def _measured(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
     """Bytes and rows; nothing of a file that is damaged, or was compacted meanwhile."""
     import pyarrow.parquet as pq
 
-    from ingest.archive_read import torn_is_said
+    from ingest.archive.read import log_damaged
 
     try:
-        with torn_is_said(name), files.open(name) as file:
+        with log_damaged(name), files.open(name) as file:
             return files.size(name), int(pq.read_metadata(file).num_rows)
     except FileNotFoundError:
         pass
@@ -250,7 +250,7 @@ def _echo_days(rows: list[dict[str, Any]], url: str) -> None:
         )
 
 
-def _row_of(series: "Series") -> dict[str, Any]:
+def _row_of(series: "ArchivedSeries") -> dict[str, Any]:
     return {
         "kind": series.kind,
         "metric": series.metric,
@@ -264,7 +264,7 @@ def _row_of(series: "Series") -> dict[str, Any]:
     }
 
 
-def _echo_series(series: list["Series"], url: str) -> None:
+def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
     if not series:
         typer.echo(f"{url}: no such series in that span")
         return
@@ -285,7 +285,7 @@ def _echo_series(series: list["Series"], url: str) -> None:
             typer.echo(line)
 
 
-def plot(series: "Series") -> list[str]:
+def plot(series: "ArchivedSeries") -> list[str]:
     """Means of equal pieces of its span, as lines of block characters between the least and the largest of them."""
     import numpy as np
 

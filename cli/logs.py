@@ -1,9 +1,7 @@
 """What the processes log: one event, one line, as text or as JSON; no line of it holds a secret.
 
-    2026-11-21T13:43:20.123Z INFO api service.api: listening on http://127.0.0.1:8080/
-    {"time": "2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "service.api", "message": "…"}
-
-Format and level go to the processes that we start through the environment.
+2026-11-21T13:43:20.123Z INFO api service.api.role: listening on http://127.0.0.1:8080/
+{"time": "2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "service.api.role", "message": "…"}
 """
 
 import json
@@ -31,7 +29,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-class Level(StrEnum):
+class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -57,10 +55,10 @@ class LineFormatter(logging.Formatter):
         return json.dumps(row | {"message": message} | ({"exception": trace} if trace else {}))
 
 
-def configure(form: Format | None = None, level: Level | None = None, role: str = "fleetcast") -> None:
+def configure(form: Format | None = None, level: LogLevel | None = None, role: str = "fleetcast") -> None:
     """Log to stderr; what is not given comes from the environment. ConfigError for what is not known there."""
     form = form or _chosen(Format, FORMAT_VARIABLE, Format.TEXT)
-    level = level or _chosen(Level, LEVEL_VARIABLE, Level.INFO)
+    level = level or _chosen(LogLevel, LEVEL_VARIABLE, LogLevel.INFO)
     os.environ[FORMAT_VARIABLE], os.environ[LEVEL_VARIABLE] = form, level
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(form, role))

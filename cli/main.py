@@ -1,5 +1,7 @@
 """The `fleetcast` command: one file a group; heavy imports happen inside the functions that need them."""
 
+import os
+import re
 import sys
 from typing import NoReturn
 
@@ -25,9 +27,12 @@ from cli import (
     topology,
     train,
 )
-from cli.private_files import keep_files_private
 from fleet.errors import ConfigError, FleetcastError
-from fleet.parent import watch_parent
+from fleet.installation import check_packages
+from fleet.process import watch_parent
+
+UMASK_VARIABLE = "FLEETCAST_UMASK"
+PRIVATE_UMASK = "077"
 
 app = typer.Typer(
     name="fleetcast",
@@ -64,11 +69,21 @@ def main() -> NoReturn:
     try:
         keep_files_private()
         logs.configure()
+        check_packages()
         app()
     except FleetcastError as error:
         logs.complain(error)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     sys.exit(0)
+
+
+def keep_files_private() -> None:
+    """Set the umask of this process: its files are for its own user alone, unless FLEETCAST_UMASK says otherwise.
+    They say who ran what, and may hold passwords. Raises ConfigError on a bad umask."""
+    text = os.environ.get(UMASK_VARIABLE) or PRIVATE_UMASK
+    if not re.fullmatch("0*[0-7]{1,3}", text) or int(text, 8) & 0o700:
+        raise ConfigError(f"{UMASK_VARIABLE} = {text!r}: expected an umask such as 077, 027 or 022")
+    os.umask(int(text, 8))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from models.card import Card
+    from models.versions.card import Card
 
 WIDTH = 200  # of a table that goes into a file or a pipe
 
@@ -45,7 +45,7 @@ def print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _moment(time_ms: int | None) -> str:
-    from training.card_page import moment
+    from training.reports.card_page import moment
 
     return "" if time_ms is None else moment(time_ms).removesuffix(" UTC")
 
@@ -84,10 +84,12 @@ def _promotion(row: Mapping[str, Any]) -> str:
 
 def _print_metrics(card: "Card") -> None:
     """A line a number, a column a method; intervals in brackets; series pooled; coverage is told beside its promise."""
-    from training.contests import OURS, lead, pooled, words_of
-    from training.results import Row
+    from training.reports.contests import OURS, lead, pooled, words_of
+    from training.reports.results import ResultRow
 
-    rows = pooled(Row(**{name: getattr(row, name) for name in Row.__struct_fields__}) for row in card.metrics)
+    rows = pooled(
+        ResultRow(**{name: getattr(row, name) for name in ResultRow.__struct_fields__}) for row in card.metrics
+    )
     rows = [row for row in rows if row.value is not None and not row.metric.startswith("coverage")]
     rows.sort(key=lambda row: (row.dataset, row.target, row.metric, row.horizon_s or 0))
     methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
@@ -104,7 +106,7 @@ def _print_metrics(card: "Card") -> None:
 
 
 def _print_calibration(card: "Card") -> None:
-    from training.contests import lead
+    from training.reports.contests import lead
 
     rows = [
         (row.target, lead(row.horizon_s), f"{row.nominal:.0%}", f"{row.observed:.1%}", f"{row.n:,}")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.model_tables import print_card, print_versions
+from cli.options import configured
 
 if TYPE_CHECKING:
-    from models.card import Card
-    from models.registry import Registry
-    from service.config import Config
+    from models.versions.card import Card
+    from models.versions.registry import Registry
 
 SHADOWED = "demand"
 
@@ -47,7 +47,7 @@ def list_versions(
 
       fleetcast models list demand --json -
     """
-    from models.registry import KINDS
+    from models.versions.registry import KINDS
 
     registry = _registry(config, state, folder)
     kinds = (_known(kind),) if kind else KINDS
@@ -117,7 +117,7 @@ def promote(
     said = (
         f"{kind} {now} served already" if before == now else f"{kind} {now} serves now, {before or 'none'} did before"
     )
-    _tell(json_path, {"kind": kind, "version": now, "previous": before, "forced": forced}, said)
+    _report(json_path, {"kind": kind, "version": now, "previous": before, "forced": forced}, said)
 
 
 @app.command("rollback")
@@ -135,7 +135,7 @@ def rollback(
     registry = _registry(config, state, folder)
     before = registry.current_version(_known(kind))
     now = registry.rollback(kind)
-    _tell(
+    _report(
         json_path, {"kind": kind, "version": now, "previous": before}, f"{kind} {now} serves again, {before} no longer"
     )
 
@@ -167,7 +167,7 @@ def shadow(
     registry.shadow(kind, version)
     now = registry.challenger(kind)
     said = f"{kind} {now} runs in the shadow" if now else f"no version of {kind} runs in the shadow"
-    _tell(json_path, {"kind": kind, "version": now}, said)
+    _report(json_path, {"kind": kind, "version": now}, said)
 
 
 @app.command("prune")
@@ -188,38 +188,32 @@ def prune(
 
       fleetcast models prune demand --keep 5
     """
-    from models.registry import KINDS
+    from models.versions.registry import KINDS
 
     registry = _registry(config, state, folder)
-    kept = keep or _config(config, state).models.keep_versions
+    kept = keep or configured(config, state).models.keep_versions
     run = registry.old if dry_run else registry.prune
     gone = {one: run(one, kept) for one in ((_known(kind),) if kind else KINDS)}
     word = "would delete" if dry_run else "deleted"
     lines = [f"{one}: {word} {', '.join(versions) or 'nothing'}" for one, versions in gone.items()]
-    _tell(json_path, {"deleted": gone, "dry_run": dry_run}, "\n".join(lines))
+    _report(json_path, {"deleted": gone, "dry_run": dry_run}, "\n".join(lines))
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _config(config: Path | None, state: str | None) -> "Config":
-    from service.config import load_config, override
-
-    return override(load_config(config), state=state)
-
-
 def _registry(config: Path | None, state: str | None, folder: Path | None) -> "Registry":
     from fleet.errors import ConfigError
-    from models.registry import Registry
+    from models.versions.registry import Registry
 
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--folder {folder}: no such folder")
-    return Registry(folder or _config(config, state).models_folder)
+    return Registry(folder or configured(config, state).models_folder)
 
 
 def _known(kind: str) -> str:
     from fleet.errors import ConfigError
-    from models.registry import KINDS
+    from models.versions.registry import KINDS
 
     if kind not in KINDS:
         raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
@@ -286,7 +280,7 @@ def _write(json_path: str, document: Any) -> None:
         Path(json_path).write_text(text, encoding="utf-8")
 
 
-def _tell(json_path: str | None, document: Any, words: str) -> None:
+def _report(json_path: str | None, document: Any, words: str) -> None:
     if json_path is None:
         typer.echo(words)
     else:
@@ -295,7 +289,7 @@ def _tell(json_path: str | None, document: Any, words: str) -> None:
 
 def _write_page(card: "Card", path: Path) -> None:
     from fleet.errors import FleetcastError
-    from training.card_page import card_html
+    from training.reports.card_page import card_html
 
     try:
         path.write_text(card_html(card), encoding="utf-8")

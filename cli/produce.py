@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from clients.kafka import KafkaWriter
     from fleet.clock import Clock
     from fleet.entities import Entities
-    from ingest.kafka import KafkaOptions
-    from ingest.kafka_output import Output, Sent
+    from ingest.kafka.output import Output, Sent
+    from ingest.kafka.source import KafkaOptions
     from ingest.source import Source
     from service.config import Config
 
@@ -84,8 +84,8 @@ def telemetry(
     """
     from clients.kafka import KafkaWriter
     from fleet.entities import Entities
-    from ingest.kafka_output import FORMS, blocks_of, forward
-    from ingest.topology import load_topology
+    from ingest.kafka.output import FORMS, blocks_of, forward
+    from ingest.topology.load import load_topology
 
     if form not in FORMS:
         raise typer.BadParameter(f"{form!r}: must be one of {', '.join(FORMS)}", param_hint="--form")
@@ -120,8 +120,8 @@ def events(
 
       tail -F events.jsonl | fleetcast produce events --brokers kafka-1:9092
     """
-    from ingest.event_body import decode_body
-    from ingest.kafka_output import send_events
+    from ingest.inbox.event_body import decode_body
+    from ingest.kafka.output import send_events
 
     _, options = _read(config, brokers)
     writer = _writer(options, options.events)
@@ -166,7 +166,7 @@ def page(
 
 def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
     """The configuration, and the options of its first Kafka source, with the command line's brokers on top."""
-    from ingest.kafka import read_kafka_options
+    from ingest.kafka.source import read_kafka_options
     from service.config import load_config
 
     config = load_config(path)
@@ -190,7 +190,7 @@ def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
 
 
 def _output(writer: "KafkaWriter", topic: str) -> "Output":
-    from ingest.kafka_output import Output
+    from ingest.kafka.output import Output
 
     return Output(writer, topic)
 
@@ -204,12 +204,12 @@ def _source(
 ) -> "Source":
     import msgspec
 
-    from ingest.replay import Pace, PageReplay
-    from ingest.scrape import Scraper
+    from ingest.pages.recorded import PageReplay, ReplaySpeed
+    from ingest.pages.scrape import Scraper
 
     entities, clock = world
     if replay is not None:
-        return PageReplay(entities, replay, clock, Pace(start_ms=clock.now_ms()))
+        return PageReplay(entities, replay, clock, ReplaySpeed(start_ms=clock.now_ms()))
     named = tuple(targets or config.scrape.targets)
     if not named:
         raise ConfigError("which exporters? give --target URL, or --config FILE with scrape.targets")

@@ -26,9 +26,9 @@ class RoleName(StrEnum):
 
 
 MODULES = {  # each has a coroutine `serve(config)`
-    RoleName.PIPELINE: "service.pipeline_role",
-    RoleName.API: "service.api",
-    RoleName.PLACER: "service.placer",
+    RoleName.PIPELINE: "service.pipeline.role",
+    RoleName.API: "service.api.role",
+    RoleName.PLACER: "service.placer.role",
     RoleName.ADAPTERS: "service.adapters",
 }
 
@@ -47,7 +47,7 @@ def run(
     port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].")] = None,
     topology: Annotated[str | None, typer.Option(help="Topology file or folder; see fleetcast topology.")] = None,
     log_format: Annotated[logs.Format | None, typer.Option(help="One line an event, as text or JSON [text].")] = None,
-    log_level: Annotated[logs.Level | None, typer.Option(help="The least that is told [info].")] = None,
+    log_level: Annotated[logs.LogLevel | None, typer.Option(help="The least that is told [info].")] = None,
 ) -> None:
     """Run Fleetcast: pipeline, api, placer and (where configured) adapters, restarted when one dies.
 
@@ -61,9 +61,9 @@ def run(
 
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
-    from service.access import load_access
     from service.config import check_config, load_config, override
-    from service.tls import Tls
+    from service.http.access import load_access
+    from service.http.tls import Tls
 
     logs.configure(log_format, log_level, _process_name(role, instance))
     loaded = override(
@@ -112,18 +112,18 @@ def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
 async def _supervise(config: "Config") -> int:
     from fleet.errors import ConfigError
     from service.config import save_config
-    from service.state_folder import claimed, prepare
-    from service.supervise import Role, Supervisor, role_command
+    from service.state_folder import folder_lock, prepare
+    from service.supervise import SupervisedRole, Supervisor, role_command
 
     prepare(config)
-    with claimed(config):
+    with folder_lock(config):
         path = config.folder / "config.toml"
         try:
             save_config(config, path)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         roles = [
-            Role(_process_name(role, number), role_command(role, path, *_instance_option(number)))
+            SupervisedRole(_process_name(role, number), role_command(role, path, *_instance_option(number)))
             for role, number in _roles(config)
         ]
         names = ", ".join(role.name for role in roles)
@@ -141,16 +141,16 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
     import uvloop
 
-    from service.last_words import last_words
-    from service.state_folder import role_claimed
+    from service.exit_reason import record_exit_reason
+    from service.state_folder import role_lock
 
     serve = importlib.import_module(MODULES[role]).serve
     if role is RoleName.PIPELINE:
         name = f"pipeline-{instance}" if instance else "pipeline"
-        with role_claimed(config, name), last_words(config.folder, name):
+        with role_lock(config, name), record_exit_reason(config.folder, name):
             uvloop.run(serve(config, instance))
         return
     name = f"api-{config.api.port}" if role is RoleName.API else role.value
-    told = last_words(config.folder, name) if role is RoleName.PLACER else contextlib.nullcontext()
-    with role_claimed(config, name), told:
+    told = record_exit_reason(config.folder, name) if role is RoleName.PLACER else contextlib.nullcontext()
+    with role_lock(config, name), told:
         uvloop.run(serve(config))

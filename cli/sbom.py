@@ -1,7 +1,6 @@
 """A bill of materials of what the lock files install, as CycloneDX JSON: `python -m cli.sbom`, or `make sbom`.
 
-The locks tell names, versions, markers and hashes; the licences are those that the installed packages declare. The
-same locks and packages make the same bytes, so there is no time in it.
+Licences are those that installed packages declare. It holds no time: the same locks and packages make the same bytes.
 """
 
 import hashlib

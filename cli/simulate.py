@@ -1,8 +1,9 @@
 """`fleetcast simulate`: the simulated fleet in a process of its own."""
 
+import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,23 @@ app = typer.Typer(
     help="A simulated GPU fleet that meets Fleetcast only through exporter pages and its HTTP API.\n\n"
     "Example:  fleetcast simulate cluster --out var/fleet --api http://127.0.0.1:8080",
 )
+
+
+@app.command("day")
+def day(
+    seed: Annotated[int, typer.Option(help="First seed; the same seed gives the same numbers.")] = 1,
+    seeds: Annotated[int, typer.Option(help="How many days to simulate.", min=2)] = 16,
+    at: Annotated[str, typer.Option(help="Where in the trace the day begins (UTC).")] = "2020-05-12T20:25",
+) -> None:
+    """Simulate a day with a risk-blind engine and with ours: GPU-hours lost to faults and stragglers.
+
+    Example:  fleetcast simulate day --seed 1
+    """
+    import json
+
+    from cli.data import data_folder
+
+    typer.echo(json.dumps(worth_of_a_day(seed, data_folder(), at, seeds)))
 
 
 @app.command("cluster")
@@ -163,10 +181,27 @@ def compare(
     typer.echo("\n".join([HEADER, *(row.line() for row in rows)]))
 
 
+def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
+    """Measure detection on a small fleet, then play the day for every seed, with and without risk."""
+    from cli.detection import measure_detection
+    from fleet.topology import Topology
+    from ingest.topology.load import parse_toml
+    from simulator.cluster import FleetSpec
+    from simulator.compare import compare
+    from simulator.replay import fast_forward
+    from simulator.traces import load_trace
+
+    spec = FleetSpec()
+    now_ms = time.time_ns() // 1_000_000
+    trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
+    topology = Topology.build(parse_toml(spec.topology_toml()))
+    replay = fast_forward(trace, topology)
+    worth = compare(trace, replay, topology, measure_detection(seed), seed=seed, seeds=seeds)
+    return worth | {"jobs": trace.note}
+
+
 def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
     """Raises BadParameter."""
-    import time
-
     from fleet.clock import ScaledClock
     from simulator.traces import parse_time_ms, shifted_start_ms
 
@@ -230,10 +265,10 @@ async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: st
 
     from clients.kafka import KafkaWriter
     from fleet.entities import Entities
-    from ingest.kafka import read_kafka_options
-    from ingest.kafka_output import Output, blocks_of, forward
-    from ingest.scrape import Scraper
-    from ingest.topology import load_topology
+    from ingest.kafka.output import Output, blocks_of, forward
+    from ingest.kafka.source import read_kafka_options
+    from ingest.pages.scrape import Scraper
+    from ingest.topology.load import load_topology
     from service.config import ScrapeConfig
 
     writer = await asyncio.to_thread(KafkaWriter, read_kafka_options({"brokers": brokers, "telemetry": topic}))

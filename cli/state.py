@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.given import ConfigOption, StateOption, check_outputs, configured
+from cli.options import ConfigOption, StateOption, check_outputs, configured
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from service.config import Config
-    from service.state_identity import Doubt, Parts
+    from service.state_identity import Doubt, StateParts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -84,14 +84,14 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
 
 
 def _settings(config: Path | None, state: str | None) -> "Config":
-    """ConfigError where the folder is none: of a mistyped one nobody may hear that its parts agree."""
+    """ConfigError where there is no folder: nobody may hear that the parts of a mistyped one agree."""
     settings = configured(config, state)
     if not settings.folder.is_dir():
         raise ConfigError(f"state = {settings.state!r}: no such folder; name another with --state or --config")
     return settings
 
 
-def renew(config: "Config", parts: "Parts", found: "list[Doubt]") -> str:
+def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
     """Give what lies there a new identity, and tell the ledger where no placer does. Returns the identity."""
     import getpass
     import uuid
@@ -119,12 +119,12 @@ def renew(config: "Config", parts: "Parts", found: "list[Doubt]") -> str:
 def _tell_ledger(config: "Config") -> None:
     """A placer that runs writes the ledger itself; where none does, it is written here."""
     from placement.ledger import Ledger
-    from service.state_folder import StateError, role_claimed
+    from service.placer.state_watch import take_over
+    from service.state_folder import StateError, role_lock
     from service.state_parts import read_identity
-    from service.state_watch import take_over
 
     try:
-        with role_claimed(config, "placer", patience_s=0.0):
+        with role_lock(config, "placer", patience_s=0.0):
             ledger, file = Ledger(config.ledger), read_identity(config.inbox)
             if file is not None:
                 take_over(ledger, file, [], config.make_clock().now_ms())
@@ -133,9 +133,9 @@ def _tell_ledger(config: "Config") -> None:
         typer.echo("the placer runs: it takes this over by itself", err=True)
 
 
-def report(parts: "Parts", found: "list[Doubt]") -> dict[str, Any]:
+def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
     """What `--json` writes; a position is a number, and of the inbox segment -> offset in bytes."""
-    from ingest.segments import segment_name
+    from ingest.inbox.segments import segment_name
 
     doubts, rows = {doubt.part: doubt for doubt in found}, []
     end = {segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}
@@ -157,7 +157,7 @@ def report(parts: "Parts", found: "list[Doubt]") -> dict[str, Any]:
 
 
 def tell(body: dict[str, Any]) -> None:
-    """The same as lines."""
+    """Print the report as lines."""
     typer.echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:
         unit = UNITS.get(row["part"], "")

@@ -40,7 +40,7 @@ def show(
       fleetcast topology show topology --node n001
     """
     from fleet.errors import UnknownEntity
-    from ingest.topology import load_topology
+    from ingest.topology.load import load_topology
 
     topology = load_topology(path)
     if node and node not in topology.names:

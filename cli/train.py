@@ -1,10 +1,6 @@
-"""`fleetcast train`: fit models on a site's own history or on data sets, and the coefficients that ship.
-
-The only place where training meets the simulator.
-"""
+"""`fleetcast train`: fit models on a site's history or on data sets, and coefficients that ship on the simulator."""
 
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.drift import recent_drift
-from cli.given import (
+from cli.options import (
     ArchiveOption,
     ConfigOption,
     DaskOption,
@@ -23,14 +19,16 @@ from cli.given import (
     StateOption,
     UntilOption,
     configured,
-    given,
-    telling,
+    inputs_of,
+    progress_of,
 )
 from fleet.redaction import redacted
 
 if TYPE_CHECKING:
-    from training.dataset import Rows
-    from training.retrain import Plan, Trained
+    from models.risk.hazard import HistoryFit
+    from models.risk.node_risk import RiskFit
+    from training.fits.retrain import Trained, TrainingPlan
+    from training.replay.dataset import RiskRows
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -55,8 +53,7 @@ DriftOption = Annotated[
 ]
 
 
-@app.command("demand")
-def demand(
+def fit_kind(
     context: typer.Context,
     data: DataOption = None,
     archive: ArchiveOption = None,
@@ -73,52 +70,33 @@ def demand(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Fit the demand forecaster on this site's archive, or on data sets.
+    """Fit what the command names: a forecaster of demand, or of run times."""
+    from training.fits.retrain import TrainingPlan
 
-    Examples:
-
-      fleetcast train demand
-
-      fleetcast train demand --data ~/data --set demand/venus --until 2020-08-10 --no-promote
-
-      fleetcast train demand --if-drift          (in a cron job, beside a running service)
-    """
-    from training.retrain import Plan
-
-    plan = Plan("demand", _command_line(context), seed, windows, dask, processes)
+    plan = TrainingPlan(context.info_name or "", _command_line(context), seed, windows, dask, processes)
     _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
 
 
-@app.command("duration")
-def duration(
-    context: typer.Context,
-    data: DataOption = None,
-    archive: ArchiveOption = None,
-    sets: SetOption = None,
-    until: UntilOption = None,
-    seed: SeedOption = 0,
-    windows: WindowsOption = 1,
-    models: ModelsOption = None,
-    promote: PromoteOption = True,
-    if_drift: DriftOption = False,
-    mlflow: MlflowOption = None,
-    dask: DaskOption = None,
-    processes: ProcessesOption = 1,
-    config: ConfigOption = None,
-    state: StateOption = None,
-) -> None:
-    """Fit the run times of jobs on this site's archive, or on data sets.
+DEMAND_HELP = """Fit the demand forecaster on this site's archive, or on data sets.
 
-    Examples:
+Examples:
 
-      fleetcast train duration
+  fleetcast train demand
 
-      fleetcast train duration --data ~/data --set jobs/ricc --windows 3
-    """
-    from training.retrain import Plan
+  fleetcast train demand --data ~/data --set demand/venus --until 2020-08-10 --no-promote
 
-    plan = Plan("duration", _command_line(context), seed, windows, dask, processes)
-    _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
+  fleetcast train demand --if-drift          (in a cron job, beside a running service)
+"""
+DURATION_HELP = """Fit the run times of jobs on this site's archive, or on data sets.
+
+Examples:
+
+  fleetcast train duration
+
+  fleetcast train duration --data ~/data --set jobs/ricc --windows 3
+"""
+app.command("demand", help=DEMAND_HELP)(fit_kind)
+app.command("duration", help=DURATION_HELP)(fit_kind)
 
 
 def _command_line(context: typer.Context) -> str:
@@ -139,15 +117,15 @@ def _command_line(context: typer.Context) -> str:
 
 
 def _train(
-    plan: "Plan",
+    plan: "TrainingPlan",
     source: tuple[Path | None, str | None, list[str] | None, str | None],
     places: tuple[Path | None, str | None, Path | None],
     promote: bool,
     if_drift: bool,
     mlflow: str | None,
 ) -> None:
-    from models.registry import Registry
-    from training.retrain import train
+    from models.versions.registry import Registry
+    from training.fits.retrain import train
 
     config = configured(*places[:2])
     registry = Registry(places[2] or config.models_folder)
@@ -157,20 +135,20 @@ def _train(
             typer.echo(f"{plan.kind} {serving.version} serves, and nothing asks for another")
             return
         typer.echo("; ".join(serving.reasons.values()) if serving else f"no {plan.kind} model serves yet", err=True)
-    with telling(f"train {plan.kind}") as say:
+    with progress_of(f"train {plan.kind}") as say:
         now_ms = time.time_ns() // 1_000_000
-        trained = train(given(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
-    _tell(plan.kind, trained)
+        trained = train(inputs_of(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
+    _report(plan.kind, trained)
     if mlflow is not None:
-        from training.tracking import track_run
+        from training.fits.tracking import track_run
 
         track_run(mlflow, trained.card, registry.path(plan.kind, trained.version))
         typer.echo(f"told {mlflow}", err=True)
 
 
-def _tell(kind: str, trained: "Trained") -> None:
+def _report(kind: str, trained: "Trained") -> None:
     """Ours beside the baselines, and whether it serves now."""
-    from training.contests import MAIN, contests, sentences
+    from training.reports.contests import MAIN, contests, sentences
 
     for line in sentences(contests(trained.results.rows, MAIN[kind])):
         typer.echo(line)
@@ -194,10 +172,7 @@ def risk(
 
     Example:  fleetcast train risk --seed 7 --out models/fitted/node_risk.json
     """
-    import msgspec
-
-    from training.fit import HORIZON_S, fit_risk
-    from training.splits import by_run
+    from training.fits.fit import HORIZON_S, by_run, fit_risk
 
     rows = []
     for run in range(runs):
@@ -205,9 +180,7 @@ def risk(
         typer.echo(f"run {run + 1} of {runs}: {len(rows[-1]):,} rows", err=True)
     notes = {"seed": seed, "runs": runs, "hours": hours, "nodes": nodes, "source": "fleetcast train risk"}
     fit = fit_risk(by_run(rows), notes)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(fit), indent=1) + b"\n")
-    typer.echo(msgspec.json.encode(fit.notes).decode(), file=sys.stdout)
+    _write_fit(out, fit)
 
 
 @app.command("history")
@@ -221,28 +194,33 @@ def history(
 
     Example:  fleetcast train history --faults faults.parquet --nodes 400 --out models/fault_history.json
     """
+    from training.judges.risk import fit_file
+
+    with progress_of("train history"):
+        fit = fit_file(faults, until_day, nodes)
+    _write_fit(out, fit)
+
+
+def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
+    """Write the coefficients, and print how they were made."""
     import msgspec
 
-    from training.evaluate_risk import fit_file
-
-    with telling("train history"):
-        fit = fit_file(faults, until_day, nodes)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(fit), indent=1) + b"\n")
-    typer.echo(msgspec.json.encode(fit.notes).decode(), file=sys.stdout)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(fit), indent=1) + b"\n")
+    typer.echo(msgspec.json.encode(fit.notes).decode())
 
 
-def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "Rows":
+def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":
     """One run: a fleet with jobs and faults, watched through its pages for `hours`."""
-    from cli.watch import WatchedFleet
-    from training.dataset import Observer
+    from cli.watch import SimulatedJobs
+    from training.replay.dataset import PageObserver
 
-    fleet = WatchedFleet(seed, nodes)
-    observer = Observer(fleet.topology)
+    fleet = SimulatedJobs(seed, nodes)
+    observer = PageObserver(fleet.topology)
     for scrape in range(int(hours * 3600_000) // SCRAPE_MS):
         now_ms = EPOCH_MS + scrape * SCRAPE_MS
         events = fleet.step(now_ms)
-        evidence = observer.scrape(fleet.pages(), events, now_ms)
+        evidence = observer.watch.evidence(observer.scrape(fleet.pages(), events, now_ms))
         if scrape % KEEP_EVERY == KEEP_EVERY - 1:
             observer.keep(evidence, now_ms)
     return observer.rows(fleet.faults(), horizon_s)

@@ -1,4 +1,4 @@
-"""A simulated fleet with jobs that come and go, as a source of pages and events: what training and tests watch."""
+"""A simulated fleet with jobs that come and go, as a source of pages and events for training."""
 
 from collections.abc import Iterator
 from typing import Literal, cast
@@ -8,12 +8,12 @@ import numpy as np
 from fleet.events import Checkpoint, Failed, Finished, JobEvent, Phase, PhaseName, Started, Step, Submitted
 from fleet.requests import Gang, RankPlacement
 from fleet.topology import Topology
-from ingest.topology import parse_topology
+from ingest.topology.load import parse_topology
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.faults import FaultSettings
 from simulator.magnitudes import FAULT_KINDS
 from simulator.workload import profile_of
-from training.dataset import Fault, Page
+from training.replay.dataset import ExporterPage, LabelledFault
 
 JOB_GPUS = (1, 2, 4, 8, 8, 16, 16, 32, 64)
 MEDIAN_RUN_S = 2400.0
@@ -32,7 +32,7 @@ def frequent_faults() -> FaultSettings:
     )
 
 
-class WatchedFleet:
+class SimulatedJobs:
     """Jobs start where there is room, run for a lognormal time, and die when a fault kills them."""
 
     def __init__(self, seed: int, nodes: int, settings: FaultSettings | None = None) -> None:
@@ -47,7 +47,7 @@ class WatchedFleet:
         self._began = 0
 
     def step(self, now_ms: int) -> list[JobEvent]:
-        """Bring the fleet to `now_ms`; what its jobs told meanwhile."""
+        """Bring the fleet to `now_ms`; return the events of its jobs."""
         self.fleet.advance(now_ms)
         events: list[JobEvent] = []
         for job, _, node, message in self.fleet.failed_jobs():
@@ -63,17 +63,17 @@ class WatchedFleet:
         events += self._start_some(now_ms)
         return events + self._steps(now_ms)
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[ExporterPage]:
         """Every exporter's answer now."""
         for node, exporter in self.fleet.targets():
             answers = self.fleet.answers(node, exporter)
             body = self.fleet.page(node, exporter) if answers else None
-            yield Page(node, exporter, body, 0.02 + (self.fleet.delay_s(node) if exporter == "dcgm" else 0.0))
+            yield ExporterPage(node, exporter, body, 0.02 + (self.fleet.delay_s(node) if exporter == "dcgm" else 0.0))
 
-    def faults(self) -> list[Fault]:
-        """The truth so far, without the benign."""
+    def faults(self) -> list[LabelledFault]:
+        """The true faults so far, without benign decoys."""
         return [
-            Fault(row.kind, row.node, row.start_ms, row.end_ms, row.visible)
+            LabelledFault(row.kind, row.node, row.start_ms, row.end_ms, row.visible)
             for row in self.fleet.faults.records()
             if not row.benign
         ]
@@ -140,7 +140,7 @@ class WatchedFleet:
         return tuple(RankPlacement(rank, self.fleet.names[row], every) for rank, row in enumerate(rows))
 
     def _steps(self, now_ms: int) -> list[JobEvent]:
-        """Phases, checkpoints and steps of the larger jobs, as a launcher tells them."""
+        """Phases, checkpoints and steps of the larger jobs, as a launcher reports them."""
         events: list[JobEvent] = []
         for job, ranks in self._ranks.items():
             if sum(len(rank.gpus) for rank in ranks) < STEP_GPUS:

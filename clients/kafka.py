@@ -1,7 +1,6 @@
-"""Kafka, wrapped: kafka-python blocks, so all of its calls run in one thread of their own.
+"""Kafka through kafka-python, which blocks: all its calls run in one thread. Raises SourceError when a broker is away.
 
-Partitions are assigned by hand and positions belong to whoever reads: the group's offsets are written for lag tools
-and never read. What a broker refuses, or that none answers, becomes a SourceError.
+Readers assign partitions by hand and own their positions; group offsets are only written, for lag tools.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from clients.kafka_access import KafkaAccess, settings
-from clients.kafka_records import Gap, Limits, Message, Outgoing, Place
+from clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
 from fleet.errors import SourceError
 
 with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
@@ -62,7 +61,7 @@ def _settings(access: KafkaAccess) -> dict[str, Any]:
 class KafkaReader:
     """Reads assigned partitions for one event loop. Connects with the first call; every call may raise SourceError."""
 
-    def __init__(self, access: KafkaAccess, group: str, limits: Limits) -> None:
+    def __init__(self, access: KafkaAccess, group: str, limits: FetchLimits) -> None:
         self._access = access
         self._group = group
         self._limits = limits
@@ -118,7 +117,7 @@ class KafkaReader:
         return Gap((partition.topic, partition.partition), wanted, begins)
 
     async def behind(self) -> dict[Place, int]:
-        """Records behind the end, as the last fetches and the last answer of `ends` tell it."""
+        """Records behind the end, by the last fetches and the last answer of `ends`."""
         return await self._run(self._behind)
 
     def _behind(self) -> dict[Place, int]:
@@ -129,7 +128,7 @@ class KafkaReader:
         return found
 
     async def ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """The next offset that each partition will get, asked of the brokers now."""
+        """Ask the brokers for the next offset of each partition."""
         return await self._run(lambda: self._ends(places))
 
     def _ends(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -276,10 +275,7 @@ class KafkaWriter:
         return made
 
     def write(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """Returns when all replicas have them: the offset behind the last of each partition. Raises SourceError.
-
-        A record that the broker finds too large is sent again cut off, with a header that says so.
-        """
+        """Write to all replicas, too large records cut and marked; return each partition's next offset. SourceError."""
         behind: dict[Place, int] = {}
         try:
             for record in self._write(records, behind):
@@ -287,6 +283,7 @@ class KafkaWriter:
                     if self._write([_cut(large)], behind):
                         raise SourceError(f"kafka: {large.topic} takes not even {CUT_BYTES} bytes", RETRY_S)
         except KafkaError as error:
+            self.close()  # a producer whose records expired delivers none any more, even to brokers that are back
             raise _away(error) from error
         return behind
 
@@ -320,10 +317,15 @@ class KafkaWriter:
         )
 
     def close(self) -> None:
-        """Give the connections back; what is written next opens others."""
+        """Close the connections; the next write opens others."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.close(timeout=1)
+            try:
+                producer.close(timeout=1)
+            except KafkaError:  # it waits for records that no broker takes
+                producer._sender.force_close()
+                with contextlib.suppress(KafkaError):
+                    producer.close(timeout=1)
 
 
 def _create(admin: Any, topic: str, partitions: int) -> bool:

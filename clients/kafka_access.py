@@ -1,4 +1,4 @@
-"""How to reach a Kafka cluster: addresses, TLS and SASL. Secrets come from the environment only."""
+"""Access to a Kafka cluster: addresses, TLS and SASL. Secrets come from the environment only."""
 
 import os
 from collections.abc import Mapping

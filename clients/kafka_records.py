@@ -1,4 +1,4 @@
-"""What goes to Kafka and comes from it, without the client that carries it."""
+"""Records that go to Kafka and come from it, independent of the client."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FetchLimits:
     """What a consumer holds at most: records a poll, bytes a fetch, bytes of one partition in it."""
 
     max_records: int

@@ -1,10 +1,10 @@
-"""Kubernetes: collections listed, then watched, each in a thread of its own, over the official client's connection.
+"""Kubernetes: lists and then watches collections, each in its own thread, over the official client's connection.
 
-    list (pages) ── Listing ──┐ 410: from the start
+    list (pages) ── Listing ──┐                                               410: from the start
     watch from its version ── Changes, Changes, … ── stream ends: watch again from the last version or bookmark
 
-The official client brings what is hard: kubeconfig and in-cluster credentials, their renewal, TLS and proxies. Requests
-and lines are ours: what it decodes a pod into is large and slow, and its own watch ends in silence.
+The client brings kubeconfig, in-cluster credentials and their renewal, TLS and proxies. We request and decode: its
+decoded pods are large and slow, and its watch ends in silence.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to follow. `decode` makes of an object's JSON what is kept of it, in the thread that reads."""
+    """What to follow. `decode` turns an object's JSON into the part to keep, in the thread that reads."""
 
     name: str
     path: str
@@ -59,7 +59,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a watch told: (ADDED | MODIFIED | DELETED, object). After them all, the collection is at `version`."""
+    """Changes of a watch: (ADDED | MODIFIED | DELETED, object). After them all, the collection is at `version`."""
 
     name: str
     changes: tuple[tuple[str, Any], ...]
@@ -115,8 +115,8 @@ _told = msgspec.json.Decoder(_Told).decode
 _head = msgspec.json.Decoder(_Head).decode
 
 
-class Answer(Protocol):
-    """Of urllib3's response what is used here."""
+class KubernetesResponse(Protocol):
+    """The part of urllib3's response that we use."""
 
     status: int
 
@@ -126,9 +126,9 @@ class Answer(Protocol):
 
 
 class Server(Protocol):
-    """One API server, blocking. `get` raises SourceError where nobody answers."""
+    """One API server, blocking. `get` raises SourceError without an answer."""
 
-    def get(self, path: str, query: Mapping[str, str], read_s: float) -> Answer: ...
+    def get(self, path: str, query: Mapping[str, str], read_s: float) -> KubernetesResponse: ...
 
 
 class Cluster:
@@ -172,14 +172,14 @@ class Cluster:
                 self._client = client.ApiClient(made)
             return self._client
 
-    def get(self, path: str, query: Mapping[str, str], read_s: float) -> Answer:
+    def get(self, path: str, query: Mapping[str, str], read_s: float) -> KubernetesResponse:
         import urllib3
 
         client = self._connected()
         settings = client.configuration.auth_settings()  # asks for a new token where the old one has run out
         headers = {row["key"]: row["value"] for row in settings.values() if row["in"] == "header" and row["value"]}
         try:
-            answer: Answer = client.rest_client.pool_manager.request(
+            answer: KubernetesResponse = client.rest_client.pool_manager.request(
                 *("GET", client.configuration.host + path),
                 fields=dict(query),
                 headers={**headers, "accept": "application/json"},
@@ -232,8 +232,8 @@ def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH
 
 
 @contextmanager
-def _answered(answer: Answer) -> Iterator[Answer]:
-    """A good answer, closed in the end; what is wrong with it, or breaks, as an error of ours."""
+def _answered(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
+    """A good answer, closed in the end; anything wrong raises an error of ours."""
     import urllib3
 
     try:
@@ -261,7 +261,7 @@ def _refusal(status: int, body: bytes) -> Exception:
     return SourceError(why, RETRY_S)
 
 
-def _lines(answer: Answer) -> Iterator[list[bytes]]:
+def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
     """Whole lines, those that came together at once. A line without an end is not one."""
     rest = b""
     for piece in answer.stream(2**16):
@@ -273,7 +273,7 @@ def _lines(answer: Answer) -> Iterator[list[bytes]]:
 
 
 def _change(line: bytes) -> tuple[_Told, str]:
-    """A line, and the version that it tells. Raises ExpiredError, SourceError."""
+    """A line and its version. Raises ExpiredError, SourceError."""
     try:
         told = _told(line)
         head = _head(told.object)
@@ -287,10 +287,7 @@ def _change(line: bytes) -> tuple[_Told, str]:
 
 
 class Follower:
-    """Follows collections, each in a daemon thread. Use from one event loop.
-
-    `versions`: where to go on, of collections that were followed before. What nobody takes waits at the server.
-    """
+    """Follows collections from one event loop, each in a daemon thread. What nobody takes waits at the server."""
 
     def __init__(self, server: Server, what: Sequence[Collection], versions: Mapping[str, str]) -> None:
         self._server = server
@@ -323,7 +320,7 @@ class Follower:
                 return messages
 
     def close(self) -> None:
-        """The threads end with their next line or time-out; nobody waits for them."""
+        """End the threads, without waiting, at their next line or time-out."""
         self._closed.set()
 
     def _put(self, message: Message) -> None:

@@ -1,8 +1,7 @@
-"""Prometheus' HTTP API: names and ranges of series. The only file that knows prometheus-api-client.
+"""Prometheus' HTTP API: names and ranges of series. Calls block. Only this file knows prometheus-api-client.
 
-The library keeps the connection, its retries and authentication, and asks for labels. Ranges are decoded here, straight
-into numbers: seven times as fast as its data frames, in a fifth of the memory. Calls block; use them from a thread or a
-command. Secrets come from the environment: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD.
+Ranges are decoded here into numbers: seven times as fast as the library's data frames, in a fifth of the memory.
+Secrets: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD in the environment.
 """
 
 import os
@@ -52,7 +51,7 @@ class SilentServer(SourceError):
 
 
 class PrometheusClient:
-    """Times are Unix milliseconds. SourceError: nobody answers, for now; ConfigError: an answer that stays wrong."""
+    """Times are Unix milliseconds. SourceError: no answer for now; ConfigError: an answer that stays wrong."""
 
     def __init__(self, url: str, *, verify: bool | str = True, timeout_s: float = TIMEOUT_S) -> None:
         """`verify`: a bundle of certificates, or False to check none. `timeout_s`: of silence, before an answer."""
@@ -148,7 +147,7 @@ def _reason(error: Exception) -> str:
 
 
 def _trouble(text: str) -> SourceError | ConfigError:
-    """What the library tells in words, the status among them."""
+    """The library's error message, with the status."""
     if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
         return ConfigError(f"Prometheus refused: {text[:300]}")
     return SourceError(f"Prometheus does not answer: {text[:300]}")

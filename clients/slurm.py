@@ -1,12 +1,11 @@
-"""Slurm from outside: its commands, slurmrestd, or files that somebody else fills. All give bytes, not yet looked into.
+"""Slurm's answers as bytes: from its commands, slurmrestd, or files in a folder.
 
-    commands  squeue --json, scontrol show nodes --json (from 23.02 on) or sinfo --json, and sacct -P: in 22.05 the
-              JSON of sacct has neither exit codes nor users. Where a Slurm has no JSON, text of all three. `shell` runs
-              them elsewhere: ["ssh", "login1"]
+    commands  squeue --json, scontrol show nodes --json (from 23.02 on) or sinfo --json, and sacct -P (22.05's JSON of
+              it lacks exit codes and users); else text of all three. `shell` runs them elsewhere: ["ssh", "login1"]
     rest      GET of http://host:6820 or unix:/run/slurmrestd.sock; the token from SLURM_JWT
     folder    queue.json, nodes.json, accounting.json (or .txt), as a cron job on a login node leaves them
 
-Times in text are asked for as Unix seconds (SLURM_TIME_FORMAT), so no zone has to be known.
+SLURM_TIME_FORMAT makes times in text Unix seconds, so zones do not matter.
 """
 
 import asyncio
@@ -55,10 +54,7 @@ class SlurmClient(Protocol):
     async def nodes(self) -> bytes: ...
 
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        """What is on record of `jobs`, or, without any, of the last `since_s` seconds: an answer or several.
-
-        Raises NoAccounting.
-        """
+        """Yield records of `jobs`, or without any of the last `since_s` seconds. Raises NoAccounting."""
 
     async def close(self) -> None: ...
 

@@ -1,9 +1,7 @@
-"""A file of parts, each some named arrays, that says when it is torn.
+"""Files of named arrays in parts. Checksums reveal a torn file; a reader maps it and pays only for what it copies.
 
 part    magic (8 bytes) | header length (uint32) | header crc32 (uint32) | JSON header | the arrays' bytes
 header  {"about": {...}, "arrays": {name: {"dtype", "shape", "offset", "nbytes", "crc32"}}, "last": bool}
-
-The last part says that it is the last. A reader maps the file, so that what it copies out is all that it costs.
 """
 
 import json
@@ -64,12 +62,12 @@ class ArraysWriter:
         files.rename(self._beside, self.path, AREA)
 
     def close(self) -> None:
-        """Give the file back, finished or not. May be called twice."""
+        """Close the file, finished or not. May be called twice."""
         self._file.close()
 
 
 def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """A file of one part."""
+    """Write a file of one part."""
     writer = ArraysWriter(path)
     try:
         writer.finish(about, arrays)

@@ -1,12 +1,9 @@
-"""CoRuns: which jobs share hardware, how fast each went alone and beside the other, and what each takes alone.
+"""CoRuns: which jobs share hardware, and how fast each runs alone and beside the other.
 
-    share      as features.sharing tells; who has several neighbours of the tightest kind counts for nothing there
-    alone      median of the step times while nothing is shared, or, where that was never seen, while only wider
-               hardware is: beside a job on the same rail it is alone on its GPU
-    together   the same since the two began to share
-    co-run     together and alone are both known (in either order): speed = alone / together, one for each job
-
-Steps of the first MIXED steps after a change do not count. What is kept is small and bounded; the newest co-runs stay.
+share      as in features.sharing; an attempt with several neighbours of the tightest kind is not measured
+alone      median step time while nothing is shared, else only wider hardware (sharing a rail, it is alone on its GPU)
+together   median step time since the two began to share
+co-run     both times are known: speed = alone / together, one for each job
 """
 
 import hashlib
@@ -19,22 +16,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from features.run_history import JobShape
+from features.past_runs import JobShape
 from features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
 from features.similarity import shape_of
 from fleet.events import Step, Submitted
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
+from fleet.stateful import Dump, Stateful
 
 Keys = tuple[int, int]
 
 FEWEST_STEPS = 8
-MIXED = 1
+MIXED = 1  # steps after a change that do not count
 SETTLED_S = 60.0  # a load is read when a job has been alone for so long
 MOST_CO_RUNS, MOST_KEPT = 512, 4096
 SLOWEST, FASTEST = 0.01, 1.1  # relative to alone: the rest is a mistake
 LATELY_MS = 120_000
-LOOK_MS = 60_000  # a pace that is known is measured again after so long
+POLL_MS = 60_000  # a pace that is known is measured again after so long
 STEPS_LOOKED = 64
 NOWHERE = Wiring()
 NOT_ALONE = 0  # the level of those that share a GPU
@@ -63,20 +61,17 @@ class CoRun:
 
 @dataclass(slots=True)
 class _Watched:
-    """An attempt that runs: what it shares with whom since when, and its paces. share: "" is nothing.
-
-    company: None are several or nobody; paces: level of what was shared (features.sharing.LEVELS) -> seconds of a step.
-    """
+    """A running attempt: what it shares, with whom, since when, and its paces."""
 
     keys: Keys
-    company: Attempt | None
-    share: Share | Literal[""]
+    company: Attempt | None  # None: several, or nobody
+    share: Share | Literal[""]  # "": nothing
     since_ms: int
-    paces: dict[int, float]
-    look_ms: int = 0  # when its steps and its load are looked at again
+    paces: dict[int, float]  # level of what was shared (features.sharing.LEVELS) -> seconds of a step
+    due_ms: int = 0  # when its steps and its load are looked at again
 
     def goes_on(self, company: Company | None) -> bool:
-        """Whether it shares what it shared."""
+        """Whether it still shares the same hardware with the same company."""
         if company is None:
             return self.share == ""
         return company.share == self.share and company.other == self.company
@@ -91,13 +86,13 @@ class _Watched:
 class _Named:
     """The keys of an attempt, and what they were made of."""
 
-    told: Submitted | None
+    submission: Submitted | None
     ranks: tuple[RankPlacement, ...]
     keys: Keys
 
 
-class CoRuns:
-    """One writer. `see` at each tick; everything may be seen as often as one likes."""
+class CoRuns(Stateful):
+    """One writer. Call `observe` at each tick; observing a moment twice changes nothing."""
 
     def __init__(self) -> None:
         self._watched: dict[Attempt, _Watched] = {}
@@ -127,7 +122,7 @@ class CoRuns:
 
     @property
     def turns(self) -> Mapping[int, tuple[float, ...]]:
-        """Job and kind -> seconds of a step alone, and the share of it that is communication, where steps tell it."""
+        """Job and kind -> seconds of a step alone, and the share of it that is communication, where steps state it."""
         return self._turns
 
     def keys_of(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
@@ -136,12 +131,12 @@ class CoRuns:
         for row in attempts:
             key = row.job, row.attempt
             named = known.get(key)
-            if named is None or named.told is not row.submission or named.ranks is not row.ranks:
+            if named is None or named.submission is not row.submission or named.ranks is not row.ranks:
                 named = _Named(row.submission, row.ranks, job_keys(shape_of(row)))
             self._keys[key] = named
         return {key: named.keys for key, named in self._keys.items()}
 
-    def see(
+    def observe(
         self,
         running: Sequence[JobAttempt],
         keys: Mapping[Attempt, Keys],
@@ -150,13 +145,10 @@ class CoRuns:
         now_ms: int,
         wiring: Wiring = NOWHERE,
     ) -> None:
-        """Take in one moment.
-
-        keys: of the running ones; divided: GPUs (`node/index`) with MIG instances; loads: (running, 3)
-        compute, bandwidth and memory, NaN unknown; wiring: the same object until another topology tells otherwise.
-        """
+        """Record one moment. divided: GPUs (`node/index`) with MIG instances; loads: (running, 3) compute, bandwidth,
+        memory, NaN unknown; wiring: the same object until the topology changes."""
         self.divided = frozenset(divided)
-        met = self._neighbours.see(running, self.divided, wiring)
+        met = self._neighbours.observe(running, self.divided, wiring)
         rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
         for key in self._watched.keys() - rows.keys():
             del self._watched[key]
@@ -167,33 +159,35 @@ class CoRuns:
                 watched = self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
             else:
                 watched = last
-            if 0 < watched.look_ms - now_ms <= LOOK_MS:
+            if 0 < watched.due_ms - now_ms <= POLL_MS:
                 continue
-            pace_s = self._look(watched, attempt, loads[number], now_ms)
+            pace_s = self._measure(watched, attempt, loads[number], now_ms)
             other = watched.company
             if pace_s is None or other is None or company is None or met.get(other) != Company(company.share, key):
                 continue
             self._together[key, other] = company.share, watched.keys, keys[other], pace_s
         self._match()
 
-    def _look(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
-        """Its pace since it shares what it shares, as far as that is known yet; what is alone is kept."""
+    def _measure(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
+        """Return the pace since the company last changed, None while unknown; keep what the attempt shows alone."""
         level = LEVELS[watched.share]
         steps = _since(attempt, watched.since_ms, now_ms)
         pace_s = _pace(steps) if len(steps) >= FEWEST_STEPS else None
         if pace_s is not None:
-            watched.paces[level], watched.look_ms = pace_s, now_ms + LOOK_MS
-            told = [step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0]
-            if told and (level == LEVELS[""] or (level > NOT_ALONE and watched.keys[0] not in self._turns)):
-                _keep(self._turns, watched.keys, (pace_s, min(1.0, _median(told))))
+            watched.paces[level], watched.due_ms = pace_s, now_ms + POLL_MS
+            shares = [
+                step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0
+            ]
+            if shares and (level == LEVELS[""] or (level > NOT_ALONE and watched.keys[0] not in self._turns)):
+                _keep(self._turns, watched.keys, (pace_s, min(1.0, _median(shares))))
         settled = now_ms - watched.since_ms >= SETTLED_S * 1000
         if level > NOT_ALONE and settled and math.isfinite(load[0]):
-            watched.look_ms = now_ms + LOOK_MS
+            watched.due_ms = now_ms + POLL_MS
             _keep(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
         return pace_s
 
     def _match(self) -> None:
-        """Co-runs of which both paces are known. A pace beside another waits until then, or until its own job ends."""
+        """Make the co-runs whose two paces are known. Drop a pace beside another once its own job has ended."""
         for pair, (share, keys, partner, together_s) in list(self._together.items()):
             watched = self._watched.get(pair[0])
             if watched is None:
@@ -208,16 +202,16 @@ class CoRuns:
             del self._together[next(iter(self._together))]
 
     def move(self, by_ms: int) -> None:
-        """Move what goes on with a clock that was set."""
+        """Shift the times of running attempts with a clock that was set."""
         for row in self._watched.values():
             row.since_ms += by_ms
-            row.look_ms += by_ms
+            row.due_ms += by_ms
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> Dump:
         """What a snapshot keeps: plain lists and numbers, copied."""
-        return {
+        about = {
             "watched": [
-                [*key, row.keys, row.company, row.share, row.since_ms, row.paces, row.look_ms]
+                [*key, row.keys, row.company, row.share, row.since_ms, row.paces, row.due_ms]
                 for key, row in self._watched.items()
             ],
             "together": [[*one, *other, *rest] for (one, other), rest in self._together.items()],
@@ -229,13 +223,13 @@ class CoRuns:
             "turns": [[key, *turns] for key, turns in self._turns.items()],
             "divided": sorted(self.divided),
         }
+        return about, {}
 
-    def load(self, kept: Mapping[str, Any]) -> None:
+    def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`, into an empty one; what is no speed is left out."""
-        for job, attempt, keys, company, share, since_ms, paces, look_ms in kept["watched"]:
-            if share in LEVELS and isinstance(paces, dict):  # versions before kept one pace, and other shares
-                other = tuple(company) if company else None
-                self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, look_ms)
+        for job, attempt, keys, company, share, since_ms, paces, due_ms in kept["watched"]:
+            other = tuple(company) if company else None
+            self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, due_ms)
         for job, attempt, other, number, share, keys, partner, seconds in kept["together"]:
             if seconds > 0:
                 self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds
@@ -246,7 +240,7 @@ class CoRuns:
                 )
         self._loads = {key: tuple(load) for key, *load in kept["loads"]}
         self._turns = {key: tuple(turns) for key, *turns in kept["turns"]}
-        self.divided = frozenset(kept.get("divided", ()))  # versions before kept none
+        self.divided = frozenset(kept["divided"])
 
 
 def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
@@ -256,10 +250,7 @@ def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Compan
 
 
 def _begun(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
-    """A new watch, for the company or the size has changed.
-
-    It counts from when the younger of the two started, if that was lately and nothing was shared before.
-    """
+    """Start a new watch after company or size changed, from when the younger of the two began if that was lately."""
     if last is not None and last.keys != keys:
         last = None
     share: Share | Literal[""] = "" if company is None else company.share
@@ -273,10 +264,7 @@ def _pair(keys: Sequence[int]) -> Keys:
 
 
 def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
-    """The job's steps that began after `since_ms`; the first ones are of both times.
-
-    What lies ahead was told by a clock that was set back since, and may be of another time.
-    """
+    """The unmixed steps since `since_ms`. Skips steps in the future: they came before the clock was set back."""
     if not attempt.steps or attempt.steps[-1].time_ms <= since_ms:
         return []
     found: list[Step] = []
@@ -290,7 +278,7 @@ def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
 
 
 def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
-    """Of the job and of its kind; what was kept longest ago makes room."""
+    """Store `values` for the job and for its kind; the oldest entries make room."""
     for key in keys:
         table.pop(key, None)
         table[key] = values
@@ -309,5 +297,5 @@ def _pace(steps: Sequence[Step]) -> float | None:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Of some tens of numbers, for which numpy takes longer."""
+    """Median of some tens of numbers, for which numpy takes longer."""
     return float(statistics.median(values))

@@ -1,8 +1,7 @@
 """Counters: from raw readings to increments.
 
-A counter that fell was reset and counts from zero again. Old 32-bit counters wrap; the classic InfiniBand
-performance counters saturate instead: they stay at their largest value until somebody resets them, so while one
-stands there nothing is known of its rate (InfiniBand Architecture Specification vol. 1, 16.1.3.5, PortCounters).
+A counter that fell was reset and counts from zero. Old 32-bit counters wrap. Classic InfiniBand counters stick at their
+largest value until reset, so their rate is unknown (InfiniBand Architecture Specification 1, 16.1.3.5, PortCounters).
 """
 
 import numpy as np
@@ -44,11 +43,10 @@ def increments(
     saturates: NDArray[np.float64],
     wraps: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """(n,) how far each counter moved between two readings; NaN where that cannot be known.
+    """(n,) increments between two readings; NaN where `before` is NaN or a counter stands at its largest value.
 
-    `saturates`, `wraps`: (n,) the counter's largest value and its modulus, inf where it has none. A fall from the
-    last tenth of the modulus to the first tenth is a wrap, any other fall a reset. NaN `before` (no earlier
-    reading) and a counter that stands at its largest value give NaN.
+    `saturates`, `wraps`: (n,) largest value and modulus, inf for none. A fall from the last tenth of the modulus to the
+    first tenth is a wrap, any other fall a reset.
 
     >>> inf = np.inf
     >>> increments(np.array([5.0, 9.0, 255.0]), np.array([8.0, 2.0, 255.0]), np.array([inf, inf, 255.0]),

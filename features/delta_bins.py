@@ -12,12 +12,10 @@ MOST = 2**30  # of anything in a bin: no fleet comes near it, one made-up event 
 
 
 class DeltaBins:
-    """The newest `size` bins up to the clock, with all that came before them summed up in `before`.
+    """The newest `size` bins up to the clock; `before` sums all earlier ones.
 
-    Changes wait in a list until somebody reads. Only the reader's clock moves the window, and what lies ahead of it
-    goes on waiting, so one event from a wrong clock wipes nothing; when too many bins wait, all but the newest are
-    summed up (`floor` is the last of those). MARKS counts what is in a bin, so that the first one with anything in it
-    is known.
+    Changes wait in a list until read. Only the reader's clock moves the window, so an event from a wrong clock wipes
+    nothing. When too many bins wait, those up to `floor` are summed. MARKS counts a bin's entries: 0 in an unused one.
     """
 
     def __init__(self, bin_ms: int, size: int) -> None:

@@ -1,23 +1,19 @@
-"""DemandSeries: what was asked of the fleet and what it gave, as regular series, from job attempts in event time.
+"""DemandSeries: requested and used capacity as regular series, from job attempts in event time.
 
-What an attempt adds to the series is a pure function of its state: when it changes, the old contribution is taken
-off and the new one added. So any order and any repetition of the same events end in the same series.
+A change of an attempt replaces what it contributed before, so order and repetition of events do not matter.
 
     submitted ──────────── started ───────────── ended         first attempts only: arriving + gpus, arriving_jobs + 1
     queued  + gpus         queued - gpus                       an attempt that ends unstarted leaves the queue
                            running + gpus        running - gpus
 
-An attempt that nobody submitted arrives as it starts. Attempts without GPUs are no demand. A resized attempt counts
-as if it had always had its present size.
-
-Series are kept by scope: of a pool (the name of a queue), of a job class in it, of a user group in it, and of all
-pools together. Room is bounded, so that names made up by a client do not eat the memory: a pool beyond MOST_POOLS
-counts in "all" only, a class or group beyond MOST_CLASSES or MOST_GROUPS in its pool only. The group "other" is what
-a pool has beyond its listed groups, so that groups add up. A scope takes 130 kB.
+An attempt without a submission arrives as it starts; one without GPUs is no demand; a resized one counts as if it
+always had its present size. Scopes are all pools, a pool (queue), and in it a job class or a user group. A scope takes
+130 kB, so a pool beyond MOST_POOLS counts in "all" only, and a class or group beyond its bound in its pool only. The
+group "other" is the pool's remainder, so that groups add up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, Literal, NamedTuple
@@ -31,6 +27,7 @@ from features.gpu_residency import GpuResidency
 from features.job_records import JobRecords
 from features.request_series import RequestSeries
 from fleet.jobs import JobAttempt
+from fleet.stateful import Dump, Stateful
 
 Key = tuple[str, int]  # job, attempt
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
@@ -45,7 +42,7 @@ CLEARLY = 2.0  # a group takes another one's place when it has so many times its
 MOST_SWAPS = 20  # of groups at once
 
 
-class Scope(NamedTuple):
+class DemandScope(NamedTuple):
     """Whose demand: EVERYTHING where it is not divided."""
 
     pool: str = EVERYTHING
@@ -63,7 +60,7 @@ MOST = {"pool": MOST_POOLS, "class": MOST_CLASSES, "group": MOST_GROUPS}
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What an attempt adds. Times are None where the attempt has not come so far; "" is a class or group not told."""
+    """What an attempt adds. Times are None where the attempt has not come so far; "" is an unknown class or group."""
 
     pool: str
     gpus: int
@@ -94,20 +91,20 @@ class Contribution:
             edges.append((max(ended, arrival), 0, 0, 0, -waits))
         return edges
 
-    def scopes(self) -> list[Scope]:
+    def scopes(self) -> list[DemandScope]:
         """Those that it counts in, where there is room for them."""
         found = []
         for pool in dict.fromkeys((self.pool, EVERYTHING)):
-            found.append(Scope(pool))
+            found.append(DemandScope(pool))
             if self.class_:
-                found.append(Scope(pool, self.class_))
+                found.append(DemandScope(pool, self.class_))
             if self.group not in ("", EVERYTHING, OTHER):
-                found.append(Scope(pool, group=self.group))
+                found.append(DemandScope(pool, group=self.group))
         return found
 
 
 def contribution(attempt: JobAttempt) -> Contribution | None:
-    """What an attempt adds to the series; None when it is no demand for GPUs, or nobody told yet that it arrived."""
+    """What an attempt adds to the series; None when it is no demand for GPUs, or its arrival is not known yet."""
     gpus, told = attempt.gpus, attempt.submission
     if gpus <= 0 or (attempt.submitted_ms is None and attempt.started_ms is None):
         return None
@@ -123,23 +120,22 @@ def contribution(attempt: JobAttempt) -> Contribution | None:
     )
 
 
-class DemandSeries:
-    """Series by scope, at 1 minute for a day and at 10 minutes for 35 days; and what else attempts tell of demand.
-
-    requests: rates of served models; records: waits, runs and cold starts; residency: what jobs make of their GPUs.
-    """
+class DemandSeries(Stateful):
+    """Series by scope, at 1 minute for a day and at 10 minutes for 35 days, with related records of attempts."""
 
     def __init__(self) -> None:
-        self.requests = RequestSeries()
-        self.records = JobRecords()
-        self.residency = GpuResidency()
+        self.requests = RequestSeries()  # rates of served models
+        self.records = JobRecords()  # waits, runs and cold starts
+        self.residency = GpuResidency()  # how jobs use their GPUs
         self._known: dict[Key, Contribution] = {}  # of attempts that are awake
-        self._left_out: dict[Key, frozenset[Scope]] = {}  # scopes that had no room for it
-        self._sizes: Counter[Scope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
-        self._bins: dict[tuple[Scope, int], DeltaBins] = {(Scope(), bin_s): _empty(bin_s) for bin_s in BINS}
-        self._attempts: dict[Scope, int] = {}  # attempts that count in a scope; all but `Scope()`
+        self._left_out: dict[Key, frozenset[DemandScope]] = {}  # scopes that had no room for it
+        self._sizes: Counter[DemandScope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
+        self._bins: dict[tuple[DemandScope, int], DeltaBins] = {(DemandScope(), bin_s): _empty(bin_s) for bin_s in BINS}
+        self._attempts: dict[DemandScope, int] = {}  # attempts that count in a scope; all but `DemandScope()`
         self._listed: Counter[str] = Counter()  # how many of these there are, by kind
-        self._since: dict[Scope, int] = {}  # of groups that took another one's place: what was before is not known
+        self._since: dict[
+            DemandScope, int
+        ] = {}  # of groups that took another one's place: what was before is not known
         self._runs = FinishedRuns()
 
     def update(self, attempt: JobAttempt) -> None:
@@ -160,10 +156,10 @@ class DemandSeries:
             self._add(new, 1, kept)
             self._know(key, new, frozenset(scopes) - frozenset(kept))
 
-    def __contains__(self, scope: Scope) -> bool:
+    def __contains__(self, scope: DemandScope) -> bool:
         return (scope, 60) in self._bins
 
-    def _know(self, key: Key, change: Contribution, left_out: frozenset[Scope]) -> None:
+    def _know(self, key: Key, change: Contribution, left_out: frozenset[DemandScope]) -> None:
         self._known[key] = change
         if left_out:
             self._left_out[key] = left_out
@@ -180,8 +176,8 @@ class DemandSeries:
                 if not self._sizes[scope]:
                     del self._sizes[scope]
 
-    def _add(self, change: Contribution, sign: int, scopes: Iterable[Scope]) -> None:
-        """Into scopes that there are bins of."""
+    def _add(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
+        """Add a change to the scopes that have bins."""
         kept = list(scopes)
         holders = [self._bins[scope, bin_s] for scope in kept for bin_s in BINS]
         for time_ms, arriving, jobs, running, queued in change.edges():
@@ -192,8 +188,8 @@ class DemandSeries:
             if scope in self._attempts:
                 self._attempts[scope] += sign
 
-    def _has(self, scope: Scope) -> bool:
-        """Whether there are bins of a scope, made when it is new; there are none when there are too many such."""
+    def _has(self, scope: DemandScope) -> bool:
+        """Whether a scope has bins. Makes them for a new scope, unless there are too many of its kind."""
         if scope in self:
             return True
         if self._listed[scope.kind] >= MOST[scope.kind]:
@@ -208,8 +204,8 @@ class DemandSeries:
         """Names of queues that attempts named, sorted, and "all" at the end."""
         return (*sorted(scope.pool for scope in self.scopes("pool")), EVERYTHING)
 
-    def scopes(self, kind: str) -> list[Scope]:
-        """Scopes of a kind that attempts count in, sorted; without `Scope()`, and without what groups leave over."""
+    def scopes(self, kind: str) -> list[DemandScope]:
+        """Scopes of a kind that attempts count in, sorted; without `DemandScope()` and the rest of the groups."""
         return sorted(scope for scope, attempts in self._attempts.items() if attempts > 0 and scope.kind == kind)
 
     def series(
@@ -222,15 +218,12 @@ class DemandSeries:
         class_: str = EVERYTHING,
         group: str = EVERYTHING,
     ) -> NDArray[np.float64]:
-        """(bin,) oldest first; NaN before the first event of any pool, and everywhere for a scope never seen.
-
-        `bin_s` is 60 or 600. Levels (running, queued, wanted) are as of the end of a bin, the last one being the bin
-        that holds `now_ms`; arrivals are sums, the last one of the last full bin.
-        """
+        """(bin,) oldest first; NaN before the first event of any pool, and for an unknown scope. `bin_s`: 60 or 600.
+        Levels are as of a bin's end, the last bin holding `now_ms`; arrivals are sums, the last bin being full."""
         if group == OTHER:
             return self._left_over(pool, target, now_ms, bin_s, bins)
-        scope = Scope(pool, class_, group)
-        everything = self._bins[Scope(), bin_s]
+        scope = DemandScope(pool, class_, group)
+        everything = self._bins[DemandScope(), bin_s]
         chosen = self._bins.get((scope, bin_s))
         last = now_ms // (bin_s * 1000)
         if chosen is None:
@@ -252,10 +245,7 @@ class DemandSeries:
         return np.maximum(rest, 0.0)
 
     def rank_groups(self, now_ms: int) -> None:
-        """Where there are more groups than room, let clearly larger ones take the places of the smallest, a few a call.
-
-        By the GPUs of attempts that are awake. Of a group that was not listed before, only those are known.
-        """
+        """Let a few groups with clearly more GPUs replace the smallest; they start with their awake attempts only."""
         if self._listed["group"] < MOST_GROUPS:
             return
         sizes = self._sizes
@@ -266,7 +256,7 @@ class DemandSeries:
         if swaps:
             self._swap(frozenset(swaps.values()), frozenset(swaps), now_ms)
 
-    def _swap(self, gone: frozenset[Scope], come: frozenset[Scope], now_ms: int) -> None:
+    def _swap(self, gone: frozenset[DemandScope], come: frozenset[DemandScope], now_ms: int) -> None:
         """List `come` in the places of `gone`."""
         for scope in gone:
             self._drop(scope)
@@ -283,7 +273,7 @@ class DemandSeries:
             if left_out:
                 self._left_out[key] = left_out
 
-    def _drop(self, scope: Scope) -> None:
+    def _drop(self, scope: DemandScope) -> None:
         del self._attempts[scope]
         self._listed[scope.kind] -= 1
         self._since.pop(scope, None)
@@ -299,10 +289,7 @@ class DemandSeries:
         self._unknow((attempt.job, attempt.attempt))
 
     def recall(self, attempt: JobAttempt) -> None:
-        """The inverse of `forget`, before an attempt changes after all: what it added is known again.
-
-        A group that was listed after it arrived had no room for it.
-        """
+        """Undo `forget` before an attempt changes after all; a group listed since it arrived does not hold it."""
         added = contribution(attempt)
         if added is not None:
             arrived_ms = added.edges()[0][0]
@@ -310,7 +297,7 @@ class DemandSeries:
             kept = (scope for scope in scopes if scope in self and self._since.get(scope, 0) <= arrived_ms)
             self._know((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
 
-    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def dump(self) -> Dump:
         """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
         requests, arrays = self.requests.dump()
         about: dict[str, Any] = {
@@ -330,36 +317,26 @@ class DemandSeries:
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; scopes that nobody has used for all of their bins are left out.
-
-        Of a snapshot that knew pools only, classes and groups begin anew.
-        """
+        """The inverse of `dump`, into an empty one; scopes that nobody has used for all of their bins are left out."""
         for number, row in enumerate(about["bins"]):
-            scope = Scope(row["pool"], row.get("class_", EVERYTHING), row.get("group", EVERYTHING))
+            scope = DemandScope(row["pool"], row["class_"], row["group"])
             bins = _empty(row["seconds"])
             bins.load(row, arrays[f"bins {number}"])
             self._bins[scope, row["seconds"]] = bins
-        attempts = _attempts(about["attempts"])
+        attempts = {DemandScope(*scope): count for *scope, count in about["attempts"]}
         longest = max(BINS)
         idle = {scope for scope in attempts if self._bins[scope, longest].is_idle()}
         self._attempts = {scope: count for scope, count in attempts.items() if scope not in idle}
         self._listed = Counter(scope.kind for scope in self._attempts)
         self._bins = {key: bins for key, bins in self._bins.items() if key[0] not in idle}
-        self._since = {Scope(*row[:3]): row[3] for row in about.get("since", ()) if Scope(*row[:3]) not in idle}
-        left_out = {(job, at): frozenset(Scope(*row) for row in rows) for job, at, rows in about.get("left_out", ())}
+        self._since = {DemandScope(*row[:3]): row[3] for row in about["since"] if DemandScope(*row[:3]) not in idle}
+        left_out = {(job, at): frozenset(DemandScope(*row) for row in rows) for job, at, rows in about["left_out"]}
         for job, at, *added in about["known"]:
             self._know((job, at), Contribution(*added), left_out.get((job, at), frozenset()))
         self._runs.load(about["runs"])
-        self.requests.load(about.get("requests", {}), arrays)
-        self.records.load(about.get("records", {}))
-        self.residency.load(about.get("residency", []))
-
-
-def _attempts(told: Mapping[str, int] | Sequence[Sequence[Any]]) -> dict[Scope, int]:
-    """Of a snapshot; an older one has pool -> attempts."""
-    if isinstance(told, Mapping):
-        return {Scope(pool): count for pool, count in told.items()}
-    return {Scope(pool, class_, group): count for pool, class_, group, count in told}
+        self.requests.load(about["requests"], arrays)
+        self.records.load(about["records"])
+        self.residency.load(about["residency"])
 
 
 def _empty(bin_s: int) -> DeltaBins:

@@ -1,4 +1,4 @@
-"""Checkpoints of a whole gang from the edges that its ranks tell, which do not say whose they are.
+"""Checkpoints of a whole gang, from begins and ends that carry no rank.
 
 begin begin begin ── end ── end ── end        one checkpoint: from the first begin to the end of the last rank
 """
@@ -15,7 +15,7 @@ LONGEST_MS = 3_600_000  # an end that comes later ends nothing
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One checkpoint. end_ms: of the last rank, None while one writes. bytes: of all ranks; None where none tells."""
+    """One checkpoint. end_ms: of the last rank, None while one writes. bytes: of all ranks, None if unstated."""
 
     begin_ms: int
     end_ms: int | None
@@ -60,7 +60,7 @@ class _Gang:
 
 
 def episodes(edges: Sequence[Edges]) -> list[Episode]:
-    """In order of their beginnings. One whose last end never came ends with the last one told, once the next begins."""
+    """In order of their beginnings. One whose last end never came ends with its last end, once the next begins."""
     gangs: list[_Gang] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):
         if edge.edge == "begin" and (not gangs or gangs[-1].is_over_before(edge)):

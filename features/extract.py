@@ -1,12 +1,10 @@
 """The only feature path, for training and for serving: the store as of a time, as frames.
 
-Names. `<metric>` is the newest value (of a counter: its rate per second), NaN once it is older than STALE_S,
-except for codes that stay true until somebody resets them. `<metric>_mean_2m`, `_mean_30m`, `_std_30m` are over the
-slots of the window up to now, `<metric>_count_10m`, `_count_30m` exact increments of event counters. `max_…` is the
-largest value of the last day. Ages are seconds, and count only while somebody listened. A window longer than the fine
-ring (fine_slots x interval) covers what the ring holds.
-
-`since_ms` of a `<metric>` is when its value last changed, 0 if it has not since the entity was first seen.
+<metric>                                 newest value (counter: rate per second), NaN once older than STALE_S
+<metric>_mean_2m, _mean_30m, _std_30m    over a window of slots up to now, at most the fine ring
+<metric>_count_10m, _count_30m           exact increments of an event counter
+max_<metric>                             largest value of the last day
+age_s, first_seen_s, frozen_s, silent_s  seconds; silence counts only while somebody listens
 """
 
 from dataclasses import dataclass
@@ -18,11 +16,12 @@ from features.frame import FeatureFrame
 from features.layout import SUMMED, layout_of
 from features.ring import NEVER, Ring
 from features.store import WindowStore
-from features.windows import mean, spread
+from features.sums import mean, spread
+from fleet.metrics import METRICS, metric_row
 from fleet.samples import EntityKind
 
 STALE_S = 120.0
-STICKY = frozenset(
+STICKY = frozenset(  # true until reset, so never stale
     {
         "xid",
         "row_remap_failure",
@@ -43,16 +42,20 @@ AGES: dict[EntityKind, tuple[str, ...]] = {
     EntityKind.PORT: ("age_s", "first_seen_s"),
     EntityKind.NODE: ("age_s", "first_seen_s"),
 }
+SUMMED_FEATURES = {
+    kind: tuple(METRICS[kind][metric_row(kind, name)].feature for name in names) for kind, names in SUMMED.items()
+}
 
 
 def _names(kind: EntityKind) -> tuple[str, ...]:
     layout = layout_of(kind)
     summed = [name for name in layout.values if layout.value[layout.metrics.index(name)] in layout.summed]
     assert sorted(summed) == sorted(SUMMED[kind])
-    windows = [f"{name}_{window}" for window in ("mean_2m", "mean_30m", "std_30m") for name in SUMMED[kind]]
+    windows = [f"{name}_{window}" for window in ("mean_2m", "mean_30m", "std_30m") for name in SUMMED_FEATURES[kind]]
     counts = [f"{name}_count_{window}" for window in ("10m", "30m") for name in layout.events if name != "gaps"]
     gaps = ["gaps_10m", "gaps_30m"] if layout.gaps >= 0 else []
-    return (*layout.metrics, *windows, *counts, *gaps, *(f"max_{name}" for name in MAXIMA[kind]), *AGES[kind])
+    newest = [metric.feature for metric in METRICS[kind]]
+    return (*newest, *windows, *counts, *gaps, *(f"max_{name}" for name in MAXIMA[kind]), *AGES[kind])
 
 
 GPU_FEATURES = _names(EntityKind.GPU)
@@ -70,11 +73,7 @@ class Frames:
 
 
 def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Frames:
-    """Features of every GPU, port and node as of `now_ms`. The frames are copies: the store may move on.
-
-    Time only moves forward: a `now_ms` before the latest one that the store has seen gives windows that end at the
-    latest, with ages as of `now_ms`.
-    """
+    """Frames of every GPU, port and node as of `now_ms`, as copies. No window ends before the store's latest time."""
     store.advance(now_ms)
     gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
     gpu.fill()
@@ -131,7 +130,7 @@ class _Columns:
 
     def _windows(self) -> None:
         ring, opened = self.ring, self._open_slots()
-        for index, name in enumerate(SUMMED[self.kind]):
+        for index, name in enumerate(SUMMED_FEATURES[self.kind]):
             count, total, square = ring.value_sums.windows(ring.fine, index, opened, ring.size)
             self[f"{name}_mean_2m"], self[f"{name}_mean_30m"] = mean(count, total)
             self[f"{name}_std_30m"] = spread(count[1], total[1], square)
@@ -173,10 +172,10 @@ def _frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
-    """(gpu,) for how long a GPU has been missing from pages that its node's exporter does serve; else 0.
+    """(gpu,) seconds for which a GPU has been missing from pages that its node's exporter does serve; else 0.
 
-    A page was served when `gpus_reported` arrived or another GPU of the node did; where neither can tell, when
-    `scrape_up` said 1. It counts only while it is recent: an exporter that is silent itself accuses nobody.
+    A page was served when `gpus_reported` or another GPU of the node arrived; where neither can tell, when `scrape_up`
+    was 1. It counts only while recent, since a silent exporter accuses no GPU.
     """
     nodes = store.ring(EntityKind.NODE)
     owner = store.entities[EntityKind.GPU].node

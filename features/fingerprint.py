@@ -1,4 +1,4 @@
-"""What kind of work a job's telemetry looks like: shape and relative levels of its channels, and a class with odds."""
+"""Kind of work by a job's telemetry: shape and relative levels of its channels, and a class with odds."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, perio
 
 
 def class_of(shape: Shape) -> dict[str, float]:
-    """Odds of CLASSES as probabilities that add up to 1.
+    """Return the odds of CLASSES as probabilities that add up to 1.
 
     Training keeps SMs busy, mostly with tensor work, exchanges gradients and repeats itself; inference decodes: memory
     bound, little tensor work, no period. The weights are ours, set on eight recorded runs; too few to calibrate them.

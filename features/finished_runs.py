@@ -13,11 +13,7 @@ Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s
 
 
 class FinishedRuns:
-    """The newest KEPT finished runs of each GPU count, and of all, in order of their end.
-
-    Only jobs that finished count: how long a job that failed or was cancelled ran says when it broke, not how long
-    such jobs take, and what still runs is not known.
-    """
+    """The newest KEPT finished runs of each GPU count, and of all, by end. Runs that broke end early: left out."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[int, Run]] = {}

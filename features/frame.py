@@ -10,17 +10,13 @@ from fleet.samples import EntityKind
 
 @dataclass(frozen=True, slots=True)
 class FeatureFrame:
-    """Features of all entities of one kind at one time. NaN means unknown, never zero.
-
-    values: (entity, feature) float32, rows as in `Entities[kind]`; node: (entity,) owning node row;
-    since_ms: (entity, feature) when the underlying signal last changed, 0 where that is not tracked.
-    """
+    """Features of all entities of one kind at one time. NaN means unknown, never zero."""
 
     kind: EntityKind
     names: tuple[str, ...]
-    values: NDArray[np.float32]
-    node: NDArray[np.int32]
-    since_ms: NDArray[np.int64]
+    values: NDArray[np.float32]  # (entity, feature), rows as in `Entities[kind]`
+    node: NDArray[np.int32]  # (entity,) owning node row
+    since_ms: NDArray[np.int64]  # (entity, feature) when the signal behind it last changed, 0 where untracked
     time_ms: int
     topology_generation: int = 0
 

@@ -5,11 +5,11 @@ from typing import Any
 
 EVERYTHING = "all"
 HALF_LIFE_MS = 86_400_000
-LONGEST_MS = 60_000  # a look is good for no longer: nobody looked in between
+LONGEST_MS = 60_000  # an observation counts for no longer
 MOST_KEPT = 400
 
 Key = tuple[str, str]  # pool, class
-Look = tuple[float, float, float]  # GPUs held and known, loaded, active
+ObservedGpus = tuple[float, float, float]  # GPUs held and known, loaded, active
 
 
 class GpuResidency:
@@ -17,22 +17,22 @@ class GpuResidency:
 
     def __init__(self) -> None:
         self._sums: dict[Key, list[float]] = {}
-        self._looked_ms: int | None = None
+        self._last_ms: int | None = None
 
-    def note(self, now_ms: int, looks: Mapping[Key, Look]) -> None:
-        """What was seen at a time, which stands for the time since the look before. Older looks change nothing."""
-        before = self._looked_ms
+    def note(self, now_ms: int, observed: Mapping[Key, ObservedGpus]) -> None:
+        """Add an observation, which stands for the time since the one before. An older one changes nothing."""
+        before = self._last_ms
         if before is not None and now_ms <= before:
             return
-        self._looked_ms = now_ms
+        self._last_ms = now_ms
         passed_ms = 0 if before is None else now_ms - before
         faded = 0.5 ** (passed_ms / HALF_LIFE_MS)
         for sums in self._sums.values():
             sums[:] = [value * faded for value in sums]
-        for key, look in looks.items():
+        for key, gpus in observed.items():
             if key in self._sums or len(self._sums) < MOST_KEPT:
                 sums = self._sums.setdefault(key, [0.0, 0.0, 0.0])
-                sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, look, strict=True)]
+                sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, gpus, strict=True)]
 
     def shares(self) -> dict[Key, tuple[float, float]]:
         """(pool, class) -> the shares of held GPU time that are loaded and active; "all" is what they have together."""
@@ -44,10 +44,10 @@ class GpuResidency:
 
     def dump(self) -> list[list[Any]]:
         """JSON-able and copied."""
-        return [[self._looked_ms], *([*key, *sums] for key, sums in self._sums.items())]
+        return [[self._last_ms], *([*key, *sums] for key, sums in self._sums.items())]
 
     def load(self, rows: Iterable[list[Any]]) -> None:
         """The inverse of `dump`."""
-        first, *kept = rows or [[None]]
-        self._looked_ms = first[0]
+        first, *kept = rows
+        self._last_ms = first[0]
         self._sums = {(pool, class_): [*sums] for pool, class_, *sums in kept}

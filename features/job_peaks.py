@@ -1,10 +1,9 @@
-"""JobPeaks: the most GPU memory and power that telemetry saw of a job, kept by its kind when it has finished.
+"""JobPeaks: the most GPU memory and power observed of finished jobs, by kind.
 
     each tick   readings of the GPUs that a running attempt holds ─ max ─> its peaks so far
     finished    its peaks ─> the newest RUNS_KEPT of its user and name, of its user and size, of its queue and size
 
-Only jobs that finished count: one that broke may never have come to its peak. Peaks are of the moments that were looked
-at; what lies between two scrapes is not seen.
+A job that broke may not have reached its peak, so it does not count. Peaks between two scrapes are not observed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from features.similarity import Kind, kinds, shape_of
 from fleet.jobs import JobAttempt
+from fleet.stateful import Dump, Stateful
 
 RUNS_KEPT = 32
 MOST_KINDS = 4096
@@ -28,7 +28,7 @@ Attempt = tuple[str, int]
 Array = NDArray[np.float32]
 
 
-class JobPeaks:
+class JobPeaks(Stateful):
     """One writer. Peaks are (memory: GiB of the fullest GPU, power: W, mean over its GPUs), NaN where none was seen."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class JobPeaks:
         self._likely = np.zeros((0, 2), np.float32)
 
     def finish(self, ended: Iterable[JobAttempt]) -> None:
-        """Keep what was seen of attempts that have finished; the others and those known before are left alone."""
+        """Keep the peaks of attempts that have finished. Leaves the others alone, and those known before."""
         for attempt in ended:
             row = self._running.pop((attempt.job, attempt.attempt), None)
             if row is not None and attempt.outcome == "finished" and np.isfinite(self._peaks[row]).any():
@@ -49,7 +49,7 @@ class JobPeaks:
                     if kind in of_kind:
                         self._keep(of_kind[kind], self._peaks[row])
 
-    def see(
+    def observe(
         self,
         running: Sequence[JobAttempt],
         now_ms: int,
@@ -58,11 +58,8 @@ class JobPeaks:
         memory_bytes: NDArray[np.floating],
         power_w: NDArray[np.floating],
     ) -> None:
-        """Take in the readings of one moment; attempts that run no more are forgotten (see `finish`).
-
-        holder: (n, g) index into `running`, -1 free; rows: (n, g) row of each GPU in the readings (entity,), -1 never
-        heard.
-        """
+        """Record the readings of one moment; forget attempts that no longer run (see `finish`).
+        holder: (n, g) index into `running`, -1 free; rows: (n, g) row of each GPU in the readings, -1 unheard."""
         index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
         before = np.array([self._running.get(key, -1) for key in index], np.intp)
         peaks = np.full((len(index), 2), np.nan, np.float32)
@@ -113,7 +110,7 @@ class JobPeaks:
             self._count = np.pad(self._count, (0, more))
             self._likely = np.pad(self._likely, ((0, more), (0, 0)))
 
-    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def dump(self) -> Dump:
         """What a snapshot keeps, copied: JSON-able parts, and arrays by name."""
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
         arrays: dict[str, NDArray[Any]] = {

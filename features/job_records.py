@@ -1,4 +1,4 @@
-"""JobRecords: what each of the newest attempts told of waiting, running and getting going."""
+"""JobRecords: waits, run times and cold starts of the newest attempts."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
@@ -10,26 +10,22 @@ KEPT = 10_000
 
 
 class JobRecord(NamedTuple):
-    """One attempt; None is not told, or not yet.
-
-    waited_s: from submission to start, or until it was cancelled unstarted (`gave_up`); run_s: of one that finished;
-    tolerated_s: the wait that its request tolerates; cold_s: from its start to its first steady phase or step.
-    """
+    """One attempt; None is unknown, or not yet known."""
 
     arrived_ms: int
     pool: str
     class_: str
     gpus: int
     started_ms: int | None
-    waited_s: float | None
-    gave_up: bool
-    run_s: float | None
-    tolerated_s: float | None
-    cold_s: float | None
+    waited_s: float | None  # from submission to start, or until it was cancelled unstarted
+    gave_up: bool  # it was cancelled unstarted
+    run_s: float | None  # of one that finished
+    tolerated_s: float | None  # the wait that its request tolerates
+    cold_s: float | None  # from its start to its first steady phase or step
 
 
 class JobRecords:
-    """The newest KEPT attempts that asked for GPUs, by arrival. Telling a state again changes nothing."""
+    """The newest KEPT attempts that asked for GPUs, by arrival. Repeating a state changes nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobRecord] = {}
@@ -65,12 +61,12 @@ class JobRecords:
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
         """The inverse of `dump`."""
-        self._rows = {(job, attempt): JobRecord(*row) for job, attempt, *row in state.get("rows", ())}
+        self._rows = {(job, attempt): JobRecord(*row) for job, attempt, *row in state["rows"]}
         self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
 
 
 def _record(attempt: JobAttempt, cold_s: float | None) -> JobRecord | None:
-    """Of the attempt as it is now; `cold_s`: as far as earlier states told."""
+    """The record of an attempt as it is now. `cold_s`: as earlier states showed it."""
     submitted, started, over = attempt.submitted_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
     if arrived is None or attempt.gpus <= 0:

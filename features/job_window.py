@@ -1,4 +1,4 @@
-"""What the GPUs of one job showed over the last half hour, copied off the rings, so that a thread may work on it."""
+"""Telemetry of one job's GPUs over the last half hour, copied off the rings so that a thread may work on it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -34,30 +34,24 @@ BLOCK_GPUS = 1024  # copied at once: some milliseconds of the loop
 
 @dataclass(frozen=True)
 class JobWindow:
-    """`gpu` (metric of GPU_METRICS, slot, GPU) and `sent` (slot,) bytes/s of its share of its nodes' ports.
-
-    NaN: nothing was heard. Slots are regular, oldest first, none before the job started; `first_ms`: when the first
-    one begins. parts: of `gpu`, as they were copied. heard, gpus: how many GPUs told anything here, and how many the
-    job holds; means: (metric, slot) over those that did. What is worked out is so when it is first asked for, in a
-    thread.
-    """
+    """Telemetry by slot from the job's start, oldest first; NaN: unknown. Properties are computed on first use."""
 
     interval_s: float
-    first_ms: int
-    parts: list[Array]
-    sent: Array
-    gpus: int
+    first_ms: int  # begin of the first slot
+    parts: list[Array]  # of `gpu`, as copied
+    sent: Array  # (slot,) bytes/s of its share of its nodes' ports
+    gpus: int  # that the job holds, heard or not
 
     @cached_property
-    def gpu(self) -> Array:
+    def gpu(self) -> Array:  # (metric of GPU_METRICS, slot, GPU)
         return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts, axis=2)
 
     @cached_property
-    def heard(self) -> int:
+    def heard(self) -> int:  # how many GPUs reported
         return int(np.isfinite(self.gpu).any(axis=(0, 1)).sum())
 
     @cached_property
-    def means(self) -> NDArray[np.float64]:
+    def means(self) -> NDArray[np.float64]:  # (metric, slot) over the GPUs that reported
         known = np.isfinite(self.gpu)
         many = known.sum(axis=2)
         total = np.where(known, self.gpu, 0.0).sum(axis=2, dtype=np.float64)
@@ -65,7 +59,7 @@ class JobWindow:
         return means
 
     def mean(self, metric: str) -> NDArray[np.float64]:
-        """(slot,) mean over the GPUs that were heard of."""
+        """(slot,) mean over the GPUs that reported."""
         values: NDArray[np.float64] = self.means[GPU_METRICS.index(metric)]
         return values
 
@@ -77,23 +71,19 @@ class JobWindow:
 
     @property
     def is_whole(self) -> bool:
-        """Whether enough was heard to speak of the whole job."""
+        """Whether enough GPUs reported to speak of the whole job."""
         return self.heard > 0 and self.heard >= (1 - MOST_SILENT) * self.gpus
 
 
 @dataclass(frozen=True, slots=True)
 class JobRows:
-    """Where a job's readings lie: rows of its GPUs and of its nodes' ports, and the nodes of these.
-
-    port_share: which part of each port's traffic is the job's, by the GPUs of the node that it holds.
-    gpus, nodes: how many it holds, heard of here or not.
-    """
+    """Where to find a job's GPUs, and the ports of its nodes."""
 
     gpu: NDArray[np.intp]
     port: NDArray[np.intp]
     port_node: NDArray[np.int32]
-    port_share: NDArray[np.float64]
-    gpus: int
+    port_share: NDArray[np.float64]  # the job's part of each port's traffic, by GPUs of the node
+    gpus: int  # that it holds, heard or not
     nodes: int
 
 
@@ -126,10 +116,7 @@ def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]
 
 
 async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
-    """The attempt's window up to the last whole slot; None where no GPU of it was ever heard of here.
-
-    Between blocks of many GPUs the loop goes on with what else there is.
-    """
+    """Copy the window up to the last whole slot, yielding to the loop between blocks; None if no GPU was heard."""
     ring = store.rings.get(EntityKind.GPU)
     if ring is None or ring.end < 0:
         return None

@@ -1,4 +1,4 @@
-"""Where each metric of a kind lies in the rings, and how time is cut into slots."""
+"""Layout of the rings: the rows of each metric of a kind, and the slots of time."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -41,7 +41,7 @@ GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never ca
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RingSpan:
     """How long the rings are and how they cut time. `slots` is what a fine ring holds, guard included."""
 
     interval_ms: int = 15_000
@@ -53,9 +53,9 @@ class Span:
         return self.fine_slots + -(-self.future_ms // self.interval_ms) + GUARD_SLOTS
 
     def window(self, seconds: float) -> int:
-        """Slots in a window, the current one included; at most the ring, at least the open slots.
+        """Return the slots in a window, the current one included; at most the ring, at least the open slots.
 
-        >>> Span().window(120), Span().window(1800), Span().window(36_000)
+        >>> RingSpan().window(120), RingSpan().window(1800), RingSpan().window(36_000)
         (8, 120, 120)
         """
         return int(min(self.fine_slots, max(OPEN_SLOTS, round(seconds * 1000 / self.interval_ms))))
@@ -63,23 +63,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows of one kind. Each column is (metric,), -1 where the metric has no such row.
-
-    value: row in the fine value ring (gauges, and rates of counters that are no events); day: row in the ring of
-    10-minute means; event: row in the event ring (exact increments); counter: row in the table of rates. `gaps` is the
-    event row of missed scrapes, or -1.
-    """
+    """Rows of one kind; columns are (metric,), -1 where the metric has no such row."""
 
     kind: EntityKind
     metrics: tuple[str, ...]
-    value: NDArray[np.intp]
-    day: NDArray[np.intp]
-    event: NDArray[np.intp]
-    counter: NDArray[np.intp]
+    value: NDArray[np.intp]  # in the fine ring: gauges, and rates of counters that are no events
+    day: NDArray[np.intp]  # in the ring of 10-minute means
+    event: NDArray[np.intp]  # in the event ring: exact increments
+    counter: NDArray[np.intp]  # in the table of rates
     saturates: NDArray[np.float64]
     wraps: NDArray[np.float64]
     summed: tuple[int, ...]  # value rows
-    gaps: int
+    gaps: int  # event row of missed scrapes, or -1
 
     @property
     def values(self) -> tuple[str, ...]:

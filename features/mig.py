@@ -1,4 +1,4 @@
-"""MIG instances that telemetry tells of, with the memory of each."""
+"""MIG instances in recent telemetry, with the memory of each."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ GIB = 2.0**30
 
 
 def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float | None]]:
-    """GPU (`node/index`) -> instance id -> GiB (None: not told), of those heard of in the last ten minutes."""
+    """GPU (`node/index`) -> instance id -> GiB (None: unknown), of those with samples in the last ten minutes."""
     if INSTANCE not in store.rings and not len(store.entities[INSTANCE]):
         return {}
     ring = store.ring(INSTANCE)

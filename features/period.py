@@ -1,16 +1,12 @@
-"""The iteration period of a job from its telemetry, or why nobody can tell.
+"""The iteration period of a job from its telemetry, or why it is unknown. After AutoPeriod (Vlachos et al., SDM 2005).
 
-Plan:
-    1. every channel (SM activity, tensor activity, power, traffic): detrend, clip stalls, autocorrelation by FFT;
-       the curves are averaged: what repeats shows in all channels at one lag, noise does not
-    2. candidates are the hills of that curve; the first one that is nearly as high as the highest is the period
-       (later ones are its multiples, lower ones before it are micro-batches)
-    3. the highest hill must be higher than those of shuffled copies of the same samples: what chance makes of them
-    4. the hill is refined at its multiples: a hundredth of a sample matters where a period has four
-    5. aliasing: what repeats more often than every four samples is not seen, or seen as a slow beat. A beat is faint,
-       since a sample is a mean over its interval: below a swing that steps leave, nothing is said
-
-After AutoPeriod (Vlachos et al., SDM 2005): shuffled copies say what is no chance, the autocorrelation where it is.
+1. every channel (SM activity, tensor activity, power, traffic): detrend, clip stalls, autocorrelation by FFT;
+   the curves are averaged: what repeats shows in all channels at one lag, noise does not
+2. candidates are the hills of that curve; the first one that is nearly as high as the highest is the period
+   (later ones are its multiples, lower ones before it are micro-batches)
+3. the highest hill must be higher than those of shuffled copies of the same samples: chance
+4. the hill is refined at its multiples: a hundredth of a sample matters where a period has four
+5. what repeats faster than every four samples shows as a faint slow beat, if at all: with too small a swing, no answer
 """
 
 from dataclasses import dataclass
@@ -52,7 +48,7 @@ class Period:
 
 
 def find_period(channels: Array, interval_s: float) -> Period:
-    """The period of what repeats in `channels` (channel, sample), regular in time; NaN where nothing was reported.
+    """Find the period of what repeats in `channels` (channel, sample), regular in time; NaN where nothing was reported.
 
     >>> beat = np.sin(np.arange(400) * 2 * np.pi / 12.5)
     >>> round(find_period(1 + beat[None, :], 0.5).period_s, 2)
@@ -149,10 +145,7 @@ def _is_beat(rows: Array, period: float) -> bool:
 
 
 def _usual_cycle(rows: Array, period: float) -> float:
-    """The usual time between rises of the channels that rise once a period; `period` where none does.
-
-    Of steps that vary the autocorrelation shows the mean of neighbours, drawn out by long ones.
-    """
+    """The usual time between rises, else `period`: where steps vary, the long ones draw the autocorrelation out."""
     usual = []
     for row in rows:
         low, high = np.quantile(row, (0.1, 0.9))

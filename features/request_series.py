@@ -16,7 +16,7 @@ MOST_MODELS = 200
 Key = tuple[str, str]  # pool, model
 
 
-class Served(NamedTuple):
+class ServingCapacity(NamedTuple):
     """What serves a model: its instances, and the most requests per second that one of them was seen to finish."""
 
     instances: int
@@ -44,11 +44,7 @@ class _Rings:
 
 
 class RequestSeries:
-    """Of the MOST_MODELS served models that were heard of first; 30 kB each. One writer.
-
-    A bin of a minute holds what was last told of it, so telling it twice changes nothing; one of ten minutes is the
-    mean of its minutes.
-    """
+    """Requests/s of the first MOST_MODELS models, 30 kB each. One writer. The last note of a minute wins."""
 
     def __init__(self) -> None:
         self._rings: dict[Key, _Rings] = {}
@@ -81,10 +77,7 @@ class RequestSeries:
         return sorted(self._rings)
 
     def series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """(bin,) requests per second, oldest first, the last bin being the one that holds `now_ms`; NaN unknown.
-
-        "all" is the sum: of the models of a pool, of all pools. `bin_s` is 60 or 600.
-        """
+        """(bin,) requests/s up to the bin of `now_ms`, oldest first; NaN unknown. `bin_s`: 60 or 600. "all" sums up."""
         self._advance(now_ms // MINUTE_MS)
         chosen = [
             ring
@@ -101,16 +94,16 @@ class RequestSeries:
         known = np.isfinite(table)
         return np.where(known.any(axis=0), np.where(known, table, 0.0).sum(axis=0), np.nan)
 
-    def served(self, pool: str, model: str) -> Served:
+    def served(self, pool: str, model: str) -> ServingCapacity:
         """As of the newest minutes, and the peak of the last day."""
         rings = self._rings.get((pool, model))
         if rings is None or self._head is None:
-            return Served(0, None)
+            return ServingCapacity(0, None)
         newest = rings.instances[np.arange(self._head - 1, self._head + 1) % BINS[60]]
         known = newest[np.isfinite(newest)]
         each = rings.rates[60] / np.maximum(rings.instances, 1.0)
         each = each[np.isfinite(each)]
-        return Served(int(known[-1]) if len(known) else 0, float(each.max()) if len(each) else None)
+        return ServingCapacity(int(known[-1]) if len(known) else 0, float(each.max()) if len(each) else None)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
@@ -121,8 +114,8 @@ class RequestSeries:
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`. Raises ValueError when the rings are of another size."""
-        self._head = about.get("head")
-        for number, (pool, model) in enumerate(about.get("keys", ())):
+        self._head = about["head"]
+        for number, (pool, model) in enumerate(about["keys"]):
             rings = self._rings[pool, model] = _Rings()
             cut = [*np.cumsum([*BINS.values()])]
             *rates, instances = np.split(arrays[f"requests {number}"], cut)
@@ -133,7 +126,7 @@ class RequestSeries:
 
 
 def request_rates(instances: Iterable[ServedInstance]) -> dict[Key, tuple[float, int]]:
-    """(pool, model) -> requests per second of the last minute, and how many instances tell of them."""
+    """(pool, model) -> requests per second of the last minute, and how many instances report them."""
     rates: dict[Key, tuple[float, int]] = {}
     for one in instances:
         if one.requests_last_minute is not None:

@@ -3,17 +3,15 @@
 All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (49 metrics,
 126 fine slots of 4 bytes, 144 ten-minute means of nine metrics) that is about 32 KiB.
 
-    time_ms, raw, changed_ms   (metric, entity)   newest sample of a series: when, what, since when this value
-    rate                       (counter, entity)  newest rate per second, NaN before the second reading
-    fine                       (value, slot, entity) float32: gauge, or rate of a counter that is no event;
-                                                  the newest sample of a slot wins
-    events                     (event, slot, entity) uint32: exact increments, added up
-    coarse                     (day, bucket, entity) float32: mean over 10 minutes, written as a series leaves
-                                                  the bucket; the bucket it is in is bucket_total / bucket_count
-    first_seen_ms              (entity,)          earliest first sample of any of its series
+    time_ms, raw, changed_ms   (metric, entity)        newest sample of a series: when, what, since when this value
+    rate                       (counter, entity)       newest rate per second, NaN before the second reading
+    fine                       (value, slot, entity)   newest gauge of a slot, or rate of a counter that is no event
+    events                     (event, slot, entity)   exact increments, added up
+    coarse                     (day, bucket, entity)   mean over 10 minutes, written as a series leaves the bucket;
+                                                       of the present one: bucket_total / bucket_count
+    first_seen_ms              (entity,)               earliest first sample of any of its series
 
-Slots and buckets are cut by event time and hold whatever belongs there, however late it came, so a ring's content
-depends on the order within each series only.
+Slots and buckets hold what belongs there by event time, however late it came: only the order within a series matters.
 """
 
 from typing import Any
@@ -22,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.counters import increments
-from features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, Span
-from features.sums import EventSums, ValueSums
-from features.windows import largest
+from features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, RingSpan
+from features.sums import EventSums, ValueSums, largest
 
 NEVER = np.iinfo(np.int64).max
 STRIPES = 128  # one part of the entities is summed anew as each slot closes, so that rounding never builds up
@@ -34,7 +31,7 @@ LARGEST_INCREMENT = float(np.iinfo(np.uint32).max)
 class Ring:
     """One kind. `size` entities are in use, `capacity` have room; `head` is the newest slot that has been opened."""
 
-    def __init__(self, layout: Layout, span: Span) -> None:
+    def __init__(self, layout: Layout, span: RingSpan) -> None:
         self.layout = layout
         self.span = span
         self.size = 0
@@ -158,10 +155,7 @@ class Ring:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> NDArray[np.bool_]:
-        """Apply the samples that are newer than the last of their series; returns which were, (n,).
-
-        Columns are (n,), at most one sample a series; room for the entities and slots must have been made.
-        """
+        """Apply samples (n,) newer than their series' last, at most one a series; return which. Make room first."""
         key = metric * self.capacity + entity
         before = self.time_ms.reshape(-1).take(key)
         newer = time_ms > before

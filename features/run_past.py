@@ -1,4 +1,4 @@
-"""Past: the newest runs of jobs that are alike, ready to be read as features."""
+"""RunPast: the newest runs of jobs that are alike, ready to be read as features."""
 
 import math
 from bisect import bisect_left, insort
@@ -28,7 +28,7 @@ PAST_NAMES = (
 _NO_RUNS = (math.nan,) * 7
 
 
-class Run:
+class RunProgress:
     """One job's run so far: begin_ms None while it waits, log_run None until it ended."""
 
     __slots__ = ("begin_ms", "log_run")
@@ -38,16 +38,16 @@ class Run:
         self.log_run: float | None = None
 
 
-class Past:
+class RunPast:
     """Runs under one key: logarithms of seconds, in order of their end."""
 
     __slots__ = (
+        "_ended",
         "_levels",
         "_now",
         "_now_ms",
         "_short",
         "_sorted",
-        "_told",
         "began_ms",
         "count",
         "failed",
@@ -61,37 +61,37 @@ class Past:
         self.runs: deque[float] = deque()
         self._short: list[float] = []
         self._sorted: list[float] = []
-        self._told: tuple[float, ...] | None = _NO_RUNS  # None: to be made again
+        self._ended: tuple[float, ...] | None = _NO_RUNS  # None: to be made again
         self._levels: tuple[float, ...] | None = None
         self._now: tuple[float, ...] = ()  # the features as of _now_ms, which all jobs of a key share
         self._now_ms: int | None = None  # None: to be made again
         self.count = 0
         self.failed = 0.0  # share, fading over SHORT runs
         self.submitted_ms = -1
-        self.newest: Run | None = None  # the job submitted last
+        self.newest: RunProgress | None = None  # the job submitted last
         self.running: dict[Hashable, int] = {}  # identity -> start, in order of the starts
         self.began_ms = 0  # sum of those starts
 
-    def submit(self, at_ms: int, run: Run) -> None:
-        """One came."""
+    def submit(self, at_ms: int, run: RunProgress) -> None:
+        """Note that a job was submitted."""
         self._now_ms = None
         if at_ms >= self.submitted_ms:
             self.submitted_ms, self.newest = at_ms, run
 
     def begin(self, identity: Hashable, at_ms: int) -> None:
-        """One more runs."""
+        """Note that a job began to run."""
         self._now_ms = None
         self.running[identity] = at_ms
         self.began_ms += at_ms
 
     def leave(self, identity: Hashable) -> None:
-        """It runs no longer."""
+        """Note that a job runs no longer."""
         self._now_ms = None
         self.began_ms -= self.running.pop(identity, 0)
 
     def add(self, log_run: float, failed: bool) -> None:
-        """One ended."""
-        self._told = self._levels = self._now_ms = None
+        """Note a run that ended."""
+        self._ended = self._levels = self._now_ms = None
         self.count += 1
         self.failed += (failed - self.failed) / min(self.count, SHORT)
         runs = self.runs
@@ -121,9 +121,9 @@ class Past:
 
     def _features(self, now_ms: int) -> tuple[float, ...]:
         running = self.running
-        told = self._told
-        if told is None:
-            told = self._told = self._of_ended()
+        ended = self._ended
+        if ended is None:
+            ended = self._ended = self._of_ended()
         alive = len(running)
         if alive:
             mean_age = math.log1p(max(0.0, now_ms - self.began_ms / alive) / 1000)
@@ -133,7 +133,7 @@ class Past:
         since = math.log1p(max(0, now_ms - self.submitted_ms) / 1000) if self.submitted_ms >= 0 else math.nan
         previous, previous_age = self._previous(now_ms)
         among = (math.log1p(alive), mean_age, oldest, previous, previous_age)
-        return (*told, math.log1p(self.count), self.failed, since, *among)
+        return (*ended, math.log1p(self.count), self.failed, since, *among)
 
     def _of_ended(self) -> tuple[float, ...]:
         """The first of PAST_NAMES, which only an end changes; needs a run."""
@@ -153,8 +153,8 @@ class Past:
             return newest.log_run, math.nan
         return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
 
-    def adopt(self, at_ms: int, run: Run) -> None:
-        """After `loaded`: a job that is not over; if it was submitted last, it goes on as that."""
+    def adopt(self, at_ms: int, run: RunProgress) -> None:
+        """After `loaded`: make a job that is not over `newest` again, if it was submitted last."""
         if at_ms == self.submitted_ms and self.newest is not None and self.newest.log_run is None:
             self.newest = run
 
@@ -164,21 +164,21 @@ class Past:
         return [list(self.runs), self.count, self.failed, self.submitted_ms, newest]
 
     @classmethod
-    def loaded(cls, row: Sequence[Any]) -> "Past":
+    def loaded(cls, row: Sequence[Any]) -> "RunPast":
         """The inverse of `dump`."""
         past = cls()
         runs, past.count, past.failed, past.submitted_ms, newest = row
         past.runs = deque(runs)
         past._sorted, past._short = sorted(runs), sorted(runs[-SHORT:])
-        past._told = None if runs else _NO_RUNS
+        past._ended = None if runs else _NO_RUNS
         if newest is not None:
-            past.newest = Run()
+            past.newest = RunProgress()
             past.newest.begin_ms, past.newest.log_run = newest
         return past
 
 
 def quantile(ordered: Sequence[float], level: float) -> float:
-    """Linear between neighbours; `ordered` holds at least one.
+    """Interpolate linearly between neighbours; `ordered` holds at least one.
 
     >>> quantile([1.0, 2.0, 4.0], 0.75)
     3.0

@@ -1,4 +1,4 @@
-"""What each instance of a served model says of itself now: the newest gauges, and rates over the last two minutes."""
+"""Current state of each instance of a served model: newest gauges, and rates over the last two minutes."""
 
 import msgspec
 import numpy as np
@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from features.ring import Ring
 from features.store import WindowStore
-from features.windows import mean
+from features.sums import mean
 from fleet.metrics import TTFT_EDGES_MS
 from fleet.samples import EntityKind
 

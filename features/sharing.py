@@ -2,12 +2,11 @@
 
     gpu, mig   they hold the same GPU (mig where it has MIG instances)
     pcie       their GPUs are nearest to the same adapter: one PCIe switch is above them all
-    nic        both span several nodes, and GPUs of both are nearest to the same adapter; where no topology tells of
-               adapters, both have GPUs on one node
-    rail       both span several nodes, and adapters of both meet at one leaf switch: the same rail of one rail group;
-               where no topology tells of rails, GPUs of one index are one rail
+    nic        both span several nodes, and GPUs of both are nearest to one adapter (if unknown: are on one node)
+    rail       both span several nodes, and adapters of both meet at one leaf switch: one rail of a rail group
+               (if unknown: GPUs of one index)
 
-Of each attempt only the tightest of these counts. What begins, ends or moves is taken in; nothing else is looked at.
+Of each attempt only the tightest counts. Only attempts that begin, end or move are evaluated.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,14 +27,14 @@ LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, ""
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """What an attempt shares, and with whom: None are several."""
+    """What an attempt shares, and with whom; None: with several."""
 
     share: Share
     other: Attempt | None
 
 
 class Wiring:
-    """Adapters and rail group of each node, as a topology tells them."""
+    """Adapters and rail group of each node, by a topology."""
 
     def __init__(self, topology: Topology | None = None) -> None:
         self._topology = topology
@@ -43,7 +42,7 @@ class Wiring:
         self._known: dict[str, tuple[tuple[Device, ...], str]] = {}
 
     def of(self, node: str) -> tuple[tuple[Device, ...], str]:
-        """Adapters, and the rail group ("": not told)."""
+        """Adapters, and the rail group ("": unknown)."""
         known = self._known.get(node)
         if known is None:
             row = self._rows.get(node)
@@ -97,7 +96,9 @@ class Neighbours:
         self._divided: frozenset[str] = frozenset()
         self._met: dict[Attempt, Company] = {}
 
-    def see(self, running: Sequence[JobAttempt], divided: Collection[str], wiring: Wiring) -> Mapping[Attempt, Company]:
+    def observe(
+        self, running: Sequence[JobAttempt], divided: Collection[str], wiring: Wiring
+    ) -> Mapping[Attempt, Company]:
         """Who shares with somebody now. divided: GPUs (`node/index`) with MIG instances."""
         if wiring is not self._wiring or set(divided) != self._divided:
             self._placed, self._holders, self._met = {}, {}, {}

@@ -1,9 +1,8 @@
 """WindowStore: recent telemetry of all entities, as rings per (kind, resolution).
 
-The write rule: a sample is applied if and only if its time is newer than the last of its series. So applying
-everything twice, a snapshot plus an overlapping replay, and any re-batching that keeps each series' order end in the
-same state. Counters become rates at the door, reset-, wrap- and saturation-aware; gauges are stored. Several samples
-of a gauge in one slot: the newest wins; increments of event counters add up.
+The write rule: a sample counts only if it is newer than the last of its series. So repeats, a replay over a snapshot
+and any re-batching that keeps each series' order end in the same state. A slot holds its newest gauge; counters become
+rates on arrival; events add up.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,9 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.clock_step import move_back
-from features.layout import Span, layout_of
-from features.ring import Ring
+from features.layout import RingSpan, layout_of
+from features.ring import NEVER, Ring
 from features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
@@ -28,17 +26,13 @@ LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its en
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a batch's samples. `future` and `not_finite` are bad records, `late` ones are not.
-
-    taken: those that were applied or late; sure (n,): of each, whether it is certain to be the first of its series and
-    time that was ever taken.
-    """
+    """What became of a batch. sure (n,): whether each of `taken` is certain to be the first of its series and time."""
 
     applied: int = 0
     late: int = 0
-    future: int = 0
+    future: int = 0  # bad records, as are those not finite
     not_finite: int = 0
-    taken: SampleBatch | None = field(default=None, compare=False, repr=False)
+    taken: SampleBatch | None = field(default=None, compare=False, repr=False)  # applied or late
     sure: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_), compare=False, repr=False)
 
 
@@ -54,7 +48,7 @@ class WindowStore:
         future_limit_s: float = 60.0,
     ) -> None:
         self.entities = entities
-        self.span = Span(round(interval_s * 1000), fine_slots, round(future_limit_s * 1000))
+        self.span = RingSpan(round(interval_s * 1000), fine_slots, round(future_limit_s * 1000))
         self.rings: dict[EntityKind, Ring] = {}
         self.gaps: list[tuple[int, int]] = []  # until when nobody listened, and for how long, ms; in order of time
         self._files: list[Path] = []  # slot files of the last save; empty: the next one writes everything
@@ -100,37 +94,31 @@ class WindowStore:
             ring.advance(now_ms)
 
     def was_deaf(self, until_ms: int, for_ms: int) -> None:
-        """Nobody listened for that long: silence does not count meanwhile (see `features.extract`)."""
+        """Note that nobody listened for that long, so that it does not count as silence (see `features.extract`)."""
         self.gaps = [*self.gaps, (until_ms, for_ms)][-GAPS_KEPT:]
 
     def clock_went_back(self, now_ms: int, by_ms: int) -> bool:
-        """Move all that is known back with a clock that was set back by `by_ms`, if it was seen by that clock.
-
-        False when no sample lies ahead of it: then whoever sent them has another clock, and nothing is moved.
-        """
+        """Move everything back with a clock that was set back by `by_ms`.
+        False, moving nothing, when no sample lies ahead of the clock: then the sender has another one."""
         newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
         if newest_ms <= now_ms:
             return False
         self._moved_ms = max(self._moved_ms, newest_ms)
         for ring in self.rings.values():
-            move_back(ring, by_ms)
+            _move_back(ring, by_ms)
         self.gaps = [(until_ms - by_ms, for_ms) for until_ms, for_ms in self.gaps]
         self._files, self._steps = [], self._steps + 1
         return True
 
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
-        """The works that save into `folder` everything a restart needs; it may hold the previous save.
-
-        The store may be written while they are under way, but not while the next one is taken: see
-        `features.store_files`. A work raises OSError; then, and when the works are not all done, the next save
-        holds everything again. `becomes`: where the caller will move the folder to.
-        """
+        """Yield the works of `features.store_files.save_store` into `folder`, which may hold the previous save.
+        A work raises OSError; the save after an unfinished one holds everything. becomes: where the folder moves."""
         self._saves += 1
         number, files = self._saves, self._files
         there = len(files) < SEGMENTS and all(path.exists() for path in files)
         files, self._files = files if there else [], []
         steps = self._steps
-        for work in save_store(self, folder, files):
+        for work in save_store(self.entities, self.span, self.rings, folder, files):
             if steps != self._steps:
                 raise OSError("the clock was set back in the middle of it")
             yield work
@@ -146,10 +134,8 @@ class WindowStore:
     def load(
         cls, folder: Path, *, interval_s: float | None = None, future_limit_s: float | None = None
     ) -> "WindowStore":
-        """The store of a folder, with entities of its own in their old rows; `future_limit_s` None: as it was saved.
-
-        Raises StoreError when it is missing or torn, OtherIntervalError when it was cut at another than the wanted one.
-        """
+        """Load a store with entities of its own in their old rows; `future_limit_s` None: as it was saved.
+        Raises StoreError when it is missing or torn, OtherIntervalError for another interval."""
         entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
             raise OtherIntervalError(f"{folder} has slots of {span.interval_ms} ms, wanted {interval_s} s", entities)
@@ -171,3 +157,31 @@ def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> I
     by_rank = np.argsort(rank, kind="stable")
     for part in np.split(order[by_rank], np.cumsum(np.bincount(rank))[:-1]):
         yield np.sort(part)
+
+
+def _move_back(ring: Ring, by_ms: int) -> None:
+    """Move all times of a ring back by `by_ms`, its slots by as many whole ones and its buckets with them.
+
+        before   slots … 97 98 99 100          the clock said 100, and is set back by 40
+        after    slots … 57 58 59  60 61 …     observed values keep their age, and what comes next is newer
+
+    Otherwise every series would wait until its last sample lies in the past again.
+    """
+    if ring.head < 0:
+        return
+    slots, newest_bucket = round(by_ms / ring.span.interval_ms), ring.newest_bucket
+    for times, never in ((ring.time_ms, -1), (ring.changed_ms, 0), (ring.first_seen_ms, NEVER)):
+        times[times != never] -= by_ms
+    ring.head -= slots
+    ring.closed = min(ring.closed - slots, ring.head)
+    _roll(ring.fine, slots)
+    _roll(ring.events, slots)
+    _roll(ring.coarse, newest_bucket - ring.newest_bucket)
+    ring.touched_slot = ring.touched_bucket = 0
+    ring.dirty[: ring.size] = True
+
+
+def _roll(rows: np.ndarray, by: int) -> None:
+    """Slot s moves to s - by, in the ring (row, slot, entity); a row at a time, so that it costs little room."""
+    for row in rows:
+        row[:] = np.roll(row, -by, axis=0)

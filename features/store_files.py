@@ -1,35 +1,28 @@
-"""A WindowStore on disk. Names are kept, never rows' meanings: a catalogue that changed finds its metrics by name.
+"""A WindowStore on disk, by names, so that a changed catalogue still finds its metrics.
 
     state.arrays        newest sample of every series, sums of current buckets, names; small, written each time
     000001.slots …      slots and buckets written since the previous save, oldest file first; a later one wins
 
-A save links the slot files of the previous one into its folder and adds one with what changed since, so it costs the
-slots of a minute and not of a day. After SEGMENTS files, or when a save failed, one file with everything starts anew.
-
-A save is taken in slices of entities, and the store may be written between two of them: a slice holds all of its
-series as of one moment, and nothing in a ring depends on two series. So no save needs a still store for longer than
-SLICE_BYTES take to copy, nor memory for more, however large the fleet.
+A save links the previous slot files into its folder and adds one with what changed since. After SEGMENTS files, or a
+failed save, one file with everything starts anew. A save takes slices of entities; between them the store may be
+written, since nothing in a ring depends on two series. So a save stops the store, and costs memory, for SLICE_BYTES.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.arrays_file import AREA, ArraysWriter, TornFileError, read_parts
-from features.layout import BUCKETS, Layout, Span, layout_of
+from features.layout import BUCKETS, Layout, RingSpan, layout_of
 from features.ring import Ring
 from fleet import files
 from fleet.entities import Entities
 from fleet.samples import EntityKind
 
-if TYPE_CHECKING:
-    from features.store import WindowStore
-
-VERSION = 3
 SEGMENTS = 60
 SLICE_BYTES = 8 * 2**20
 STATE_ROWS = {  # array -> which names its rows have
@@ -66,8 +59,7 @@ class Since:
     bucket: int = 0
 
     def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Slots and buckets of `ring` up to now, from here or from what was written since the save began, whichever is
-        older, as far as it still holds them: a slice must not hold a series' newest time without its newest slot."""
+        """Slots and buckets up to now that are not on disk: no slice may hold a newest time without its slot."""
         slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, 0)
         bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, 0)
         return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
@@ -88,29 +80,31 @@ def _slice_length(ring: Ring, since: Since) -> int:
     return max(16, SLICE_BYTES // (of_slots + 24 * len(layout.metrics) + 12 * len(layout.days)))
 
 
-def save_store(store: "WindowStore", folder: Path, earlier: list[Path]) -> Iterator[Work]:
-    """The works of one save into `folder`; an older save in there stays whole until the new one is.
+def save_store(
+    entities: Entities, span: RingSpan, rings: Mapping[EntityKind, Ring], folder: Path, earlier: list[Path]
+) -> Iterator[Work]:
+    """Yield the works of one save into `folder`; an older save in there stays whole until the new one is.
 
-    To take the next work copies from the store, so it is done where the store is written; the work itself writes to
-    disk and may run in a thread. The last one leaves the slot files that the save is made of in `earlier`.
+    Take a work where the store is written, since that copies from it; run it in any thread, since it writes to disk.
+    The last one leaves the slot files of the save in `earlier`.
     """
-    since = {kind: take_since(ring, everything=not earlier) for kind, ring in store.rings.items()}
-    sizes = {kind: store.rings[kind].size for kind in since}
+    since = {kind: take_since(ring, everything=not earlier) for kind, ring in rings.items()}
+    sizes = {kind: rings[kind].size for kind in since}
     folder.mkdir(parents=True, exist_ok=True)
     newest = max((int(path.stem) for path in (*folder.glob("*.slots"), *earlier)), default=0) + 1
     slots = ArraysWriter(folder / f"{newest:06d}.slots")
     state = ArraysWriter(folder / "state.arrays")
     try:
         for kind, begin in since.items():
-            ring = store.rings[kind]
+            ring = rings[kind]
             length = _slice_length(ring, begin)
             for first in range(0, sizes[kind], length):
                 part = slice(first, min(first + length, sizes[kind]))
                 yield _Slice(ring, kind, part, begin).writing(slots, state)
-        heads = {kind.value: {"head": store.rings[kind].head, "closed": store.rings[kind].closed} for kind in since}
+        heads = {kind.value: {"head": rings[kind].head, "closed": rings[kind].closed} for kind in since}
         for kind, size in sizes.items():
             heads[kind.value]["size"] = size
-        about = {"version": VERSION, "span": asdict(store.span), "names": store.entities.dump(), "rings": heads}
+        about = {"span": asdict(span), "names": entities.dump(), "rings": heads}
         yield lambda: _finish(slots, state, about, earlier)
     finally:
         slots.close()
@@ -169,17 +163,12 @@ def link(path: Path, folder: Path) -> Path:
     return linked
 
 
-def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Span, dict[EntityKind, Ring]]:
-    """Rings and entities of a save, with room for another `future_ms` if one is given.
-
-    Raises StoreError when the save is missing, torn or of another version.
-    """
+def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, RingSpan, dict[EntityKind, Ring]]:
+    """Read rings and entities of a save, with room for another `future_ms`. Raises StoreError: missing or torn."""
     try:
         parts = list(read_parts(folder / "state.arrays"))
         about, _ = parts.pop()
-        if about["version"] != VERSION:
-            raise StoreError(f"{folder}: version {about['version']}, expected {VERSION}")
-        span, entities = Span(**about["span"]), Entities.load(about["names"])
+        span, entities = RingSpan(**about["span"]), Entities.load(about["names"])
         span = span if future_ms is None else replace(span, future_ms=future_ms)
         rings = {EntityKind(name): _ring(EntityKind(name), row, span) for name, row in about["rings"].items()}
         for rows, state in parts:
@@ -193,7 +182,7 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Sp
     return entities, span, rings
 
 
-def _ring(kind: EntityKind, row: dict[str, Any], span: Span) -> Ring:
+def _ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
     ring = Ring(layout_of(kind), span)
     ring.reserve(row["size"])
     ring.head, ring.closed = row["head"], row["closed"]
@@ -225,7 +214,7 @@ def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
 
 
 def _stretches(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
-    """Where consecutive slots lie in a ring of this length, and in the file: without those that it holds no more.
+    """Yield where consecutive slots lie in a ring of this length, and in the file: without those that it holds no more.
 
     >>> list(_stretches(np.arange(96, 104), 103, 5))
     [(slice(4, 5, None), slice(3, 4, None)), (slice(0, 4, None), slice(4, 8, None))]

@@ -1,4 +1,4 @@
-"""Running sums over windows of closed slots: a slot is added when it closes and taken off when the window leaves it."""
+"""Running sums over windows of closed slots (added as a slot closes, removed as it leaves), and their statistics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,13 @@ from numpy.typing import NDArray
 
 
 class ValueSums:
-    """Count and sum of known values over two windows, and the sum of squares over the longer.
-
-    rows: value rows that are summed, s of them; lengths: (short, long) in closed slots.
-    count, total: (window, s, entity); square: (s, entity).
-    """
+    """Count and sum of known values of `rows` over two windows, and the sum of squares over the longer."""
 
     def __init__(self, rows: Sequence[int], lengths: tuple[int, int]) -> None:
         self.rows = list(rows)
-        self.lengths = lengths
+        self.lengths = lengths  # (short, long), in closed slots
         self.longest = max(lengths)
-        self.count = np.zeros((2, len(rows), 0), np.int32)
+        self.count = np.zeros((2, len(rows), 0), np.int32)  # (window, row, entity)
         self.total = np.zeros((2, len(rows), 0), np.float64)
         self.square = np.zeros((len(rows), 0), np.float64)
 
@@ -125,3 +121,32 @@ def _widened(array: NDArray[Any], capacity: int) -> NDArray[Any]:
     wide = np.zeros((*array.shape[:-1], capacity), array.dtype)
     wide[..., : array.shape[-1]] = array
     return wide
+
+
+def mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of the known values; NaN where there is none.
+
+    >>> mean(np.array([2, 0]), np.array([3.0, 0.0]))
+    array([1.5, nan])
+    """
+    average: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return average
+
+
+def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Population standard deviation of the known values; NaN where there is none.
+    0 where the subtraction cannot tell it from rounding (1e-9 of the mean square).
+
+    >>> spread(np.array([2]), np.array([4.0]), np.array([10.0]))
+    array([1.])
+    """
+    average = mean(count, total)
+    mean_square = mean(count, square)
+    variance = mean_square - average * average
+    return np.sqrt(np.where(variance > 1e-9 * mean_square, variance, 0.0 * average))
+
+
+def largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(entity,) largest known value over the slot axis of (slot, entity); NaN where there is none."""
+    highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0, initial=np.nan)
+    return highest

@@ -1,1 +1,1 @@
-"""What a cluster is: metrics, entities, topology, jobs, requests. Data only, no I/O."""
+"""Vocabulary of a cluster: metrics, entities, topology, jobs, requests. Data only, no I/O."""

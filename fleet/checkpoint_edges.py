@@ -1,9 +1,6 @@
-"""Edges of an attempt's checkpoints, those of one second together: so the ranks of a gang cost what one process costs.
+"""Checkpoint begins and ends of an attempt, summed by second, so a gang costs no more than one process.
 
-    rank 0 begin 10.1 s, rank 1 begin 10.4 s, ..., rank 511 begin 10.2 s   ->   Edges("begin", 10_100 ms, count=512)
-
-The newest EDGES_KEPT are kept, by time. Nothing goes by the order of arrival, nor by sequences (each rank counts in a
-range of its own): seconds that were dropped are older than all that are kept, so they never come back.
+rank 0 begin 10.1 s, rank 1 begin 10.4 s, ..., rank 511 begin 10.2 s   ->   Edges("begin", 10_100 ms, count=512)
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,16 +9,13 @@ from typing import Literal
 
 from fleet.events import Checkpoint
 
-EDGES_KEPT = 256
+EDGES_KEPT = 256  # the newest by event time, whatever the order of arrival
 TOGETHER_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """time_ms: of the first that began, or of the last that ended. bytes: of all; None where none tells.
-
-    Its fields are named as those of one event, so that a snapshot which kept events is read as one edge each.
-    """
+    """time_ms: of the first that began, or of the last that ended. bytes: of all; None where none is stated."""
 
     edge: Literal["begin", "end"]
     time_ms: int
@@ -34,7 +28,7 @@ class Edges:
         return cls(event.edge, event.time_ms, event.bytes, event.target)
 
     def __add__(self, other: "Edges") -> "Edges":
-        """Of the same second and kind."""
+        """Merge edges of the same second and kind."""
         first_or_last = min if self.edge == "begin" else max
         told = [size for size in (self.bytes, other.bytes) if size is not None]
         return Edges(
@@ -44,11 +38,6 @@ class Edges:
             max(self.target, other.target),
             self.count + other.count,
         )
-
-
-def in_order(edges: list[Edges]) -> None:
-    """Sort them by time, as `keep_edge` needs them: those of an old snapshot lie by sequence."""
-    edges.sort(key=_when)
 
 
 def keep_edge(kept: list[Edges], event: Checkpoint) -> None:

@@ -1,10 +1,7 @@
-"""Clocks. Everything that asks for the time is given a `Clock`.
+"""Clocks: everything that needs the time takes a `Clock`.
 
-*Fleet time* is the time of the cluster under observation: periods, ages, deadlines and timestamps are in it.
-*Wall time* is the machine's: socket timeouts are in it. With `SystemClock` the two are one; a simulated fleet
-runs under a `ScaledClock` that all its processes share.
-
-A clock may be set: by NTP, by an administrator, by a virtual machine that was suspended. `ClockWatch` tells how far.
+*Fleet time* (periods, ages, deadlines, timestamps) is that of the observed cluster; *wall time* (socket timeouts) is
+the machine's. They differ only in a simulated fleet, whose processes share a `ScaledClock`.
 """
 
 import asyncio
@@ -95,7 +92,7 @@ class ManualClock:
 
 
 class ClockWatch:
-    """Tells by how much a clock was set between two looks."""
+    """Measures by how much somebody (NTP, an administrator, a resumed virtual machine) set a clock."""
 
     TRIES, SURE_MS = 5, 100
 
@@ -104,7 +101,7 @@ class ClockWatch:
         self._ahead_ms = self._measure()[0]
 
     def set_by_ms(self) -> int:
-        """Fleet milliseconds since the last look, negative when it was set back. Slewing gives a few at a time.
+        """Return the fleet milliseconds by which the clock was set since the last call; negative when set back.
 
         >>> clock = ManualClock(5000)
         >>> watch = ClockWatch(clock)
@@ -136,7 +133,7 @@ class ClockWatch:
 
 
 def moment(time_ms: int) -> str:
-    """A moment as a message names it.
+    """Format a time for a message.
 
     >>> moment(1_600_000_000_999)
     '2020-09-13 12:26:40 UTC'

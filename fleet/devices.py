@@ -1,4 +1,4 @@
-"""Which GPU of a node a device name means: kernel logs know PCI addresses, health checkers also boards' UUIDs."""
+"""GPU of a node by device name: kernel logs know PCI addresses, health checkers also boards' UUIDs."""
 
 import re
 from functools import lru_cache
@@ -9,7 +9,7 @@ _PCI = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2}
 
 
 def device_name(stated: str) -> str:
-    """One spelling: a PCI address without its function, in small letters; everything else as it is.
+    """Normalise a device name: a PCI address loses its function and capitals; other names stay.
 
     >>> device_name("00000000:9B:00.0"), device_name("PCI:0000:9b:00"), device_name("GPU-1a")
     ('0000:9b:00', '0000:9b:00', 'GPU-1a')
@@ -27,7 +27,7 @@ def _spelt(stated: str) -> str:
 
 
 class GpuDevices:
-    """What exporters tell: (node, device name) → GPU index. A board that moved is where it was last seen."""
+    """(node, device name) → GPU index, as exporters report; the last report of a board counts."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[str, int]] = {}
@@ -41,5 +41,5 @@ class GpuDevices:
             self.learnt += 1
 
     def gpu(self, node: str, stated: str) -> int | None:
-        """The index; None where no exporter has told."""
+        """The index; None where no exporter has reported it."""
         return self._nodes.get(node, {}).get(device_name(stated))

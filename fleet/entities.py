@@ -1,6 +1,6 @@
 """Entities: append-only rows per kind. A row is never reused, so an index stays valid for the process's life.
 
-Names, by kind (snapshots, archive and answers hold names, never rows):
+Snapshots, archive and answers hold names, never rows:
 
     node            n001                     gpu            n001/3          (node / index)
     gpu_instance    n001/3/7                 port           n001/mlx5_0/1   (node / device / port)
@@ -49,7 +49,7 @@ class EntityTable:
         return self._rows.get(name)
 
     def of_host(self, short: str) -> str | None:
-        """The full name that begins with `short` and a dot, if there is exactly one.
+        """Find the one full name that begins with `short` and a dot.
 
         >>> table = EntityTable(EntityKind.NODE)
         >>> table.add("n1.cluster.example"), table.of_host("n1")
@@ -76,11 +76,8 @@ class EntityTable:
 
 
 class DeviceRoom:
-    """How many GPUs, MIG instances and ports may be registered that no topology answers for.
-
-    A node of the topology always has room for as many as a machine has: GPU indices below 16 or what the topology
-    states, 16 MIG instances on each, 32 ports. All others share `most` GPUs, and twice as many ports and instances.
-    """
+    """Limits how many GPUs, MIG instances and ports may be registered. A placed node has room for MOST_GPUS or what the
+    topology states, MOST_INSTANCES and MOST_PORTS; all others share `most` GPUs, and twice as many of the rest."""
 
     def __init__(self, placed: Mapping[str, int], most: int) -> None:
         """placed: nodes of the topology and their GPUs."""
@@ -122,10 +119,7 @@ class Entities:
         self.room: DeviceRoom | None = None
 
     def bound(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
-        """Register no more than this beyond the nodes of a topology and their GPUs; what is there stays.
-
-        placed: GPUs by node; all of them are registered.
-        """
+        """Limit new registrations beyond the nodes of a topology; `placed` are GPUs by node, all of them registered."""
         self.most_nodes = len(placed) + unknown_nodes
         self.room = DeviceRoom(placed, unknown_gpus)
         for kind in NODE_OWNED:
@@ -140,7 +134,7 @@ class Entities:
         return self._tables[EntityKind.NODE].add(name)
 
     def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
-        """The row of an entity that belongs to a node. Raises RecordError unknown_gpus where there is no room for it.
+        """Return the row of an entity of a node. Raises RecordError unknown_gpus where there is no room for it.
 
         >>> Entities().of_node(EntityKind.GPU, "n001", 3)
         0

@@ -1,4 +1,4 @@
-"""The error tree. A class says what happens next.
+"""The error tree: each class says what happens next.
 
     FleetcastError
     ├── RecordError      one bad input record: count by reason, keep a sample, skip it
@@ -11,8 +11,7 @@
     ├── ModelError       a model is missing or sick: serve the baseline, alert
     └── NotBuiltError    a documented route whose capability is not here yet   HTTP 501
 
-Anything else is a bug. One of a source is counted and told, and the source is started again; of any other the process
-exits, is restarted and replays.
+Anything else is a bug: a source with one is counted, logged and restarted; any other process exits and restarts.
 """
 
 
@@ -54,7 +53,9 @@ class UnknownEntity(FleetcastError):
 
 
 class StaleError(FleetcastError):
-    """The data are too old to answer with."""
+    """The data are too old to answer with; try again after `retry_after_s` seconds."""
+
+    retry_after_s = 2.0
 
 
 class ConflictError(FleetcastError):

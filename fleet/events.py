@@ -1,7 +1,7 @@
 """Job and node events: the public contract of `POST /v1/events`, as a tagged union.
 
-A job event's identity is (job, attempt, sequence), a node event's (node, source, sequence). Times are Unix ms.
-Unknown keys are refused by the decoder, so a typo never silently loses a field.
+A job event's identity is (job, attempt, sequence), a node event's (node, source, sequence). Times are Unix ms. The
+decoder refuses unknown keys, so a typo never loses a field.
 """
 
 from typing import Literal
@@ -123,12 +123,12 @@ JobEvent = Submitted | Queued | Started | Phase | Step | Checkpoint | Resized | 
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What somebody says of a node: an administrator, a health checker, a kernel log reader.
+    """A report about a node by an administrator, a health checker or a kernel log reader.
 
-    Of a "health" or an "xid" event: `severity` fatal asks for the node to be drained, warning for caution, ok takes
-    back what was said of the same `check` and `device`; without it, an XID is as grave as its code and health a
-    warning. `device`: a PCI address, a board's UUID, a port or a switch; where it is known for a GPU, `gpu` is filled
-    in. `advice`: what who reported it would do. `probability`: of a failure that is forecast, not seen.
+    Of "health" and "xid" events, `severity` fatal asks for a drain, warning for caution, and ok withdraws the reports
+    of the same `check` and `device`; by default an XID is as grave as its code, and health is a warning. `device`: a
+    PCI address, board UUID, port or switch. `advice`: what the reporter would do. `probability`: of a predicted
+    failure.
     """
 
     node: str

@@ -1,21 +1,7 @@
 """Failpoints: named places in the writers where a test may end the process, fail the disk or tear a write.
 
-Each operation on a disk that matters has two: `AREA.before_OPERATION` and `AREA.after_OPERATION` (`POINTS` lists all).
-
-    inbox      write, sync, truncate, sync_folder         the segments: what is acknowledged
-    mark       write, sync, rename, sync_folder           how far a pipeline has read the inbox
-    board      write, sync, rename, sync_folder           `board`; `urgent` is not synced
-    snapshot   write, sync, link, rename, sync_folder     a snapshot's files, and the rename that makes it one
-    archive    write, sync, rename, sync_folder           a part, or a compacted file that takes its place
-    ledger     commit                                     a transaction: decisions, intents, queue, audit
-    migration  rename, sync_folder                        the copy of a ledger of an earlier version
-    models     write, sync, rename, sync_folder           which version serves
-    progress   write, sync, rename, sync_folder           windows that a backfill has done
-    bands      write, sync, rename, sync_folder           the bands of nodes, for other systems
-    mirror     write, rename                              the board of an api on another host
-    pids       write, rename                              the processes of a supervisor
-
-They are off, and cost a look at a name, unless `FLEETCAST_FAILPOINTS` is set when the process starts:
+Each of the OPERATIONS has two: `AREA.before_OPERATION` and `AREA.after_OPERATION` (`POINTS` lists all). They are
+off, and cost a look at a name, unless `FLEETCAST_FAILPOINTS` is set when the process starts:
 
     FLEETCAST_FAILPOINTS="inbox.after_write:3=kill"     the third time a process comes by, it kills itself
     FLEETCAST_FAILPOINTS="board.before_rename=error"    the first time, OSError "No space left on device"
@@ -32,18 +18,18 @@ from dataclasses import dataclass
 
 DURABLE = ("write", "sync", "rename", "sync_folder")  # of a file that is replaced as a whole
 OPERATIONS = {
-    "inbox": ("write", "sync", "truncate", "sync_folder"),
-    "mark": DURABLE,
-    "board": DURABLE,
-    "snapshot": ("write", "sync", "link", "rename", "sync_folder"),
-    "archive": DURABLE,
-    "ledger": ("commit",),
-    "migration": ("rename", "sync_folder"),
-    "models": DURABLE,
-    "progress": DURABLE,
-    "bands": DURABLE,
-    "mirror": ("write", "rename"),
-    "pids": ("write", "rename"),
+    "inbox": ("write", "sync", "truncate", "sync_folder"),  # the segments: what is acknowledged
+    "mark": DURABLE,  # how far a pipeline has read the inbox
+    "board": DURABLE,  # `board`; `urgent` is not synced
+    "snapshot": ("write", "sync", "link", "rename", "sync_folder"),  # its files, and the rename that makes it one
+    "archive": DURABLE,  # a part, or a compacted file that takes its place
+    "ledger": ("commit",),  # a transaction: decisions, intents, queue, audit
+    "migration": ("rename", "sync_folder"),  # the copy of a ledger of an earlier version
+    "models": DURABLE,  # which version serves
+    "progress": DURABLE,  # windows that a backfill has done
+    "bands": DURABLE,  # the bands of nodes, for other systems
+    "mirror": ("write", "rename"),  # the board of an api on another host
+    "pids": ("write", "rename"),  # the processes of a supervisor
 }
 POINTS = tuple(
     f"{area}.{when}_{operation}"
@@ -59,7 +45,7 @@ Hook = Callable[[str], float]  # point → which share of the bytes of a write r
 
 
 def reach(point: str) -> float:
-    """Something is about to happen, or has: returns KEEP_ALL, or what a torn write keeps. May raise, may not return."""
+    """Let the hook act at a point. Returns KEEP_ALL, or what a torn write keeps. May raise, may not return."""
     return KEEP_ALL if _hook is None else _hook(point)
 
 
@@ -69,7 +55,7 @@ def kill() -> None:
 
 
 def end() -> None:
-    """A torn write was written as far as it was to be."""
+    """End this process, whose torn write is done."""
     _end()
 
 
@@ -88,7 +74,7 @@ class _Rule:
 
 
 def rules_of(text: str) -> Hook:
-    """What a setting asks for. ValueError names the part that says nothing known."""
+    """Parse a setting. ValueError names the part that it does not understand."""
     rules = dict(_rule_of(part.strip()) for part in text.split(",") if part.strip())
 
     def hook(point: str) -> float:

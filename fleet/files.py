@@ -1,11 +1,8 @@
-"""The one door to the disk: what the house writes durably, it writes by these functions.
+"""Durable file operations: everything the service writes durably goes through these functions.
 
-A path carries its disk: one with an attribute `disk` is asked there, any other is on the machine's. So tests run the
-whole service on a disk in memory that tears writes, fills up and loses what was not synced. Folders and reads that do
-not care for durability go by the path's own methods (`mkdir`, `unlink`, `open("rb")`, `read_bytes`, `stat`, `exists`,
-`iterdir`, `glob`, `with_name`, `/`), which such a path has as well.
-
-`area` names the writer for the failpoints (fleet.failpoints). Functions raise OSError unless they say otherwise.
+A path with an attribute `disk` is served by that disk, any other by the machine's: so tests run the service on a disk
+in memory that tears writes, fills up and loses what was not synced. Other operations are the path's own methods.
+`area` names the writer for `fleet.failpoints`. Functions raise OSError unless they say otherwise.
 """
 
 import contextlib
@@ -134,7 +131,7 @@ class File:
 
 
 def create(path: Path, area: str) -> File:
-    """An empty file to write; what was there is gone."""
+    """Create an empty file to write, in place of what was there."""
     return File(_disk(path).create(path, append=False), area)
 
 
@@ -144,11 +141,8 @@ def create_appended(path: Path, area: str) -> File:
 
 
 def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = True) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of one.
-
-    With `sync` it returns once the file is on disk under its name; without, a power cut may bring the old one back, or
-    leave one that is cut short. One writer a file: two would write into one another's.
-    """
+    """Write a file beside `path` and rename it: a reader sees the old file or the new one. One writer a file.
+    Without `sync`, a power cut may restore the old one or cut the new one short."""
     beside = path.with_name(f".{path.name}.tmp")
     try:
         file = create(beside, area)
@@ -220,10 +214,8 @@ def mapped(path: Path) -> mmap.mmap | bytes:
 
 
 def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
-    """Hold a lock file until what is returned is called, or this process ends. BlockingIOError while another holds it.
-
-    by_process: the whole process holds it, however often it asks; otherwise each call is a holder of its own.
-    """
+    """Hold a lock file until the returned function is called or the process ends; BlockingIOError while another holds
+    it. by_process: repeated calls of this process share the lock; otherwise each call is a holder of its own."""
     return _disk(path).lock(path, by_process)
 
 

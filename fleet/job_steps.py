@@ -1,11 +1,9 @@
-"""Steps of one attempt, folded by step: what a job keeps of millions of step events, whatever the size of its gang.
+"""Steps of one attempt, in bounded memory whatever the size of its gang.
 
-    steps       one record a step: the job's own where it reports one, else that of the rank that took longest for its
-                own work; by time, the newest STEPS_KEPT
-    rank_steps  step -> rank -> event, of the newest RANK_STEPS_KEPT steps that ranks told of: who is slow beside whom
+    steps       the newest STEPS_KEPT by time: the job's own record of a step, else that of its slowest rank
+    rank_steps  step -> rank -> event, of the newest RANK_STEPS_KEPT steps that ranks reported
 
-Nothing goes by the order of arrival, nor by sequences (each rank counts in a range of its own): the newest are those
-that ended last. A step that is done again after a rollback is a new one.
+Neither depends on the order of arrival: the newest steps ended last. A step redone after a rollback is a new one.
 """
 
 from bisect import bisect_right
@@ -21,7 +19,7 @@ NEAR = 16  # records of one step lie as near as this; one farther away is of an 
 
 @dataclass(slots=True)
 class GangStep:
-    """One step as its ranks told of it. ended_ms: when the last of them was through with it."""
+    """One step as its ranks reported it. ended_ms: when the last of them ended it."""
 
     ended_ms: int
     ranks: dict[int, Step] = field(default_factory=dict)
@@ -34,13 +32,13 @@ RankSteps = dict[int, GangStep]
 
 
 def own_s(step: Step) -> float:
-    """Seconds that a rank spent on its own work, without waiting for others where it tells that apart."""
+    """Seconds that a rank spent on its own work, without waiting for others where it reports that apart."""
     parts = step.parts
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
 
 
 def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
-    """Fold one event into both."""
+    """Fold one event into `steps` and `rank_steps`."""
     if event.rank is not None and event.rank < RANKS_KEPT:
         _keep_rank(rank_steps, event, event.rank)
     when = _when(event)
@@ -54,16 +52,6 @@ def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
     steps.insert(at, event)
     if len(steps) > STEPS_KEPT:
         del steps[0]
-
-
-def fold_again(steps: list[Step], rank_steps: RankSteps) -> None:
-    """Bring into both what an old snapshot kept in `steps` alone: a record a rank, by sequence."""
-    if rank_steps or all(step.rank is None for step in steps):
-        return
-    told = sorted(steps, key=_when)
-    steps.clear()
-    for step in told:
-        keep_step(steps, rank_steps, step)
 
 
 def _keep_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:

@@ -1,10 +1,7 @@
 """JobTable: an idempotent, order-free fold of job events.
 
-Within an attempt every field is last-writer-wins by `sequence`, so any order and any repetition of the same
-events end in the same table. Identities are remembered as runs of sequences, so a gapless attempt costs one pair.
-
-Jobs that have been over for a while are laid to rest: kept as packed bytes of their attempts, and woken by an event
-of theirs. So weeks of history cost little memory, and what does not change is not encoded again by every snapshot.
+Within an attempt every field is last-writer-wins by `sequence`. Jobs that ended a while ago rest as packed bytes until
+an event wakes them, which saves memory and lets snapshots skip them.
 """
 
 import zlib
@@ -18,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.checkpoint_edges import Edges, in_order, keep_edge
+from fleet.checkpoint_edges import Edges, keep_edge
 from fleet.events import (
     Checkpoint,
     Failed,
@@ -33,7 +30,7 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.job_steps import RankSteps, fold_again, keep_step
+from fleet.job_steps import RankSteps, keep_step
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
 
@@ -43,7 +40,7 @@ EVALUATIONS_KEPT = 17
 
 @dataclass(slots=True)
 class JobAttempt:
-    """One attempt of one job. `*_ms` fields are None until the event that tells them has arrived."""
+    """One attempt of one job. `*_ms` fields are None until their event has arrived."""
 
     job: str
     attempt: int
@@ -57,13 +54,13 @@ class JobAttempt:
     phase: str = ""
     phase_since_ms: int | None = None
     steps: list[Step] = field(default_factory=list)  # one a step, by time
-    rank_steps: RankSteps = field(default_factory=dict)  # of the newest steps that ranks told of
+    rank_steps: RankSteps = field(default_factory=dict)  # of the newest steps that ranks reported
     steps_told: int = 0
     checkpoints: list[Edges] = field(default_factory=list)  # by time
-    evaluations: list[Phase] = field(default_factory=list)  # their beginnings, as rank 0 or nobody in particular tells
+    evaluations: list[Phase] = field(default_factory=list)  # their beginnings, from rank 0 or without a rank
     lost_nodes: dict[str, str] = field(default_factory=dict)
     ended_ms: int | None = None
-    superseded_ms: int | None = None  # when the next attempt that started did so: this one holds nothing any more
+    superseded_ms: int | None = None  # when the next attempt started: this one holds nothing any more
     outcome: str = ""  # finished | failed | preempted
     failure: Failed | None = None
     events: list[JobEvent] = field(default_factory=list)
@@ -75,12 +72,12 @@ class JobAttempt:
 
     @property
     def over_ms(self) -> int | None:
-        """When it ended, or, where nobody told of its end, when a later attempt of its job started."""
+        """When it ended or, without an end event, when a later attempt of its job started."""
         return self.superseded_ms if self.ended_ms is None else self.ended_ms
 
     @property
     def state(self) -> str:
-        """queued, running, or how it ended ("failed" when a later attempt started and nobody told why)."""
+        """queued, running, or how it ended ("failed" when a later attempt started and no event says why)."""
         if self.over_ms is not None:
             return self.outcome or "failed"
         return "running" if self.started_ms is not None else "queued"
@@ -176,7 +173,7 @@ class JobAttempt:
         self.outcome = {Finished: "finished", Failed: "failed", Preempted: "preempted"}[type(event)]
 
     def copy(self) -> "JobAttempt":
-        """One that does not change with this one."""
+        """A copy that does not change with this attempt."""
         return replace(
             self,
             seen=self.seen.copy(),
@@ -206,16 +203,12 @@ def _unpack(kept: bytes) -> list[JobAttempt]:
 
 
 class JobTable:
-    """All attempts by (job, attempt). `position` counts applied events and only grows.
-
-    attempts, latest: of the jobs that are awake. changed: jobs that were put, woken or told of since somebody cleared
-    it (a snapshot, which then writes these alone).
-    """
+    """All attempts by (job, attempt). `position` counts applied events and only grows."""
 
     def __init__(self) -> None:
-        self.attempts: dict[tuple[str, int], JobAttempt] = {}
+        self.attempts: dict[tuple[str, int], JobAttempt] = {}  # of awake jobs, as is `latest`
         self.latest: dict[str, int] = {}
-        self.changed: set[str] = set()
+        self.changed: set[str] = set()  # jobs, since a snapshot cleared it, which then writes these alone
         self.resting: dict[str, bytes] = {}  # job -> its attempts, packed, in order of rest
         self._started: dict[str, list[int]] = {}  # job -> its attempts that started, in order
         self._live: dict[tuple[str, int], JobAttempt] = {}
@@ -234,11 +227,8 @@ class JobTable:
         return len(self._live)
 
     def has_room(self, event: JobEvent, most_live: int) -> bool:
-        """Whether `event` may be folded where at most `most_live` attempts wait or run.
-
-        Nothing that is told of a known attempt adds to them. A known job may have one attempt more than waits or runs
-        of it, since that takes the place of the one before. The answer depends on what was folded alone, not on time.
-        """
+        """Whether `event` may be folded while at most `most_live` attempts wait or run, by folded events alone.
+        A known job may have one more, since that replaces the one before."""
         if len(self._live) < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
             return True
         return event.job in self.latest and self._live_of[event.job] <= 1
@@ -261,18 +251,14 @@ class JobTable:
 
     def put(self, attempt: JobAttempt) -> None:
         """Take over a whole attempt, as a snapshot kept it."""
-        in_order(attempt.checkpoints)
-        fold_again(attempt.steps, attempt.rank_steps)
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self.changed.add(attempt.job)
         self._track(attempt)
 
     def rest(self, before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
-        """Lay jobs to rest all of whose attempts were over before `before_ms`; returns those attempts.
-
-        most_over: as many attempts that are over stay awake at most, the latest ones.
-        """
+        """Put jobs to rest all of whose attempts were over before `before_ms`; return those attempts.
+        most_over: the most ended attempts that stay awake, the latest first."""
         over = [(row.over_ms, row.job) for row in self.attempts.values() if row.over_ms is not None]
         if most_over is not None and len(over) > most_over:
             over = sorted(over, key=itemgetter(0))[len(over) - most_over :]
@@ -291,7 +277,7 @@ class JobTable:
         return [row for rows in done.values() for row in rows]
 
     def wake(self, job: str) -> list[JobAttempt]:
-        """The attempts of a job at rest, which is none any more; empty for others."""
+        """Wake a job that rests and return its attempts; empty for other jobs."""
         kept = self.resting.pop(job, None)
         attempts = [] if kept is None else _unpack(kept)
         for attempt in attempts:
@@ -315,7 +301,7 @@ class JobTable:
             del self._live_of[attempt.job]
 
     def _supersede(self, attempt: JobAttempt) -> None:
-        """A job has one attempt at a time: one that started ends those before it, whether their end was told or not."""
+        """A job has one attempt at a time: one that started ends those before it, with or without an end event."""
         started = self._started.setdefault(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
         if at == len(started) or started[at] != attempt.attempt:
@@ -377,14 +363,14 @@ class JobTable:
         return len(old) + self._forget_resting(time_ms)
 
     def forget_oldest(self, most_resting: int) -> int:
-        """Drop the jobs that lie at rest the longest, beyond so many; returns how many."""
+        """Drop the jobs that have rested the longest, beyond `most_resting`; returns how many."""
         old = list(islice(self.resting, max(0, len(self.resting) - most_resting)))
         for job in old:
             del self.resting[job]
         return len(old)
 
     def _forget_resting(self, time_ms: int) -> int:
-        """They lie in about the order of their ends: the first one that must stay ends the search."""
+        """Jobs rest in about the order of their ends, so the first one that must stay ends the search."""
         rows = ((job, [row.over_ms or 0 for row in _unpack(kept)]) for job, kept in self.resting.items())
         old = [job for job, _ in takewhile(lambda row: max(row[1]) < time_ms, rows)]
         return sum(len(_unpack(self.resting.pop(job))) for job in old)

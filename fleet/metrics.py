@@ -1,10 +1,8 @@
 """The closed catalogue of metrics: name, unit, gauge or counter, entity kind, DCGM field id.
 
-GPU metrics are keyed by DCGM field id, because exporters rename fields between versions: 3.x, 4.x and the 4.6
-names of one field all carry the same id. Units follow Fleetcast's rule: ratios are 0..1, memory is bytes, time is
-seconds; what arrives in percent or MiB is converted once, at the door (`ingest/`).
-
-A counter is stored as a rate per second; `events` counters additionally keep their raw increments in windows.
+Exporters rename DCGM fields between versions, so the id identifies them; other vendors' exporters fill the same rows by
+name. Ratios are 0..1, memory bytes, times seconds, all converted once in `ingest/`. A counter is stored as a rate per
+second; `events` counters also keep their raw increments in windows.
 """
 
 from dataclasses import dataclass
@@ -29,8 +27,21 @@ class Metric:
     def is_counter(self) -> bool:
         return self.type == COUNTER
 
+    @property
+    def feature(self) -> str:
+        """Name of its newest value in frames, where a counter stands as its rate.
 
-def _gpu(name: str, unit: str, dcgm_id: int, type: str = GAUGE) -> Metric:
+        >>> [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].feature for name in ("power_w", "energy_j")]
+        ['power_w', 'energy_w']
+        """
+        if not self.is_counter:
+            return self.name
+        if self.unit == "s":
+            return self.name.removesuffix("_s") + "_share"
+        return self.name.removesuffix("_j") + "_w" if self.unit == "J" else f"{self.name}_per_s"
+
+
+def _gpu(name: str, unit: str, dcgm_id: int | None = None, type: str = GAUGE) -> Metric:
     return Metric(name, unit, type, EntityKind.GPU, dcgm_id)
 
 
@@ -156,8 +167,7 @@ _NODE = (
     _node("net_errors", "events", COUNTER),
 )
 
-# Upper edges, in ms, that histograms of the time to first token have in one engine or another (vLLM, SGLang,
-# TensorRT-LLM, Triton): an engine fills those that it knows.
+# Upper edges (ms) of histograms of the time to first token in vLLM, SGLang, TensorRT-LLM, Triton: each fills its own.
 TTFT_EDGES_MS = (100, 200, 250, 400, 500, 1000, 2000, 2500, 4000, 5000, 10_000, 20_000, 40_000)
 
 
@@ -195,7 +205,7 @@ _DCGM_ROWS = {
 
 
 def metric_row(kind: EntityKind, name: str) -> int:
-    """The row of a metric in `METRICS[kind]`; KeyError when the catalogue does not hold it.
+    """Return the row of a metric in `METRICS[kind]`; KeyError when the catalogue does not hold it.
 
     >>> METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, "power_w")].dcgm_id
     155

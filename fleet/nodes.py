@@ -3,6 +3,7 @@
 from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from fleet.events import NodeEvent
 from fleet.sequences import SeenSequences
@@ -15,12 +16,17 @@ RUNS_KEPT = 2048  # of the sequences of one node and source
 Order = tuple[int, str, int]
 
 
+class NodeState(IntEnum):
+    """What node events say of a node. The numbers are those of the board's section `node.state`."""
+
+    IN_SERVICE = 0
+    DRAINED = 1
+    LOST = 2
+
+
 @dataclass(slots=True)
 class NodeRecord:
-    """What node events say of one node. A later drain or undrain (by time, then sequence) wins.
-
-    standing: the latest XID or health event of each condition, by a key that names source, check and device.
-    """
+    """Node events of one node, folded: a later drain or undrain (by time, then sequence) wins."""
 
     node: str
     drained: bool = False
@@ -28,7 +34,12 @@ class NodeRecord:
     lost: bool = False
     events: list[NodeEvent] = field(default_factory=list)
     written: dict[str, Order] = field(default_factory=dict)
-    standing: dict[str, NodeEvent] = field(default_factory=dict)
+    standing: dict[str, NodeEvent] = field(default_factory=dict)  # condition -> latest XID or health event
+
+    @property
+    def state(self) -> NodeState:
+        """Lost wins over drained."""
+        return NodeState.LOST if self.lost else NodeState.DRAINED if self.drained else NodeState.IN_SERVICE
 
     def copy(self) -> "NodeRecord":
         """What a thread may read while events go on arriving."""
@@ -37,7 +48,7 @@ class NodeRecord:
 
 
 class NodeTable:
-    """The records of all nodes that something was told of."""
+    """The records of all nodes with events."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRecord] = {}
@@ -46,7 +57,7 @@ class NodeTable:
         self.position = 0
 
     def has_room(self, event: NodeEvent) -> bool:
-        """Whether its source told of the node before, or the node has room for one source more."""
+        """Whether the node knows this source or has room for one more."""
         return (event.node, event.source) in self._seen or self._sources[event.node] < SOURCES_KEPT
 
     def apply(self, event: NodeEvent) -> NodeRecord | None:

@@ -1,4 +1,4 @@
-"""What is told of a text that may hold secrets: URLs without their users and without the values of their queries."""
+"""Removal of secrets from texts: URLs without their users and without the values of their queries."""
 
 import re
 
@@ -10,7 +10,7 @@ _TAIL = ".,:;)]}"  # of the sentence that quotes a URL
 
 
 def redacted(text: str) -> str:
-    """`text` without passwords and tokens: neither those in URLs nor those of headers.
+    """Remove the passwords and tokens of URLs and headers from `text`.
 
     >>> redacted("http://me:secret@host/x?token=secret&module=gpu is away")
     'http://***@host/x?token=***&module=*** is away'

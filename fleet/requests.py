@@ -101,9 +101,8 @@ class RunnerUp(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a PlacementRequest. Law: `nodes == candidates + sum(rejected.values())`.
 
-    `nodes` counts the nodes looked at, `candidates` those that could host at least one member, `rejected` the
-    others by their first reason. Where a whole gang found no room among enough candidates, `sentence` says so.
-    `ignored` names the facts of the request that changed nothing, as `ignored_facts` finds them.
+    `candidates` can host at least one member; `rejected` counts the others by their first reason. Where a whole gang
+    found no room, `sentence` says so. `ignored`: facts of the request that changed nothing (`ignored_facts`).
     """
 
     request_id: str
@@ -143,11 +142,7 @@ _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Placemen
 
 
 def check_request(request: PlacementRequest) -> None:
-    """Raise RequestError, with the field, for what the types cannot refuse or what is not honoured yet.
-
-    Facts about the job (tenant, class, checkpoint cost) are taken as they are, and named by `ignored_facts` while they
-    change nothing; a demand that nothing here can keep is refused, never ignored.
-    """
+    """Raise RequestError, with the field, for what types cannot refuse and for demands that are NOT_HONOURED_YET."""
     for name in NOT_HONOURED_YET:
         if getattr(request, name) is not None:
             raise RequestError(f"{name} is not honoured yet; leave it out", name)
@@ -175,11 +170,8 @@ def check_request(request: PlacementRequest) -> None:
 
 
 def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
-    """The facts that the request states and no decision heeds yet: their keys in JSON, sorted.
-
-    A default states nothing, written out or not: the ledger takes both for one request. `used`: keys that the answer
-    did depend on. A user is who asks, like the job's name, and no wish for a treatment.
-    """
+    """Return the JSON keys of stated facts that no decision heeds yet, sorted; `used` are keys that the answer did use.
+    A default states nothing, written out or not, since the ledger takes both for one request."""
     return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
 
 

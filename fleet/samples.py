@@ -1,6 +1,6 @@
 """SampleBatch: what every telemetry source is decoded into."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,17 +22,13 @@ class EntityKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """Samples of one entity kind, as columns of equal length n. Nobody changes a column after construction.
-
-    metric: row in `METRICS[kind]`; entity: row in `Entities[kind]`; time_ms: event time, Unix epoch;
-    value: in the metric's unit, counters raw (they become rates at the store's door).
-    """
+    """Samples of one entity kind, as immutable columns of equal length n."""
 
     kind: EntityKind
-    metric: NDArray[np.int16]  # (n,)
-    entity: NDArray[np.int32]  # (n,)
-    time_ms: NDArray[np.int64]  # (n,)
-    value: NDArray[np.float64]  # (n,)
+    metric: NDArray[np.int16]  # row in `METRICS[kind]`
+    entity: NDArray[np.int32]  # row in `Entities[kind]`
+    time_ms: NDArray[np.int64]  # event time, Unix ms
+    value: NDArray[np.float64]  # in the metric's unit; counters are raw, the store makes them rates
 
     def __post_init__(self) -> None:
         n = len(self.metric)
@@ -74,3 +70,11 @@ class SampleBatch:
             np.concatenate([batch.time_ms for batch in batches]),
             np.concatenate([batch.value for batch in batches]),
         )
+
+    @classmethod
+    def by_kind(cls, batches: Iterable["SampleBatch"]) -> list["SampleBatch"]:
+        """The same samples in one batch a kind, in order, so that a store writes few large ones."""
+        found: dict[str, list[SampleBatch]] = {}
+        for batch in batches:
+            found.setdefault(batch.kind, []).append(batch)
+        return [same[0] if len(same) == 1 else cls.concat(same) for same in found.values()]

@@ -1,6 +1,4 @@
-"""Hazards of sets of nodes, the same for forecasts and placements: within any time, from the heat of the job before,
-and what nodes of one domain share: a cooling loop, a breaker, a leaf switch.
-"""
+"""Hazards that the nodes of a gang share, for forecasts and placements: inherited heat, cooling, power, switches."""
 
 from collections.abc import Sequence
 
@@ -18,7 +16,7 @@ SPREADS = 0.1  # of a member's own hazard above the usual, what its domain has i
 
 
 def shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
-    """What domains of two or more members add to their gang's hazard. excess: of the worst member of each.
+    """Return what domains with two or more members add to a gang's hazard. excess: of the worst member of each.
 
     >>> shared_hazard("rack", np.array([0.0, 0.5]), 86_400).tolist()
     [0.0002, 0.0502]
@@ -47,7 +45,7 @@ def hazard_within(p: Array, horizons_s: Sequence[float], duration_s: float) -> A
 
 
 def carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
-    """(n,) slow hazard from the job before, of the hottest GPU of each node; NaN, unknown, carries nothing.
+    """(n,) slow hazard from the previous job's heat, of the hottest GPU of each node; NaN carries nothing.
 
     >>> carried_heat(np.array([60.0, 90.0, np.nan]), 1e6).tolist()
     [0.0, 0.05, 0.0]

@@ -1,8 +1,7 @@
-"""Topology: which node lies in which NVLink domain, rack, rail group, block and cluster, and what it is made of.
+"""Topology: each node's NVLink domain, rack, rail group, block and cluster, and its hardware.
 
-Immutable, addressed by dense node row; a change makes a new one with the next `generation`. A node that no
-topology file names has domain -1 at every level ("unplaced"): it is scored and shown, and can be used for
-placements that ask for no level above the node.
+Immutable, by dense node row; a change makes a new one with the next `generation`. A node that no file names has domain
+-1 at every level ("unplaced"): it is scored and shown, and hosts only what asks for no level above the node.
 """
 
 from collections import Counter
@@ -30,15 +29,12 @@ DOMAIN_LEVELS = tuple(level for level in Level if level is not Level.NODE)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A network adapter of a node. `gpus`: the nearest ones; `rail`: those of one number meet at one leaf switch.
-
-    Unknown: no GPU, rail -1, 0 bytes/s.
-    """
+    """A network adapter."""
 
     name: str
-    gpus: tuple[int, ...] = ()
-    rail: int = -1
-    bytes_per_s: float = 0.0
+    gpus: tuple[int, ...] = ()  # the nearest ones; (): unknown
+    rail: int = -1  # adapters of one rail meet at a leaf switch; -1: unknown
+    bytes_per_s: float = 0.0  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +50,12 @@ class NodeSpec:
     pool: str = "default"
     domains: dict[Level, str] = field(default_factory=dict)
     power_domain: str = ""
-    devices: tuple[Device, ...] = ()  # as the fabric tells of them
+    devices: tuple[Device, ...] = ()  # as the fabric shows them
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Columns over n node rows. `domain[level][row]` indexes `domain_names[level]`, -1 is unknown.
-
-    hosts: how nodes are wired inside, by the name of a node, a pool or a GPU model, or "" for all others.
-    """
+    """Columns over n node rows. `domain[level][row]` indexes `domain_names[level]`, -1 is unknown."""
 
     nodes: tuple[NodeSpec, ...]
     placed: NDArray[np.bool_]  # (n,) named by a topology source
@@ -70,7 +63,7 @@ class Topology:
     domain: dict[Level, NDArray[np.int32]]  # level -> (n,)
     domain_names: dict[Level, tuple[str, ...]]
     generation: int
-    hosts: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    hosts: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # by node, pool or GPU model; "": all others
     names: tuple[str, ...] = field(init=False, repr=False)  # made once: readers ask for them node by node
 
     def __post_init__(self) -> None:
@@ -129,10 +122,7 @@ class Topology:
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
     def with_gpus(self, counts: dict[str, int], model: dict[str, str] | None = None) -> "Topology":
-        """This topology with GPU counts learnt from telemetry: of nodes in `counts` that are known to have fewer.
-
-        Which nodes may grow is for the caller to say. `model`: GPU models, for nodes that have GPUs and no model.
-        """
+        """This topology with larger GPU counts, and models where unknown. The caller decides which nodes may grow."""
         nodes = []
         for node in self.nodes:
             gpus = max(node.gpus, counts.get(node.name, 0))
@@ -143,6 +133,6 @@ class Topology:
 
 
 def _joined(inside: Device, told: Device) -> Device:
-    """One adapter of what the node's wiring and the fabric say of it."""
+    """Merge what the node's wiring and the fabric say of one adapter."""
     rail = inside.rail if inside.rail >= 0 else told.rail
     return Device(inside.name, inside.gpus or told.gpus, rail, told.bytes_per_s or inside.bytes_per_s)

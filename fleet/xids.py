@@ -1,8 +1,7 @@
-"""XID codes: what they mean for the node, and what NVIDIA advises. Sources: NVIDIA's XID catalogue (the action that
-it names first for each code), its decode of NVLink codes, and the fleets that published theirs.
+"""XID codes: their meaning for a node, and NVIDIA's advice.
 
-Application errors (13, 31, 43, 45, …) speak of the program, not of the hardware: they are no signal. The catalogue's
-actions are for one GPU; when to take a node out of service is told by HARD and SOFT.
+Sources: NVIDIA's XID catalogue (the first action of each code), its decode of NVLink codes, published fleet studies.
+The catalogue's actions are for one GPU; HARD and SOFT decide when a node leaves service.
 """
 
 from typing import Final
@@ -35,7 +34,7 @@ SOFT: Final = {
     156: "resource retired",
     158: "GPU timeout",
 }
-APPLICATION: Final = {
+APPLICATION: Final = {  # the program is to blame: no signal
     8: "GPU stopped processing",
     13: "graphics engine exception",
     31: "GPU memory page fault",
@@ -109,7 +108,7 @@ def meaning(code: int) -> str:
 
 
 def advice(code: int) -> str:
-    """NVIDIA's immediate action in words, empty where the catalogue names none.
+    """Return NVIDIA's immediate action in words, empty where the catalogue names none.
 
     >>> advice(79), advice(9)
     ('restart the node', '')
@@ -118,7 +117,7 @@ def advice(code: int) -> str:
 
 
 def gravity(event: NodeEvent) -> str:
-    """fatal, warning or ok, of an XID or health event; empty for an application's error and other events.
+    """Return fatal, warning or ok for an XID or health event; empty for application errors and other events.
 
     >>> gravity(NodeEvent(node="n1", source="s", sequence=1, time_ms=1, type="xid", code=79))
     'fatal'

@@ -1,10 +1,11 @@
-"""Node lists as Slurm writes them: `n[001-019,021],login1` is twenty names and a twenty-first."""
+"""Names of nodes: Slurm's lists (`n[001-019,021],login1`), and one machine that sources spell differently."""
 
 import re
 from collections.abc import Iterator
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import ConfigError
+from fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
+from fleet.errors import ConfigError, RecordError
+from fleet.samples import EntityKind
 
 MAX_NODES = 200_000
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -13,7 +14,7 @@ _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Names in the order written. Raises ConfigError that quotes the part that is wrong.
+    """Expand to names in the order written. Raises ConfigError that quotes the wrong part.
 
     >>> expand_nodes("n[08-10],login1")
     ['n08', 'n09', 'n10', 'login1']
@@ -37,8 +38,7 @@ def _cut(text: str) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """Split at the commas outside brackets.
-
+    """
     >>> split_list("a[1,2],b")
     ['a[1,2]', 'b']
     """
@@ -49,7 +49,7 @@ def split_list(text: str) -> list[str]:
 
 
 def check_name(name: str) -> str:
-    """The name, or ConfigError: entity names are joined by '/', and every name becomes a label."""
+    """Return the name. Raises ConfigError: '/' joins entity names, and every name becomes a label."""
     if not name or "/" in name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or " " in name:
         raise ConfigError(
             f"{_cut(name)} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces"
@@ -82,3 +82,39 @@ def _numbers(span: str, entry: str) -> Iterator[str]:
         raise ConfigError(f"node range {_cut(entry)} names more than {MAX_NODES:,} nodes")
     for number in range(int(first), int(last) + 1):
         yield str(number).zfill(len(first))
+
+
+_IP = re.compile(r"[\d.]+|.*:.*")
+
+
+def node_name(stated: str, entities: Entities) -> str:
+    """Return the fleet's name of `stated`, as `known_name` finds it, or register a new node.
+    Raises RecordError: bad_label (no name), unknown_nodes (too many).
+
+    >>> fleet = Entities()
+    >>> _ = fleet.node("n1")
+    >>> node_name("n1.cluster.example", fleet)
+    'n1'
+    """
+    nodes = entities[EntityKind.NODE]
+    if stated in nodes:
+        return stated
+    if not stated or "/" in stated or len(stated) > MAX_NAME_LENGTH or not stated.isprintable():
+        raise RecordError("bad_label", f"{stated[:80]!r} is no node name")
+    if (known := known_name(stated, nodes)) != stated:
+        return known
+    if len(nodes) >= entities.most_nodes:
+        raise RecordError("unknown_nodes", f"{len(nodes):,} nodes are known, no more are taken: {stated[:80]!r}")
+    entities.node(stated)
+    return stated
+
+
+def known_name(stated: str, nodes: EntityTable) -> str:
+    """Return `stated`, its first part, or the only full name that begins with it: whichever is known. Registers
+    nothing. (Exporters print what `hostname` says, which is short on one machine and full on the next.)"""
+    if stated in nodes or _IP.fullmatch(stated):
+        return stated
+    short, dot, _ = stated.partition(".")
+    if dot:
+        return short if short in nodes else stated
+    return nodes.of_host(stated) or stated

@@ -1,7 +1,4 @@
-"""What a line of an exporter page stands for, and how its raw number becomes a value in our unit.
-
-A raw number is *missing* (not bad) when it is one of DCGM's blanks or the value at which a counter sticks.
-"""
+"""Series: what a line of an exporter page stands for, and how its raw number becomes a value in our unit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +10,10 @@ from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
 
-# DCGM prints "no data" as a number: blank, not found, not supported, not permitted (dcgm_structs.h). int64 blanks
-# round to 2**63 as floats.
+# DCGM prints "no data" as a number (dcgm_structs.h): blank, not found, not supported, not permitted.
 _BLANK_INT32 = 2147483632.0
 _BLANK_FP64 = 140737488355328.0
-_BLANK_INT64 = 2.0**63
+_BLANK_INT64 = 2.0**63  # as a float
 _BLANKS = 16
 # Profiling ratios measure a little above 1 at times; what lies further above is a percentage.
 _RATIO_SLACK = 1.05
@@ -30,23 +26,22 @@ class Form(IntEnum):
     DCGM = 1  # blanks mean missing
     DCGM_PERCENT = 2  # a percent field under a name that says ratio: below 1 it is taken for the ratio it claims
     DCGM_RATIO = 3  # a ratio field that some sites export in percent: above 1 it is taken for percent
+    FLAG = 4  # above 0 it is `scale`, else 0: flags of one mask have scales of their own and are summed
 
 
 class Fold(IntEnum):
-    """How several lines make one sample; see `ingest.parts`."""
+    """How several lines make one sample; see `ingest.pages.parts`."""
 
     WHOLE = 0  # they do not: a line is a sample, and a second one of the same series is dropped
     SUM = 1
     MEAN = 2
+    RATE = 3  # a sum of counters, of which the growth per second is the sample
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series of the catalogue. `device` is the row of its GPU (for MIG instances: of the GPU they lie on) or port.
-
-    value = raw * scale; raw == `ceiling` is missing (a saturated counter; NaN: there is no such value). With a `fold`
-    it is a part of a sample. `node` is -1 for what belongs to none.
-    """
+    """A series of the catalogue. `device`: row of its GPU (of MIG instances: their GPU's) or port; `node`: -1 for none.
+    value = raw * scale; raw == `ceiling` (saturated; NaN: never) is missing. With a `fold` it is a part of a sample."""
 
     kind: EntityKind
     metric: int
@@ -69,12 +64,28 @@ class Conversion:
     sticky: NDArray[np.intp]  # rows with a ceiling
     percent: NDArray[np.intp]  # rows with Form.DCGM_PERCENT
     ratio: NDArray[np.intp]  # rows with Form.DCGM_RATIO
+    flag: NDArray[np.intp]  # rows with Form.FLAG
 
     @classmethod
     def of(cls, series: Sequence[Series]) -> "Conversion":
         scale = np.array([one.scale for one in series], np.float64)
         ceiling = np.array([one.ceiling for one in series], np.float64)
         return _conversion(scale.tobytes(), bytes(one.form for one in series), ceiling.tobytes())
+
+    @classmethod
+    def of_columns(
+        cls, scale: NDArray[np.float64], form: NDArray[np.int8], ceiling: NDArray[np.float64]
+    ) -> "Conversion":
+        """(n,) each, as the fields of `Series` have them."""
+        return cls(
+            scale,
+            form,
+            ceiling,
+            sticky=np.flatnonzero(np.isfinite(ceiling)),
+            percent=np.flatnonzero(form == Form.DCGM_PERCENT),
+            ratio=np.flatnonzero(form == Form.DCGM_RATIO),
+            flag=np.flatnonzero(form == Form.FLAG),
+        )
 
     def columns(self) -> tuple[list[float], list[Form], list[float]]:
         """Scale, form and ceiling of each series."""
@@ -103,25 +114,21 @@ class Conversion:
             part = raw[self.ratio]
             if not (part <= 1.0).all():
                 value[self.ratio] = np.where(part > _RATIO_SLACK, part * 0.01, np.minimum(part, 1.0))
+        if self.flag.size:
+            value[self.flag] = np.where(raw[self.flag] > 0, self.scale[self.flag], 0.0)
         return value
 
 
 @lru_cache(1024)
 def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
     """Columns from their bytes: float64, int8, float64."""
-    forms, ceilings = np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
-    return Conversion(
-        scale=np.frombuffer(scale, np.float64),
-        form=forms,
-        ceiling=ceilings,
-        sticky=np.flatnonzero(np.isfinite(ceilings)),
-        percent=np.flatnonzero(forms == Form.DCGM_PERCENT),
-        ratio=np.flatnonzero(forms == Form.DCGM_RATIO),
+    return Conversion.of_columns(
+        np.frombuffer(scale, np.float64), np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
     )
 
 
 def _may_be_blank(number: NDArray[np.float64]) -> bool:
-    """False when none of these numbers, of at least the first blank, is one: as a rule, and told in two passes."""
+    """False when none of these numbers, of at least the first blank, is one: as a rule, found in two passes."""
     return bool(number.min() < _BLANK_INT32 + _BLANKS or number.max() >= _BLANK_FP64)
 
 

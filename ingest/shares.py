@@ -1,8 +1,6 @@
-"""Shares: which of several pipelines takes what is told of a node.
+"""Shares: which of several pipelines takes the data of a node.
 
-A node of a block goes where its block goes (blocks in order of their names, dealt out like cards), any other by a
-checksum of its name; so every pipeline, now and after a restart, says the same of every node, and nothing is taken
-twice. A node is told from another by the first part of its name: n1 and n1.cluster.example are one.
+A node follows its block (dealt out by name, in turn), else a checksum of its short name, so that all pipelines agree.
 """
 
 import ipaddress
@@ -16,12 +14,12 @@ from numpy.typing import NDArray
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, Topology
-from ingest.targets import TargetSpec
+from ingest.pages.target_spec import TargetSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What pipeline `instance` of `instances` takes. blocks: node -> number of its block."""
+    """The nodes of pipeline `instance` of `instances`. blocks: node -> number of its block."""
 
     instance: int = 0
     instances: int = 1
@@ -42,8 +40,7 @@ class Share:
         return self.instance == 0
 
     def owns(self, node: str) -> bool:
-        """Whether this pipeline takes what is told of a node.
-
+        """
         >>> [Share(k, 3).owns("n1.cluster.example") for k in range(3)]
         [False, True, False]
         """
@@ -79,7 +76,7 @@ class OwnRows:
         self._own = np.zeros(0, bool)  # (node,)
 
     def own(self) -> NDArray[np.bool_]:
-        """(node,) whether the share takes what is told of each node of the table."""
+        """(node,) whether the share takes the data of each node of the table."""
         names = self._entities[EntityKind.NODE].names
         more = [self._share.owns(name) for name in names[len(self._own) :]]
         if more:

@@ -1,13 +1,11 @@
-"""The Source protocol: where batches come from, and how to go on after a restart.
-
-A source is at-least-once: after `seek(position)` it may repeat what was delivered before that position, never skip.
-What it delivers is idempotent downstream (samples by series and time, events by their identity).
-"""
+"""The Source base class: where batches come from, and how to resume after a restart (rules: `ingest/README.md`)."""
 
 import asyncio
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -19,11 +17,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Options:
-    """The options of a source as its struct (with `forbid_unknown_fields`). Raises ConfigError that names the key.
-
-    A source is made with (entities, clock, options). Making one checks its options and touches nothing outside the
-    process: it connects in `next`.
-    """
+    """Read a source's options as its struct (with `forbid_unknown_fields`). Raises ConfigError that names the key."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -33,7 +27,7 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a source yields. `bad` records are counted by reason and skipped; the rest of the batch is good."""
+    """Good records of a source. `bad` records are counted by reason and skipped."""
 
     samples: tuple[SampleBatch, ...] = ()
     events: tuple[JobEvent, ...] = ()
@@ -46,50 +40,84 @@ class Batch:
 
     @classmethod
     def merge(cls, batches: Iterable["Batch"]) -> "Batch":
-        """One batch of several, in order: at most one SampleBatch a kind, so that the store writes few large ones."""
+        """One batch of several, in order: at most one SampleBatch a kind."""
         parts = list(batches)
         if len(parts) == 1:
             return parts[0]
-        by_kind: dict[str, list[SampleBatch]] = {}
-        for part in parts:
-            for batch in part.samples:
-                by_kind.setdefault(batch.kind, []).append(batch)
         return cls(
-            samples=tuple(SampleBatch.concat(same) for same in by_kind.values()),
+            samples=tuple(SampleBatch.by_kind(batch for part in parts for batch in part.samples)),
             events=tuple(event for part in parts for event in part.events),
             node_events=tuple(event for part in parts for event in part.node_events),
             bad=tuple(error for part in parts for error in part.bad),
         )
 
 
-class Source(Protocol):
-    """One stream of batches. One task calls `next`; `position` is read between two calls of it.
+class Source(ABC):
+    """The base class of every source of batches; `ingest/README.md` has the rules.
+    One task calls `next`; `position` is read between two calls of it."""
 
-    Whatever else it raises, in any method, is a bug that costs the other sources nothing: it is counted and told, the
-    source is closed, made anew and sought to the last position. So `next` also raises what a task or thread of its own
-    ended of.
+    name: str = ""
+    misses = False  # True: what nobody reads in time is gone, as from an exporter that is scraped
+    divides = False  # True: every pipeline runs it on a share, by the options `instance` and `instances`
 
-    A source may also have: `health()`, its row (or rows) of the ingestion document; `models()`, node → GPU model;
-    `backlog_bytes()`, what it has not read yet; `prune(position)`, called once two snapshots hold that position;
-    `misses`, true where what nobody takes is gone; `begins()`, whether it still holds its very first record.
-    """
-
-    name: str
-
+    @abstractmethod
     async def next(self) -> Batch:
         """Wait until there is something. Raises SourceError while the source is away, StopAsyncIteration at its end."""
 
+    @abstractmethod
     def position(self) -> dict[str, Any]:
         """JSON-able: covers every batch that `next` has returned; kept in the snapshot."""
 
+    @abstractmethod
     def seek(self, position: dict[str, Any]) -> None:
         """Go on after `position` (as returned by `position`); `{}` is the beginning."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Give back sockets, files and tasks. May be called twice."""
 
+    def health(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """Its row (or rows) of the ingestion document."""
+        return []
 
-class MemorySource:
+    def models(self) -> dict[str, str]:
+        """Node → GPU model, of the nodes it has read about."""
+        return {}
+
+    def backlog_bytes(self) -> int:
+        """Bytes on disk that it has not read yet."""
+        return 0
+
+    def begins(self) -> bool:
+        """Whether it still holds its very first record."""
+        return True
+
+    def prune(self, position: dict[str, Any]) -> object:
+        """Delete what lies before `position`, which two snapshots hold. The return value is ignored."""
+        return None
+
+
+OPTIONAL = ("misses", "divides", "health", "models", "backlog_bytes", "begins", "prune")
+ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
+
+
+def check_source_class(kind: object, where: str) -> type[Source]:
+    """Check `kind`, of the setting `where`. Raises ConfigError for no source, one not whole, or a misspelt option.
+    A class with the methods that does not derive from `Source` gets the defaults."""
+    if not isinstance(kind, type):
+        raise ConfigError(f"{where}: expected a class derived from ingest.source.Source, or a function that makes one")
+    if not issubclass(kind, Source):
+        kind = cast("type[Source]", ABCMeta(kind.__name__, (kind, Source), {}))
+    if lacks := ", ".join(sorted(kind.__abstractmethods__)):
+        raise ConfigError(f"{where}: lacks {lacks}")
+    for name in dir(kind):
+        alike = () if name in dir(Source) or name.startswith("_") else get_close_matches(name, OPTIONAL, 1, ALIKE)
+        for meant in alike:
+            raise ConfigError(f"{where}: {name} is no method of a source, did you mean {meant}?")
+    return kind
+
+
+class MemorySource(Source):
     """Batches from memory, for tests and examples; waits forever after the last unless `ends`."""
 
     def __init__(self, batches: Iterable[Batch] = (), *, name: str = "memory", ends: bool = False) -> None:

@@ -26,12 +26,11 @@ def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
 
 @dataclass(slots=True)
 class QuantileTracker:
-    """Offsets that bring each quantile's hit rate to its level, from matured outcomes only.
+    """Offsets that bring each quantile's hit rate to its level. They learn from matured outcomes alone.
 
     offset += eta * size * (level - 1[y <= q + offset]): quantile tracking, the P part of conformal PID control
-    (Angelopoulos et al., 2023). It starts with a large eta, so that the first weeks of outcomes set the offset to the
-    quantile of the residuals, as split conformal does; then eta falls to a floor (Angelopoulos et al., 2024), which is
-    somewhat lower for long leads: their outcomes overlap, so that one surprise counts many times.
+    (Angelopoulos et al., 2023). eta starts large: the first weeks set the offset as split conformal does. Then it falls
+    to a floor (Angelopoulos et al., 2024), lower for long leads, whose outcomes overlap and repeat each surprise.
     """
 
     levels: Array  # (quantile,)
@@ -51,7 +50,7 @@ class QuantileTracker:
         )
 
     def apply(self, quantiles: Array) -> Array:
-        """(candidate, quantile, step, series) shifted, and sorted so that they do not cross."""
+        """Shift (candidate, quantile, step, series), and sort so that quantiles do not cross."""
         return np.sort(quantiles + self.offset * self.trust(), axis=1)
 
     def apply_step(self, quantiles: Array, step: int) -> Array:
@@ -63,10 +62,7 @@ class QuantileTracker:
         return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
     def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
-        """One matured forecast: `quantiles` as they were before `apply`, and what happened.
-
-        quantiles: (candidate, quantile, series); outcome, known: (series,).
-        """
+        """Learn from a matured forecast. quantiles: (candidate, quantile, series) before `apply`; others: (series,)."""
         self.seen[step] += known
         rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
         off = np.abs(outcome - quantiles[0, quantiles.shape[1] // 2])

@@ -1,4 +1,4 @@
-"""What forecasts regular series, the quantiles that every forecast has, and the series it sees."""
+"""Interface of forecasters: the panel of series they receive and the quantile levels they return."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Regular series of one target that are forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000.
-
-    values: (series, bin), NaN is unknown. capacity: (series,), the ceiling in the unit of the values, NaN for none.
-    covariates: name -> (series, bin), each known at the end of its bin: running, queued, arriving, started, ended, …
-    """
+    """Regular series of one target, forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000. values:
+    (series, bin), NaN unknown. capacity: (series,), the ceiling in the same unit, NaN for none. covariates: name ->
+    (series, bin), each known at the end of its bin: running, queued, arriving, started, ended, …"""
 
     target: str
     names: tuple[str, ...]
@@ -47,8 +45,5 @@ class Forecaster(Protocol):
     name: str
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """(quantile, step, origin, series): QUANTILES of the value at bin origin + step; NaN where it cannot.
-
-        For an origin it uses bins up to and with it alone, whatever else the panel holds. Quantiles do not decrease;
-        nothing is clipped or calibrated: that is the gate's.
-        """
+        """(quantile, step, origin, series): QUANTILES of the value at bin origin + step; NaN where it cannot. It reads
+        no bin after an origin. Quantiles do not decrease; the gate clips and calibrates them."""

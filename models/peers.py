@@ -7,12 +7,11 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.int64] | NDArray[np.int32]
 
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
+FLOOR = 0.02
 
 
 def group_median(values: NDArray[np.floating], group: Rows, groups: int) -> tuple[Array, NDArray[np.int64]]:
-    """(groups,) median of the finite `values` (n,) of each `group` (n,), and how many there are.
-
-    Rows with group -1 are left out; the median of an empty group is NaN.
+    """(groups,) median of the finite `values` (n,) of each `group` (n,), NaN if empty; and their number. -1: no group.
 
     >>> group_median(np.array([1.0, 9.0, 3.0, np.nan]), np.array([0, 0, 0, 1]), 2)[0]
     array([ 3., nan])
@@ -35,16 +34,15 @@ def spread(median: Array, group: Rows) -> Array:
     return np.where(group >= 0, median[np.maximum(group, 0)] if len(median) else np.nan, np.nan)
 
 
-def robust_z(values: NDArray[np.floating], group: Rows, groups: int, floor: float = 0.02) -> tuple[Array, Array]:
-    """(n,) deviation from the group's median in robust sigmas, and that median.
+def robust_z(values: NDArray[np.floating], group: Rows, groups: int) -> tuple[Array, Array]:
+    """(n,) deviation from the group's median in robust sigmas, and that median; NaN where value or group is unknown.
 
-    z = (x - median) / (1.4826 MAD + floor * |median|): the floor keeps a gang of near-equal members from
-    making outliers of its noise. NaN where the value or the group is unknown.
+    z = (x - median) / (1.4826 MAD + FLOOR * |median|): the floor keeps near-equal members from being outliers.
     """
     median = spread(group_median(values, group, groups)[0], group)
     deviation = values - median
     mad = spread(group_median(np.abs(deviation), group, groups)[0], group)
-    scale = MAD_TO_SIGMA * mad + floor * np.abs(median)
+    scale = MAD_TO_SIGMA * mad + FLOOR * np.abs(median)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(scale > 0, deviation / scale, np.where(np.isfinite(deviation), 0.0, np.nan)), median
 

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. No more digits than are known."""
+"""Format numbers and times for people, with no more digits than are known."""
 
 from datetime import UTC, datetime
 from math import isfinite
@@ -46,8 +46,7 @@ def clock_time(time_ms: int, now_ms: int) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """A byte rate.
-
+    """
     >>> rate(25.2e9), rate(3.1e6)
     ('25.2 GB/s', '3.10 MB/s')
     """

@@ -1,4 +1,4 @@
-"""decide(request, view) → Decision: pure, deterministic, and able to say why."""
+"""Decide a placement request: pure, deterministic, with reasons."""
 
 import hashlib
 from typing import Any
@@ -55,7 +55,7 @@ def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DE
 def still_holds(
     request: PlacementRequest, decision: Decision, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> bool:
-    """Whether a placement that was decided upon an older view can be made in this one: nobody took its place since."""
+    """Whether a placement decided on an older view still fits this one: its place is free."""
     known = view.inventory.row
     if decision.generation != view.generation or any(rank.node not in known for rank in decision.ranks):
         return False

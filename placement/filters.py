@@ -1,7 +1,7 @@
-"""Filters: which nodes cannot host one member of a gang, and the first reason why.
+"""Filters: which nodes cannot host one member of a gang, and the first reason of `FILTERS` why.
 
-A node is counted under the first reason of `FILTERS` that rejects it, so `nodes == candidates + sum(rejected)`. What a
-request demands and nobody knows of a node (its CPUs, its GPU model) rejects the node: a promise needs evidence.
+Each node counts once, so `nodes == candidates + sum(rejected)`. A node is rejected, too, where nobody knows what the
+request demands of it (its CPUs, its GPU model): a promise needs evidence.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest
 from fleet.topology import Level
 from placement.options import Filter, Options, worst_risk
 from placement.view import ClusterView
 
 Mask = NDArray[np.bool_]
-DRAINED, LOST = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _room(request: PlacementRequest, view: ClusterView, free_gpus: NDArray[np.in
 
 
 def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """A required level cannot be proved for a node whose domain nobody knows."""
+    """A node of unknown domain: it cannot prove a required level."""
     if request.required in (None, Level.NODE):
         return None
     assert request.required is not None
@@ -96,12 +96,12 @@ def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> M
 
 
 def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    mask: Mask = view.state == DRAINED
+    mask: Mask = view.state == NodeState.DRAINED
     return mask
 
 
 def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    mask: Mask = view.state == LOST
+    mask: Mask = view.state == NodeState.LOST
     return mask
 
 

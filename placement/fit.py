@@ -1,11 +1,9 @@
-"""Gang fit: where a whole gang goes, all or nothing.
+"""Gang fit: where a whole gang goes, all or nothing. One fit over c candidate nodes (each can host a member):
 
-Plan of one fit, for c candidate nodes (those that can host at least one member):
-
-1. The size is the largest one of an elastic gang that the widest allowed level can hold (in one domain).
-2. For each allowed level, from the tightest: sum the room of each domain; domains that hold the size are feasible.
-3. In every feasible domain at once, nodes are taken best score first (coarsely, so that nodes of one sub-domain
-   stay together) until the size is reached: one sort and one segmented cumulative sum, no loop over nodes.
+1. An elastic gang gets the largest size that one domain of the widest allowed level holds.
+2. For each allowed level, from the tightest: a domain is feasible if the sum of its nodes' room holds the size.
+3. All feasible domains at once take nodes, best score first, until the size is reached: one sort and one segmented
+   cumulative sum, no loop over nodes. Scores are coarse here, so that nodes of one sub-domain stay together.
 4. Each domain's gang is scored as a whole, with best fit of the domain itself; the best domain wins.
 5. A preferred level stops at the first level with a feasible domain; else all levels compete by score.
 6. In the winning domain the last, partly filled node is exchanged for the one that its remainder fits best.

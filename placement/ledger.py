@@ -1,13 +1,13 @@
 """The ledger: decisions, intents, the queue and the audit trail in one SQLite file, written before the reply.
 
-    decisions   request_id → the request as it was and the reply, byte for byte; `cursor` only grows
-    intents     what a placement holds until the job is seen running, ends, expires or is cancelled
-    queue       requests that wait, with the reply they were given
+    decisions   request_id → the request and the reply, byte for byte; `cursor` only grows
+    intents     what a placement holds until the job runs, ends, expires or is cancelled
+    queue       requests that wait, with the reply they got
     audit       who asked for what; append-only, triggers refuse anything else
 
-One process writes. A retry of a request gets the same bytes, a refusal and a restart included. SQLite finds that pages
-and indexes are damaged when the file is opened; each row has a checksum beside that, and each line of audit the hash of
-the one before (`ledger_chain`). What does not match is not served: a LedgerError says what it is.
+One process writes. A retry of a request gets the same bytes, even after a restart. SQLite finds damaged pages and
+indexes when the file opens; checksums of rows and a hash chain of the audit (`ledger_chain`) find the rest. Nothing
+that does not match is served: a LedgerError names it.
 """
 
 import logging
@@ -24,7 +24,7 @@ from fleet.requests import Decision, PlacementRequest, RankPlacement
 from placement.ledger_chain import (
     NO_HASH,
     QUEUED,
-    Head,
+    ChainHead,
     decision_checksum,
     encode,
     intent_checksum,
@@ -60,23 +60,17 @@ _decode_models = msgspec.json.Decoder(dict[str, str]).decode
 
 @dataclass(slots=True)
 class _Memory:
-    """What is asked for all the time, equal to the file between two transactions.
-
-    position, cursor: the last numbers of a line and of a decision that were ever given.
-    """
+    """What is read all the time, equal to the file between two transactions."""
 
     intents: dict[str, Intent]
     queue: dict[str, QueueEntry]
-    head: Head
-    position: int
-    cursor: int
+    head: ChainHead
+    position: int  # the highest audit_id ever written
+    cursor: int  # of the last decision ever written
 
 
 class Ledger(LedgerFile):
-    """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change.
-
-    `position` is the highest audit_id ever written.
-    """
+    """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change."""
 
     def __init__(self, path: Path) -> None:
         self.version = 0
@@ -117,7 +111,7 @@ class Ledger(LedgerFile):
         return self._memory.position
 
     @property
-    def head(self) -> Head:
+    def head(self) -> ChainHead:
         """The newest line of the audit trail. Kept elsewhere, it shows later that nothing up to it was changed."""
         return self._memory.head
 
@@ -130,7 +124,7 @@ class Ledger(LedgerFile):
 
     # -- decisions
 
-    def replay(self, request: PlacementRequest) -> bytes | None:
+    def stored_reply(self, request: PlacementRequest) -> bytes | None:
         """The reply this request got before, None when it is new; RequestError when its id had another body."""
         found = self._stored(request.request_id)
         if found is None:
@@ -166,7 +160,7 @@ class Ledger(LedgerFile):
         return self._unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
-        """The stored decision, for the line of audit that tells of its end."""
+        """The stored decision, for the audit's line about its end."""
         reply = self.find(request_id)
         with self._readable():
             return _decode_decision(reply) if reply is not None else None
@@ -258,7 +252,7 @@ class Ledger(LedgerFile):
     # -- queue
 
     def enqueue(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str) -> bytes:
-        """Store a waiting request and the reply it is given."""
+        """Store a waiting request and its reply."""
         reply = encode(decision)
         with self.transaction():
             row = (request.request_id, encode(request), reply, now_ms)
@@ -305,11 +299,11 @@ class Ledger(LedgerFile):
                 *(memory.position, now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
                 *(encode(said.models).decode(), sentence, stored, memory.head.hash),
             )
-            memory.head = Head(memory.position, line_hash(line))
+            memory.head = ChainHead(memory.position, line_hash(line))
             self._db.execute(INSERT_LINE, [*line, memory.head.hash])
 
     def accept(self, sentence: str, now_ms: int, caller: str) -> None:
-        """Write down that somebody took a loss or a change of the state upon himself; `sentence` says which."""
+        """Audit that `caller` accepted a loss or a change of the state; `sentence` says which."""
         self.note("", now_ms, caller, "accept", sentence)
 
     def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
@@ -338,7 +332,7 @@ class Ledger(LedgerFile):
             if before != previous:
                 raise self._damaged(f"something is missing before line {audit_id} of the audit trail")
 
-    def _load_head(self) -> Head:
+    def _load_head(self) -> ChainHead:
         """Also of a line that was changed: `fleetcast audit verify` says so, and what follows is held to its hash."""
         rows = self._db.execute("SELECT audit_id, hash FROM audit ORDER BY audit_id DESC LIMIT 1").fetchall()
-        return typed(Head, rows[0]) if rows else Head(0, NO_HASH)
+        return typed(ChainHead, rows[0]) if rows else ChainHead(0, NO_HASH)

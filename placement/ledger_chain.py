@@ -1,9 +1,8 @@
-"""Digests by which a change to the ledger's file is seen, and the chain that they make of the audit trail.
+"""Checksums of the ledger's rows and the hash chain of its audit trail.
 
-Every digest is SHA-256, in hexadecimal, of one JSON array: UTF-8, no spaces, no escapes but those that JSON demands, in
-Python `json.dumps(array, ensure_ascii=False, separators=(",", ":")).encode()`. Values stand as SQLite gives them: whole
-numbers and text as they are, NULL as null, a blob as its standard base64, a number of type REAL as the text that
-Python's `str` makes of it.
+Every digest is the hexadecimal SHA-256 of one JSON array: UTF-8, no spaces, only the escapes that JSON demands, in
+Python `json.dumps(array, ensure_ascii=False, separators=(",", ":")).encode()`. Values stand as SQLite gives them:
+whole numbers and text as they are, NULL as null, a blob as standard base64, a REAL as Python's `str` of it.
 
     audit.hash          ["audit", audit_id, time_ms, caller, action, request_id, decision_id, board_as_of_ms, models,
                          sentence, stored, previous]
@@ -12,12 +11,12 @@ Python's `str` makes of it.
     intents.checksum    ["intents", request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms,
                          expires_ms, state]
 
-`models` is text: the compact JSON that is stored. `previous` is the hash of the line before, 64 zeros in the first one.
-`stored` is the checksum of the decision or of the queue's entry that was written with the line, else empty: who keeps a
-head (an audit_id with its hash) elsewhere can tell that no line up to it, and no reply, was changed since.
+`models` is text: the stored, compact JSON. `previous` is the hash of the line before, 64 zeros in the first one.
+`stored` is the checksum of the decision or queue entry written with the line, else empty. So a head (an audit_id and
+its hash) noted elsewhere shows that no line up to it, and no reply, has changed since.
 
-One hash does both: a CRC would cost less, but whoever edits a reply makes its CRC anew as easily, and the chain could
-not speak for replies. A placement pays for three digests of some 1.5 KB, microseconds beside the fsync that follows.
+A CRC would cost less, but whoever edits a reply can make its CRC anew, and the chain could not speak for replies. A
+placement pays for three digests of some 1.5 KB, microseconds beside the fsync that follows.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ FLOATS = slice(4, 7)  # of an intent: cpus, host_memory_gib, limit_s
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ChainHead:
     """The newest line of the audit trail; audit_id 0 where there is none."""
 
     audit_id: int = 0

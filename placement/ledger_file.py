@@ -1,8 +1,4 @@
-"""The ledger's file: opened, brought to this version, written in transactions, or refused with the reason.
-
-Its table `state` holds facts as JSON by their name: the identity of the service's state, and marks of what the ledger
-has seen of the service's other parts.
-"""
+"""Open, migrate and write the ledger's file; refuse a damaged one. Table `state` holds facts and marks as JSON."""
 
 import logging
 import sqlite3
@@ -29,10 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerFile:
-    """Opens or creates the file. Raises LedgerError when it cannot be trusted.
-
-    `was_new`: this opening created the file, or found one that nothing was ever written to.
-    """
+    """Opens or creates the file. Raises LedgerError when it cannot be trusted. `was_new`: it held nothing before."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +52,7 @@ class LedgerFile:
             raise
 
     def _start(self) -> None:
-        """Load what is kept in memory, once the file is open."""
+        """Load the memory, once the file is open."""
         with self._readable():
             self._state = {
                 key: msgspec.json.decode(value) for key, value in self._db.execute("SELECT key, value FROM state")
@@ -68,7 +61,7 @@ class LedgerFile:
             raise self._damaged(f"its identity is {self.identity!r}")
 
     def _undo(self) -> None:
-        """Forget what is kept in memory: a transaction was rolled back, so it may be ahead of the file."""
+        """Forget the memory: after a rollback it may be ahead of the file."""
 
     def _damaged(self, why: object) -> LedgerError:
         return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
@@ -115,7 +108,7 @@ class LedgerFile:
         logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
 
     def _mend(self) -> None:
-        """Make triggers and indexes anew that somebody removed: the chain tells what was done without them."""
+        """Make missing triggers and indexes anew: the chain shows changes made without them."""
         for name, statement in missing(shape(self._db)).items():
             logger.error(
                 "%s had lost its %s: `fleetcast audit verify` tells whether anything was changed", self.path, name
@@ -194,10 +187,9 @@ class LedgerFile:
             self._keep({IDENTITY: identity})
 
     def remember(self, **marks: Any) -> None:
-        """Keep what the ledger has seen of the other parts, JSON values by name.
+        """Note marks (JSON values by name) of the other parts for the next transaction or the close: no extra fsync.
 
-        A mark joins the next transaction, or is written when the file is closed: it costs no fsync of its own. One
-        that must be on disk at once is given inside `with ledger.transaction():`. What is known already costs nothing.
+        Call it in `with ledger.transaction():` for a mark that must be on disk at once. Unchanged marks cost nothing.
         """
         self._keep({MARK + name: value for name, value in marks.items()})
 
@@ -217,11 +209,7 @@ class LedgerFile:
 
 
 def peek(path: Path) -> tuple[str, int] | None:
-    """(identity, position) of a ledger file, read without a change to it; None where there is none, or an empty one.
-
-    The identity is "" where none was set yet. LedgerError when the file cannot be read or is no ledger. It may be asked
-    while the placer writes.
-    """
+    """(identity or "", position) of a ledger file, even during writes; None if absent or empty. Raises LedgerError."""
     if not path.exists() or not path.stat().st_size:
         return None
     try:

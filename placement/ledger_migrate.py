@@ -1,7 +1,6 @@
-"""A ledger's file of version 1, or one that nobody has written to, is brought to this version.
+"""Migrate a ledger file of version 1, or initialise an empty one.
 
-Version 1 had neither checksums nor a chain, so those are made of what is there: they speak for what happens from now
-on. The fact `migrated` in the table `state` says up to which line of the audit that is so.
+Version 1 had neither checksums nor a chain. Those made now prove nothing up to the line of audit in fact `migrated`.
 """
 
 import sqlite3
@@ -15,10 +14,7 @@ MIGRATED = "migrated"
 
 
 def begin(db: sqlite3.Connection) -> str:
-    """Make the tables in a file of version 0; returns why that cannot be: it holds something already.
-
-    The program of version 1 made its tables one by one, so it may have been killed between two of them.
-    """
+    """Make the tables of a file of version 0, if empty (version 1 made tables one by one); else return why not."""
     found = shape(db)
     tables = [name for name, sql in found.items() if sql.startswith("CREATE TABLE")]
     if found.keys() - shape_of(1).keys() or any(

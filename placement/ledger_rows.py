@@ -1,4 +1,4 @@
-"""What stands in the ledger's rows, and the errors of a ledger."""
+"""Row types and errors of the ledger."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ _Row = TypeVar("_Row")
 
 class LedgerError(FleetcastError):
     """The file is not a ledger that can be written: damaged, foreign, of another version, or locked."""
+
+    retry_after_s = 2.0
 
 
 class LedgerAway(LedgerError):

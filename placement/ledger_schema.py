@@ -1,7 +1,7 @@
-"""The ledger's tables. Another shape needs another version: a program leaves the file of a later one alone.
+"""The ledger's tables. A change of shape needs a new version: a program leaves the file of a later one alone.
 
 1   decisions, intents, queue, audit
-2   a checksum a row, the audit's chain, and `state`: what the ledger knows of the service's state, JSON by name
+2   a checksum a row, the audit's chain, and `state`: facts about the service's state, JSON by name
 """
 
 import sqlite3

@@ -1,10 +1,7 @@
-"""Whether a ledger's file is what was written: its audit chain, its stored replies, what is promised and what waits.
+"""Verify that a ledger's audit chain, replies, intents and queue are what was written. Read-only; the placer may write.
 
-Read-only, in one transaction of SQLite: what is looked at stands still while the placer goes on. Rows are read one by
-one, so a ledger of any size takes little memory.
-
-Whoever can write the file can also make its hashes anew. That shows only beside a head that was kept elsewhere: a chain
-that was cut short or rewritten does not hold that head any more.
+Rows are read one by one in one transaction, so a ledger of any size takes little memory. Whoever can write the file can
+also recompute its hashes: only a head noted elsewhere shows a chain cut short or rewritten.
 """
 
 import sqlite3
@@ -19,7 +16,7 @@ import msgspec
 
 from fleet import files
 from fleet.requests import Decision
-from placement.ledger_chain import CHECKSUMS, NO_HASH, QUEUED, Head, encode, line_hash
+from placement.ledger_chain import CHECKSUMS, NO_HASH, QUEUED, ChainHead, encode, line_hash
 from placement.ledger_file import LAST_NUMBER
 from placement.ledger_migrate import MIGRATED
 from placement.ledger_rows import SETTLED_WORDS, LedgerError
@@ -29,7 +26,7 @@ MOST_FINDINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LedgerFinding:
     """Something that is not as it was written. kind: file, line, missing, tail, head, reply, intent, queue."""
 
     kind: str
@@ -39,22 +36,18 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verdict:
-    """`held`: the line whose hash is the head that was asked for, None where there is none or none was asked for.
+class LedgerVerdict:
+    """What `verify` counted and found."""
 
-    unchained: so many of the first lines were written by version 1 and chained only when it was migrated.
-    left_out: further findings beyond `MOST_FINDINGS`.
-    """
-
-    head: Head = field(default_factory=Head)
-    held: int | None = None
+    head: ChainHead = field(default_factory=ChainHead)
+    held: int | None = None  # the line with the head to look for; None: not there, or no head
     lines: int = 0
-    unchained: int = 0
+    unchained: int = 0  # the first lines, which version 1 wrote and migration chained
     replies: int = 0
     waiting: int = 0
     intents: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    left_out: int = 0
+    findings: list[LedgerFinding] = field(default_factory=list)
+    left_out: int = 0  # findings beyond `MOST_FINDINGS`
 
     @property
     def ok(self) -> bool:
@@ -65,14 +58,11 @@ class Verdict:
             self.left_out += 1
             return
         name = None if request_id is None else str(request_id)
-        self.findings.append(Finding(kind, sentence, audit_id, name))
+        self.findings.append(LedgerFinding(kind, sentence, audit_id, name))
 
 
-def verify(path: Path, head: str = "") -> Verdict:
-    """Look at everything. `head` is the hash of a line that must be in the chain.
-
-    LedgerError where there is nothing to look at: no such file, no ledger, or another version.
-    """
+def verify(path: Path, head: str = "") -> LedgerVerdict:
+    """Check all; `head`: a hash that the chain must hold. LedgerError: no such file, no ledger, or another version."""
     if not path.is_file():
         raise LedgerError(f"{path}: there is no ledger")
     try:
@@ -84,13 +74,13 @@ def verify(path: Path, head: str = "") -> Verdict:
                     f"{path} has version {version}, a chain has version {SCHEMA_VERSION}: "
                     "the placer migrates an earlier one when it starts"
                 )
-            return _looked_through(db, head)
+            return _check(db, head)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 
 
-def _looked_through(db: sqlite3.Connection, head: str) -> Verdict:
-    verdict = Verdict()
+def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
+    verdict = LedgerVerdict()
     found = shape(db)
     if why := strange(found, SCHEMA_VERSION):
         verdict.find("file", why)
@@ -100,14 +90,14 @@ def _looked_through(db: sqlite3.Connection, head: str) -> Verdict:
     for (said,) in db.execute(f"PRAGMA integrity_check({MOST_FINDINGS})"):
         if said != "ok":
             verdict.find("file", f"SQLite says: {said}")
-    for look in (_Trail(db, verdict, head).look, lambda: _promises(db, verdict), lambda: _waiting(db, verdict)):
-        with _told(verdict):
-            look()
+    for check in (_Trail(db, verdict, head).check, lambda: _promises(db, verdict), lambda: _waiting(db, verdict)):
+        with _as_finding(verdict):
+            check()
     return verdict
 
 
 @contextmanager
-def _told(verdict: Verdict) -> Iterator[None]:
+def _as_finding(verdict: LedgerVerdict) -> Iterator[None]:
     """Damage that ends a look is a finding, and the next one begins."""
     try:
         yield
@@ -118,15 +108,15 @@ def _told(verdict: Verdict) -> Iterator[None]:
 class _Trail:
     """The audit trail from its first line to its last, and the replies that its lines speak for."""
 
-    def __init__(self, db: sqlite3.Connection, verdict: Verdict, head: str) -> None:
+    def __init__(self, db: sqlite3.Connection, verdict: LedgerVerdict, head: str) -> None:
         self.db = db
         self.verdict = verdict
-        self.wanted = head
+        self.expected_head = head
         self.decided = 0
         self.waiting = 0
         self.settled: Counter[str] = Counter()
 
-    def look(self) -> None:
+    def check(self) -> None:
         verdict = self.verdict
         for row in self.db.execute(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit ORDER BY audit_id"):
             self._line(row)
@@ -140,8 +130,8 @@ class _Trail:
         for state in SETTLED_WORDS:
             (count,) = self.db.execute("SELECT count(*) FROM intents WHERE state = ?", [state.value]).fetchone()
             if count != self.settled[state]:
-                told = self.settled[state]
-                verdict.find("intent", f"{count:,} intents are {state}, the trail speaks of {told:,}")
+                spoken = self.settled[state]
+                verdict.find("intent", f"{count:,} intents are {state}, the trail speaks of {spoken:,}")
         (waiting,) = self.db.execute("SELECT count(*) FROM queue").fetchone()
         if waiting != self.waiting:
             verdict.find("queue", f"{waiting:,} requests wait, the trail speaks of {self.waiting:,}")
@@ -157,10 +147,10 @@ class _Trail:
             verdict.find("line", f"the chain breaks at line {audit_id}: it does not follow on the one before", audit_id)
         if line_hash(row[:-1]) != kept:
             verdict.find("line", f"the chain breaks at line {audit_id}: it is not what was written", audit_id)
-        if kept == self.wanted:
+        if kept == self.expected_head:
             verdict.held = audit_id
         self.settled[row[3]] += 1
-        verdict.head = Head(audit_id, str(kept))
+        verdict.head = ChainHead(audit_id, str(kept))
 
     def _reply(self, row: tuple[Any, ...]) -> None:
         """The row that was written with a line must be there, and the same."""
@@ -190,9 +180,9 @@ class _Trail:
         if last > verdict.head.audit_id:
             sentence = f"lines {verdict.head.audit_id + 1}..{last} are missing at the end"
             verdict.find("tail", sentence, verdict.head.audit_id + 1)
-        if self.wanted == NO_HASH:
+        if self.expected_head == NO_HASH:
             verdict.held = 0
-        elif self.wanted and verdict.held is None:
+        elif self.expected_head and verdict.held is None:
             sentence = (
                 "that head is not in the chain: lines up to it were cut off or rewritten, or it is another ledger's"
             )
@@ -201,7 +191,7 @@ class _Trail:
         verdict.unchained = int(msgspec.json.decode(rows[0][0])["lines"]) if rows else 0
 
 
-def _promises(db: sqlite3.Connection, verdict: Verdict) -> None:
+def _promises(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     """Each intent is what was written, and holds what its decision gave; each placement has one."""
     rows = db.execute(
         "SELECT intents.*, decisions.outcome, decisions.reply FROM intents LEFT JOIN decisions USING (request_id)"
@@ -221,13 +211,13 @@ def _promises(db: sqlite3.Connection, verdict: Verdict) -> None:
         verdict.find("intent", f"the intent of request {request_id!r} is gone", None, request_id)
 
 
-def _waiting(db: sqlite3.Connection, verdict: Verdict) -> None:
+def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     for row in db.execute("SELECT * FROM queue ORDER BY rowid"):
         verdict.waiting += 1
         _checked(verdict, "queue", f"the queue's entry {row[0]!r}", "queue", row, row[0])
 
 
-def _checked(verdict: Verdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
+def _checked(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
     *values, kept = row
     if CHECKSUMS[table](values) == kept:
         return True

@@ -12,19 +12,15 @@ from placement.view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`max_risk` holds where a request names none; `prior_risk` stands in for a score that is missing.
+    """Plugins are (name, function) beside the built-in ones."""
 
-    filters, scorers: (name, function) beside the built-in ones; the name becomes the reason of a rejection, or the
-    key in `Decision.parts`.
-    """
-
-    max_risk: float = 0.5
-    prior_risk: float = 0.01
+    max_risk: float = 0.5  # where a request names none
+    prior_risk: float = 0.01  # in place of a missing score
     notable_risk: float = 0.1  # a node above it that is passed over is worth a word
     now_ms: int = 0
     intent_expires_s: float = 300.0
-    filters: tuple[tuple[str, "Filter"], ...] = ()
-    scorers: tuple[tuple[str, "Scorer"], ...] = ()
+    filters: tuple[tuple[str, "Filter"], ...] = ()  # the name becomes the reason of a rejection
+    scorers: tuple[tuple[str, "Scorer"], ...] = ()  # the name becomes the key in `Decision.parts`
 
 
 Filter = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.bool_] | None]
@@ -48,9 +44,6 @@ def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
 
 
 def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
-    """(n,) the higher of failing and slowing within the view's horizon; the prior where a node has no score.
-
-    Not the fleet's mean, as in scores: where one node of a new fleet is known, and hot, all would be too risky.
-    """
+    """(n,) the higher of p_fail and p_slow; unknown: the prior, as one known hot node would raise the mean too far."""
     worst = np.fmax(view.p_fail, view.p_slow)
     return np.where(np.isnan(worst), options.prior_risk, worst)

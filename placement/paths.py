@@ -1,14 +1,14 @@
-"""Sampled futures of a fleet: along each path, when every GPU is free of all that runs and of all that waits before.
+"""Simulate the queue along sampled futures: when each GPU becomes free on each path.
 
-1. Every running job is given what it still has to go, and every waiting one a run time: at random, once a path. Within
-   a path jobs are long or short together, in part, since they are misjudged together.
+1. Each path draws what every running job still has to go and how long every waiting one runs. Jobs of a path are partly
+   long or short together, since they are misjudged together.
 2. The queue is played in order. A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang starts
    when the last of its slots is free, in the domain of its required level where that is soonest.
-3. GPUs that are kept for a gang lie idle until it starts. That first gap is remembered: a later job that is planned to
-   end before the gang starts may use it, as the queue's backfill lets it.
+3. GPUs reserved for a gang lie idle until it starts. A later job that plans to end by then may use that first gap, as
+   the queue's backfill lets it.
 
-Arrays over the p paths are (path, node, gpu) float32 seconds from `now_ms`, ascending along a node; GPUs of a node are
-alike. What a node is screened for (its model, drains, risk, CPUs) is asked of the filters that decide placements.
+Arrays are (path, node, gpu) float32 seconds from `now_ms`, ascending along a node, whose GPUs are alike. The filters
+that decide placements also screen nodes here (model, drains, risk, CPUs).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from placement.filters import screen
 from placement.fit import widest_level
 from placement.options import Options
 from placement.queue import Waiting, in_order, shape_of
-from placement.timeline import RUN_LEVELS, Running, RunTimes, Timeline, releases
+from placement.timeline import RUN_LEVELS, RunningJob, RunTimeQuantiles, Timeline, releases
 from placement.view import ClusterView
 
 PATHS = 20
@@ -45,12 +45,11 @@ NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One gang along every path. start_s: (path,), inf where it never fits; nodes: (path, member), -1 likewise;
-    gpus: (path, member, each) places along the calendar's last axis. What fits along no path has no members."""
+    """One gang along every path. What fits along no path has no members."""
 
-    start_s: Array
-    nodes: NDArray[np.int32]
-    gpus: NDArray[np.int64]
+    start_s: Array  # (path,), inf where it never fits
+    nodes: NDArray[np.int32]  # (path, member), -1 where it never fits
+    gpus: NDArray[np.int64]  # (path, member, each) places along the calendar's last axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,11 @@ class Hindrance:
 
 @dataclass(slots=True)
 class Calendar:
-    """When GPUs are free. gap_s, until_s: (path, node, gpu) an idle time that ends because somebody is kept a place."""
+    """When GPUs are free: (path, node, gpu) each."""
 
     free_s: Array
-    gap_s: Array
-    until_s: Array
+    gap_s: Array  # begin of the first idle time before a reservation
+    until_s: Array  # its end
     holder: NDArray[np.int32]  # index into `jobs` of the last to hold it, -1 nobody
 
     @property
@@ -80,23 +79,17 @@ class Calendar:
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """The paths, refreshed now and then; estimates only read them.
-
-    calendars: (priority, calendar) from the highest: after all that waits with at least that priority, and of what has
-    less what comes next where there are more than MOST_CALENDARS priorities. jobs: names by `Calendar.holder`, the
-    running ones first. starts_s: request_id → (path,). ends_s: job → (path,). waits: job → request_id of what waits.
-    hindrances: request_id → whom it waits for, the last to end first.
-    """
+    """The paths, refreshed now and then; estimates only read them."""
 
     view: ClusterView
     options: Options
-    run_times: RunTimes
-    jobs: tuple[str, ...]
-    calendars: tuple[tuple[float, Calendar], ...]
-    starts_s: Mapping[str, Array]
-    ends_s: Mapping[str, Array]
-    waits: Mapping[str, str]
-    hindrances: Mapping[str, tuple[Hindrance, ...]]
+    run_times: RunTimeQuantiles
+    jobs: tuple[str, ...]  # names by `Calendar.holder`, the running ones first
+    calendars: tuple[tuple[float, Calendar], ...]  # (priority, after all that waits with at least it), highest first
+    starts_s: Mapping[str, Array]  # request_id → (path,)
+    ends_s: Mapping[str, Array]  # job → (path,)
+    waits: Mapping[str, str]  # job → request_id of what waits
+    hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
     rooms: "Rooms"
 
     @property
@@ -114,7 +107,7 @@ class Timelines:
 
 @dataclass(slots=True)
 class Rooms:
-    """Slots that nodes offer to shapes, whatever runs; kept, since many requests are alike."""
+    """Caches how many slots an empty node offers to a shape: many requests are alike."""
 
     empty: ClusterView
     options: Options
@@ -152,14 +145,13 @@ def _rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
 def timelines(
     queue: Sequence[Waiting],
     view: ClusterView,
-    running: Mapping[str, Running],
-    run_times: RunTimes,
+    running: Mapping[str, RunningJob],
+    run_times: RunTimeQuantiles,
     options: Options,
-    told: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
-    seed: int = 0,
+    run_quantiles: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
 ) -> Timelines:
-    """Play the queue along `PATHS` paths. `told`: quantiles at `RUN_LEVELS` of a request's run time, where known."""
-    draw = Draw(np.random.default_rng(seed), run_times)
+    """Play the queue along `PATHS` paths. `run_quantiles`: of a request at `RUN_LEVELS`, where known."""
+    draw = RunTimeSample(np.random.default_rng(0), run_times)
     ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
     empty = ahead.at(len(ahead.ahead))
     calendar, ends_s = _holding(view, running, draw, options.now_ms)
@@ -169,19 +161,19 @@ def timelines(
     hindrances: dict[str, tuple[Hindrance, ...]] = {}
     rooms = Rooms(empty, options)
     entries = in_order(queue)
-    kept = kept_before([entry.request.priority for entry in entries], _most_calendars(calendar))
+    kept = saved_before([entry.request.priority for entry in entries], _most_calendars(calendar))
     for number, entry in enumerate(entries):
         request = entry.request
         if number in kept:
             calendar = calendar.copy()
             calendars.append((request.priority, calendar))
         planned_s = planned(request, run_times) if number < BACKFILLED else None
-        place = book(request, calendar, rooms, planned_s)
+        place = earliest_place(request, calendar, rooms, planned_s)
         starts_s[request.request_id] = place.start_s
         waits[request.job_name] = request.request_id
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = hindrances_of(place, calendar)
-            run_s = draw.runs(gpus_of(request), request.limit_s, told(request))
+            run_s = draw.runs(gpus_of(request), request.limit_s, run_quantiles(request))
             hold(calendar, place, run_s, len(jobs))
             ends_s[request.job_name] = place.start_s + run_s
             jobs.append(request.job_name)
@@ -190,12 +182,12 @@ def timelines(
     )
 
 
-def kept_before(priorities: Sequence[int], most: int) -> frozenset[int]:
-    """Numbers of the entries before which the calendar is kept: where the priority changes, at most `most` of them.
+def saved_before(priorities: Sequence[int], most: int) -> frozenset[int]:
+    """Numbers of the entries before which to copy the calendar: where the priority changes, at most `most` of them.
 
-    Of more changes those nearest to a geometric row stay: where few wait before, it is known well who they are.
+    Of more changes keep those nearest to a geometric row: exact where few wait before.
 
-    >>> sorted(kept_before([9, 9, 5, 0], 16)), sorted(kept_before(range(100, 0, -1), 4))
+    >>> sorted(saved_before([9, 9, 5, 0], 16)), sorted(saved_before(range(100, 0, -1), 4))
     ([0, 2, 3], [0, 4, 21, 99])
     """
     changes = np.array([at for at, one in enumerate(priorities) if at == 0 or one != priorities[at - 1]], np.int64)
@@ -229,17 +221,17 @@ def gpus_of(request: PlacementRequest) -> int:
     return request.members.desired * request.gpus_per_node
 
 
-def planned(request: PlacementRequest, run_times: RunTimes) -> float:
+def planned(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
     """For how long the queue plans with this job, in seconds."""
     return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
 
 
 @dataclass(slots=True)
-class Draw:
+class RunTimeSample:
     """Run times at random, one a path, all of a path in part alike."""
 
     rng: np.random.Generator
-    run_times: RunTimes
+    run_times: RunTimeQuantiles
     shared: NDArray[np.float64] = field(default_factory=lambda: _spread(PATHS))
 
     def levels(self) -> Levels:
@@ -248,12 +240,12 @@ class Draw:
         mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
         return np.array([NORMAL.cdf(z) for z in mixed.tolist()])
 
-    def runs(self, gpus: int, limit_s: float | None, told_s: Sequence[float] | None) -> Array:
+    def runs(self, gpus: int, limit_s: float | None, quantiles_s: Sequence[float] | None) -> Array:
         """(path,) seconds of a job that has not started."""
-        run_s = self.run_times.draw(gpus, self.levels(), 0.0, limit_s, told_s)
+        run_s = self.run_times.draw(gpus, self.levels(), 0.0, limit_s, quantiles_s)
         return run_s.astype(np.float32)
 
-    def left(self, row: Running, now_ms: int) -> Array:
+    def left(self, row: RunningJob, now_ms: int) -> Array:
         """(path,) seconds that a running job still has to go."""
         age_s = max(0.0, (now_ms - row.started_ms) / 1000)
         levels = self.levels()
@@ -263,9 +255,9 @@ class Draw:
         return np.maximum(run_s - age_s, 1.0).astype(np.float32)
 
 
-def left_of(told_s: Sequence[float], levels: Levels) -> Levels:
+def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
     """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one."""
-    known = np.maximum.accumulate(np.maximum(np.asarray(told_s, np.float64), 1.0))
+    known = np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0))
     return np.asarray(np.exp(np.interp(levels, RUN_LEVELS, np.log(known))))
 
 
@@ -274,7 +266,7 @@ def _spread(paths: int) -> NDArray[np.float64]:
 
 
 def _holding(
-    view: ClusterView, running: Mapping[str, Running], draw: Draw, now_ms: int
+    view: ClusterView, running: Mapping[str, RunningJob], draw: RunTimeSample, now_ms: int
 ) -> tuple[Calendar, dict[str, Array]]:
     """The calendar of what runs: GPUs that are free now at 0, those that do not answer never."""
     n, g = view.free.shape
@@ -282,7 +274,7 @@ def _holding(
     table = np.zeros((len(view.jobs) + 1, PATHS), np.float32)  # the last row stands for nobody
     for index in np.unique(view.holders[view.holders >= 0]).tolist():
         name = view.jobs[index]
-        table[index] = left_s[name] = draw.left(running.get(name) or Running(now_ms, 1), now_ms)
+        table[index] = left_s[name] = draw.left(running.get(name) or RunningJob(now_ms, 1), now_ms)
     free_s = np.ascontiguousarray(np.moveaxis(table[view.holders], -1, 0))
     free_s[:, ~view.usable] = np.inf
     order = np.argsort(free_s, axis=-1, kind="stable")
@@ -296,29 +288,29 @@ def _holding(
     return calendar, left_s
 
 
-def book(request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None) -> Place:
+def earliest_place(request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None) -> Place:
     """Where and when the gang starts; with `planned_s` also in gaps that last so long from its start on."""
     room = rooms.of(request)
     if planned_s is None:
-        return _book(request, calendar.free_s, None, room, rooms)
+        return _earliest(request, calendar.free_s, None, room, rooms)
     fits = (calendar.until_s - calendar.gap_s >= planned_s) & (room > 0)[:, None]
     if not fits.any():
-        return _book(request, calendar.free_s, None, room, rooms)
+        return _earliest(request, calendar.free_s, None, room, rooms)
     for _ in range(ROUNDS):
         ready = np.where(fits, calendar.gap_s, calendar.free_s)
         order = np.argsort(ready, axis=-1, kind="stable")
-        place = _book(request, np.take_along_axis(ready, order, -1), order, room, rooms)
+        place = _earliest(request, np.take_along_axis(ready, order, -1), order, room, rooms)
         start_s = np.where(np.isfinite(place.start_s), place.start_s, 0.0)[:, None, None]
         late = fits & (calendar.until_s < start_s + planned_s)
         if not late.any():
             break
         fits &= ~late
     else:
-        return _book(request, calendar.free_s, None, room, rooms)
+        return _earliest(request, calendar.free_s, None, room, rooms)
     return place
 
 
-def _book(
+def _earliest(
     request: PlacementRequest,
     ready: Array,
     order: NDArray[np.int64] | None,
@@ -368,7 +360,7 @@ def _nowhere(paths: int) -> Place:
 
 
 def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> None:
-    """Write a gang into the calendar: its GPUs are free again after `run_s` (path,), and the next is told of `job`."""
+    """Write a gang into the calendar: it holds its GPUs for `run_s` (path,), as `job`."""
     fits = np.flatnonzero(np.isfinite(place.start_s))
     at = (fits[:, None, None], place.nodes[fits][:, :, None], place.gpus[fits])
     start_s = np.broadcast_to(place.start_s[fits][:, None, None], at[2].shape)

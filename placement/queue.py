@@ -1,16 +1,14 @@
 """The queue: priority first, then first come, first served, with EASY backfill. Pure: state in, plan out.
 
 1. Entries are placed in order until one does not fit: the head.
-2. The head gets a reservation. Running jobs are ended one after the other, as estimated, until the head fits; that is
-   its *shadow time*, and the GPUs that `decide` gives it then are reserved. A required level, a risk limit and every
-   other constraint hold there too, because the same code decides.
+2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits: its *shadow
+   time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
 3. A later entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are not
    reserved. (Lifka, "The ANL/IBM SP Scheduling System", 1995.)
 4. An entry that would not fit into the fleet with all jobs gone waits without holding anybody up.
 
-Estimates are the p90 of finished jobs of the same GPU count: never a job's own future. Shapes that failed once fail
-for the rest of the pass, and at most `BACKFILL_TRIES` different ones are tried, so a pass over a queue of 1,000 costs
-about what its different shapes cost.
+Estimates are the p90 of finished jobs of the same GPU count: never a job's own future. A shape that failed is not tried
+again in the same pass, nor are more than `BACKFILL_TRIES` shapes: a pass costs what its different shapes cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ from fleet.requests import Decision, PlacementRequest
 from placement.engine import decide, fits_now
 from placement.filters import screen
 from placement.options import Options
-from placement.timeline import Running, RunTimes, Timeline, place, releases
+from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
 from placement.view import ClusterView
 from placement.words import count_of, needs, shortage
 
@@ -57,7 +55,7 @@ class Plan:
     placed: tuple[tuple[Waiting, Decision], ...]
     waiting: tuple[Wait, ...]
     view: ClusterView
-    running: Mapping[str, Running]
+    running: Mapping[str, RunningJob]
     reservation: "Reservation | None" = None
 
 
@@ -95,8 +93,8 @@ def order_key(entry: Waiting) -> tuple[int, int, str]:
 def plan(
     queue: Sequence[Waiting],
     view: ClusterView,
-    running: Mapping[str, Running],
-    run_times: RunTimes,
+    running: Mapping[str, RunningJob],
+    run_times: RunTimeQuantiles,
     options: Options,
 ) -> Plan:
     """One pass over the queue at `options.now_ms`; `running` tells of the jobs that hold GPUs in the view."""
@@ -111,8 +109,8 @@ class Cycle:
     """The state of one pass."""
 
     view: ClusterView
-    running: dict[str, Running]
-    run_times: RunTimes
+    running: dict[str, RunningJob]
+    run_times: RunTimeQuantiles
     options: Options
     placed: list[tuple[Waiting, Decision]] = field(default_factory=list)
     waiting: list[Wait] = field(default_factory=list)
@@ -139,7 +137,7 @@ class Cycle:
         assert decision.outcome == "placed", decision.sentence
         self.view = place(self.view, entry.request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
-        self.running[entry.request.job_name] = Running(self.options.now_ms, gpus, entry.request.limit_s)
+        self.running[entry.request.job_name] = RunningJob(self.options.now_ms, gpus, entry.request.limit_s)
         self.placed.append((entry, decision))
         return True
 

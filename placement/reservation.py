@@ -1,13 +1,10 @@
-"""What is known of the head's reservation: how likely it holds, what may run beside it, and what comes free when.
-
-A reservation rests on jobs ending as estimated. The more of them outlive that, the less it is worth: `holds_p` is the
-share of the sampled futures, each given how long every job has run already, in which the head starts in time.
-"""
+"""Reservation of the queue's head: how surely it holds, what may run beside it, what becomes free when."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.nodes import NodeState
 from placement.paths import Timelines
 from placement.queue import Reservation
 from placement.start_time import Quantiles, quantiles_ms
@@ -18,7 +15,7 @@ ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class FreeWindow:
     """Free GPUs, on how many nodes, and until when a job may use them without delaying the head; None: for good."""
 
     gpus: int
@@ -27,7 +24,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class JobRelease:
     """GPUs that a running job gives back; ends_ms: p10, p50, p90."""
 
     job: str
@@ -49,7 +46,7 @@ class Held:
 
 
 def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
-    """The reservation as people are told of it."""
+    """The reservation for people to read."""
     return Held(
         request_id=reservation.entry.request.request_id,
         shadow_ms=reservation.shadow_ms,
@@ -69,19 +66,19 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
     return float((start_s <= by_s + ROUNDING_S).mean())
 
 
-def windows(view: ClusterView, reservation: Reservation | None) -> tuple[Window, ...]:
-    """Free GPUs that nobody is kept for, then those that the head will use: until its shadow time."""
+def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
+    """Unreserved free GPUs, then the head's, which are free until its shadow time."""
     kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
-    in_service = view.state == 0
+    in_service = view.state == NodeState.IN_SERVICE
     found = []
     for mask, until_ms in ((view.free & ~kept, None), (kept, reservation.shadow_ms if reservation else None)):
         by_node = np.count_nonzero(mask[in_service], axis=1)
         if by_node.any():
-            found.append(Window(int(by_node.sum()), int(np.count_nonzero(by_node)), until_ms))
+            found.append(FreeWindow(int(by_node.sum()), int(np.count_nonzero(by_node)), until_ms))
     return tuple(found)
 
 
-def releases(timelines: Timelines) -> tuple[Release, ...]:
+def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
     """When running jobs should end, the soonest half-way first; at most `MOST_RELEASES`."""
     view = timelines.view
     running = [job for job in view.jobs if job in timelines.ends_s]
@@ -91,5 +88,5 @@ def releases(timelines: Timelines) -> tuple[Release, ...]:
     for job in soonest:
         by_node = np.count_nonzero(view.holders == index[job], axis=1)
         ends_ms = quantiles_ms(timelines.ends_s[job], timelines.now_ms, timelines.now_ms)
-        found.append(Release(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms))
+        found.append(JobRelease(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms))
     return tuple(found)

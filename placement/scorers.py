@@ -1,10 +1,8 @@
-"""Scorers: name → score in [0, 1], for nodes (in which order a domain is filled) and for whole gangs (which domain).
+"""Scorers: name → score in [0, 1], for nodes (in which order to fill a domain) and for whole gangs (which domain).
 
-risk     chance that the gang is not interrupted while it runs: the product of (1 - p_fail) over its nodes, so the
-         same node costs a large gang more than a small one, less what racks, power domains and rails that hold two
-         or more of them add (fleet/shared_domains.py)
-slow     chance that no node slows down (a synchronous gang runs at the pace of its slowest member); a node that is
-         hot from the job before begins slow
+risk     chance that nothing interrupts the gang: the product of (1 - p_fail) over its nodes, less what racks, power
+         domains and rails with two or more of them add (fleet/shared_domains.py)
+slow     chance that no node slows down (a gang runs at the pace of its slowest member); a hot node starts slow
 fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng et
          al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely
 packing  how near the members are to each other: the level of the domain and the number of nodes
@@ -56,10 +54,7 @@ def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np
 
 
 def run_s(request: PlacementRequest, view: ClusterView) -> float:
-    """How long risk is looked at: what such jobs usually run, at most the limit, and a day (it restarts then).
-
-    Where neither is known, or the view knows of one horizon alone, that.
-    """
+    """For how long risk counts: the usual run time, at most the limit or a day (it restarts then); else the horizon."""
     gpus = request.members.desired * request.gpus_per_node
     usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
     expected = min(usual, np.inf if request.limit_s is None else request.limit_s)
@@ -81,11 +76,10 @@ def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float6
 
 
 class NodeScores:
-    """Scores of the candidates of one request, over c candidate rows.
+    """Scores of the candidates of one request: arrays over c candidate rows.
 
-    rows, room, free, gpus: (c,); survives, keeps_pace: (c,) log probabilities;
-    excess: (c,) hazard above the candidates' median; shared: level → (c,) numbers of domains, -1 unknown;
-    extra: name → (c,).
+    survives, keeps_pace: log probabilities; excess: hazard above the candidates' median;
+    shared: level → numbers of domains, -1 unknown; extra: scores by name.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -135,10 +129,7 @@ class NodeScores:
     def of_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
     ) -> dict[str, NDArray[np.float64]]:
-        """name → (n,) score of the gang in each of n domains, not yet weighted.
-
-        at: (k,) indices into the candidates, take: (k,) members on each, domain: (k,) in 0..n-1.
-        """
+        """name → (n,) unweighted scores by domain. (k,) each: `at` candidates, `take` members, `domain` 0..n-1."""
         size = max(1, int(take.sum()) // max(1, n))
         each = self.request.gpus_per_node
         used = np.bincount(domain, minlength=n)

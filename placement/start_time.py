@@ -1,4 +1,4 @@
-"""When a queued or hypothetical job should start, as quantiles over sampled futures, and what it waits for."""
+"""Estimate when a request starts, as quantiles over sampled futures, and what it waits for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
 from placement.filters import screen
-from placement.paths import MIDDLE, Array, Hindrance, Place, Timelines, book, hindrances_of, planned
+from placement.paths import MIDDLE, Array, Hindrance, Place, Timelines, earliest_place, hindrances_of, planned
 from placement.words import needs, shortage
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
@@ -30,14 +30,11 @@ class Blocker(msgspec.Struct, frozen=True):
 
 
 class StartEstimate(msgspec.Struct, frozen=True):
-    """start_ms: p10, p50, p90; None: it does not fit even when everything has ended.
+    """When a request starts, and what it waits for."""
 
-    constraint: what it waits for longest: gpus, gpu_model, topology, risk, quota, cpus, memory, power.
-    """
-
-    start_ms: Quantiles | None
+    start_ms: Quantiles | None  # p10, p50, p90; None: not even when everything has ended
     blocked_by: tuple[Blocker, ...]
-    constraint: str
+    constraint: str  # what it waits for longest: gpus, gpu_model, topology, risk, quota, cpus, memory, power
     sentence: str
     as_of_ms: int = 0
 
@@ -51,15 +48,10 @@ class Relaxed:
 
 
 def estimate_start(request: PlacementRequest, timelines: Timelines, now_ms: int | None = None) -> StartEstimate:
-    """The start of a request that comes now, behind all that waits with its priority, or of one that waits already.
-
-    Changes nothing, and costs some array operations however many wait.
-
-    Raises RequestError for a request that cannot be honoured as written.
-    """
+    """The start of a waiting request, or of one that comes now, behind all of its priority. Raises RequestError."""
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
-    place = _book(request, timelines)
+    place = _earliest(request, timelines)
     loosest = _tightest(request, timelines, place)
     constraint = loosest.constraint if loosest else "gpus"
     if not _starts(place):
@@ -99,9 +91,9 @@ def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.quantile(rows, list(LEVELS.values()), axis=1).T)
 
 
-def _book(request: PlacementRequest, timelines: Timelines) -> Place:
+def _earliest(request: PlacementRequest, timelines: Timelines) -> Place:
     planned_s = planned(request, timelines.run_times)
-    return book(request, timelines.before(request.priority), timelines.rooms, planned_s)
+    return earliest_place(request, timelines.before(request.priority), timelines.rooms, planned_s)
 
 
 def _starts(place: Place) -> bool:
@@ -116,7 +108,7 @@ def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> 
     for relaxed in _relaxations(request):
         if relaxed.constraint != "topology" and np.array_equal(timelines.rooms.of(relaxed.request), room):
             continue  # no node is lost to it
-        start_s = _median(_book(relaxed.request, timelines))
+        start_s = _median(_earliest(relaxed.request, timelines))
         if start_s < soonest:
             soonest, best = start_s, relaxed
     return best

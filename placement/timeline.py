@@ -1,4 +1,4 @@
-"""What will be free when: run-time estimates, and the view as running jobs end one after the other."""
+"""Run-time estimates, and the cluster view as running jobs end one after the other."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,13 @@ Levels = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class RunTimes:
+class RunTimeQuantiles:
     """Run times of finished jobs as log-normals by GPU count: count → (p50_s, p90_s); 0 stands for all counts."""
 
     by_gpus: Mapping[int, tuple[float, float]]
 
     @classmethod
-    def of(cls, durations: Mapping[str, Any]) -> "RunTimes":
+    def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
         """From `{"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {...}}`; counts with few jobs fall back to all."""
         rows = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
         rows[0] = durations.get("all") or {}
@@ -52,12 +52,11 @@ class RunTimes:
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
 
     def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
-        """Quantile `q` of the run time of a job of `gpus` GPUs, given that it has run for `age_s`.
+        """Quantile `q` of the run time of a job of `gpus` GPUs, given that it has run for `age_s`; at most the limit.
 
-        Its p90 is that of finished jobs of the same count, else of all, else the limit, else a day; never above the
-        limit. An estimate that has passed grows with the age.
+        Its p90: of finished jobs of the same count, else of all, else the limit, else a day; always above `age_s`.
 
-        >>> RunTimes({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
+        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
         600.0
         """
         mu, sigma = self._log_normal(gpus, limit_s)
@@ -69,18 +68,17 @@ class RunTimes:
         return max(run_s, age_s * (1 + SHORTEST_REST))
 
     def draw(
-        self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, told_s: Sequence[float] | None = None
+        self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None
     ) -> Levels:
-        """(k,) run times at `levels` (k,) in (0, 1), longer than `age_s`; told_s: quantiles at `RUN_LEVELS`, if known.
+        """(k,) run times at `levels` (k,) in (0, 1), longer than `age_s`; quantiles_s: at `RUN_LEVELS`, if known.
 
-        A job that has outlived nearly all of its like is not about to end: what is known of them fades out, and it is
-        expected to double its age half of the time, wherever it stands (Pareto). Its limit still ends it.
+        A job that outlived nearly all of its like is as likely as not to double its age (Pareto), up to its limit.
 
-        >>> RunTimes({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
+        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
         [100000.0]
         """
-        if told_s is not None:
-            known = np.maximum.accumulate(np.log(np.maximum(np.asarray(told_s, np.float64), 1.0)))
+        if quantiles_s is not None:
+            known = np.maximum.accumulate(np.log(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
             run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
         else:
             run_s = np.array([self.run_s(gpus, level, age_s=age_s, limit_s=limit_s) for level in levels.tolist()])
@@ -107,8 +105,8 @@ class RunTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A job that holds GPUs. left_s: quantiles at `RUN_LEVELS` of what it still has to go, where a model told them."""
+class RunningJob:
+    """A job that holds GPUs. left_s: quantiles at `RUN_LEVELS` of the time it has left, if a model knows them."""
 
     started_ms: int
     gpus: int
@@ -126,9 +124,9 @@ class Release:
 
 
 def releases(
-    view: ClusterView, running: Mapping[str, Running], run_times: RunTimes, now_ms: int, q: float = 0.9
+    view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
 ) -> list[Release]:
-    """When every holder of GPUs should end, soonest first, by quantile `q` of its run time given its age."""
+    """When every holder of GPUs should end, soonest first, by the p90 of its run time given its age."""
     flat = view.holders.ravel()
     order = np.argsort(flat, kind="stable")
     edges = np.searchsorted(flat[order], np.arange(len(view.jobs) + 1))
@@ -136,9 +134,9 @@ def releases(
     for index, job in enumerate(view.jobs):
         gpus = order[edges[index] : edges[index + 1]]
         if len(gpus):
-            row = running.get(job) or Running(now_ms, len(gpus))
+            row = running.get(job) or RunningJob(now_ms, len(gpus))
             age_s = max(0.0, (now_ms - row.started_ms) / 1000)
-            run_s = run_times.run_s(row.gpus, q, age_s=age_s, limit_s=row.limit_s)
+            run_s = run_times.run_s(row.gpus, 0.9, age_s=age_s, limit_s=row.limit_s)
             found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus))
     return sorted(found, key=lambda release: (release.end_ms, release.job))
 

@@ -12,19 +12,15 @@ from fleet.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the n nodes of a topology are made of, as columns; made once a topology generation.
+    """What the n nodes of a topology are made of, as columns."""
 
-    gpu_model: (n,) index into `gpu_models`, -1 unknown; gpu_memory_gib, cpus, host_memory_gib: (n,) NaN = unknown.
-    power: (n,) number of the power domain, -1 unknown.
-    """
-
-    gpu_model: NDArray[np.int32]
+    gpu_model: NDArray[np.int32]  # (n,) index into `gpu_models`, -1 unknown
     gpu_models: tuple[str, ...]
-    gpu_memory_gib: NDArray[np.float64]
-    cpus: NDArray[np.float64]
-    host_memory_gib: NDArray[np.float64]
+    gpu_memory_gib: NDArray[np.float64]  # (n,) NaN = unknown
+    cpus: NDArray[np.float64]  # (n,) NaN = unknown
+    host_memory_gib: NDArray[np.float64]  # (n,) NaN = unknown
     row: dict[str, int]
-    power: NDArray[np.int32]
+    power: NDArray[np.int32]  # (n,) number of the power domain, -1 unknown
 
     @classmethod
     def of(cls, topology: Topology) -> "Inventory":
@@ -63,30 +59,22 @@ class RiskByTime:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All arrays are over the n nodes of `topology`; nobody changes them.
-
-    free: (n, g) bool, GPU index is usable and unoccupied; usable: (n, g) bool, the GPU exists and answers.
-    p_fail, p_slow: (n,) probability within `risk_horizon_s`, NaN = unknown (never treated as worst or best).
-    state: (n,) 0 in service, 1 drained, 2 lost; reason: first reason sentence of risky nodes by row.
-    risk: the same at more horizons; without it the hazard is taken to be even; usual_run_s: GPUs of a job (0: any) to
-    the median of what such jobs ran.
-    holders: (n, g) int32 index into `jobs` of who holds a GPU, -1 none; free_cpus, free_host_memory_gib: NaN = unknown.
-    """
+    """All arrays are over the n nodes of `topology`; nobody changes them. NaN = unknown, never worst nor best."""
 
     topology: Topology
-    free: NDArray[np.bool_]
-    usable: NDArray[np.bool_]
-    state: NDArray[np.int8]
-    p_fail: NDArray[np.float64]
-    p_slow: NDArray[np.float64]
-    reason: dict[int, str]
-    holders: NDArray[np.int32]
+    free: NDArray[np.bool_]  # (n, g) the GPU is usable and unoccupied
+    usable: NDArray[np.bool_]  # (n, g) the GPU exists and answers
+    state: NDArray[np.int8]  # (n,) NodeState
+    p_fail: NDArray[np.float64]  # (n,) probability within `risk_horizon_s`
+    p_slow: NDArray[np.float64]  # (n,) likewise
+    reason: dict[int, str]  # row → first reason sentence, of risky nodes
+    holders: NDArray[np.int32]  # (n, g) index into `jobs`, -1 nobody
     jobs: tuple[str, ...]
     free_cpus: NDArray[np.float64]
     free_host_memory_gib: NDArray[np.float64]
     risk_horizon_s: int = 3600
-    risk: "RiskByTime | None" = None
-    usual_run_s: Mapping[int, float] = field(default_factory=dict)
+    risk: "RiskByTime | None" = None  # at more horizons; without it the hazard is even
+    usual_run_s: Mapping[int, float] = field(default_factory=dict)  # GPUs of a job (0: any) → median run time
     as_of_ms: int = 0
     generation: int = 0
     models: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""The sentence of a decision: what was done and why, in words that need no manual."""
+"""Write the sentence of a decision: what was done and why."""
 
 from collections.abc import Sequence
 
@@ -86,10 +86,7 @@ def _where(view: ClusterView, rows: NDArray[np.int64], level: Level | None) -> s
 def avoided_rows(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, chosen: NDArray[np.int64]
 ) -> list[int]:
-    """Risky nodes that were passed over: those with room for a member first, then the riskiest.
-
-    Rejected for risk, or candidates that lost although room was there and are notably riskier than all that won.
-    """
+    """Nodes too risky, or notably riskier than all chosen: those with room for a member first, then the riskiest."""
     p = worst_risk(view, options)
     mask = screened.by_reason.get("risk", np.zeros(len(view), bool)).copy()
     notable = screened.passes & (p > max(options.notable_risk, float(p[chosen].max(initial=0.0))))

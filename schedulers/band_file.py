@@ -1,8 +1,4 @@
-"""Node risk bands as a file that other systems read: one `node band` pair a line, replaced atomically.
-
-Slurm's HealthCheckProgram, a node labeller or a cron job can act on it without speaking HTTP. Only a change of a band
-rewrites the file.
-"""
+"""Node risk bands as a file: one `node band` pair a line, replaced atomically when a band changes. Needs no HTTP."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

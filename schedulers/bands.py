@@ -1,8 +1,4 @@
-"""Bands: a score made steady enough to be written into another system.
-
-Other controllers act on every change (labels reschedule, Slurm's backfill replans), so a score is written only when
-it crosses into another band and stays clear of the edge, and never more often than a rate limit allows.
-"""
+"""Risk bands with hysteresis and a rate limit, since others act on each change: labels reschedule, backfill replans."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +23,7 @@ class BandRule:
 
 @dataclass(slots=True)
 class Bands:
-    """Bands of many nodes with hysteresis and a rate limit; the riskiest changes go first.
+    """The bands of many nodes; the riskiest changes go first.
 
     >>> bands = Bands(BandRule(elevated=0.1, high=0.5))
     >>> bands.update(["a", "b"], [0.6, 0.01], now_ms=0)
@@ -66,7 +62,7 @@ class Bands:
 
 
 def step_levels(held: NDArray[np.int8], scores: NDArray[np.float64], rule: BandRule) -> NDArray[np.int8]:
-    """(n,) the rows of LEVELS to be in now, of nodes that were in those of `held`; a score that is NaN keeps its own.
+    """(n,) the next rows of LEVELS of nodes at those of `held`; a NaN score changes nothing.
 
     >>> step_levels(np.array([2, 0], np.int8), np.array([0.25, 0.25]), BandRule()).tolist()
     [2, 1]

@@ -1,29 +1,58 @@
 """kube-scheduler's HTTP extender (k8s.io/kube-scheduler/extender/v1): filter, prioritize, preempt.
 
-Go reads keys in any case, and so do we. With `nodeCacheCapable: true` nodes come as names, else whole; what came is
-what goes back.
-
-Every answer fails open: a node that we do not know passes and gets the neutral score, and an extender that has seen
-nothing, or nothing fresh, changes nothing. It never names a node that it was not asked about, and invents no victim.
+Keys come in any case, as in Go. With `nodeCacheCapable: true` nodes come and go as names, else whole. All answers fail
+open: an unknown node passes with the neutral score; without fresh data nothing changes; no node or victim is invented.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet.errors import RequestError
-from schedulers.kube_types import HostPriority, Node, Pod, PreemptionArgs, PreemptionResult
+from schedulers.kube_types import HostPriority, KubeNode, KubePod, PreemptionArgs, PreemptionResult
 from schedulers.name_index import NameIndex
-from schedulers.pieces import Pieces
 from schedulers.ratings import NEUTRAL, Outlook, Ratings
 
 PREFIX = "fleetcast: "
 NULL = msgspec.Raw(b"null")
 HOST_SCORE_AT = len(b'{"Score":')
 
+SPACE, ZERO, OPEN, CLOSE = b" 0[]"
 Args = TypeVar("Args", bound=msgspec.Struct)
+
+
+class Pieces:
+    """n values as JSON, each padded with spaces to the longest one and ended by a comma: (n, width) bytes.
+
+    >>> Pieces([b'"a"', b"[1,2]"]).join(np.array([1, 0]))
+    b'[[1,2],"a"  ]'
+    """
+
+    def __init__(self, values: Sequence[bytes]) -> None:
+        width = max(map(len, values), default=0)
+        text = b"".join(value.ljust(width) + b"," for value in values)
+        self._bytes = np.frombuffer(text, np.uint8).reshape(len(values), width + 1)
+
+    def with_numbers(self, numbers: NDArray[np.int64], at: int) -> "Pieces":
+        """The same with a whole number from 0 to 99 in the two bytes from `at` on."""
+        made = Pieces(())
+        made._bytes = self._bytes.copy()
+        tens, units = np.divmod(numbers, 10)
+        made._bytes[:, at] = np.where(tens > 0, ZERO + tens, SPACE)
+        made._bytes[:, at + 1] = ZERO + units
+        return made
+
+    def join(self, rows: NDArray[np.intp]) -> bytes:
+        """A JSON array of the values of these rows, in that order; every row must be there."""
+        if not len(rows):
+            return b"[]"
+        text = np.empty(1 + len(rows) * self._bytes.shape[1], np.uint8)
+        np.take(self._bytes, rows, axis=0, out=text[1:].reshape(len(rows), -1), mode="clip")  # "raise" would copy
+        text[0], text[-1] = OPEN, CLOSE
+        return text.tobytes()
 
 
 class _RawNodeList(msgspec.Struct):
@@ -33,7 +62,7 @@ class _RawNodeList(msgspec.Struct):
 class _RawArgs(msgspec.Struct, rename="pascal"):
     """ExtenderArgs with whole nodes as the bytes that they are, since they go back as they came, and so the names."""
 
-    pod: Pod | None = None
+    pod: KubePod | None = None
     nodes: _RawNodeList | None = None
     node_names: msgspec.Raw = NULL
 
@@ -57,15 +86,14 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
 _encode = msgspec.json.Encoder().encode
 _read_args = msgspec.json.Decoder(_RawArgs)
 _read_preemption = msgspec.json.Decoder(PreemptionArgs)
-_read_node = msgspec.json.Decoder(Node)
+_read_node = msgspec.json.Decoder(KubeNode)
 _read_names = msgspec.json.Decoder(list[str] | None)
 
 
 class KubeExtender:
-    """Bodies in, bodies out. Pieces of answers are made once a board, then only looked up and put together.
+    """Bodies in, bodies out, put together from pieces made once a board.
 
-    Raises RequestError for a body of another shape; msgspec.DecodeError, UnicodeDecodeError or RecursionError for
-    one that is no JSON.
+    Raises RequestError for another shape; msgspec.DecodeError, UnicodeDecodeError or RecursionError for no JSON.
     """
 
     def __init__(self) -> None:
@@ -74,14 +102,14 @@ class KubeExtender:
         self._names = self._hosts = Pieces(())
         self._scored: dict[int, Pieces] = {}
 
-    def see(self, outlook: Outlook) -> None:
+    def update(self, outlook: Outlook) -> None:
         """Answer from this from now on."""
         if outlook.rows is not self.ratings.outlook.rows:
             names = [_encode(name) for name in outlook.rows]
             self._index = NameIndex(tuple(outlook.rows))
             self._names = Pieces(names)
             self._hosts = Pieces([b'{"Score":  ,"Host":%b}' % name for name in names])
-        self.ratings.see(outlook)
+        self.ratings.update(outlook)
         self._scored = {}
 
     def filter(self, body: bytes) -> bytes:

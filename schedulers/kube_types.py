@@ -1,7 +1,4 @@
-"""What we read and write of Kubernetes: pods, and the questions and answers of kube-scheduler's extender.
-
-Go's structs of the extender carry no JSON tags, so their keys are PascalCase; those of pods and nodes are camelCase.
-"""
+"""The parts we read of Kubernetes' pods and nodes (camelCase), and the extender's bodies (PascalCase: no JSON tags)."""
 
 import msgspec
 
@@ -11,13 +8,13 @@ LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole s
 Quantities = dict[str, str | int | float]
 
 
-class Resources(msgspec.Struct):
+class KubeResources(msgspec.Struct):
     limits: Quantities | None = None
     requests: Quantities | None = None
 
 
-class Container(msgspec.Struct):
-    resources: Resources | None = None
+class KubeContainer(msgspec.Struct):
+    resources: KubeResources | None = None
 
 
 class PodMeta(msgspec.Struct):
@@ -25,17 +22,17 @@ class PodMeta(msgspec.Struct):
     annotations: dict[str, str] | None = None
 
 
-class PodSpec(msgspec.Struct, rename="camel"):
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
+class KubePodSpec(msgspec.Struct, rename="camel"):
+    containers: list[KubeContainer] | None = None
+    init_containers: list[KubeContainer] | None = None
     active_deadline_seconds: int | None = None
 
 
-class Pod(msgspec.Struct):
+class KubePod(msgspec.Struct):
     """What we read of a v1.Pod."""
 
     metadata: PodMeta | None = None
-    spec: PodSpec | None = None
+    spec: KubePodSpec | None = None
 
     @property
     def gpus(self) -> int:
@@ -58,20 +55,20 @@ class NodeMeta(msgspec.Struct):
     name: str
 
 
-class Node(msgspec.Struct):
+class KubeNode(msgspec.Struct):
     """What we read of a v1.Node."""
 
     metadata: NodeMeta
 
 
 class NodeList(msgspec.Struct):
-    items: list[Node] | None = None
+    items: list[KubeNode] | None = None
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal"):
     """The question of filter and prioritize: a pod, and nodes by name or whole."""
 
-    pod: Pod | None = None
+    pod: KubePod | None = None
     nodes: NodeList | None = None
     node_names: list[str] | None = None
 
@@ -101,7 +98,7 @@ class MetaVictims(msgspec.Struct, rename="pascal"):
 
 
 class Victims(msgspec.Struct, rename="pascal"):
-    pods: list[Pod] | None = None
+    pods: list[KubePod] | None = None
     num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
 
     def by_id(self) -> MetaVictims:
@@ -112,7 +109,7 @@ class Victims(msgspec.Struct, rename="pascal"):
 class PreemptionArgs(msgspec.Struct, rename="pascal"):
     """The question of preempt: on which nodes room could be made for a pod, and at whose cost."""
 
-    pod: Pod | None = None
+    pod: KubePod | None = None
     node_name_to_victims: dict[str, Victims] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
@@ -121,7 +118,7 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims]
 
 
-def _gpus(container: Container) -> int:
+def _gpus(container: KubeContainer) -> int:
     resources = container.resources
     if resources is None:
         return 0

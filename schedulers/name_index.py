@@ -1,9 +1,8 @@
-"""Rows of thousands of names at once, straight from the JSON that they come in.
+"""Look up rows of thousands of names at once, straight from the JSON they come in.
 
-To make 5,000 strings and to look each up in a dict takes half a millisecond, nearly all of it waiting for memory. So
-names stay bytes: each is cut out of the text as words of eight bytes, padded with zeros; a hash of the words says where
-in a table its row stands, or else in the next place, and so on until the hashes agree; at the end the words of all
-must be those asked for. Every step is one numpy call over all names (`np.take`: four times as fast as indexing).
+5,000 strings and dict look-ups would take half a millisecond, mostly waiting for memory. So each name stays bytes, cut
+into zero-padded words of eight. Their hash finds the row in an open-addressing table, and the words confirm it. Every
+step is one numpy call over all names (`np.take`: four times as fast as indexing).
 """
 
 from collections.abc import Sequence
@@ -67,8 +66,7 @@ class NameIndex:
         return (hashes >> np.uint64(64 - self._bits)).astype(np.intp)
 
     def rows(self, array: bytes) -> Rows | None:
-        """The row of each name in a JSON array of strings, which holds no spaces; None when it is anything else, is
-        empty, or when one of its names is not in here.
+        """The row of each name in a JSON array without spaces; None for other JSON, no names or an unknown name.
 
         >>> NameIndex(["n1", "n2"]).rows(b'["n2","n1","n2"]').tolist()
         [1, 0, 1]

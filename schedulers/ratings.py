@@ -1,4 +1,4 @@
-"""Ratings: what an outside scheduler is told of a node: why it cannot be used, or a score from 0 to 10.
+"""Rate nodes for an outside scheduler: why one cannot be used, or a score from 0 to 10.
 
     0       unusable
     0, 1    its risk within an hour is high      in bands with hysteresis: noise at an edge flips no node
@@ -6,8 +6,7 @@
     5       nothing is known of it: neither worst nor best
     6..10   low
 
-Within a band the score grows with how well the pod fits: 1 - GPUs left free / GPUs, so small pods fill broken nodes
-and whole ones stay whole. A pod without GPUs fits best where none is free.
+Within a band the fit decides, 1 - GPUs left free / GPUs: small pods fill broken nodes, a pod without GPUs full ones.
 """
 
 from collections.abc import Mapping
@@ -16,30 +15,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scores import RISK_HORIZONS_S
+from fleet.nodes import NodeState
+from models.risk.scores import RISK_HORIZONS_S
 from schedulers.bands import BandRule, step_levels
 
 NEUTRAL = 5
 FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated, high
-OUT_OF_SERVICE = ("", "drained", "lost")
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The fleet at one moment, over n nodes. Nobody changes it.
+    """The fleet at one moment, over n nodes. Nobody changes it."""
 
-    rows: row by name, the same object as long as the names are the same; risk: (horizon, n) probability that a pod
-    fails or slows down, NaN unknown; state: (n,) row of OUT_OF_SERVICE; gpus, free: (n,) GPUs that answer, and those
-    that no job holds; reasons: first reason by name; urgent: why not, of nodes that a hard signal struck since.
-    """
-
-    rows: Mapping[str, int]
-    risk: NDArray[np.float64]
-    state: NDArray[np.int8]
-    gpus: NDArray[np.int64]
-    free: NDArray[np.int64]
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    urgent: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, int]  # by name; the same object while the names stay the same
+    risk: NDArray[np.float64]  # (horizon, n) probability that a pod fails or slows down, NaN unknown
+    state: NDArray[np.int8]  # (n,) NodeState
+    gpus: NDArray[np.int64]  # (n,) that answer
+    free: NDArray[np.int64]  # (n,) that no job holds
+    reasons: Mapping[str, str] = field(default_factory=dict)  # first reason by name
+    urgent: Mapping[str, str] = field(default_factory=dict)  # why not, of nodes that a hard signal struck since
     max_risk: float = 0.5
 
     @classmethod
@@ -59,15 +53,15 @@ class Refusals:
 class Ratings:
     """Of the newest outlook; the bands are remembered from one to the next. Before the first, nothing is known."""
 
-    def __init__(self, rule: BandRule | None = None) -> None:
-        self.rule = rule or BandRule()
+    def __init__(self) -> None:
+        self.rule = BandRule()
         self.outlook = Outlook.nothing()
         self.names: tuple[str, ...] = ()
         self._levels = np.zeros(0, np.int8)
         self._refusals: dict[int, Refusals] = {}
         self._scores: dict[int, NDArray[np.int64]] = {}
 
-    def see(self, outlook: Outlook) -> None:
+    def update(self, outlook: Outlook) -> None:
         if outlook.rows is not self.outlook.rows:
             held = dict(zip(self.names, self._levels.tolist(), strict=True))
             self.names = tuple(outlook.rows)
@@ -90,7 +84,8 @@ class Ratings:
         outlook, names = self.outlook, self.names
         risk = outlook.risk[horizon]
         refused = {names[row]: _at_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
-        refused |= {names[row]: OUT_OF_SERVICE[outlook.state[row]] for row in _rows(outlook.state > 0)}
+        out = _rows(outlook.state != NodeState.IN_SERVICE)
+        refused |= {names[row]: NodeState(outlook.state[row]).name.lower() for row in out}
         for name, what in refused.items():
             reason = outlook.reasons.get(name, "")
             refused[name] = reason if what in reason else f"{what}; {reason}" if reason else what

@@ -1,8 +1,4 @@
-"""The adapters role: feeds the board to other schedulers, through adapters named in the configuration.
-
-An adapter is a class made with its options whose `update(nodes, risk, now_ms)` is called after each new board:
-`band_file`, or the import path `package.module:Class` of your own. With none configured the role is not started.
-"""
+"""The adapters role: feed each new board to other schedulers, by `band_file` or by a class of your own."""
 
 import asyncio
 import contextlib
@@ -13,7 +9,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from service.board import Board, BoardReader
+from service.board.board import Board, BoardReader
 from service.config import Config
 from service.plugins import load
 
@@ -29,7 +25,7 @@ class Adapter(Protocol):
 
 
 def make_adapter(use: str, options: Mapping[str, Any]) -> Adapter:
-    """ConfigError when the name is neither built in nor an importable class."""
+    """`band_file` or `package.module:Class`, made with its options. Raises ConfigError for any other name."""
     kind = load(f"adapters.adapter.use (built in: {', '.join(sorted(BUILT_IN))})", BUILT_IN.get(use, use))
     return cast(Adapter, kind(options))
 
@@ -44,7 +40,7 @@ def node_risk(board: Board) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 async def serve(config: Config) -> None:
-    """Run all configured adapters until SIGTERM; one that fails is logged and tried again at the next board."""
+    """Run all adapters until SIGTERM. One that fails is logged and tried again at the next board."""
     adapters = [(row.use, make_adapter(row.use, row.options)) for row in config.adapters.adapter]
     reader = BoardReader(config.board)
     stopped = asyncio.Event()

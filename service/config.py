@@ -1,8 +1,4 @@
-"""config.toml decoded into frozen structs. Unknown keys are refused; units are in the key names.
-
-`config.toml` at the root of the project equals the defaults below (a test holds the two together). Periods and ages
-are in fleet time, timeouts of sockets in wall time. Secrets come from the environment, never from this file.
-"""
+"""Decode config.toml into frozen structs. The one at the root of the project explains the keys, with these defaults."""
 
 import os
 import re
@@ -14,7 +10,7 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
-from service.addresses import LOOPBACK, Networks
+from service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
 BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
@@ -40,7 +36,7 @@ class ClockConfig(_Section, frozen=True):
 
 
 class ScrapeConfig(_Section, frozen=True):
-    """`targets`: exporter URLs, and lists of them (see ingest.targets). `timeout_s` is wall time."""
+    """`targets`: exporter URLs, and lists of them (see ingest.pages.targets). `timeout_s` is wall time."""
 
     targets: tuple[str, ...] = ()
     interval_s: float = 15.0
@@ -70,11 +66,7 @@ class PipelineConfig(_Section, frozen=True):
 
 
 class ModelsConfig(_Section, frozen=True):
-    """`folder`: of the versions of fitted models, below the state's folder unless it is absolute.
-
-    `keep_versions`: how many of the newest of each kind `fleetcast models prune` leaves. `retrain_*`: when a serving
-    model asks for a new fit (see models.drift).
-    """
+    """Versions of fitted models. `retrain_*`: when a serving model asks for a new fit (models.versions.drift)."""
 
     folder: str = "models"
     keep_versions: int = 10
@@ -84,11 +76,7 @@ class ModelsConfig(_Section, frozen=True):
 
 
 class ArchiveConfig(_Section, frozen=True):
-    """`url`: a folder, or any URL that fsspec knows; empty: `archive` in the state's folder.
-
-    `buffer_bytes`: what may wait in memory. `keep_days`: 0 keeps everything. `look_s`: of wall time, for one job that
-    has ended; 0 looks for none.
-    """
+    """`url`: a folder, or any URL that fsspec knows; empty: `archive` in the state's folder. `look_s` is wall time."""
 
     enabled: bool = True
     url: str = ""
@@ -99,12 +87,7 @@ class ArchiveConfig(_Section, frozen=True):
 
 
 class LimitsConfig(_Section, frozen=True):
-    """How many names are kept. What is known already goes on at every bound: only new names are refused.
-
-    `live_jobs`: attempts that wait or run. `unknown_nodes`: nodes that no topology names. `unknown_gpus`: GPUs that no
-    topology answers for (see fleet.entities.DeviceRoom), and twice as many ports and MIG instances. `names_per_minute`:
-    new jobs, attempts and nodes of one caller of an api process (its token, else its address), after `names_at_once`.
-    """
+    """How many names are kept. Beyond a bound only new names are refused (see fleet.entities.DeviceRoom for GPUs)."""
 
     live_jobs: int = 20_000
     unknown_nodes: int = 20_000
@@ -114,13 +97,7 @@ class LimitsConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
-    """`board`: the URL of another api's board, for a replica that has no pipeline of its own; empty: the state's.
-
-    `max_backlog_bytes`: remote writes are refused for a while when the inbox takes more than this on disk.
-    `body_budget_bytes`: of all bodies in memory at once, as sent and unpacked. `trusted_proxies`: addresses and
-    networks that `max_connections_per_address` does not bind, and whose X-Forwarded-For is believed.
-    `tls_cert`, `tls_key`, `client_ca`: files in PEM, read again when they change.
-    """
+    """`board`: another api's, for a replica without a pipeline of its own. PEM files are read anew when they change."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -186,12 +163,12 @@ class Config(_Section, frozen=True):
 
     @property
     def board(self) -> Path:
-        """The folder of the board; a replica keeps the other api's in one of its own."""
+        """The folder of the board; a replica has one of its own for its copy."""
         return self.folder / ("mirror" if self.api.board else "board")
 
     @property
     def url(self) -> str:
-        """Of the api, as a browser on its host is to be told."""
+        """The api's, for a browser on its host."""
         return f"http{'s' if self.api.tls_cert else ''}://{self.api.host}:{self.api.port}/"
 
     @property
@@ -200,11 +177,11 @@ class Config(_Section, frozen=True):
 
     @property
     def models_folder(self) -> Path:
-        """The root of `models.registry.Registry`."""
+        """The root of `models.versions.registry.Registry`."""
         return self.folder / self.models.folder
 
     def home(self, instance: int) -> Path:
-        """The folder of one pipeline's snapshots and own board; the first one's is that of the state."""
+        """The folder of one pipeline's snapshots and own board; the first pipeline's is the state's."""
         return self.folder / f"pipeline-{instance}" if instance else self.folder
 
     @property
@@ -212,7 +189,7 @@ class Config(_Section, frozen=True):
         return self.folder / "ledger.sqlite"
 
     def stale_after_s(self, clock: Clock) -> float:
-        """Fleet seconds: as configured, but at least some seconds of the machine's own time where the fleet's runs."""
+        """As configured, in fleet seconds, but at least STALE_WALL_S of the machine's time."""
         per_second = clock.wall_s(1.0)
         return max(self.api.stale_after_s, STALE_WALL_S / per_second if per_second else 0.0)
 
@@ -321,12 +298,12 @@ def check_config(config: Config) -> None:
 
 
 def _number(value: float) -> str:
-    """As somebody would write it into the file."""
+    """As it stands in a file."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
-    """Keys that mean nothing without each other; the files are looked at where they are used."""
+    """Refuse keys that mean nothing without each other; their users look at the files."""
     for key, value, needed, other in (
         ("api.tls_cert", api.tls_cert, "api.tls_key", api.tls_key),
         ("api.tls_key", api.tls_key, "api.tls_cert", api.tls_cert),
@@ -346,25 +323,22 @@ def override(
     api_port: int | None = None,
     topology: str | None = None,
 ) -> Config:
-    """The configuration with what the command line says on top; a moved API takes the placer along (port + 1)."""
+    """The configuration with the command line's on top. A moved api takes the placer along (port + 1)."""
     replace = msgspec.structs.replace
     if scrape_targets is not None:
         config = replace(config, scrape=replace(config.scrape, targets=scrape_targets))
     if state is not None:
         config = replace(config, state=state)
     if api_port is not None:
-        config = replace(
-            config,
-            api=replace(config.api, port=api_port),
-            placer=replace(config.placer, port=api_port + 1),
-        )
+        api, placer = replace(config.api, port=api_port), replace(config.placer, port=api_port + 1)
+        config = replace(config, api=api, placer=placer)
     if topology is not None:
         config = replace(config, fleet=replace(config.fleet, topology=topology))
     return config
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a configuration that `load_config` reads back, for our own user alone: it may hold passwords."""
+    """Write a file that `load_config` reads, for our own user alone: it may hold passwords."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     try:

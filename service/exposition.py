@@ -1,4 +1,4 @@
-"""Exposition text for what is rendered by thousands of series: plain strings, at a microsecond or two a sample."""
+"""Prometheus exposition text from plain strings, at a microsecond or two a sample."""
 
 import hashlib
 import math
@@ -25,9 +25,9 @@ class Page:
         series: dict[str, float] = {}  # a series may come only once
         for labels, value in rows:
             if value is not None and math.isfinite(value):
-                told = ",".join([f'{key}="{_label(word)}"' for key, word in labels.items()])
-                series[f"{{{told}}}" if told else ""] = value
-        self._lines += [f"fleetcast_{name}{told} {value:.10g}" for told, value in series.items()]
+                pairs = ",".join([f'{key}="{_label(word)}"' for key, word in labels.items()])
+                series[f"{{{pairs}}}" if pairs else ""] = value
+        self._lines += [f"fleetcast_{name}{labels} {value:.10g}" for labels, value in series.items()]
 
     def gauge(self, name: str, text: str, rows: Rows) -> None:
         self.add("gauge", name, text, rows)
@@ -42,7 +42,7 @@ class Page:
 
 @lru_cache(maxsize=4096)
 def _label(word: str) -> str:
-    """A label's value. Names come from outside: one that is too long ends in a digest, so that two stay two."""
+    """A label's value. A name that is too long ends in a digest, so that two names stay two."""
     if len(word) > LABEL_CHARS:
         digest = hashlib.blake2s(word.encode("utf-8", "replace"), digest_size=4).hexdigest()
         word = f"{word[: LABEL_CHARS - 9]}~{digest}"

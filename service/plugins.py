@@ -1,4 +1,4 @@
-"""Plugins: what an import path in the configuration names."""
+"""Load plugins by import path."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from fleet.errors import ConfigError
 
 
 def load(key: str, path: str) -> Any:
-    """What `package.module:name` names. Raises ConfigError, with the configuration's key, when it is not there."""
+    """The object at `package.module:name`. Raises ConfigError that names the configuration's key."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

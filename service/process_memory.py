@@ -1,4 +1,4 @@
-"""How a process asks the system for memory."""
+"""Settings of the C library's memory allocator."""
 
 import ctypes
 
@@ -7,15 +7,11 @@ LARGE_BYTES = 4 * 2**20
 FREE_BYTES = 16 * 2**20
 
 
-def keep_one_heap() -> None:
-    """One heap for all threads, and arrays of LARGE_BYTES or more beside it, given back as soon as they are freed.
+def use_one_heap() -> None:
+    """Use one heap for all threads. Arrays of LARGE_BYTES or more lie beside it and go back as soon as they are freed.
 
-    glibc gives every thread a heap of its own and puts arrays of up to 32 MiB on it, so what a tick frees in one is not
-    there for the next: with 32,000 GPUs 65.4 KiB a GPU were held, and are 58.9 now; ticks take the same time. Other C
-    libraries have no such call, and are left as they are.
-
-    Up to FREE_BYTES at the end of the heap are kept when they are freed: what decodes pages and requests frees and
-    takes some hundred KiB again and again, and to get them anew from the system costs as much as to decode them.
+    By default glibc gives each thread a heap, and no other can use its freed arrays (up to 32 MiB): at 32,000 GPUs that
+    took 65.4 KiB a GPU, now 58.9. FREE_BYTES of freed heap stay, since decoding takes and frees memory all the time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,10 +1,4 @@
-"""The state folder: looked at before anything starts, and held so that nobody works in it twice.
-
-    lock                  one supervisor
-    pipeline.lock …       one process a role; an api is told from another by its port
-
-A lock goes with the process that holds it, however that ends. The file holds the process's id.
-"""
+"""Check the state folder, and lock it: for one supervisor (`lock`), and for one process a role (`ROLE.lock`)."""
 
 import contextlib
 import errno
@@ -16,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.errors import ConfigError, FleetcastError
-from ingest.archive_files import ArchiveFiles
+from ingest.archive.files import ArchiveFiles
 from service.config import Config
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 15.0  # wall; longer than the roles of a supervisor that was killed take to end (fleet.parent)
+PATIENCE_S = 15.0  # wall; longer than the roles of a supervisor that was killed take to end (fleet.process)
 POLL_S = 0.1
 
 
@@ -42,7 +36,7 @@ def prepare(config: Config) -> None:
 
 
 def _probe(folder: Path, key: str, then: str) -> None:
-    """Make a folder and write into it. ConfigError names the key, and what to do."""
+    """Make a folder and write into it. Raises ConfigError with the key, and what to do."""
     probe = folder / f".probe.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,11 +51,8 @@ def _probe(folder: Path, key: str, then: str) -> None:
 
 
 @contextlib.contextmanager
-def claimed(config: Config) -> Iterator[None]:
-    """Hold the state folder for one supervisor; ConfigError while another one does.
-
-    Two placers on one ledger and two pipelines on one board would undo each other's work.
-    """
+def folder_lock(config: Config) -> Iterator[None]:
+    """Hold the state folder for one supervisor: two would undo each other's work. ConfigError while another does."""
     with (config.folder / "lock").open("wb") as file:
         if not _taken(file.fileno()):
             raise ConfigError(
@@ -72,11 +63,8 @@ def claimed(config: Config) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def role_claimed(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold a role for this process; StateError when another still has it after `patience_s` (wall).
-
-    The roles of a supervisor that was killed end by themselves: its successor's wait for them here.
-    """
+def role_lock(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Hold a role for this process. Raises StateError when another process still has it after `patience_s` (wall)."""
     path = config.folder / f"{role}.lock"
     file = _open_lock(path)
     if file is None:  # read-only, and nobody held it before: there is nothing to damage
@@ -119,7 +107,7 @@ def _wait(file: int, path: Path, role: str, patience_s: float) -> None:
 
 
 def _taken(file: int) -> bool:
-    """Whether the lock is ours now."""
+    """Whether the lock is ours now. It goes with this process, however that ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,12 +1,11 @@
 """One identity of the state, and what its parts have seen of each other: is a part gone, old, or another site's?
 
-Ledger, board, snapshots and inbox each carry the random identity that the state got at its first start, and what they
-had seen of the others when all was well: the ledger's last line of audit, the board's sequence, the snapshot's number,
-how far the inbox was folded. `doubts` compares that with what is there now. A part that lacks what another one has seen
-is in doubt, and nothing is placed while one is: what it promised or knew would be given away again.
+Ledger, board, snapshots and inbox each carry the random identity that the state got at its first start. While all is
+well, each notes how far it has seen the others. `doubts` compares these notes with what is there now. A part that
+lacks what another one has seen is in doubt. Then nothing is placed: what that part promised would be given away again.
 
-Nobody raises what he has seen while there is a doubt, so it lasts until the parts agree again, or until somebody
-accepts what is there: then the state gets a new identity, and what was seen under the old one counts no more.
+No note is raised while there is a doubt. So it lasts until the parts agree again, or until somebody accepts what is
+there: then the state gets a new identity, and notes under the old one count no more.
 """
 
 from collections import Counter
@@ -16,8 +15,8 @@ from typing import Any
 import msgspec
 
 from fleet.clock import moment
-from ingest.inbox import WRITES
-from ingest.segments import places, segment_name
+from ingest.inbox.inbox import WRITES
+from ingest.inbox.segments import places, segment_name
 
 LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
@@ -30,25 +29,22 @@ class Doubt(msgspec.Struct, frozen=True):
     since_ms: int = 0
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What a part has seen of the others. None, 0 and {}: nothing yet.
-
-    ledger: last line of its audit; board: sequence; snapshot: number; inbox: segment -> offset of what was folded.
-    """
+class PartView(msgspec.Struct, frozen=True):
+    """What a part has seen of the others. inbox: segment -> offset of what was folded."""
 
     identity: str = ""
     time_ms: int = 0
-    ledger: int | None = None
-    board: int = 0
-    snapshot: int = 0
+    ledger: int | None = None  # the last line of its audit; None: nothing yet
+    board: int = 0  # its sequence
+    snapshot: int = 0  # its number
     inbox: dict[str, int] = {}
 
-    def with_more(self, other: "Seen") -> "Seen":
+    def with_more(self, other: "PartView") -> "PartView":
         """What both have seen; of two states, this one's."""
         if other.identity != self.identity:
             return self
         ledgers = [row.ledger for row in (self, other) if row.ledger is not None]
-        return Seen(
+        return PartView(
             identity=self.identity,
             time_ms=max(self.time_ms, other.time_ms),
             ledger=max(ledgers, default=None),
@@ -59,18 +55,14 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Ledger, board or snapshots as they are now.
-
-    position: last line of audit, sequence, or number. folded: of a snapshot, how far it has folded the inbox.
-    lost: what the part itself says that it lacks.
-    """
+    """Ledger, board or snapshots as they are now."""
 
     there: bool
     identity: str = ""
-    position: int = 0
-    seen: Seen = Seen()
-    folded: dict[str, int] = {}
-    lost: Doubt | None = None
+    position: int = 0  # last line of audit, sequence, or number
+    seen: PartView = PartView()
+    folded: dict[str, int] = {}  # of a snapshot: segment -> offset
+    lost: Doubt | None = None  # what the part itself says that it lacks
 
 
 class InboxPart(msgspec.Struct, frozen=True):
@@ -79,10 +71,10 @@ class InboxPart(msgspec.Struct, frozen=True):
     identity: str = ""
     first: dict[str, int] = {}
     end: dict[str, tuple[int, int]] = {}
-    seen: Seen = Seen()
+    seen: PartView = PartView()
 
 
-class Parts(msgspec.Struct, frozen=True):
+class StateParts(msgspec.Struct, frozen=True):
     """All parts; None is not judged: the placer reads no snapshots."""
 
     inbox: InboxPart
@@ -91,7 +83,7 @@ class Parts(msgspec.Struct, frozen=True):
     snapshot: Part | None = None
 
     def named(self) -> dict[str, Part | InboxPart]:
-        """Those that are judged, by name; of as many with one identity, the first one's counts."""
+        """The parts to judge, by name; of identities that are equally frequent, the first one's counts."""
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
@@ -100,15 +92,16 @@ class Parts(msgspec.Struct, frozen=True):
         counts = Counter(part.identity for part in self.named().values() if part.identity)
         return counts.most_common(1)[0][0] if counts else ""
 
-    def claims(self) -> dict[str, Seen]:
-        """What parts of this state have seen, by the part that has."""
+    def claims(self) -> dict[str, PartView]:
+        """Part -> what it has seen, of the parts that belong to this state."""
         identity = self.identity()
         return {name: part.seen for name, part in self.named().items() if identity and part.seen.identity == identity}
 
 
-def doubts(parts: Parts) -> list[Doubt]:
-    """At most one for each part, in a fixed order; none where they agree, and where everything is new."""
-    found = [next(rows, None) for rows in (_of_ledger(parts), _of_snapshot(parts), _of_board(parts), _of_inbox(parts))]
+def doubts(parts: StateParts) -> list[Doubt]:
+    """At most one for each part, in a fixed order; none where all agree, or all is new."""
+    of_board = _of_lost(BOARD, "the board is", parts, parts.board)
+    found = [next(rows, None) for rows in (_of_ledger(parts), _of_snapshot(parts), of_board, _of_inbox(parts))]
     return [doubt for doubt in found if doubt is not None]
 
 
@@ -123,7 +116,7 @@ def refusal(found: Sequence[Doubt]) -> str:
     return f"{told}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
 
-def _of_ledger(parts: Parts) -> Iterator[Doubt]:
+def _of_ledger(parts: StateParts) -> Iterator[Doubt]:
     part, claims = parts.ledger, parts.claims()
     if part is None:
         return
@@ -137,33 +130,27 @@ def _of_ledger(parts: Parts) -> Iterator[Doubt]:
         yield Doubt(LEDGER, f"the ledger ends at line {part.position:,}, and {who} had seen line {last:,}", since_ms)
 
 
-def _of_snapshot(parts: Parts) -> Iterator[Doubt]:
+def _of_snapshot(parts: StateParts) -> Iterator[Doubt]:
     part = parts.snapshot
-    if part is None:
-        return
-    yield from _of_another_state(SNAPSHOT, parts)
-    if part.lost is not None:
-        yield part.lost
-    last, since_ms, who = _most(parts.claims(), lambda seen: seen.snapshot)
-    if last and not part.there:
-        yield Doubt(SNAPSHOT, f"the snapshots are gone, and {who} had seen number {last:,}", since_ms)
-    elif last and (gap := _gap(part.folded, parts.inbox.first)):
+    yield from _of_lost(SNAPSHOT, "the snapshots are", parts, part)
+    last, since_ms, _ = _most(parts.claims(), lambda seen: seen.snapshot)
+    if part is not None and part.there and last and (gap := _gap(part.folded, parts.inbox.first)):
         yield Doubt(SNAPSHOT, f"the snapshot is older than what is left of the inbox: {gap}", since_ms)
 
 
-def _of_board(parts: Parts) -> Iterator[Doubt]:
-    part = parts.board
+def _of_lost(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
+    """Of board or snapshots: of another state, with a loss of its own, or gone."""
     if part is None:
         return
-    yield from _of_another_state(BOARD, parts)
+    yield from _of_another_state(name, parts)
     if part.lost is not None:
         yield part.lost
-    last, since_ms, who = _most(parts.claims(), lambda seen: seen.board)
+    last, since_ms, who = _most(parts.claims(), lambda seen: getattr(seen, name))
     if last and not part.there:
-        yield Doubt(BOARD, f"the board is gone, and {who} had seen number {last:,}", since_ms)
+        yield Doubt(name, f"{subject} gone, and {who} had seen number {last:,}", since_ms)
 
 
-def _of_inbox(parts: Parts) -> Iterator[Doubt]:
+def _of_inbox(parts: StateParts) -> Iterator[Doubt]:
     part, claims, identity = parts.inbox, parts.claims(), parts.identity()
     yield from _of_another_state(INBOX, parts)
     since_ms = max((seen.time_ms for seen in claims.values()), default=0)
@@ -176,7 +163,7 @@ def _of_inbox(parts: Parts) -> Iterator[Doubt]:
                 yield Doubt(INBOX, f"the inbox lacks what {_the(name)} had seen of it, up to {where}", seen.time_ms)
 
 
-def _of_another_state(name: str, parts: Parts) -> Iterator[Doubt]:
+def _of_another_state(name: str, parts: StateParts) -> Iterator[Doubt]:
     named, identity = parts.named(), parts.identity()
     own = named[name].identity
     if own and own != identity:
@@ -185,8 +172,8 @@ def _of_another_state(name: str, parts: Parts) -> Iterator[Doubt]:
         yield Doubt(name, f"{_the(name)} of the state {own} lies beside {others} of the state {identity}", since_ms)
 
 
-def _most(claims: Mapping[str, Seen], of: Any) -> tuple[int, int, str]:
-    """The highest that was seen, when last, and by which part."""
+def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
+    """The highest that a part has seen, when, and which part."""
     if not claims:
         return 0, 0, ""
     name = max(claims, key=lambda name: (of(claims[name]), claims[name].time_ms))

@@ -1,4 +1,4 @@
-"""The parts of the state as they lie on disk, for whoever compares them (service.state_identity).
+"""Read and write the parts of the state on disk, which service.state_identity compares.
 
 inbox/identity   the state's identity, made once; with what was accepted, if it was ever made anew
 inbox/seen       what the inbox's reader had seen of the other parts at its last snapshot
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,31 +19,29 @@ import msgspec
 
 from features.arrays_file import TornFileError, read_arrays
 from fleet import files
-from ingest.inbox_reach import inbox_end, inbox_first
+from ingest.inbox.reach import inbox_end, inbox_first
 from placement.ledger_file import peek, peek_marks
 from placement.ledger_rows import LedgerError
-from service.board import Board, BoardReader
+from service.board.board import Board, BoardReader
 from service.config import Config
-from service.state_identity import Doubt, InboxPart, Part, Parts, Seen
+from service.state_identity import Doubt, InboxPart, Part, PartView, StateParts
 
 logger = logging.getLogger(__name__)
 
 AREA = "inbox"  # of failpoints
 TRIES, PAUSE_S = 100, 0.02  # wall
 T = TypeVar("T")
+Positions = dict[str, dict[str, Any]]
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """What lay there when somebody accepted it: (identity, last line) of the ledger, (number, saved_ms) of snapshots.
-
-    Parts that equal this take the new identity; one that is put back later does not.
-    """
+    """What lay there when somebody accepted it. Parts that equal it take the new identity, no others do."""
 
     time_ms: int
     by: str
     sentence: str
-    ledger: tuple[str, int]
-    snapshots: list[tuple[int, int]]
+    ledger: tuple[str, int]  # identity, last line
+    snapshots: list[tuple[int, int]]  # number, saved_ms
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -52,29 +51,33 @@ class StateFile(msgspec.Struct, frozen=True):
     accepted: Accepted | None = None
 
 
-class Glance(msgspec.Struct, frozen=True):
-    """One snapshot's document, as far as it tells of the state."""
+@dataclass(slots=True, kw_only=True)
+class SnapshotHeader:
+    """What a snapshot says of itself. identity, seen, lost: see service.state_identity."""
 
-    positions: dict[str, dict[str, Any]]
-    saved_ms: int
+    positions: Positions  # of the sources, by name
+    began_ms: int  # its history reaches back so far
+    saved_ms: int = 0  # 0: never saved
+    generation: int = 0  # of the last topology
+    occupancy_known: bool = True  # no event that told what runs was lost
     identity: str = ""
-    seen: Seen = Seen()
+    seen: PartView = field(default_factory=PartView)
     lost: Doubt | None = None
 
 
 def read_identity(inbox: Path) -> StateFile | None:
-    """None where there is none that can be read."""
+    """None where no file can be read."""
     return _read(inbox / "identity", StateFile)
 
 
 def write_identity(inbox: Path, file: StateFile) -> None:
-    """On disk when it returns. Raises OSError."""
+    """The file is on disk when this returns. Raises OSError."""
     files.make_folder(inbox, AREA)
     files.replace_file(inbox / "identity", [msgspec.json.encode(file)], AREA)
 
 
 def make_identity(inbox: Path) -> str:
-    """A new state's identity, or the one that another process has made meanwhile; "" where none can be written."""
+    """A new state's identity, or that of another process that was first; "" where none can be written."""
     try:
         files.make_folder(inbox, AREA)
         for _ in range(TRIES):
@@ -92,7 +95,7 @@ def make_identity(inbox: Path) -> str:
     return ""
 
 
-def write_seen(inbox: Path, seen: Seen) -> None:
+def write_seen(inbox: Path, seen: PartView) -> None:
     """Raises OSError."""
     files.replace_file(inbox / "seen", [msgspec.json.encode(seen)], AREA)
 
@@ -103,12 +106,12 @@ def inbox_part(inbox: Path) -> InboxPart:
         identity=file.identity if file else "",
         first=dict(inbox_first(inbox)),
         end=dict(inbox_end(inbox)),
-        seen=_read(inbox / "seen", Seen) or Seen(),
+        seen=_read(inbox / "seen", PartView) or PartView(),
     )
 
 
 def ledger_part(path: Path) -> Part | None:
-    """None where the file cannot be read now, so that nothing can be said of it."""
+    """None where the file cannot be read now, so nobody can judge it."""
     try:
         found = peek(path)
         return Part(False) if found is None else Part(True, *found, seen=seen_of(peek_marks(path)))
@@ -117,16 +120,16 @@ def ledger_part(path: Path) -> Part | None:
         return None
 
 
-def seen_of(marks: dict[str, Any]) -> Seen:
-    """What the ledger's marks say; nothing where they say nothing that is understood."""
+def seen_of(marks: dict[str, Any]) -> PartView:
+    """The ledger's mark `seen`; empty where it is missing or foreign."""
     try:
-        return msgspec.convert(marks.get("seen", {}), Seen)
+        return msgspec.convert(marks.get("seen", {}), PartView)
     except msgspec.ValidationError:
-        return Seen()
+        return PartView()
 
 
 def board_part(folder: Path) -> Part:
-    """A board that cannot be read is there: a torn one is written anew, and no sign of a loss."""
+    """A board that cannot be read counts as there: a torn one is no loss, the pipeline writes it anew."""
     return part_of(BoardReader(folder).latest()) or Part((folder / "board").exists())
 
 
@@ -137,17 +140,17 @@ def part_of(board: Board | None) -> Part | None:
     return Part(True, standing.identity, board.sequence, standing.seen, lost=standing.board_lost)
 
 
-def glances(folder: Path) -> dict[int, Glance]:
-    """The snapshots of a folder whose document can be read, by number, oldest first."""
+def glances(folder: Path) -> dict[int, SnapshotHeader]:
+    """The header of each snapshot that can be read, by number, oldest first."""
     found = {}
     for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int):
-        with contextlib.suppress(OSError, TornFileError, ValueError, KeyError):
-            found[int(name)] = msgspec.convert(read_arrays(folder / name / "state.arrays")[0], Glance)
+        with contextlib.suppress(OSError, TornFileError, ValueError, KeyError, msgspec.MsgspecError):
+            found[int(name)] = msgspec.convert(read_arrays(folder / name / "state.arrays")[0], SnapshotHeader)
     return found
 
 
 def snapshot_part(folder: Path) -> Part:
-    """The newest one; where none can be read, what is left of some."""
+    """The newest one that can be read; else only whether there are any."""
     found = glances(folder)
     if not found:
         return Part(any(map(str.isdecimal, files.listing(folder))))
@@ -156,9 +159,9 @@ def snapshot_part(folder: Path) -> Part:
     return Part(True, newest.identity, number, newest.seen, folded, newest.lost)
 
 
-def survey(config: Config) -> Parts:
-    """Everything as it lies there."""
-    return Parts(
+def survey(config: Config) -> StateParts:
+    """All parts as they lie on disk."""
+    return StateParts(
         inbox=inbox_part(config.inbox),
         ledger=ledger_part(config.ledger),
         board=board_part(config.board),

@@ -1,9 +1,7 @@
-"""Starts the roles as processes, restarts what dies, and ends them all together.
+"""Start the roles as processes, restart what dies, and end them all together.
 
-A role that dies is restarted after a pause that doubles from 0.5 s to 10 s and is forgotten after 10 s of health.
-A supervisor that is killed takes its roles along: they watch it.
-A role that exits with 2 (bad configuration) and was never healthy is not restarted: the supervisor stops everything and
-says so. One that was is restarted: a port that is taken or a file that is gone meanwhile takes nobody else along.
+The pause before a restart doubles from 0.5 s to 10 s, and is reset after 10 s of health. A role that exits with 2 (bad
+configuration) and was never healthy stops everything. The roles end with a supervisor that is killed: they monitor it.
 """
 
 import asyncio
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import files
-from fleet.parent import environment
+from fleet.process import child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +28,7 @@ BAD_CONFIGURATION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class SupervisedRole:
     """One supervised process."""
 
     name: str
@@ -44,7 +42,7 @@ def role_command(role: str, config: Path, *more: str) -> list[str]:
 class Supervisor:
     """Runs roles until `stop`, or until one refuses its configuration at the start (then `exit_code` is 2)."""
 
-    def __init__(self, roles: Sequence[Role], folder: Path, healthy_after_s: float = HEALTHY_AFTER_S) -> None:
+    def __init__(self, roles: Sequence[SupervisedRole], folder: Path, healthy_after_s: float = HEALTHY_AFTER_S) -> None:
         self.roles = roles
         self.folder = folder
         self.healthy_after_s = healthy_after_s
@@ -66,7 +64,7 @@ class Supervisor:
                 group.create_task(self._keep(role))
         return self.exit_code
 
-    async def _keep(self, role: Role) -> None:
+    async def _keep(self, role: SupervisedRole) -> None:
         pause_s, proven = FIRST_PAUSE_S, False
         while not self._stop.is_set():
             began = time.monotonic()
@@ -87,10 +85,12 @@ class Supervisor:
                 await asyncio.wait_for(self._stop.wait(), pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    async def _live(self, role: Role) -> int | str:
-        """One process from its start to its end; returns its exit code, or why there was none."""
+    async def _live(self, role: SupervisedRole) -> int | str:
+        """Run one process to its end. Returns its exit code, or why it could not start."""
         try:
-            process = await asyncio.create_subprocess_exec(*role.command, start_new_session=True, env=environment())
+            process = await asyncio.create_subprocess_exec(
+                *role.command, start_new_session=True, env=child_environment()
+            )
         except OSError as error:  # no memory, too many processes: the other roles go on
             return str(error)
         self._note(role.name, process.pid)
@@ -99,7 +99,7 @@ class Supervisor:
         return code
 
     async def _wait(self, process: asyncio.subprocess.Process) -> int:
-        """The exit code; when the supervisor stops, the process is asked to end, then made to."""
+        """The exit code. When the supervisor stops, it terminates the process, and kills it after GRACE_S."""
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Work in a thread that is never left half done."""
+"""Threads whose work is never left half done."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """In a thread, to its end: who is cancelled meanwhile waits, so that what it works on is nobody's twice."""
+    """Run `work` in a thread. If cancelled, wait for it to finish first, so nothing else touches its data."""
     done = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(done)

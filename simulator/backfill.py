@@ -1,9 +1,8 @@
 """FIFO with EASY backfill over nodes, on arrays small enough for a month of jobs in a second or two.
 
-The head of the queue gets a reservation: the time at which, by the estimates of the running jobs, it fits, and the
-nodes it will use then. A later job may start now if it ends before that time by its own estimate, or if it leaves
-the head's nodes alone. The estimate is the running p90 of *finished* jobs of the same GPU count, never a job's own
-future. As jobs of one size share the estimate, a size that failed once fails for the rest of the pass.
+The head of the queue reserves the nodes that it will use once, by the running jobs' estimates, it fits. A later job may
+start now if, by its own estimate, it ends before then, or if it leaves those nodes alone. The estimate is the running
+p90 of *finished* jobs of the same GPU count, so a size that failed once fails for the rest of the pass.
 """
 
 from bisect import insort
@@ -20,7 +19,7 @@ SAMPLES_WANTED = 5
 
 
 @dataclass(slots=True)
-class RunTimes:
+class RunTimeSamples:
     """Run times of finished jobs, sorted, by GPU count (0: all)."""
 
     by_gpus: dict[int, list[float]] = field(default_factory=dict)
@@ -39,7 +38,7 @@ class RunTimes:
 
 
 @dataclass(slots=True)
-class RunningJob:
+class BackfilledJob:
     """A job on its GPUs. `held[i]`: (node row, GPU indices) of member i; `end_ms` is true, `estimate_s` a guess."""
 
     job: TraceJob
@@ -90,10 +89,7 @@ class GpuPool:
 
 
 def choose_nodes(count: NDArray[np.int64], rack: NDArray[np.int32], members: int, each: int) -> list[int] | None:
-    """Nodes for `members` of `each` GPUs: one rack if one can hold them (the tightest), fullest nodes first.
-
-    count: (n,) free GPUs; rack: (n,). None when they do not fit.
-    """
+    """Nodes for `members` of `each` GPUs: in the tightest rack if one holds all, fullest first; None: no room."""
     room = count // each
     if int(room.sum()) < members:
         return None
@@ -114,30 +110,27 @@ Chooser = Callable[[TraceJob, NDArray[np.int64]], list[int] | None]
 
 
 @dataclass(slots=True)
-class Backfill:
-    """Queue, running jobs and run times of one cluster; `start_ready` is the scheduling pass.
-
-    `chooser` picks nodes instead of `choose_nodes`; it is asked only where counting says that the job fits.
-    """
+class BackfillQueue:
+    """Queue, running jobs and run times of a cluster. `chooser` replaces `choose_nodes` for jobs that fit by count."""
 
     pool: GpuPool
     queue: list[TraceJob] = field(default_factory=list)
-    running: dict[str, RunningJob] = field(default_factory=dict)
-    run_times: RunTimes = field(default_factory=RunTimes)
+    running: dict[str, BackfilledJob] = field(default_factory=dict)
+    run_times: RunTimeSamples = field(default_factory=RunTimeSamples)
     chooser: Chooser | None = None
 
     @property
     def gpus_per_node(self) -> int:
         return int(self.pool.free.shape[1])
 
-    def end(self, job: str) -> RunningJob:
+    def end(self, job: str) -> BackfilledJob:
         """Take a finished job off its GPUs and learn its run time."""
         row = self.running.pop(job)
         self.pool.give_back(row.held)
         self.run_times.add(row.job.gpus, row.job.run_s)
         return row
 
-    def start_ready(self, now_ms: int) -> list[RunningJob]:
+    def start_ready(self, now_ms: int) -> list[BackfilledJob]:
         """Start the head while it fits, then backfill behind it; returns what started, in order."""
         started = []
         while self.queue and (nodes := self._fit(self.queue[0], self.pool.count)) is not None:
@@ -151,16 +144,16 @@ class Backfill:
         nodes = choose_nodes(count, self.pool.rack, members, each)
         return nodes if nodes is None or self.chooser is None else self.chooser(job, count)
 
-    def _start(self, job: TraceJob, nodes: list[int], now_ms: int) -> RunningJob:
+    def _start(self, job: TraceJob, nodes: list[int], now_ms: int) -> BackfilledJob:
         _, each = gang_shape(job.gpus, self.gpus_per_node)
         end_ms = now_ms + int(job.run_s * 1000)
-        row = RunningJob(job, now_ms, end_ms, self.run_times.p90_s(job.gpus), self.pool.take(nodes, each))
+        row = BackfilledJob(job, now_ms, end_ms, self.run_times.p90_s(job.gpus), self.pool.take(nodes, each))
         self.running[job.job] = row
         return row
 
-    def _backfill(self, now_ms: int) -> list[RunningJob]:
+    def _backfill(self, now_ms: int) -> list[BackfilledJob]:
         shadow_ms, spare = self._reservation(self.queue[0], now_ms)
-        started: list[RunningJob] = []
+        started: list[BackfilledJob] = []
         waiting, hopeless = [self.queue[0]], set[int]()
         for job in self.queue[1:]:
             nodes = None
@@ -193,5 +186,5 @@ class Backfill:
         return now_ms, np.zeros_like(count)  # it can never fit: nothing may pass it
 
 
-def _first(pair: tuple[int, RunningJob]) -> int:
+def _first(pair: tuple[int, BackfilledJob]) -> int:
     return pair[0]

@@ -12,7 +12,9 @@ from simulator.effects import (
     Bump,
     Death,
     Effects,
-    Load,
+    HardwareLoad,
+    NeedsReset,
+    Passing,
 )
 from simulator.magnitudes import (
     CpuContentionKind,
@@ -23,7 +25,6 @@ from simulator.magnitudes import (
     PowerBrakeKind,
     ThermalThrottleKind,
 )
-from simulator.shape import NeedsReset, Passing
 
 SOFT_HEAT, HARD_HEAT = 0.4, 0.75
 
@@ -49,7 +50,7 @@ class ThermalThrottle(Passing):
             hard=bool(rng.random() < kind.hard_share),
         )
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         target = 0.0 if not load.busy[node, unit] else 0.35 if age_s < 0 else 1.0 if self.hard else 0.7
         self.heat += (target - self.heat) * -float(np.expm1(-dt_s / self.tau_s))
         if self.heat > 0.05 and load.busy[node, unit]:
@@ -79,7 +80,7 @@ class PowerBrake(Passing):
     def draw(cls, rng: np.random.Generator, kind: PowerBrakeKind) -> "PowerBrake":
         return cls(ratio=rng.uniform(*kind.clock))
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
         effects.clock_ratio[node] = self.ratio
@@ -103,7 +104,7 @@ class PcieDowngrade(NeedsReset):
             replays_per_s=rng.uniform(*kind.replays_per_s),
         )
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         effects.replays_per_s[node, unit] += self.replays_per_s if age_s < 300 else 0.02
         if age_s < 0:
             return False
@@ -136,7 +137,7 @@ class EccStorm(NeedsReset):
             contained=bool(rng.random() < kind.contained_share),
         )
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             effects.sbe_per_s[node, unit] += 0.03
             return False
@@ -189,7 +190,7 @@ class GpuOffBus(NeedsReset):
         delay_s = rng.uniform(*kind.delay_s)
         return cls(warns_s, freezes, delay_s, Slipping(delay_s / 2, kind.lost_scrapes_share, rng.spawn(1)[0]))
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             self.slipping.apply(effects, node)
             return False
@@ -204,7 +205,7 @@ class GpuOffBus(NeedsReset):
         effects.present[node, unit] = False
         return True
 
-    def _stop_job(self, effects: Effects, load: Load, node: int, unit: int, age_s: float) -> None:
+    def _stop_job(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float) -> None:
         job_s = load.age_s[load.slot[node, unit]]
         if job_s >= age_s:
             effects.hung[node, unit] = True
@@ -227,17 +228,17 @@ class Slipping:
 
 
 @dataclass(slots=True)
-class NodeLost(NeedsReset):
+class LostNode(NeedsReset):
     heartbeat_s: float
     slipping: Slipping
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, kind: NodeLostKind) -> "NodeLost":
+    def draw(cls, rng: np.random.Generator, kind: NodeLostKind) -> "LostNode":
         own = rng.spawn(1)[0]
         slipping = Slipping(own.uniform(*kind.delay_s), kind.lost_scrapes_share, own)
         return cls(own.uniform(*kind.heartbeat_s), slipping)
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             self.slipping.apply(effects, node)
             return False
@@ -268,7 +269,7 @@ class CpuContention(Passing):
             calm_s=rng.uniform(*kind.calm_s),
         )
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
         share = self._pressed_share(age_s, dt_s)

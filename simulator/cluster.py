@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from fleet.requests import RankPlacement
 from simulator import physics
-from simulator.effects import Effects, Levels, Load
+from simulator.effects import ActivityLevels, Effects, HardwareLoad
 from simulator.faults import QUIET, FaultPlan, FaultSettings
-from simulator.gangs import Gang, Gangs
+from simulator.gangs import RunningGang, RunningGangs
 from simulator.sensors import Sensors
 from simulator.telemetry import DcgmPage, NodePage
 from simulator.workload import JobPhase, WorkloadProfile
@@ -95,7 +95,7 @@ class SimulatedFleet:
         self.names = self.spec.names
         self.rows = {name: row for row, name in enumerate(self.names)}
         shape = (self.spec.nodes, self.spec.gpus)
-        self.gangs = Gangs(*shape)
+        self.gangs = RunningGangs(*shape)
         self.faults = FaultPlan(self.names, self.spec.gpus, settings, seed)
         self.effects = Effects(*shape)
         self.sensors = Sensors(*shape, seed)
@@ -132,12 +132,12 @@ class SimulatedFleet:
             return math.nan
         return math.inf if self._hangs(gang) else sum(self._draw_step(gang))
 
-    def _hangs(self, gang: Gang) -> bool:
+    def _hangs(self, gang: RunningGang) -> bool:
         return not math.isnan(self.gangs.hung_since_ms[gang.slot])
 
-    def _draw_step(self, gang: Gang) -> tuple[float, float]:
+    def _draw_step(self, gang: RunningGang) -> tuple[float, float]:
         """Seconds of a step of a job that steps, and what its ranks wait together for data, collection or storage."""
-        levels = self.effects.levels.get(gang.slot, Levels())
+        levels = self.effects.levels.get(gang.slot, ActivityLevels())
         step_s = gang.profile.step_s * levels.step * self._slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
         if self.phase(gang.job) == "checkpoint":
             return step_s, gang.profile.checkpoint_s
@@ -151,7 +151,7 @@ class SimulatedFleet:
         if gang is None or self.phase(job) in ("init", "loading") or self._hangs(gang):
             return []
         step_s, data_s = self._draw_step(gang)
-        own_s = gang.profile.step_s * self.effects.levels.get(gang.slot, Levels()).step
+        own_s = gang.profile.step_s * self.effects.levels.get(gang.slot, ActivityLevels()).step
         own_s *= 1 - gang.profile.communication_share
         slowest = np.full(int(gang.rank_of.max()) + 1, np.inf)
         np.minimum.at(slowest, gang.rank_of, physics.own_speed(self.effects)[gang.node, gang.gpu])
@@ -229,12 +229,12 @@ class SimulatedFleet:
         self._phase = phase
         self.sensors.apply(self.effects)
 
-    def _load(self, phase: NDArray[np.int64]) -> Load:
+    def _load(self, phase: NDArray[np.int64]) -> HardwareLoad:
         assert self.time_ms is not None
         works = physics.is_computing(phase)
         hot = works & (self.gangs.level("power_w") > BUSY_W)
         slot = self.gangs.slot
-        return Load(
+        return HardwareLoad(
             slot=slot,
             busy=hot[slot],
             networked=works[slot] & (physics.port_bytes_per_s(self.gangs) > 0),
@@ -269,5 +269,5 @@ class SimulatedFleet:
             self._phase[slot] = JobPhase.EMPTY
             self._failed.append((gang.job, category, self.names[node], message))
 
-    def _slowdown(self, gang: Gang) -> float:
+    def _slowdown(self, gang: RunningGang) -> float:
         return float(self._factor[gang.slot]) if gang.slot < len(self._factor) else 1.0

@@ -1,8 +1,6 @@
-"""What a scrape of a whole fleet gives, as columns: the numbers of the exporter pages without the text between.
+"""A scrape of a whole fleet as columns: the numbers of the exporter pages without the text between.
 
-A table of raw numbers a round is taken from the sensors as the pages would print them; conversion to the catalogue's
-metrics and units is that of the decoders, found out once by asking them about each field. Files have a column a metric
-and a row group every few hundred rounds, which is what `training.fault_runs` reads.
+The decoders convert to the catalogue's metrics and units. `training.sets.fault_runs` reads the files.
 """
 
 from collections.abc import Sequence
@@ -17,9 +15,9 @@ from numpy.typing import NDArray
 from fleet.entities import Entities
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind
-from ingest.exporters import ExporterResolver
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import Target
 from ingest.series import Conversion, Series
-from ingest.text import Target
 from simulator.cluster import SimulatedFleet
 from simulator.telemetry import CPU_MODES, GPU_FIELDS, HOST_FIELDS, PORT_FIELDS, Field
 

@@ -1,10 +1,8 @@
 """What it was worth: a day of the same jobs and faults under a risk-blind engine and under ours, over several seeds.
 
-Faults are drawn per seed: by kind at the rates that large fleets report (`REALISTIC_RATES`; slow network ports more
-often, DAY_RATES), log-normal durations, and 22 % of repaired nodes fail again within a day. All start without a
-precursor other than what the kind itself shows, which favours the blind arm. What each fault does, and when it is seen,
-if ever, is drawn from a DetectionTable that was measured on the real path. Both arms get the same jobs, faults and
-engine (`simulator/day.py` states the rest of the model).
+Each seed draws faults by kind at the rates of large fleets (DAY_RATES) with log-normal durations; 22 % of repaired
+nodes fail again within a day. A precursor is only what the kind itself shows, which favours the blind arm. A measured
+DetectionTable says what each fault does and when it is seen. Both arms share the engine; `day.py` states the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fleet.topology import Topology
-from simulator.backfill import RunningJob
+from simulator.backfill import BackfilledJob
 from simulator.day import Arm, Day, DayFault, FalseAlarm, Losses, Memo
 from simulator.detection import INNOCENT, DetectionTable
 from simulator.faults import NODE_KINDS
 from simulator.magnitudes import DECOY_KINDS, MEDIAN_S, REALISTIC_RATES
-from simulator.replay import Replay
+from simulator.replay import TraceReplay
 from simulator.traces import JobTrace
 
 DAY_MS = 86_400_000
@@ -58,12 +56,17 @@ class Interval:
 
 
 def compare(
-    trace: JobTrace, replay: Replay, topology: Topology, table: DetectionTable, *, seed: int = 0, seeds: int = SEEDS
+    trace: JobTrace,
+    replay: TraceReplay,
+    topology: Topology,
+    table: DetectionTable,
+    *,
+    seed: int = 0,
+    seeds: int = SEEDS,
 ) -> dict[str, Any]:
     """GPU-hours lost in the day after the start: {"risk_blind", "ours", "saved", "ours_acting", "saved_acting", …}.
 
-    Each is {"mean", "low", "high"}. `ours` only places by risk; `ours_acting` has owners who act on it, too. `saved`
-    are means of the differences seed by seed, negative where ours loses. Same seed, same numbers.
+    Each is {"mean", "low", "high"}; `saved` of the differences seed by seed. In `ours_acting` owners act on risk, too.
     """
     memo: Memo = {}
     days = [_arms(trace, replay, topology, table, seed + number, memo) for number in range(seeds)]
@@ -91,7 +94,7 @@ def _parts(arms: Sequence[Losses]) -> dict[str, float]:
 
 
 def _arms(
-    trace: JobTrace, replay: Replay, topology: Topology, table: DetectionTable, seed: int, memo: Memo
+    trace: JobTrace, replay: TraceReplay, topology: Topology, table: DetectionTable, seed: int, memo: Memo
 ) -> dict[Arm, Losses]:
     """The same day for every arm."""
     cluster = replay.cluster
@@ -101,7 +104,7 @@ def _arms(
     arrivals = trace.rows((trace.submit_ms >= start_ms) & (trace.submit_ms < end_ms))
     faults, alarms = draw_day(topology, table, start_ms, np.random.default_rng([seed, 6]))
 
-    def left_s(row: RunningJob) -> float:
+    def left_s(row: BackfilledJob) -> float:
         return remaining_s[row.job.job]
 
     def play(arm: Arm) -> Losses:

@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest
 from fleet.topology import Topology
 from placement.engine import decide
 from placement.view import ClusterView, Inventory
-from simulator.backfill import Backfill, RunningJob
+from simulator.backfill import BackfilledJob, BackfillQueue
 from simulator.detection import Sighting
 from simulator.traces import TraceJob, gang_shape
 
@@ -94,12 +95,9 @@ class Losses:
 
 @dataclass(slots=True)
 class _Work:
-    """Progress of one running job: first it comes up (`startup_s` left), then it works (`remaining_s` left).
+    """One running job: `startup_s` to come up, then `remaining_s` to work; `version` outdates earlier events."""
 
-    `version` outdates events that were planned for an earlier speed.
-    """
-
-    row: RunningJob
+    row: BackfilledJob
     remaining_s: float
     last_ms: int
     startup_s: float = 0.0
@@ -129,13 +127,13 @@ class Day:
 
     def __init__(
         self,
-        cluster: Backfill,
+        cluster: BackfillQueue,
         topology: Topology,
         begin_ms: int,
         end_ms: int,
         *,
         arm: Arm,
-        remaining_s: Callable[[RunningJob], float],
+        remaining_s: Callable[[BackfilledJob], float],
         memo: Memo,
     ) -> None:
         self.cluster = copy.deepcopy(cluster)
@@ -187,7 +185,7 @@ class Day:
 
     # Jobs
 
-    def _started(self, row: RunningJob, now_ms: int) -> None:
+    def _started(self, row: BackfilledJob, now_ms: int) -> None:
         again = row.job.job in self._restarting
         remaining_s = self._restarting.pop(row.job.job, row.job.run_s)
         work = self._work[row.job.job] = _Work(row, remaining_s, now_ms, RESTART_S if again else 0.0)
@@ -335,16 +333,16 @@ class Day:
 
     def _drain(self, fault: DayFault, now_ms: int) -> None:
         if fault in self._active.get(fault.node, ()):
-            self._view.state[fault.node] = 1
+            self._view.state[fault.node] = NodeState.DRAINED
             self._at(fault.end_ms, partial(self._undrain, fault.node))
 
     def _undrain(self, node: int, now_ms: int) -> None:
-        self._view.state[node] = 0
+        self._view.state[node] = NodeState.IN_SERVICE
 
     def _look(self, now_ms: int) -> None:
         """Count the GPUs that stand idle on avoided or drained nodes while jobs queue for them."""
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
-        out = (self._view.state > 0) | (risk > 0)
+        out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
         idle = min(int(self.cluster.pool.count[out].sum()), wanted)
         self.losses.idle += idle * LOOK_MS / 3_600_000
@@ -379,7 +377,7 @@ def _empty_view(topology: Topology) -> ClusterView:
         topology=topology,
         free=np.zeros((nodes, width), bool),
         usable=np.arange(width)[None, :] < topology.gpus[:, None],
-        state=np.zeros(nodes, np.int8),
+        state=np.full(nodes, NodeState.IN_SERVICE, np.int8),
         p_fail=np.zeros(nodes),
         p_slow=np.zeros(nodes),
         reason={},

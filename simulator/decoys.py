@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.effects import REASON_SW_POWER_CAP, Effects, Levels, Load
+from simulator.effects import REASON_SW_POWER_CAP, ActivityLevels, Effects, HardwareLoad, Passing
 from simulator.magnitudes import ExporterRestartKind, PhaseChangeKind, PowerCapKind, SequenceImbalanceKind
-from simulator.shape import Passing
 from simulator.workload import JobPhase
 
 
@@ -17,7 +16,7 @@ class PhaseDecoy(Passing):
 
     phase: JobPhase
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         slot = _job_on(load, node)
         if age_s < 0 or not slot:
             return False
@@ -36,7 +35,7 @@ class PowerCap(Passing):
     def draw(cls, rng: np.random.Generator, kind: PowerCapKind) -> "PowerCap":
         return cls(limit_w=rng.uniform(*kind.limit_w), ratio=rng.uniform(*kind.clock))
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
         busy = load.busy[node]
@@ -49,10 +48,7 @@ class PowerCap(Passing):
 
 @dataclass(slots=True)
 class ExporterRestart(Passing):
-    """The DCGM exporter does not answer for one scrape, then starts with fresh counters and no XID.
-
-    `renames`: it is a newer version, whose fields and labels have other names.
-    """
+    """One scrape gets no answer, then counters start afresh without an XID; `renames`: with other names, too."""
 
     down_s: float
     renames: bool = False
@@ -66,7 +62,7 @@ class ExporterRestart(Passing):
     def draw_rename(cls, rng: np.random.Generator, kind: ExporterRestartKind) -> "ExporterRestart":
         return cls(down_s=rng.uniform(*kind.down_s), renames=True)
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if 0 <= age_s < self.down_s:
             effects.page_down[node, 0] = True
         elif age_s >= self.down_s and not self.restarted:
@@ -90,7 +86,7 @@ class SequenceImbalance(Passing):
     def draw(cls, rng: np.random.Generator, kind: SequenceImbalanceKind) -> "SequenceImbalance":
         return cls(rng.uniform(*kind.spread), rng.uniform(*kind.hold_s), rng.spawn(1)[0])
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         slot = _job_on(load, node)
         if age_s < 0 or not slot:
             return False
@@ -107,13 +103,13 @@ class SequenceImbalance(Passing):
 class PhaseChange(Passing):
     """The job does something else for a while, all ranks together: longer sequences, another data set, more layers."""
 
-    levels: Levels
+    levels: ActivityLevels
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kind: PhaseChangeKind) -> "PhaseChange":
-        return cls(Levels(rng.uniform(*kind.activity), rng.uniform(*kind.traffic), rng.uniform(*kind.step)))
+        return cls(ActivityLevels(rng.uniform(*kind.activity), rng.uniform(*kind.traffic), rng.uniform(*kind.step)))
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         slot = _job_on(load, node)
         if age_s < 0 or not slot:
             return False
@@ -121,6 +117,6 @@ class PhaseChange(Passing):
         return True
 
 
-def _job_on(load: Load, node: int) -> int:
+def _job_on(load: HardwareLoad, node: int) -> int:
     """The slot of the first job on a node, 0 for none."""
     return next((slot for slot in np.unique(load.slot[node]).tolist() if slot), 0)

@@ -1,7 +1,4 @@
-"""What was measured of each kind of fault: how it slows or kills a job, and when, if ever, it is seen.
-
-The numbers come from outside (a run of the real path on a small fleet); here is only their shape.
-"""
+"""Measured effect and detection delay of each kind of fault, as `cli/detection.py` measures them on a small fleet."""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +13,8 @@ INNOCENT = "innocent_peer"  # a healthy node beside a faulty one, among the deco
 class Sighting:
     """One measured fault.
 
-    slowdown: step time while it lasts over the usual one; kills_s: seconds until it kills the job (inf: it does not);
-    hangs: the job stands still until then; delay_s: from its first effect until the node is flagged (inf: never);
-    p_fail, p_slow: the node's risk within an hour once it is flagged.
+    slowdown: step time over the usual; kills_s: until it kills the job, which `hangs` till then; delay_s: from first
+    effect to flag (both inf: never); p_fail, p_slow: the node's risk within an hour once it is flagged.
     """
 
     kind: str

@@ -1,8 +1,7 @@
 """The live driver: it plays all owners of jobs, and meets the product over HTTP only.
 
-At the start it tells the past (history, running jobs, queue). Then, in fleet time: it submits jobs as the trace brings
-them, starts what the engine places on the simulated fleet, tells steps, phases and checkpoints, ends jobs when
-their work is done, and resubmits those that a fault killed with the work since their last checkpoint.
+First it tells the past (history, running jobs, queue). Then, in fleet time, it submits the trace's jobs, starts what
+the engine places, tells steps, phases and checkpoints, ends jobs, and resubmits killed ones from their checkpoints.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from fleet.events import FailureCategory, NodeEvent
 from fleet.requests import RankPlacement
 from simulator.live_job import LiveJob
 from simulator.outbox import Outbox, ProductApi
-from simulator.replay import Replay, opening_events
+from simulator.replay import TraceReplay, opening_events
 from simulator.traces import TraceJob
 from simulator.workload import WorkloadProfile
 
@@ -67,7 +66,7 @@ class Driver:
     fleet: JobHost
     api: ProductApi
     clock: Clock
-    replay: Replay
+    replay: TraceReplay
     arrivals: Iterable[TraceJob]
     profile_of: Callable[[TraceJob], WorkloadProfile]
     gpus_per_node: int = 8
@@ -102,13 +101,13 @@ class Driver:
         """Tell the past, then live; ends by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.outbox.run())
-            await self._tell_past()
+            await self._send_past()
             self.live.set()
             tasks.create_task(self._post_requests())
             tasks.create_task(self._poll())
             tasks.create_task(self._tick())
 
-    async def _tell_past(self) -> None:
+    async def _send_past(self) -> None:
         await self.api.until_ready("/healthz")
         history = self.replay.history
         for begin in range(0, len(history), HISTORY_CHUNK):

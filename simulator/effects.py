@@ -1,6 +1,7 @@
 """What faults do to the hardware right now, as arrays over (node, GPU) or (node, port); port i serves GPU i."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class HardwareLoad:
     """What the jobs ask of the hardware now, which decides what a fault can show. Slot 0 is no job."""
 
     slot: NDArray[np.int32]  # (n, g) job slot
@@ -49,7 +50,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class ActivityLevels:
     """A job that does something else: times its usual activity, traffic and step."""
 
     activity: float = 1.0
@@ -89,7 +90,7 @@ class Effects:
     page_down: NDArray[np.bool_] = field(init=False)  # (n, 2) dcgm and node exporter do not answer
     page_delay_s: NDArray[np.float64] = field(init=False)  # (n,) wall seconds of extra scrape time
     forced_phase: dict[int, JobPhase] = field(init=False, default_factory=dict)  # by job slot
-    levels: dict[int, Levels] = field(init=False, default_factory=dict)  # by job slot
+    levels: dict[int, ActivityLevels] = field(init=False, default_factory=dict)  # by job slot
     renamed: NDArray[np.bool_] = field(init=False)  # (n,) a newer DCGM exporter, for good
     bumps: list[Bump] = field(init=False, default_factory=list)
     deaths: list[Death] = field(init=False, default_factory=list)
@@ -121,3 +122,29 @@ class Effects:
         self.page_delay_s = np.zeros(self.nodes)
         self.forced_phase, self.levels = {}, {}
         self.bumps, self.deaths, self.resets = [], [], []
+
+
+class FaultShape(Protocol):
+    """A fault, applied at every step. `age_s` counts from its start and is negative during a precursor."""
+
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+        """Write into the cells of (node, unit); True when what runs there shows the fault now."""
+
+    def end(self, effects: Effects, node: int, unit: int) -> None:
+        """The fault is over or repaired."""
+
+
+@dataclass(slots=True)
+class Passing:
+    """A shape that leaves nothing behind when it ends."""
+
+    def end(self, effects: Effects, node: int, unit: int) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class NeedsReset:
+    """A shape whose repair resets the GPU (unit -1: all of the node): volatile counters and the XID restart."""
+
+    def end(self, effects: Effects, node: int, unit: int) -> None:
+        effects.resets.append((node, unit))

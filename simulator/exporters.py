@@ -1,7 +1,6 @@
 """Exporter pages over HTTP on loopback: one path a node and exporter, `/{node}/dcgm/metrics`, `/{node}/node/metrics`.
 
-A plain asyncio protocol: a page is 75 kB and there are hundreds a second. A few lines are broken on purpose and
-counted, one count a line, when the response that carries them has left this process in full.
+Plain asyncio, for hundreds of 75 kB pages a second. A line broken on purpose counts once its response has been sent.
 """
 
 import asyncio
@@ -44,10 +43,7 @@ class PageSource(Protocol):
 
 @dataclass(slots=True)
 class Breakage:
-    """Breaks one line of a page now and then; one time in four its number is only blanked, as DCGM does.
-
-    `share` is the share of pages that are touched.
-    """
+    """Breaks one line in a `share` of the pages; one time in four it only blanks the number, as DCGM does."""
 
     rng: np.random.Generator
     share: float = 0.003
@@ -93,7 +89,6 @@ class ExporterServer:
         self.source = source
         self.bad_records_injected = 0
         self.pages_served = 0
-        self.paused = False
         self._clock = clock
         self._breakage = breakage
         self._targets = {f"/{node}/{exporter}/metrics": (node, exporter) for node, exporter in source.targets()}
@@ -125,38 +120,32 @@ class ExporterServer:
                 connection.drop()
             await self._server.wait_closed()
 
-    def pause(self) -> None:
-        """Answer no page any more (503), so that counts can be compared; connections stay."""
-        self.paused = True
-
-    def answer(self, path: str) -> "Answer":
+    def answer(self, path: str) -> "ExporterResponse":
         """The response to one GET."""
         if path == "/":
-            return Answer(200, json.dumps(self._status()).encode(), content_type=b"application/json")
+            return ExporterResponse(200, json.dumps(self._status()).encode(), content_type=b"application/json")
         target = self._targets.get(path)
         if target is None:
-            return Answer(404, b"no such exporter\n")
-        if self.paused:
-            return Answer(503, b"paused\n")
+            return ExporterResponse(404, b"no such exporter\n")
         now_ms = self._clock.now_ms()
         if self.source.time_ms is None or now_ms - self.source.time_ms >= ADVANCE_MS:
             self.source.advance(now_ms)
         node, exporter = target
         if not self.source.answers(node, exporter):
-            return Answer(0, b"")
+            return ExporterResponse(0, b"")
         page = self.source.page(node, exporter, now_ms)
         delay_s = self.source.delay_s(node) if exporter == "dcgm" else 0.0
         if self._breakage is None or delay_s > 0:
-            return Answer(200, page, delay_s=delay_s)
+            return ExporterResponse(200, page, delay_s=delay_s)
         page, bad = self._breakage.spoil(page)
-        return Answer(200, page, bad)
+        return ExporterResponse(200, page, bad)
 
     def _status(self) -> dict[str, int]:
         return {"bad_records_injected": self.bad_records_injected, "pages": self.pages_served}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExporterResponse:
     """Status 0 closes the connection without a word, as a host that is gone does."""
 
     status: int
@@ -215,18 +204,18 @@ class _Connection(asyncio.Protocol):
             head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
             method, _, rest = head.partition(b" ")
             path = rest.partition(b" ")[0].decode("latin-1").partition("?")[0]
-            answer = self._server.answer(path) if method == b"GET" else Answer(405, b"GET only\n")
+            answer = self._server.answer(path) if method == b"GET" else ExporterResponse(405, b"GET only\n")
             if answer.delay_s > 0:
                 self._waiting = asyncio.get_running_loop().call_later(answer.delay_s, self._late, answer)
             else:
                 self._send(answer)
 
-    def _late(self, answer: Answer) -> None:
+    def _late(self, answer: ExporterResponse) -> None:
         self._waiting = None
         self._send(answer)
         self._serve()
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: ExporterResponse) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -244,13 +233,3 @@ class _Connection(asyncio.Protocol):
         self._unsent = (0, 0)
         self._server.pages_served += pages
         self._server.bad_records_injected += bad
-
-
-async def serve_exporters(
-    source: PageSource, clock: Clock, host: str = "127.0.0.1", port: int = 0, *, seed: int = 0, bad_share: float = 0.003
-) -> ExporterServer:
-    """A listening server for a fleet; `bad_share` of its pages carry one broken line. Close it when done."""
-    breakage = Breakage(np.random.default_rng([seed, 5]), bad_share) if bad_share > 0 else None
-    server = ExporterServer(source, clock, breakage)
-    await server.start(host, port)
-    return server

@@ -1,7 +1,4 @@
-"""The file behind `fleetcast simulate faults`: everything that is drawn, with its defaults.
-
-Written and read as TOML, a table a fault kind and a table a decoy. Unknown keys are refused with the nearest known one.
-"""
+"""The TOML file behind `fleetcast simulate faults`: all that is drawn, with defaults. Unknown keys are refused."""
 
 import difflib
 import inspect
@@ -15,7 +12,7 @@ import msgspec
 
 from fleet.errors import ConfigError
 from simulator.faults import FaultSettings
-from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, Fault, Magnitudes, Span
+from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, FaultKind, Magnitudes, Span
 
 
 class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +111,7 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def settings(self) -> FaultSettings:
         """As a fault plan takes them: a Poisson process a kind."""
         draw = self.draw
-        faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, Fault)}
+        faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, FaultKind)}
         rates = {kind: row.rate * draw.scale for kind, row in faults.items()}
         rates |= {kind: self.kinds.of(kind).rate * draw.decoy_scale for kind in DECOY_KINDS}
         own = draw.precursor_share

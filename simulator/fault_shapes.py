@@ -1,5 +1,4 @@
-"""What each kind of fault does, as a function of its age. A shape is drawn once, with its magnitudes, and then
-applied at every step; `apply` answers whether the fault shows now, given what runs there.
+"""What each kind of fault does by its age. A shape is drawn once and applied at every step.
 
     thermal_throttle  the GPU heats to 83-90 °C; SM clock 1980 -> 1200-1700 (soft), then <= 990 MHz (hard)
     power_brake       all GPUs of the node at half the clock
@@ -25,18 +24,18 @@ from simulator.board_faults import (
     CpuContention,
     EccStorm,
     GpuOffBus,
-    NodeLost,
+    LostNode,
     PcieDowngrade,
     PowerBrake,
     ThermalThrottle,
 )
 from simulator.decoys import ExporterRestart, PhaseChange, PhaseDecoy, PowerCap, SequenceImbalance
+from simulator.effects import FaultShape
 from simulator.magnitudes import USUAL, Magnitudes
 from simulator.port_faults import IbFlap, SlowNic
-from simulator.shape import Shape
 from simulator.workload import JobPhase
 
-_DRAW: dict[str, Callable[[np.random.Generator, Any], Shape]] = {
+_DRAW: dict[str, Callable[[np.random.Generator, Any], FaultShape]] = {
     "thermal_throttle": ThermalThrottle.draw,
     "power_brake": PowerBrake.draw,
     "pcie_downgrade": PcieDowngrade.draw,
@@ -44,7 +43,7 @@ _DRAW: dict[str, Callable[[np.random.Generator, Any], Shape]] = {
     "slow_nic": SlowNic.draw,
     "ecc_storm": EccStorm.draw,
     "gpu_off_bus": GpuOffBus.draw,
-    "node_lost": NodeLost.draw,
+    "node_lost": LostNode.draw,
     "cpu_contention": CpuContention.draw,
     "power_cap": PowerCap.draw,
     "exporter_restart": ExporterRestart.draw,
@@ -56,7 +55,7 @@ _DRAW: dict[str, Callable[[np.random.Generator, Any], Shape]] = {
 }
 
 
-def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USUAL) -> Shape:
+def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USUAL) -> FaultShape:
     """A fault or decoy of this kind, its numbers drawn from `magnitudes`. Raises ValueError for an unknown kind."""
     ranges = magnitudes.of(kind)
     return _DRAW[kind](rng, ranges)

@@ -1,7 +1,6 @@
 """Which faults happen when and where: a seeded plan over the fleet, with the truth about each.
 
-A plan draws faults by itself (`FaultSettings`) and takes injected ones (`inject`). Two ways to draw: evenly spaced
-through all kinds, so that a demonstration of minutes shows most of them, or Poisson with realistic rates.
+Faults are injected, or drawn: evenly spaced, so that minutes of a demonstration show most kinds, or at real rates.
 """
 
 from collections.abc import Sequence
@@ -11,10 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from simulator.effects import Effects, Load
+from simulator.effects import Effects, FaultShape, HardwareLoad
 from simulator.fault_shapes import draw_shape
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, MEDIAN_S, USUAL, Decoy, Magnitudes
-from simulator.shape import Shape
 from simulator.truth import FaultRecord
 
 PORT_KINDS = frozenset({"ib_flap", "slow_nic"})
@@ -28,11 +26,10 @@ LEADING_KINDS = PRECURSOR_KINDS | {"gpu_off_bus", "node_lost"}  # whose shape sh
 class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How faults are drawn. Times are fleet seconds.
 
-    `every_s` > 0 spaces them evenly (with jitter) and takes the kinds in turn; else `rates` (faults per 1000
-    node-days, by kind of fault or decoy) draw a Poisson process. A fault lasts a lognormal time around `median_s`,
-    from `shortest_s` to `limit_s`. `precursor_share` of the kinds that can have a precursor begin with one, unless
-    `precursor_shares` says otherwise of a kind; what shows nothing before its start never has one. After `repeat_share`
-    of the repairs the same happens to the node again within `repeat_within_s`.
+    `every_s` > 0 spaces them evenly (with jitter), kinds in turn; else `rates` (per 1000 node-days, by kind) draw a
+    Poisson process. A fault lasts a lognormal time around `median_s`, from `shortest_s` to `limit_s`.
+    `precursor_shares` by kind replace `precursor_share`; what shows nothing before its start never has a precursor.
+    After `repeat_share` of the repairs the node has the same fault again within `repeat_within_s`.
     """
 
     kinds: tuple[str, ...] = (*FAULT_KINDS, *DECOY_KINDS)
@@ -79,7 +76,7 @@ class Incident:
     end_ms: int
     lead_ms: int
     benign: bool
-    shape: Shape
+    shape: FaultShape
     started: bool = False
     shown_s: float = 0.0
     shown_from_ms: int | None = None
@@ -125,7 +122,7 @@ class FaultPlan:
         self.settings = settings
         self._due_ms = {}
 
-    def advance(self, effects: Effects, load: Load, now_ms: int, dt_s: float) -> None:
+    def advance(self, effects: Effects, load: HardwareLoad, now_ms: int, dt_s: float) -> None:
         """Start what is due, write what is active into `effects`, end what is over, keep the truth."""
         self._draw_due(load, now_ms)
         for incident in list(self._incidents):
@@ -162,7 +159,7 @@ class FaultPlan:
         """Nodes with a fault that has begun (precursors included) and is not benign."""
         return {self._names[incident.node] for incident in self._incidents if not incident.benign}
 
-    def _add(self, kind: str, node: int, unit: int, start_ms: int, end_ms: int, lead_ms: int, shape: Shape) -> str:
+    def _add(self, kind: str, node: int, unit: int, start_ms: int, end_ms: int, lead_ms: int, shape: FaultShape) -> str:
         self._planned += 1
         fault_id = f"f{self._planned:04d}"
         benign = kind in DECOY_KINDS
@@ -209,7 +206,7 @@ class FaultPlan:
 
     # Drawing
 
-    def _draw_due(self, load: Load, now_ms: int) -> None:
+    def _draw_due(self, load: HardwareLoad, now_ms: int) -> None:
         if not self._due_ms:
             self._due_ms = self._first_dues(now_ms)
         for stream, due_ms in self._due_ms.items():
@@ -237,7 +234,7 @@ class FaultPlan:
         per_s = self.settings.rates[stream] * len(self._names) / (1000 * 86_400)
         return float(self._rng.exponential(1 / per_s))
 
-    def _draw(self, stream: str, load: Load, now_ms: int) -> None:
+    def _draw(self, stream: str, load: HardwareLoad, now_ms: int) -> None:
         kind = self._next_kind(stream)
         place = self._place(kind, load)
         if place is None:
@@ -275,7 +272,7 @@ class FaultPlan:
         lasts_s = max(median_s * self._rng.lognormal(0.0, 0.8), self.settings.shortest_s)
         return float(min(lasts_s, self.settings.limit_s))
 
-    def _place(self, kind: str, load: Load) -> tuple[int, int] | None:
+    def _place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
         """A (node, unit) without a fault, busy if possible, and not in a job that another fault already slows."""
         free = np.ones(load.slot.shape, bool)
         for incident in self._incidents:

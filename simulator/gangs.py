@@ -14,7 +14,7 @@ _ROW = {name: row for row, name in enumerate(NUMBERS)}
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class RunningGang:
     """One running job attempt and the cells (node row, GPU) it holds; `rank_of` names each cell's rank."""
 
     job: str
@@ -28,13 +28,13 @@ class Gang:
     rank_of: NDArray[np.int32]  # (cells,)
 
 
-class Gangs:
+class RunningGangs:
     """All running jobs of a fleet of `nodes` nodes with `gpus` GPUs each."""
 
     def __init__(self, nodes: int, gpus: int) -> None:
         self.slot = np.zeros((nodes, gpus), np.int32)
-        self.by_job: dict[str, Gang] = {}
-        self.by_slot: dict[int, Gang] = {}
+        self.by_job: dict[str, RunningGang] = {}
+        self.by_slot: dict[int, RunningGang] = {}
         self.started_ms = np.zeros(64)
         self.size = np.zeros(64, np.int64)
         self.spans_nodes = np.zeros(64, bool)
@@ -49,7 +49,7 @@ class Gangs:
 
     def start(
         self, job: str, attempt: int, ranks: Sequence[tuple[RankPlacement, int]], profile: WorkloadProfile, now_ms: int
-    ) -> Gang:
+    ) -> RunningGang:
         """Give a job its GPUs; `ranks` carries node rows. A rank without GPU indices takes the whole node."""
         self.stop(job)
         cells = [(row, gpu, rank.rank) for rank, row in ranks for gpu in (rank.gpus or range(self.slot.shape[1]))]
@@ -61,11 +61,11 @@ class Gangs:
         self.size[slot] = len(cells)
         self.spans_nodes[slot] = len(np.unique(node)) > 1
         self.hung_since_ms[slot] = np.nan
-        gang = Gang(job, attempt, tuple(rank for rank, _ in ranks), profile, now_ms, slot, node, gpu, rank_of)
+        gang = RunningGang(job, attempt, tuple(rank for rank, _ in ranks), profile, now_ms, slot, node, gpu, rank_of)
         self.by_job[job] = self.by_slot[slot] = gang
         return gang
 
-    def stop(self, job: str) -> Gang | None:
+    def stop(self, job: str) -> RunningGang | None:
         """Take the GPUs back; None when no such job runs."""
         gang = self.by_job.pop(job, None)
         if gang is None:

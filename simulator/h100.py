@@ -1,8 +1,7 @@
 """Recorded H100 runs as exporter pages: each run is a node, replayed in a loop from the first step on.
 
-Only what was recorded is shown (no SM clock, no error counters). Energy and InfiniBand bytes are cumulative and go on
-growing when a run starts over. Layout of the folder: `RUN_telemetry.csv.gz` (a row a GPU and 0.1 s), `RUN_ib.csv.gz`
-(port rates), `RUN_bmc.csv.gz` (chassis power).
+Only what was recorded is shown (no SM clock, no error counters); energy and InfiniBand bytes grow on from loop to loop.
+Files: `RUN_telemetry.csv.gz` (a row a GPU and 0.1 s), `RUN_ib.csv.gz` (port rates), `RUN_bmc.csv.gz` (chassis power).
 """
 
 import os
@@ -52,7 +51,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class RecordedSeries:
     """`values` (t, …) at `times_s` (t,) from the run's start. `grows` (…) is added each time the run starts over."""
 
     times_s: Array
@@ -76,9 +75,9 @@ class RecordedRun:
     """One run; any of the three recordings may be missing."""
 
     node: str
-    gpus: Series | None = None  # (t, field, GPU)
-    ports: Series | None = None  # (t, field, port)
-    power: Series | None = None  # (t, 1)
+    gpus: RecordedSeries | None = None  # (t, field, GPU)
+    ports: RecordedSeries | None = None  # (t, field, port)
+    power: RecordedSeries | None = None  # (t, 1)
 
 
 class RecordedFleet:
@@ -160,11 +159,8 @@ def _load_run(folder: Path, name: str) -> RecordedRun:
     )
 
 
-def _read_gpus(path: Path) -> Series:
-    """(t, field, GPU); a GPU's rows are aligned to the samples of GPU 0.
-
-    A value that was not read stands as it stood before, as in DCGM's own cache; of a column without any, 0.
-    """
+def _read_gpus(path: Path) -> RecordedSeries:
+    """(t, field, GPU) at GPU 0's samples; a value not read stands as before, as in DCGM's cache; without any, 0."""
     columns = _read(path, ("timestamp", "gpu", _TOTAL, *_COLUMNS))
     per_gpu = [columns["gpu"] == gpu for gpu in np.unique(columns["gpu"])]
     samples = min(int(mask.sum()) for mask in per_gpu)
@@ -181,7 +177,7 @@ def _read_gpus(path: Path) -> Series:
     grows = np.zeros(values.shape[1:])
     row = list(_COLUMNS).index(_ENERGY)
     grows[row] = values[-1, row] - values[0, row]
-    return Series(times_s - times_s[0], values, grows)
+    return RecordedSeries(times_s - times_s[0], values, grows)
 
 
 def _held(values: Array) -> Array:
@@ -195,20 +191,20 @@ def _held(values: Array) -> Array:
     return np.nan_to_num(np.take_along_axis(values, last, axis=0), nan=0.0)
 
 
-def _read_ports(path: Path) -> Series:
+def _read_ports(path: Path) -> RecordedSeries:
     """(t, field, port): rates per second, summed up to counters."""
     names = [[f"ib{port}_{column}" for port in range(PORTS)] for column in _PORT_COLUMNS]
     columns = _read(path, ("timestamp", *(name for row in names for name in row)))
     times_s = columns["timestamp"] - columns["timestamp"][0]
     rates = np.stack([np.stack([columns[name] for name in row], axis=1) for row in names], axis=1)
     counted = np.cumsum(rates * np.diff(times_s, prepend=0.0)[:, None, None], axis=0)
-    return Series(times_s, counted, counted[-1])
+    return RecordedSeries(times_s, counted, counted[-1])
 
 
-def _read_power(path: Path) -> Series:
+def _read_power(path: Path) -> RecordedSeries:
     columns = _read(path, ("timestamp", "sys_power_w"))
     times_s = columns["timestamp"] - columns["timestamp"][0]
-    return Series(times_s, columns["sys_power_w"][:, None], np.zeros(1))
+    return RecordedSeries(times_s, columns["sys_power_w"][:, None], np.zeros(1))
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from fleet.errors import ConfigError
 from fleet.events import JobEvent, NodeEvent
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.columns import Recorder
-from simulator.effects import Levels
+from simulator.effects import ActivityLevels
 from simulator.fault_file import FaultFile, to_toml
 from simulator.faults import FaultPlan, Incident
 from simulator.repairs import Repairs
@@ -34,10 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class TruthKeeper:
-    """Adds to a plan's records what only a run knows: the job that was hit, and how much slower it became.
-
-    `find` says (job, its step's factor) of (node row, GPU or port, -1: any of the node).
-    """
+    """Adds to a plan's records the job that was hit and its slowdown: `find` by node row and GPU or port (-1: any)."""
 
     plan: FaultPlan
     find: Callable[[int, int], tuple[str, float] | None]
@@ -78,7 +75,7 @@ def _numbers(shape: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in fields(shape):
         value = getattr(shape, one.name)
-        if isinstance(value, Levels):
+        if isinstance(value, ActivityLevels):
             found |= _numbers(value)
         elif isinstance(value, (bool, int, float)) and one.name not in STATE and np.isfinite(float(value)):
             found[one.name] = round(float(value), 6)
@@ -86,8 +83,7 @@ def _numbers(shape: Any) -> dict[str, float]:
 
 
 def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Path:
-    """Run it and write `out/faults/simulated/NAME-SEED`; the folder. Same file and seed, same bytes but for Parquet's
-    own header. Raises ConfigError when the folder is there already."""
+    """Write `out/faults/simulated/NAME-SEED`: same seed, same bytes but Parquet's header. ConfigError if it exists."""
     folder = make_folder(out / SIMULATED, file)
     spec = FleetSpec(nodes=file.fleet.nodes, rack_nodes=file.fleet.rack_nodes, cluster="simulated")
     fleet = SimulatedFleet(spec, file.seed)

@@ -33,10 +33,7 @@ Event = TypeVar("Event", bound=JobEvent)
 
 @dataclass(slots=True)
 class LiveJob:
-    """`remaining_s` is undisturbed run time still to do, `safe_s` what a restart from the last checkpoint has to do.
-
-    `sequence` is the next event's; a job that has not started has no ranks; `gang` replaces the trace's shape.
-    """
+    """`remaining_s`: run time to do; `safe_s`: after a restart from the last checkpoint; `gang`: another shape."""
 
     job: TraceJob
     profile: WorkloadProfile
@@ -65,7 +62,7 @@ class LiveJob:
     def gpus(self) -> int:
         return sum(len(rank.gpus) for rank in self.ranks) or self.job.gpus
 
-    def tell(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
+    def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
         """The next event of this attempt."""
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
@@ -74,7 +71,7 @@ class LiveJob:
     def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
         """The first events of an attempt."""
         shape = self._shape(gpus_per_node)
-        return self.tell(Submitted, now_ms, **shape), self.tell(Queued, now_ms, reason="waits for GPUs")
+        return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
     def request(self, gpus_per_node: int) -> PlacementRequest:
         """What it asks of the queue."""
@@ -94,13 +91,12 @@ class LiveJob:
 
     def start(self, ranks: tuple[RankPlacement, ...], now_ms: int) -> JobEvent:
         self.ranks, self.last_ms, self.next_step_ms = ranks, now_ms, now_ms + STEP_EVERY_MS
-        return self.tell(Started, now_ms, ranks=ranks)
+        return self.event(Started, now_ms, ranks=ranks)
 
     def progress(self, phase: str, step_s: float, now_ms: int) -> int | None:
         """Do the work that fits between the last call and now; when it is done, the time of the end.
 
-        step_s: seconds of a step now; `nan` while the job loads, `inf` in a hung collective, which does no work.
-        Loading, checkpoints and evaluations are part of a job's run time: only steady work is slowed by slow steps.
+        step_s: of a step now; `nan`: it loads; `inf`: it hangs and does no work. Slow steps slow only steady work.
         """
         dt_s = (now_ms - self.last_ms) / 1000
         self.last_ms = now_ms
@@ -121,26 +117,26 @@ class LiveJob:
         steps = self.gpus >= GANG_GPUS and isfinite(step_s)
         if steps and (now_ms >= self.next_step_ms or (events and phase == "checkpoint")):
             self.next_step_ms = now_ms + STEP_EVERY_MS
-            events.append(self.tell(Step, now_ms, step=int(self.step), duration_s=round(step_s, 4)))
+            events.append(self.event(Step, now_ms, step=int(self.step), duration_s=round(step_s, 4)))
         return events
 
     def _change_phase(self, phase: str, now_ms: int) -> list[JobEvent]:
         before, self.phase = self.phase, phase
         events: list[JobEvent] = []
         if phase in PHASES:
-            events.append(self.tell(Phase, now_ms, name=phase))
+            events.append(self.event(Phase, now_ms, name=phase))
         if phase == "checkpoint":
-            events.append(self.tell(Checkpoint, now_ms, edge="begin"))
+            events.append(self.event(Checkpoint, now_ms, edge="begin"))
         if before == "checkpoint":
             self.safe_s = self.remaining_s
-            events.append(self.tell(Checkpoint, now_ms, edge="end"))
+            events.append(self.event(Checkpoint, now_ms, edge="end"))
         return events
 
     def finish(self, time_ms: int) -> JobEvent:
-        return self.tell(Finished, time_ms)
+        return self.event(Finished, time_ms)
 
     def fail(self, category: FailureCategory, node: str, message: str, time_ms: int) -> JobEvent:
-        return self.tell(Failed, time_ms, category=category, node=node, message=message)
+        return self.event(Failed, time_ms, category=category, node=node, message=message)
 
     def again(self) -> "LiveJob":
         """The next attempt, with the work since the last checkpoint still to do."""

@@ -1,8 +1,7 @@
 """How strong each fault and each benign look-alike is: ranges that its numbers are drawn from, one struct a kind.
 
-The defaults are those of real fleets (Azure's throttled nodes, InfiniteHBD, Minder, Greyhound). `rate` counts per 1000
-node-days; a fault lasts a lognormal time around `median_s`, a decoy a uniform one within `lasts_s`; `precursor_share`
-of the faults lead up to their start. Spans are [low, high].
+Defaults are those of real fleets (Azure's throttled nodes, InfiniteHBD, Minder, Greyhound). A fault lasts a lognormal
+time around `median_s`, a decoy a uniform one within `lasts_s`. Spans are [low, high].
 """
 
 import msgspec
@@ -33,7 +32,7 @@ def _problem(name: str, value: object) -> str:
     return ""
 
 
-class Fault(Kind, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultKind(Kind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     median_s: float = 3600.0
     precursor_share: float = 0.0
 
@@ -42,7 +41,7 @@ class Decoy(Kind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lasts_s: Span = (20.0, 20.0)
 
 
-class ThermalThrottleKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ThermalThrottleKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 0.5
     precursor_share: float = 0.4
     hot_c: Span = (85.0, 90.0)
@@ -52,7 +51,7 @@ class ThermalThrottleKind(Fault, frozen=True, kw_only=True, forbid_unknown_field
     tau_s: Span = (20.0, 60.0)
 
 
-class EccStormKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EccStormKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 1.2
     precursor_share: float = 0.4
     sbe_per_s: Span = (1.0, 60.0)  # ends of a lognormal around 3.3
@@ -64,7 +63,7 @@ class EccStormKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True)
     contained_share: float = 0.6
 
 
-class IbFlapKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IbFlapKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 0.6
     median_s: float = 7200.0
     precursor_share: float = 0.4
@@ -76,7 +75,7 @@ class IbFlapKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
     symbols: Span = (40.0, 1500.0)
 
 
-class PcieDowngradeKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PcieDowngradeKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 0.5
     median_s: float = 72_000.0
     precursor_share: float = 0.4
@@ -86,7 +85,7 @@ class PcieDowngradeKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=
     replays_per_s: Span = (0.6, 3.0)
 
 
-class GpuOffBusKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GpuOffBusKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 0.9
     median_s: float = 72_000.0
     warns_share: float = 0.5  # XID 79 or a frozen page before the series vanish
@@ -96,7 +95,7 @@ class GpuOffBusKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True
     lost_scrapes_share: float = 0.1  # while a precursor leads up
 
 
-class SlowNicKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SlowNicKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 3.0
     median_s: float = 1440.0
     half_rate_share: float = 0.5
@@ -107,13 +106,13 @@ class SlowNicKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
     notifications_per_s: Span = (50.0, 2000.0)
 
 
-class PowerBrakeKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PowerBrakeKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 0.3
     median_s: float = 7200.0
     clock: Span = (0.4, 0.5)
 
 
-class NodeLostKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeLostKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 1.0
     median_s: float = 72_000.0
     heartbeat_s: Span = (45.0, 45.0)
@@ -121,7 +120,7 @@ class NodeLostKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lost_scrapes_share: float = 0.1
 
 
-class CpuContentionKind(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CpuContentionKind(FaultKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: float = 0.8
     median_s: float = 600.0
     slow: Span = (1.1, 1.3)  # times as long the own part of a step
@@ -190,7 +189,7 @@ class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 USUAL = Magnitudes()
-FAULT_KINDS = tuple(kind for kind, row in USUAL.items() if isinstance(row, Fault))
+FAULT_KINDS = tuple(kind for kind, row in USUAL.items() if isinstance(row, FaultKind))
 DECOY_KINDS = tuple(kind for kind, row in USUAL.items() if isinstance(row, Decoy))
-REALISTIC_RATES = {kind: row.rate for kind, row in USUAL.items() if isinstance(row, Fault)}
-MEDIAN_S = {kind: row.median_s for kind, row in USUAL.items() if isinstance(row, Fault)}
+REALISTIC_RATES = {kind: row.rate for kind, row in USUAL.items() if isinstance(row, FaultKind)}
+MEDIAN_S = {kind: row.median_s for kind, row in USUAL.items() if isinstance(row, FaultKind)}

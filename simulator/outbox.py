@@ -99,8 +99,7 @@ def _rejected(status: int, text: bytes, count: int) -> int:
 class Outbox:
     """Events in order, posted in batches by `run`. A batch is repeated until it is taken (events are idempotent).
 
-    At most `limit` events wait; `put` then waits for room, so an API that is away slows the driver down instead of
-    filling memory.
+    While `limit` events wait, `put` waits: an API that is away slows the driver and fills no memory.
     """
 
     def __init__(self, api: ProductApi, *, limit: int = 20_000) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.effects import REASON_SW_POWER_CAP, Effects
-from simulator.gangs import Gangs
+from simulator.gangs import RunningGangs
 from simulator.workload import CONTEXT_POWER_W, IDLE_POWER_W, PHASE_LEVELS, JobPhase
 
 STALL = 25.0  # a step takes this many times as long while a port that the gang needs is down
@@ -75,7 +75,7 @@ def pcie_bytes_per_s(effects: Effects) -> NDArray[np.float64]:
     return per_lane * effects.link_width
 
 
-def port_bytes_per_s(gangs: Gangs) -> NDArray[np.float64]:
+def port_bytes_per_s(gangs: RunningGangs) -> NDArray[np.float64]:
     """(n, g) what a healthy, steady gang that spans nodes sends through each GPU's port."""
     ports = np.maximum(gangs.level("ib_ports"), 1.0)
     per_port = np.where(gangs.spans_nodes, gangs.level("ib_bytes_per_s") / ports, 0.0)
@@ -83,7 +83,7 @@ def port_bytes_per_s(gangs: Gangs) -> NDArray[np.float64]:
     return np.where(used, per_port[gangs.slot], 0.0)
 
 
-def slowdown(gangs: Gangs, effects: Effects) -> NDArray[np.float64]:
+def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
     """(slots,) how many times as long each job's step takes because of its worst member; 1 is healthy."""
     cells = gangs.slot.ravel()
     sends = port_bytes_per_s(gangs)
@@ -108,7 +108,9 @@ def own_speed(effects: Effects) -> NDArray[np.float64]:
     return effects.clock_ratio / (effects.load * effects.host_slow)
 
 
-def activity_of(gangs: Gangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects) -> Activity:
+def activity_of(
+    gangs: RunningGangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects
+) -> Activity:
     """Spread each job's phase and slowdown over its GPUs."""
     levels = PHASE_LEVELS[phase]  # (slots, 5)
     for slot, changed in effects.levels.items():
@@ -127,7 +129,7 @@ def activity_of(gangs: Gangs, phase: NDArray[np.int64], factor: NDArray[np.float
 
 
 def power_w(
-    gangs: Gangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
+    gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
 ) -> NDArray[np.float64]:
     """(n, g) board power. Dynamic power falls with the clock to the power 2.3 (voltage falls with it)."""
     slot = gangs.slot
@@ -142,13 +144,13 @@ def power_w(
     return np.minimum(np.where(slot > 0, loaded, idle), effects.power_limit_w)
 
 
-def clock_mhz(gangs: Gangs, body: Body, effects: Effects) -> NDArray[np.float64]:
+def clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
     """(n, g) SM clock in steps of 15 MHz; 345 without a context."""
     running = np.round(body.clock_mhz * effects.clock_ratio / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
     return np.where(gangs.slot > 0, running, 345.0)
 
 
-def event_reasons(gangs: Gangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
+def event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
     """(n, g) clock event reason bits: idle, the software power cap that is normal near the limit, faults."""
     idle = np.where(gangs.slot > 0, 0, 1)
     capped = np.where(power > np.minimum(POWER_CAP_W, effects.power_limit_w - 1.0), REASON_SW_POWER_CAP, 0)

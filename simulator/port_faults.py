@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.effects import Bump, Death, Effects, Load
+from simulator.effects import Bump, Death, Effects, HardwareLoad, Passing
 from simulator.magnitudes import IbFlapKind, SlowNicKind
-from simulator.shape import Passing
 
 FLAP_KILLS_S = 30.0
 FIRST_FLAP_S = 2.0
@@ -31,7 +30,7 @@ class IbFlap(Passing):
             flaps = [(FIRST_FLAP_S, np.inf)]
         return cls(flaps, symbols)
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             effects.symbols_per_s[node, unit] += 0.05
             return False
@@ -73,7 +72,7 @@ class SlowNic(Passing):
         congested = not half_rate and rng.random() < kind.congested_share
         return cls(slow, wait_share, half_rate, rng.uniform(*kind.notifications_per_s) if congested else 0.0)
 
-    def apply(self, effects: Effects, load: Load, node: int, unit: int, age_s: float, dt_s: float) -> bool:
+    def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
         effects.port_slow[node, unit] = 1.0 + (self.slow - 1.0) * min(1.0, age_s / 5.0)

@@ -1,7 +1,6 @@
 """How like real runs a healthy simulated fleet looks: distances between distributions, real H100 runs on one side.
 
-Each recorded run in its steady phase meets a simulated gang of the same kind of work. The distance is that of
-Kolmogorov and Smirnov: the largest gap between two cumulative distributions, 0 for equal and 1 for disjoint ones.
+Recorded steady phases meet simulated gangs of the same work. The distance is Kolmogorov and Smirnov's (0 to 1):
 
     power shape         W around each GPU's median, averaged over a second
     warmth              °C above 29.5 per W, which tells the two cooling groups of a chassis
@@ -130,7 +129,7 @@ def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
 
 
 def _quantities(power: Values, temp: Values) -> dict[str, Values]:
-    """Of grids (second, GPU)."""
+    """The quantities of grids (second, GPU)."""
     return {
         "power shape": (power - np.median(power, axis=0)).ravel(),
         "warmth": ((temp - INLET_C) / power).ravel(),

@@ -1,5 +1,4 @@
-"""Faults and benign look-alikes in recorded H100 runs: the recordings are played in a loop, and what a fault does to
-the columns that they have is done to the recorded numbers, with the shapes and magnitudes of the simulated fleet.
+"""Recorded H100 runs, played in a loop, with the faults and decoys of the simulated fleet in their numbers.
 
 A job whose worst member has speed s, with share c of a step in communication and worst transfer r, takes
 k = (1 - c)/s + c * r times as long: activity, traffic and dynamic power fall by k, temperatures follow the power with
@@ -17,12 +16,12 @@ from fleet.requests import Gang, RankPlacement
 from fleet.samples import EntityKind
 from simulator import physics
 from simulator.columns import SCRAPE_METRICS, SCRAPE_TAKES_S, Columns, SampleFile
-from simulator.effects import REASON_SW_POWER_CAP, Effects, Levels, Load
+from simulator.effects import REASON_SW_POWER_CAP, ActivityLevels, Effects, HardwareLoad
 from simulator.fault_file import FaultFile
 from simulator.faults import FaultPlan, FaultSettings
 from simulator.h100 import DCGM_FIELDS, NODE_FIELDS, RECORDED_PORT_FIELDS, RecordedRun, load_recorded_fleet
 from simulator.instrument import Say, TruthKeeper, finish_folder, make_folder, start_of, write_events
-from simulator.magnitudes import Fault
+from simulator.magnitudes import FaultKind
 from simulator.repairs import Repairs
 from simulator.workload import CONTEXT_POWER_W, PHASE_LEVELS, JobPhase
 
@@ -49,7 +48,7 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     runs = list(load_recorded_fleet(data).runs.values())
     folder = make_folder(out / RECORDED, file, file.recorded.interval_s)
     (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
-    player = Player(runs, file)
+    player = RecordingPlayer(runs, file)
     keeper = TruthKeeper(player.plan, player.job_and_factor)
     files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
     start_ms, step_ms = start_of(file), round(file.recorded.interval_s * 1000)
@@ -80,7 +79,7 @@ def settings_of(file: FaultFile) -> FaultSettings:
     table = file.recorded
     middle_s = float(np.sqrt(table.shortest_s * table.limit_s))
     share = file.draw.precursor_share
-    own = [(kind, row) for kind, row in file.kinds.items() if kind in FAULTS and isinstance(row, Fault)]
+    own = [(kind, row) for kind, row in file.kinds.items() if kind in FAULTS and isinstance(row, FaultKind)]
     shares = {kind: row.precursor_share if share < 0 else share for kind, row in own}
     return FaultSettings(
         kinds=FAULTS,
@@ -97,7 +96,7 @@ def settings_of(file: FaultFile) -> FaultSettings:
     )
 
 
-class Player:
+class RecordingPlayer:
     """All runs at one time: recorded numbers with what faults do to them. Nodes of one run share its job."""
 
     def __init__(self, runs: list[RecordedRun], file: FaultFile) -> None:
@@ -184,11 +183,11 @@ class Player:
         assert self._start_ms is not None
         return int((now_ms - self._start_ms) / 1000 // series.span_s)
 
-    def _load(self, age_s: float) -> Load:
+    def _load(self, age_s: float) -> HardwareLoad:
         busy = np.nan_to_num(self._raw_gpu[_POWER]) > BUSY_W
         networked = self.has_ports[:, None] & (self._port_rate > NETWORKED_BYTES_PER_S)
         size = np.bincount(self.slot.ravel(), minlength=len(self.factor))
-        return Load(self.slot, busy, networked, size, np.full(len(self.factor), age_s))
+        return HardwareLoad(self.slot, busy, networked, size, np.full(len(self.factor), age_s))
 
     def _levels(self) -> Values:
         """(slot, 5) multipliers of activity, utilisation, NVLink, InfiniBand and PCIe; `factor` on the way."""
@@ -257,7 +256,7 @@ class Player:
         self.port = np.where(first, self._raw_port, self.port + np.nan_to_num(moved) * sent)
 
 
-def _row_of(levels: Levels) -> tuple[float, ...]:
+def _row_of(levels: ActivityLevels) -> tuple[float, ...]:
     return levels.activity, 1.0, levels.traffic, levels.traffic, 1.0
 
 
@@ -266,7 +265,7 @@ class Files:
     """The three files of samples."""
 
     folder: Path
-    player: Player
+    player: RecordingPlayer
     rng: np.random.Generator = field(init=False)
     columns: list[Columns] = field(init=False)
     files: list[SampleFile] = field(init=False)

@@ -1,9 +1,8 @@
 """Step times of real runs as the telemetry that they would have left, at several intervals, with the true steps beside.
 
-ByteDance's trace says when each worker computed and communicated: activity is the share of an interval that its own
-operations fill. Megatron's runs say how long each iteration took: each is filled with the pattern of a step (forward,
-backward, exchange, optimizer; once, or for several micro-batches), and what an iteration takes beyond 1.5 times the
-median is a stall at its end. Values are exact means over the interval that ends at `time_s`, with a sensor's noise.
+ByteDance's trace gives activity: the share of an interval that a worker's operations fill. Megatron's iterations are
+filled with the pattern of a step (forward, backward, exchange, optimizer); beyond 1.5 medians they stall. Values are
+means over the interval that ends at `time_s`, with a sensor's noise.
 
 Written: `DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
 """

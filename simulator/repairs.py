@@ -1,7 +1,6 @@
-"""What an operator's tools tell of repairs: a node is drained while somebody works on it, and given back after.
+"""Report repairs as an operator's tools do: a node is drained during the work and returned after it.
 
-Only of faults that somebody saw and that end by a repair (a reset, a reseated or replaced part, a reboot), not of what
-passes by itself. Nobody tells that a fault began: that is for telemetry to find.
+Only visible faults that end by a repair are reported, and never that they began: telemetry has to find it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fleet.events import NodeEvent
+from simulator.effects import NeedsReset
 from simulator.faults import FaultPlan, Incident
-from simulator.shape import NeedsReset
 
-Told = Literal["drain", "undrain", "returned"]
+Report = Literal["drain", "undrain", "returned"]
 
 SOURCE = "operator"
 WORK_MS = 300_000  # a repair takes at most so long; it begins no sooner than the fault was seen
@@ -25,7 +24,7 @@ class Repairs:
     plan: FaultPlan
     names: Sequence[str]
     _under_way: dict[str, Incident] = field(default_factory=dict)
-    _told: dict[str, int] = field(default_factory=dict)
+    _sequences: dict[str, int] = field(default_factory=dict)
 
     def step(self, now_ms: int) -> list[NodeEvent]:
         """The drains and returns since the last call."""
@@ -45,9 +44,9 @@ class Repairs:
             yield self._event(row, "returned", now_ms, "rebooted")
         yield self._event(row, "undrain", now_ms, f"repaired: {row.kind}")
 
-    def _event(self, row: Incident, type: Told, now_ms: int, message: str) -> NodeEvent:
+    def _event(self, row: Incident, type: Report, now_ms: int, message: str) -> NodeEvent:
         node = self.names[row.node]
-        sequence = self._told[node] = self._told.get(node, -1) + 1
+        sequence = self._sequences[node] = self._sequences.get(node, -1) + 1
         return NodeEvent(node=node, source=SOURCE, sequence=sequence, time_ms=now_ms, type=type, message=message)
 
 

@@ -1,8 +1,4 @@
-"""Fast-forward: the weeks before the start, simulated in process and without telemetry.
-
-It leaves a fleet in mid-life: a history of job events for the forecasts, jobs that run on named GPUs with some of
-their work still to do, and a standing queue.
-"""
+"""Fast-forward: weeks without telemetry that leave a fleet in mid-life, with a history, running jobs and a queue."""
 
 import heapq
 from collections.abc import Sequence
@@ -11,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.events import Finished, JobEvent, Queued, Started, Submitted
-from fleet.requests import PlacementRequest, RankPlacement
+from fleet.requests import RankPlacement
 from fleet.topology import Level, Topology
-from simulator.backfill import Backfill, GpuPool, RunningJob
+from simulator.backfill import BackfilledJob, BackfillQueue, GpuPool
 from simulator.traces import WEEK_MS, JobTrace, TraceJob
 
 POOL = "train"
@@ -30,17 +26,14 @@ class OngoingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """history: events of jobs that ended before the start, by time; queue: in order of arrival.
-
-    cluster: the same end as the scheduler's own state, for a simulation that goes on from here on a copy.
-    """
+class TraceReplay:
+    """history: by time, of jobs ended before the start; queue: by arrival; cluster: the scheduler's state, to copy."""
 
     start_ms: int
     history: tuple[JobEvent, ...]
     ongoing: tuple[OngoingJob, ...]
     queue: tuple[TraceJob, ...]
-    cluster: Backfill | None = None
+    cluster: BackfillQueue | None = None
 
     @property
     def running_gpus(self) -> int:
@@ -51,15 +44,12 @@ class Replay:
         return sum(job.gpus for job in self.queue)
 
 
-def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> Replay:
-    """Run the trace up to `trace.start_ms` with FIFO and EASY backfill on the nodes of `topology`.
-
-    Jobs submitted earlier still take part if, undisturbed, they would reach into the window.
-    """
+def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> TraceReplay:
+    """Play the trace to `trace.start_ms` on the nodes of `topology`, with jobs that reach into the last `weeks`."""
     begin_ms = trace.start_ms - weeks * WEEK_MS
     reaches = trace.submit_ms + (trace.run_s * 1000).astype(np.int64) >= begin_ms
     jobs = trace.rows(reaches & (trace.submit_ms < trace.start_ms))
-    cluster = Backfill(_empty_pool(topology))
+    cluster = BackfillQueue(_empty_pool(topology))
     ended = _run_until(cluster, jobs, trace.start_ms)
     names = topology.names
     history = [event for row in ended for event in _past_events(row, names, cluster.gpus_per_node)]
@@ -68,7 +58,7 @@ def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> Repl
         OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, ranks_of(row, names))
         for row in cluster.running.values()
     )
-    return Replay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue), cluster)
+    return TraceReplay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue), cluster)
 
 
 def _empty_pool(topology: Topology) -> GpuPool:
@@ -77,10 +67,10 @@ def _empty_pool(topology: Topology) -> GpuPool:
     return GpuPool(free, topology.domain[Level.RACK])
 
 
-def _run_until(cluster: Backfill, jobs: Sequence[TraceJob], stop_ms: int) -> list[RunningJob]:
+def _run_until(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
     """Play arrivals and ends in order of time, up to `stop_ms`; returns the jobs that ended, in that order."""
     ends: list[tuple[int, str]] = []
-    ended: list[RunningJob] = []
+    ended: list[BackfilledJob] = []
     arrivals = iter(jobs)
     job = next(arrivals, None)
     while True:
@@ -97,17 +87,17 @@ def _run_until(cluster: Backfill, jobs: Sequence[TraceJob], stop_ms: int) -> lis
             heapq.heappush(ends, (row.end_ms, row.job.job))
 
 
-def ranks_of(row: RunningJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
+def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
     """The members of a running job as named ranks."""
     return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
 
 
-def _past_events(row: RunningJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
+def _past_events(row: BackfilledJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
     ranks = ranks_of(row, names)
     return (*opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks), _finished(row))
 
 
-def _finished(row: RunningJob) -> Finished:
+def _finished(row: BackfilledJob) -> Finished:
     return Finished(job=row.job.job, sequence=2, time_ms=row.end_ms)
 
 
@@ -129,17 +119,3 @@ def opening_events(
     if started_ms is None:
         return submitted, Queued(job=job.job, sequence=1, time_ms=job.submit_ms, reason="waits for GPUs")
     return submitted, Started(job=job.job, sequence=1, time_ms=started_ms, ranks=ranks)
-
-
-def queue_request(job: TraceJob, gpus_per_node: int) -> PlacementRequest:
-    """What a waiting job asks of `POST /v1/queue`; its request id is its name."""
-    members, each = job.shape(gpus_per_node)
-    return PlacementRequest(
-        request_id=job.job,
-        job=job.job,
-        queue=POOL,
-        user=job.user,
-        class_=job.class_,
-        gang=members,
-        gpus_per_node=each,
-    )

@@ -21,19 +21,19 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from fleet.bearer import bearer
 from fleet.clock import ScaledClock
 from fleet.errors import ConfigError
 from fleet.events import Started, Submitted
+from fleet.process import bearer
 from fleet.requests import RankPlacement
-from ingest.topology import load_topology
+from ingest.topology.load import load_topology
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.driver import Driver
 from simulator.exporters import Breakage, ExporterServer, PageSource
 from simulator.faults import DEMO, FaultSettings
 from simulator.h100 import RecordedFleet, load_recorded_fleet
 from simulator.outbox import Outbox, ProductApi
-from simulator.replay import Replay, fast_forward
+from simulator.replay import TraceReplay, fast_forward
 from simulator.story import Story
 from simulator.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
 from simulator.truth import append_truth
@@ -106,7 +106,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
 
 
 def make_driver(
-    options: SimulationOptions, fleet: SimulatedFleet, trace: JobTrace, replay: Replay, api: ProductApi
+    options: SimulationOptions, fleet: SimulatedFleet, trace: JobTrace, replay: TraceReplay, api: ProductApi
 ) -> Driver:
     """A driver for the part of the trace after the start."""
 
@@ -154,7 +154,7 @@ async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: 
     async with _session() as session:
         api = ProductApi(session, options.api)
         outbox = Outbox(api)
-        works = [outbox.run(), _tell_runs(fleet, outbox, options)]
+        works = [outbox.run(), _send_runs(fleet, outbox, options)]
         about = {"note": f"{len(fleet.names)} recorded H100 nodes", "source": "h100", "skipped_jobs": 0}
         async with _served(fleet, options) as served:
             works.append(_break_when_ready(api, served))
@@ -166,7 +166,7 @@ async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
     served.breakage.share = BAD_SHARE
 
 
-async def _tell_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
+async def _send_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
     """A recorded run is a job on its nodes (`t10-node0` and `t10-node1` are one); it runs as long as we do.
 
     Nodes without a page of their GPUs are left out: nobody knows of GPUs there. The baseline ran no job.

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from simulator import physics
 from simulator.effects import Bump, Effects
-from simulator.gangs import Gangs
+from simulator.gangs import RunningGangs
 from simulator.telemetry import (
     CPU_MODES,
     GPU_FIELDS,
@@ -81,7 +81,7 @@ class Sensors:
 
     def follow(
         self,
-        gangs: Gangs,
+        gangs: RunningGangs,
         phase: NDArray[np.int64],
         factor: Values,
         effects: Effects,
@@ -144,7 +144,7 @@ class Sensors:
         value = bump.amount if bump.sets else table[row, bump.node, bump.unit] + bump.amount
         table[row, bump.node, bump.unit] = min(value, SATURATES_AT.get(bump.field, np.inf))
 
-    def _follow_board(self, gangs: Gangs, power: Values, effects: Effects) -> None:
+    def _follow_board(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
         """Clocks, temperatures, power, throttling, PCIe link, errors."""
         self._set("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
         self._set("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
@@ -160,7 +160,7 @@ class Sensors:
         self._rate("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", effects.replays_per_s)
 
     def _follow_work(
-        self, gangs: Gangs, activity: physics.Activity, effects: Effects, sent: Values, now_ms: int
+        self, gangs: RunningGangs, activity: physics.Activity, effects: Effects, sent: Values, now_ms: int
     ) -> None:
         """Utilisation, activities, memory and traffic."""
         slot = gangs.slot
@@ -184,14 +184,16 @@ class Sensors:
             self._set(f"DCGM_FI_PROF_PCIE_{name}_BYTES", np.minimum(asked, link))
         self._follow_memory(gangs, activity, now_ms)
 
-    def _follow_memory(self, gangs: Gangs, activity: physics.Activity, now_ms: int) -> None:
+    def _follow_memory(self, gangs: RunningGangs, activity: physics.Activity, now_ms: int) -> None:
         loaded = np.clip(gangs.age_s(now_ms) / np.maximum(gangs.level("loading_s"), 1.0), 0.02, 1.0)
         held = (gangs.level("memory_mib") * loaded)[gangs.slot]
         used = np.where(activity.phase == JobPhase.EMPTY, self.body.idle_mib, held)
         self._set("DCGM_FI_DEV_FB_USED", used)
         self._set("DCGM_FI_DEV_FB_FREE", FB_TOTAL_MIB - FB_RESERVED_MIB - used)
 
-    def _follow_ports(self, gangs: Gangs, activity: physics.Activity, factor: Values, effects: Effects) -> Values:
+    def _follow_ports(
+        self, gangs: RunningGangs, activity: physics.Activity, factor: Values, effects: Effects
+    ) -> Values:
         """Rates of the port counters; answers bytes/s sent per port (n, g)."""
         wobble = self.body.port_skew * (1 + 0.002 * self._noise)
         sent = physics.port_bytes_per_s(gangs) * activity.ib * wobble / effects.port_slow

@@ -42,14 +42,14 @@ class Story:
         await asyncio.sleep(self.begins_s)
         gang = largest_gang(self.driver, self.faults.faulty_nodes())
         if gang is None:
-            self.tell("none", "no gang spans two healthy nodes: no story in this run")
+            self.write("none", "no gang spans two healthy nodes: no story in this run")
             return
         node = self._throttle(gang)
         await self._watch(gang, node)
         decision = await self._send_next(gang, node)
         await self._placed(decision, node)
 
-    def tell(self, event: str, sentence: str) -> None:
+    def write(self, event: str, sentence: str) -> None:
         """Append one turn."""
         line = {"time_ms": self.driver.clock.now_ms(), "event": event, "sentence": sentence}
         with self.path.open("ab") as file:
@@ -65,7 +65,7 @@ class Story:
             "thermal_throttle", rank.node, gpu, now_ms, end_ms=end_ms, hard=True, hard_ratio=0.5, tau_s=25.0
         )
         size = f"{gang.gpus} GPUs on {len(hosts(gang))} nodes"
-        self.tell("throttle", f"a fan fails in {rank.node}: GPU {gpu} under {gang.name}, the largest gang ({size})")
+        self.write("throttle", f"a fan fails in {rank.node}: GPU {gpu} under {gang.name}, the largest gang ({size})")
         return rank.node
 
     async def _watch(self, gang: LiveJob, node: str) -> None:
@@ -76,12 +76,12 @@ class Story:
             await asyncio.sleep(LOOK_S)
             if not flagged and (sentence := flag_of(await self.driver.api.get(f"/v1/nodes/{node}"))):
                 flagged = True
-                self.tell("flagged", f"{node} is flagged: {sentence}")
+                self.write("flagged", f"{node} is flagged: {sentence}")
             patient = time.monotonic() - began < self.patience_s - 2 * LOOK_S
             stragglers = await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers")
             if not named and (sentence := culprit_of(stragglers, measured=patient)):
                 named = True
-                self.tell("straggler", f"{gang.name} is slow: {sentence}")
+                self.write("straggler", f"{gang.name} is slow: {sentence}")
 
     async def _send_next(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
         """The owner queues the next gang, elastic and first in line, then stops the slow one."""
@@ -92,7 +92,7 @@ class Story:
         following = LiveJob(job, driver.profile_of(job), NEXT_RUN_S, NEXT_RUN_S, priority=PRIORITY)
         following.gang = Gang(max(1, members // 2), members)
         decision = await driver.submit(following)
-        self.tell("next", f"the owner of {gang.name} stops it and sends the next gang: {members} x {each} GPUs")
+        self.write("next", f"the owner of {gang.name} stops it and sends the next gang: {members} x {each} GPUs")
         if driver.running.get(gang.name) is gang:
             await driver.end(gang, "cancelled", node, f"stopped by its owner: {node} is slow")
         return decision
@@ -101,7 +101,7 @@ class Story:
         row = await decision
         used = {rank["node"] for rank in row.get("ranks", ())}
         verdict = "avoided" if row["outcome"] == "placed" and node not in used else "not_avoided"
-        self.tell(verdict, f"the next gang: {row['sentence']}")
+        self.write(verdict, f"the next gang: {row['sentence']}")
 
 
 def hosts(job: LiveJob) -> tuple[str, ...]:

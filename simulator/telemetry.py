@@ -1,7 +1,6 @@
 """Exporter pages: the fields of dcgm-exporter and node_exporter as a site would configure them, written fast.
 
-A page is one bytes template per node (names, labels and HELP lines never change while the node has the same GPUs)
-filled by a single `%`: 320 numbers take about 0.1 ms.
+A page is one bytes template a node, filled by a single `%`: 320 numbers take about 0.1 ms.
 """
 
 import hashlib
@@ -167,10 +166,7 @@ def gpu_labels(node: str, gpu: int) -> str:
 
 
 class DcgmPage:
-    """The dcgm-exporter page of one node. The template is rebuilt when a GPU comes or goes or an XID appears.
-
-    `renamed`: by the exporter of 2026 on DCGM 4.6, which calls some fields and the host's label otherwise.
-    """
+    """The dcgm-exporter page of one node. `renamed`: as DCGM 4.6's exporter of 2026 names fields and the host."""
 
     def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS, renamed: bool = False) -> None:
         self.renamed = renamed

@@ -47,10 +47,10 @@ class Tenancy:
     sequence: int = 0
     phase: str = ""
     step: float = 0.0
-    told_ms: int = 0
+    reported_ms: int = 0
     ranks: tuple[RankPlacement, ...] = ()
 
-    def tell(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
+    def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
         return event
@@ -90,7 +90,7 @@ class Tenants:
 
     def _bury(self, tenancy: Tenancy, category: str, node: str, message: str, now_ms: int) -> list[JobEvent]:
         fields = {"category": cast(FailureCategory, category), "node": node, "message": message}
-        event = tenancy.tell(Failed, now_ms, **fields)
+        event = tenancy.event(Failed, now_ms, **fields)
         again = replace(
             tenancy,
             attempt=tenancy.attempt + 1,
@@ -114,19 +114,19 @@ class Tenants:
         if tenancy.remaining_s <= 0:
             self.fleet.stop_job(tenancy.name, now_ms)
             del self.running[tenancy.name]
-            return [*events, tenancy.tell(Finished, now_ms)]
+            return [*events, tenancy.event(Finished, now_ms)]
         every_ms = self.table.step_every_s * 1000
-        if members and every_ms and tenancy.class_ == "training" and now_ms - tenancy.told_ms >= every_ms:
-            tenancy.told_ms = now_ms
-            events += self._tell_steps(tenancy, members, now_ms)
+        if members and every_ms and tenancy.class_ == "training" and now_ms - tenancy.reported_ms >= every_ms:
+            tenancy.reported_ms = now_ms
+            events += self._report_steps(tenancy, members, now_ms)
         return events
 
-    def _tell_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
+    def _report_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
         """A step of each rank; the time a rank needs grows with the length of its sequences."""
         for member in members:
             length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())
             total_s = member.compute_s + member.communication_s + member.data_s
-            yield tenancy.tell(
+            yield tenancy.event(
                 Step,
                 now_ms,
                 step=int(tenancy.step),
@@ -146,12 +146,12 @@ class Tenants:
         if phase == before:
             return []
         tenancy.phase = phase
-        events: list[JobEvent] = [tenancy.tell(Phase, now_ms, name=cast(PhaseName, phase))]
+        events: list[JobEvent] = [tenancy.event(Phase, now_ms, name=cast(PhaseName, phase))]
         if before == "checkpoint":
             tenancy.safe_s = tenancy.remaining_s
         for at, edge in ((before, "end"), (phase, "begin")):
             if at == "checkpoint":
-                events.append(tenancy.tell(Checkpoint, now_ms, edge=cast(Literal["begin", "end"], edge)))
+                events.append(tenancy.event(Checkpoint, now_ms, edge=cast(Literal["begin", "end"], edge)))
         return events
 
     # Starting
@@ -187,13 +187,13 @@ class Tenants:
         gpus = self.fleet.spec.gpus
         every = tuple(range(gpus))
         ranks = tuple(RankPlacement(rank, self.fleet.names[row], every) for rank, row in enumerate(rows.tolist()))
-        tenancy.ranks, tenancy.told_ms = ranks, now_ms
+        tenancy.ranks, tenancy.reported_ms = ranks, now_ms
         self.fleet.start_job(tenancy.name, tenancy.attempt, ranks, tenancy.profile, now_ms)
         self.running[tenancy.name] = tenancy
         gang = Gang(len(ranks), len(ranks))
         fields = {"class_": tenancy.class_, "gang": gang, "gpus_per_node": gpus, "name": tenancy.profile.kind}
-        events.append(tenancy.tell(Submitted, now_ms, **fields))
-        events.append(tenancy.tell(Started, now_ms, ranks=ranks))
+        events.append(tenancy.event(Submitted, now_ms, **fields))
+        events.append(tenancy.event(Started, now_ms, ranks=ranks))
         return np.setdiff1d(free, rows)
 
     def _free(self, now_ms: int) -> NDArray[np.int64]:

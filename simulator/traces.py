@@ -1,7 +1,6 @@
 """Job traces: who asked for how many GPUs when, and how long it ran. Real (Helios "Venus") or generated.
 
-The trace's dates are shifted by whole weeks, so weekdays and hours stay what they were and the simulated fleet
-lives near the present. The trace does not say what its jobs computed: `class_` is ours, by size and name.
+Dates move by whole weeks towards the present, so weekdays and hours stay. `class_` is ours, by size and name.
 """
 
 import zlib
@@ -49,8 +48,7 @@ class TraceJob:
 class JobTrace:
     """Columns of equal length n, sorted by `submit_ms`; nobody changes them.
 
-    start_ms: where the live part begins; skipped: jobs left out because the fleet can never hold them;
-    note: one sentence that says where the jobs come from.
+    start_ms: where the live part begins; skipped: jobs too large for the fleet; note: a sentence on their source.
     """
 
     job: tuple[str, ...]
@@ -84,11 +82,6 @@ class JobTrace:
         """The jobs under a mask (n,), in order of submission."""
         return [self.row(int(index)) for index in np.flatnonzero(mask)]
 
-    def demand_at(self, time_ms: int) -> int:
-        """GPUs that would run at `time_ms` if no job ever waited."""
-        alive = (self.submit_ms <= time_ms) & (self.submit_ms + self.run_s * 1000 > time_ms)
-        return int(self.gpus[alive].sum())
-
 
 def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
     """(members, GPUs of each): the fewest equal members that fit on nodes of `gpus_per_node`.
@@ -105,10 +98,7 @@ def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
 def load_trace(
     data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0
 ) -> JobTrace:
-    """The Venus trace below `data`, else the seeded generator; `note` says plainly which.
-
-    `at` (ISO, read as UTC) is the instant of the trace at which the live part begins. Raises ValueError on a bad `at`.
-    """
+    """The Venus trace below `data`, live from `at` (ISO, UTC), else the seeded generator. ValueError on a bad `at`."""
     at_ms = parse_time_ms(at)
     start_ms = shifted_start_ms(at_ms, now_ms)
     path = data / VENUS
@@ -189,8 +179,7 @@ def generate_trace(
 ) -> JobTrace:
     """A trace of the shape of Venus for a fleet of any size, whose demand passes the fleet at `start_ms`.
 
-    Arrivals follow hour and weekday, come in bursts (sweeps); run times are heavy-tailed (log-normal body, a tail of
-    days). Mean load is about half of the capacity; in the last hours before the start a rush of long jobs is added.
+    Submits come in bursts by hour and weekday, run times are heavy-tailed, load is half the capacity until a last rush.
     """
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS

@@ -21,10 +21,7 @@ class FaultRecord(msgspec.Struct, frozen=True):
 
 
 class FaultTruth(FaultRecord, frozen=True):
-    """A record of a run that is over. `slowdown`: the largest factor by which the steps of its job grew.
-
-    `lead_s`: how long a precursor led up to `start_ms`; `magnitude`: the numbers that were drawn.
-    """
+    """After a run. `slowdown`: its job's largest step factor; `lead_s`: of the precursor; `magnitude`: as drawn."""
 
     job: str | None = None
     precursor: bool = False
@@ -41,10 +38,7 @@ def append_truth(path: Path, records: list[FaultRecord]) -> None:
 
 
 def read_truth(path: Path) -> list[FaultRecord]:
-    """The last line of each fault, in order of first mention; an empty list when there is no file yet.
-
-    A line that is still being written is left out.
-    """
+    """The last whole line of each fault, in order of first mention; an empty list when there is no file yet."""
     if not path.exists():
         return []
     whole, _, _ = path.read_bytes().rpartition(b"\n")

@@ -1,13 +1,12 @@
 """What a job does to its GPUs: levels of power and activity, a step, phases. Drawn per job by a seeded generator.
 
-The levels are those measured on eight-GPU H100 hosts (DDP, gradient accumulation, tensor and pipeline parallel
-training, fully sharded training, speculative-decoding inference, a context that is held and idle). Activities are
-ratios 0..1, traffic is bytes/s per GPU or per node as the name says.
+The levels were measured on eight-GPU H100 hosts. Activities are ratios 0..1, traffic is bytes/s per GPU or node.
 """
 
 import zlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +73,33 @@ class WorkloadProfile:
     evaluation_s: float = 0.0
 
 
+# Steady levels by kind of job: a range that is drawn from, a number, or None for the default of the profile.
+# An interactive job is a notebook: a context that is held at full clocks and does nothing.
+_KINDS = ("data_parallel", "accumulation", "tensor_pipeline", "sharded", "inference", "interactive")
+_LEVELS: dict[str, tuple[tuple[float, float] | float | None, ...]] = {
+    "power_w": ((510, 580), (670, 692), (410, 450), (590, 640), (190, 300), (CONTEXT_POWER_W, CONTEXT_POWER_W + 3)),
+    "gpu_util": ((0.83, 0.95), (0.98, 1.0), (0.98, 1.0), (0.97, 1.0), (0.55, 0.8), 0.0),
+    "sm_active": ((0.60, 0.68), (0.85, 0.9), (0.45, 0.52), (0.70, 0.80), (0.20, 0.32), 0.0),
+    "tensor_active": ((0.17, 0.22), (0.55, 0.61), (0.11, 0.16), (0.36, 0.46), (0.03, 0.06), 0.0),
+    "dram_active": ((0.29, 0.35), (0.34, 0.40), (0.28, 0.34), (0.36, 0.44), (0.12, 0.25), 0.0),
+    "nvlink_bytes_per_s": ((7e9, 11e9), (1.3e9, 1.7e9), (4.2e10, 5.2e10), (1.5e10, 2.5e10), (2e9, 8e9), None),
+    "pcie_tx_bytes_per_s": (1.3e7, None, 2.3e8, 5e7, 3.1e7, 7e5),
+    "pcie_rx_bytes_per_s": (7.4e7, None, 2.26e9, 2e8, 2.9e8, 6e5),
+    "ib_bytes_per_s": ((13e9, 18e9), (10e9, 13e9), (11e9, 26e9), (5.2e10, 7.9e10), None, None),
+    "memory_mib": ((12e3, 60e3), (55e3, 74e3), (28e3, 66e3), (60e3, 76e3), (18e3, 72e3), (2e3, 17e3)),
+    "step_s": ((0.3, 1.2), (3.0, 6.0), (1.0, 3.0), (2.5, 5.0), None, None),
+    "communication_share": ((0.20, 0.32), (0.08, 0.15), (0.28, 0.42), (0.25, 0.38), None, None),
+    "power_noise_w": ((12, 20), (5, 12), 13.0, 14.0, 10.0, 0.15),
+    "power_swing_w": (None, None, None, (20, 60), None, None),
+}
+
+
 def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training") -> WorkloadProfile:
     """A job of `gpus` GPUs; `job_class` as in job events (training, fine_tuning, inference, batch, interactive)."""
     if job_class == "inference":
-        return _inference(rng, gpus)
+        return _drawn(rng, "inference") if gpus > 1 else _drawn(rng, "inference", nvlink_bytes_per_s=0.0)
     if job_class == "interactive":
-        return _interactive(rng)
+        return _drawn(rng, "interactive", loading_s=5.0)
     drawn = _training(rng, gpus)
     return _with_stalls(_alone(drawn) if gpus == 1 else drawn, rng, gpus)
 
@@ -90,119 +110,22 @@ def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 
 
 
 def _training(rng: np.random.Generator, gpus: int) -> WorkloadProfile:
-    kinds = (_data_parallel, _accumulation, _tensor_pipeline, _sharded)
     weights = (0.35, 0.25, 0.2, 0.2) if gpus > 8 else (0.5, 0.4, 0.1, 0.0) if gpus >= 4 else (0.6, 0.4, 0.0, 0.0)
-    return kinds[rng.choice(4, p=weights)](rng)
+    kind = _KINDS[rng.choice(4, p=weights)]
+    if kind == "tensor_pipeline" and rng.random() < 0.3:
+        return _drawn(rng, kind, ib_bytes_per_s=0.5e9, ib_ports=2)
+    return _drawn(rng, kind)
 
 
-def _data_parallel(rng: np.random.Generator) -> WorkloadProfile:
-    return WorkloadProfile(
-        "data_parallel",
-        power_w=rng.uniform(510, 580),
-        gpu_util=rng.uniform(0.83, 0.95),
-        sm_active=rng.uniform(0.60, 0.68),
-        tensor_active=rng.uniform(0.17, 0.22),
-        dram_active=rng.uniform(0.29, 0.35),
-        nvlink_bytes_per_s=rng.uniform(7e9, 11e9),
-        pcie_tx_bytes_per_s=1.3e7,
-        pcie_rx_bytes_per_s=7.4e7,
-        ib_bytes_per_s=rng.uniform(13e9, 18e9),
-        memory_mib=rng.uniform(12_000, 60_000),
-        step_s=rng.uniform(0.3, 1.2),
-        communication_share=rng.uniform(0.20, 0.32),
-        power_noise_w=rng.uniform(12, 20),
-    )
-
-
-def _accumulation(rng: np.random.Generator) -> WorkloadProfile:
-    return WorkloadProfile(
-        "accumulation",
-        power_w=rng.uniform(670, 692),
-        gpu_util=rng.uniform(0.98, 1.0),
-        sm_active=rng.uniform(0.85, 0.9),
-        tensor_active=rng.uniform(0.55, 0.61),
-        dram_active=rng.uniform(0.34, 0.40),
-        nvlink_bytes_per_s=rng.uniform(1.3e9, 1.7e9),
-        ib_bytes_per_s=rng.uniform(10e9, 13e9),
-        memory_mib=rng.uniform(55_000, 74_000),
-        step_s=rng.uniform(3.0, 6.0),
-        communication_share=rng.uniform(0.08, 0.15),
-        power_noise_w=rng.uniform(5, 12),
-    )
-
-
-def _tensor_pipeline(rng: np.random.Generator) -> WorkloadProfile:
-    few_ports = rng.random() < 0.3
-    return WorkloadProfile(
-        "tensor_pipeline",
-        power_w=rng.uniform(410, 450),
-        gpu_util=rng.uniform(0.98, 1.0),
-        sm_active=rng.uniform(0.45, 0.52),
-        tensor_active=rng.uniform(0.11, 0.16),
-        dram_active=rng.uniform(0.28, 0.34),
-        nvlink_bytes_per_s=rng.uniform(4.2e10, 5.2e10),
-        pcie_tx_bytes_per_s=2.3e8,
-        pcie_rx_bytes_per_s=2.26e9,
-        ib_bytes_per_s=0.5e9 if few_ports else rng.uniform(11e9, 26e9),
-        ib_ports=2 if few_ports else 8,
-        memory_mib=rng.uniform(28_000, 66_000),
-        step_s=rng.uniform(1.0, 3.0),
-        communication_share=rng.uniform(0.28, 0.42),
-        power_noise_w=13.0,
-    )
-
-
-def _sharded(rng: np.random.Generator) -> WorkloadProfile:
-    return WorkloadProfile(
-        "sharded",
-        power_w=rng.uniform(590, 640),
-        gpu_util=rng.uniform(0.97, 1.0),
-        sm_active=rng.uniform(0.70, 0.80),
-        tensor_active=rng.uniform(0.36, 0.46),
-        dram_active=rng.uniform(0.36, 0.44),
-        nvlink_bytes_per_s=rng.uniform(1.5e10, 2.5e10),
-        pcie_tx_bytes_per_s=5e7,
-        pcie_rx_bytes_per_s=2e8,
-        ib_bytes_per_s=rng.uniform(5.2e10, 7.9e10),
-        memory_mib=rng.uniform(60_000, 76_000),
-        step_s=rng.uniform(2.5, 5.0),
-        communication_share=rng.uniform(0.25, 0.38),
-        power_noise_w=14.0,
-        power_swing_w=rng.uniform(20, 60),
-    )
-
-
-def _inference(rng: np.random.Generator, gpus: int) -> WorkloadProfile:
-    return WorkloadProfile(
-        "inference",
-        power_w=rng.uniform(190, 300),
-        gpu_util=rng.uniform(0.55, 0.8),
-        sm_active=rng.uniform(0.20, 0.32),
-        tensor_active=rng.uniform(0.03, 0.06),
-        dram_active=rng.uniform(0.12, 0.25),
-        nvlink_bytes_per_s=rng.uniform(2e9, 8e9) if gpus > 1 else 0.0,
-        pcie_tx_bytes_per_s=3.1e7,
-        pcie_rx_bytes_per_s=2.9e8,
-        memory_mib=rng.uniform(18_000, 72_000),
-        power_noise_w=10.0,
-    )
-
-
-def _interactive(rng: np.random.Generator) -> WorkloadProfile:
-    """A notebook: a context that is held at full clocks and does nothing."""
-    return WorkloadProfile(
-        "interactive",
-        power_w=CONTEXT_POWER_W + rng.uniform(0, 3),
-        gpu_util=0.0,
-        sm_active=0.0,
-        tensor_active=0.0,
-        dram_active=0.0,
-        pcie_tx_bytes_per_s=7e5,
-        pcie_rx_bytes_per_s=6e5,
-        memory_mib=rng.uniform(2_000, 17_000),
-        power_noise_w=0.15,
-        loading_s=5.0,
-    )
+def _drawn(rng: np.random.Generator, kind: str, **fixed: float) -> WorkloadProfile:
+    """A profile with the levels of a kind: ranges are drawn in the order of the table, but for what is `fixed`."""
+    levels = {name: values[_KINDS.index(kind)] for name, values in _LEVELS.items()} | fixed
+    drawn: dict[str, Any] = {
+        name: rng.uniform(*level) if isinstance(level, tuple) else level
+        for name, level in levels.items()
+        if level is not None
+    }
+    return WorkloadProfile(kind, **drawn)
 
 
 def _alone(profile: WorkloadProfile) -> WorkloadProfile:

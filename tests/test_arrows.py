@@ -29,7 +29,7 @@ MAY_IMPORT = {
         *("service", "training", "simulator", "benchmarks"),
     },
 }
-SCHEDULERS_MAY_SEE_OF_MODELS = {"models.forecast", "models.scores"}
+SCHEDULERS_MAY_SEE_OF_MODELS = {"models.forecast", "models.risk.scores"}
 HEAVY = {"pandas", "sklearn", "pyarrow", "lightgbm", "scipy"}
 
 
@@ -82,3 +82,49 @@ def test_heavy_libraries_are_imported_inside_functions_only(package: str) -> Non
     for path in modules(package):
         heavy = {name for name in imports(path)[1] if name.split(".")[0] in HEAVY}
         assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)} at import time"
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    """Imports in functions and for type checkers count, too: a reader has to follow them all the same."""
+    assert not circle({name(path): needs(path) for package in MAY_IMPORT for path in modules(package)})
+
+
+def name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def needs(path: Path) -> set[str]:
+    """The modules that one imports, by their full names; `from package import module` names a module, too."""
+    found = set(imports(path)[0])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found - {name(path)}
+
+
+def circle(needed: dict[str, set[str]]) -> list[str]:
+    """What is left of the modules when those that need none of the others are taken away, again and again."""
+    left = dict(needed)
+    while free := [module for module, others in left.items() if not others & left.keys()]:
+        for module in free:
+            del left[module]
+    return sorted(left)
+
+
+def test_a_circle_is_found_and_a_chain_is_none() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == ["a", "b", "c"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": {"json"}}) == []
+
+
+SAME_NAME_TWICE: frozenset[str] = frozenset()  # public class names that two modules may share; each with its reason
+
+
+def test_no_two_modules_have_a_public_class_of_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for package in MAY_IMPORT:
+        for path in modules(package):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: where for name, where in homes.items() if len(where) > 1 and name not in SAME_NAME_TWICE}
+    assert not twice, f"one name, two classes: {twice}"

@@ -1,11 +1,16 @@
-"""The notebooks run from the first cell to the last, and are kept without their outputs."""
+"""The examples run: notebooks from the first cell to the last, scripts on what they make, rules in Prometheus."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from tests.programs import needed
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -34,3 +39,38 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert "within a factor of two" in shown
     assert "no archive in var/archive" in shown
+
+
+RULES = ROOT / "examples/alert_on_risk.yml"
+RULE_TESTS = """
+rule_files: [%s]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'fleetcast_gpus{instance="a", state="free"}', values: "8x60"}
+      - {series: 'fleetcast_node_flagged{instance="a", node="n1", action="drain_now"}', values: "1x60"}
+      - {series: 'fleetcast_node_flagged{instance="a", node="n2", action="replace_part"}', values: "1x60"}
+      - {series: 'fleetcast_node_flagged{instance="a", node="n3", action="avoid"}', values: "1x60"}
+    promql_expr_test:
+      - expr: count(ALERTS{alertstate="firing"}) by (alertname)
+        eval_time: 40m
+        exp_samples:
+          - {labels: '{alertname="TooFewHealthyGpus"}', value: 1}
+          - {labels: '{alertname="NodesAskForADrain"}', value: 1}
+"""
+
+
+def test_the_rules_for_operators_fire(tmp_path: Path) -> None:
+    tests = tmp_path / "rules_test.yml"
+    tests.write_text(RULE_TESTS % RULES, encoding="utf-8")
+    done = subprocess.run([needed("promtool"), "test", "rules", tests], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.integration
+def test_the_script_for_data_scientists_fits_a_version_that_serves(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, ROOT / "examples/retrain.py", "--models", tmp_path / "models"]
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, cwd=tmp_path, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode().startswith("version 0001 serves: pinball loss")

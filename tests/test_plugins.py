@@ -17,22 +17,22 @@ from fleet.errors import ConfigError
 from fleet.events import Finished
 from fleet.requests import Gang, PlacementRequest
 from fleet.samples import EntityKind, SampleBatch
-from ingest.inbox import InboxSource, InboxWriter
-from ingest.replay import Pace, PageReplay
-from ingest.scrape import Scraper
-from ingest.source import Batch, MemorySource
+from fleetcast_checks import check_adapter, check_filter, check_forecaster, check_scorer, check_source
+from ingest.inbox.inbox import InboxSource, InboxWriter
+from ingest.pages.recorded import PageReplay, ReplaySpeed
+from ingest.pages.scrape import Scraper
+from ingest.source import Batch, MemorySource, Source
+from models.demand.naive import FORECASTERS, Persistence
+from models.demand.theta import Theta
 from models.forecast import Forecaster, Panel
-from models.naive import FORECASTERS, Persistence
-from models.theta import Theta
 from placement.filters import FILTERS, busy
 from placement.options import Filter, Options
 from placement.view import ClusterView
 from schedulers.band_file import BandFile
-from service import pipeline_role as sources
 from service.adapters import BUILT_IN, make_adapter
 from service.config import Config, PipelineConfig, PluginConfig
-from tests.checks import check_adapter, check_filter, check_forecaster, check_scorer, check_source
-from tests.ingest.pages import dcgm_page
+from service.pipeline import role as sources
+from tests.ingest.exporter_pages import dcgm_page
 from tests.placement.conftest import build
 
 NOW_MS = 1_700_000_000_000
@@ -65,7 +65,7 @@ def test_page_replay(tmp_path: Path) -> None:
         moment = tmp_path / str(1000 + 15_000 * number)
         moment.mkdir()
         (moment / "n001.dcgm.prom").write_bytes(dcgm_page(power_w=400.0 + number))
-    check_source(lambda: PageReplay(Entities(), tmp_path, ManualClock(), Pace(speed=None)), 3)
+    check_source(lambda: PageReplay(Entities(), tmp_path, ManualClock(), ReplaySpeed(speed=None)), 3)
 
 
 def test_inbox_source(tmp_path: Path) -> None:
@@ -81,6 +81,16 @@ def test_inbox_source(tmp_path: Path) -> None:
     check_source(lambda: InboxSource(tmp_path), 2)
 
 
+def test_a_source_that_misspells_what_it_may_have_is_found_out() -> None:
+    class Prunes(MemorySource):
+        def prunes(self, position: dict[str, Any]) -> None:
+            self.batches = []
+
+    batches = [Batch(events=(Finished(job="a", sequence=1, time_ms=1),))]
+    with pytest.raises(ConfigError, match=r"prunes is no method of a source, did you mean prune\?"):
+        check_source(lambda: Prunes(batches), 1)
+
+
 @dataclass(frozen=True)
 class Options15:
     interval_s: float = 15.0
@@ -89,7 +99,7 @@ class Options15:
     concurrency: int = 4
 
 
-class ScrapedExporter:
+class ScrapedExporter(Source):
     """A scraper with an exporter of its own, which lives as long as the scraper does."""
 
     name = "scrape"

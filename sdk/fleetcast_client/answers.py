@@ -47,6 +47,9 @@ class Node(TypedDict, total=False):
     jobs: list[str]
     gpus: list[dict[str, Any]]
     model: str
+    rack: str | None
+    gpu_model: str
+    host: dict[str, float] | None
     urgent: list[dict[str, Any]]
 
 
@@ -60,12 +63,18 @@ class RiskRow(TypedDict, total=False):
     placed: bool
     reason: str | None
     action: Action
+    parts: list[dict[str, Any]]
 
 
-class Risk(TypedDict):
+class Risk(TypedDict, total=False):
+    """`calibration`: how true the service's own forecasts were; `usual`: the parts that no row names."""
+
     as_of_ms: int
     model: str
     rows: list[RiskRow]
+    usual: list[dict[str, Any]]
+    calibration: list[dict[str, Any]]
+    history: dict[str, Any]
 
 
 class Prescale(TypedDict):
@@ -187,6 +196,10 @@ class Job(_Class, total=False):
     remaining_s: dict[str, float] | None
     slow: bool
     placement: list[dict[str, Any]]
+    phase: str | None
+    phase_since_ms: int | None
+    queued_reason: str | None
+    failure: dict[str, Any] | None
     events: list[dict[str, Any]]
     run_s: dict[str, float] | None
     start_ms: dict[str, int] | None
@@ -201,6 +214,7 @@ class Jobs(TypedDict):
 
 
 class Stragglers(TypedDict, total=False):
+    as_of_ms: int
     slow: bool | None
     since_ms: int | None
     observed_step_s: float | None
@@ -253,6 +267,7 @@ class QueueRow(TypedDict, total=False):
     waiting_s: float
     why: str
     start_ms: dict[str, int] | None
+    job: str
     ignored: list[str]
 
 
@@ -286,6 +301,11 @@ class Decision(TypedDict, total=False):
     nodes: int
     candidates: int
     rejected: dict[str, int]
+    runners_up: list[dict[str, Any]]
+    topology_level: str
+    generation: int
+    board_as_of_ms: int
+    models: dict[str, str]
     expires_ms: int
     ignored: list[str]
 

@@ -1,10 +1,10 @@
 from pathlib import Path
 
-from benchmarks.memory import WatchedFleet
+from benchmarks.memory import MeasuredFleet
 
 
 def test_the_watched_fleet_is_whole_and_healthy(tmp_path: Path) -> None:
-    fleet = WatchedFleet(3, 1, tmp_path)
+    fleet = MeasuredFleet(3, 1, tmp_path)
     for _ in range(2):
         fleet.scrape()
         fleet.tick()

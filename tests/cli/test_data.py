@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from cli.data import app, data_folder
 from fleet.errors import ConfigError, FleetcastError
-from ingest.history import read_history
+from ingest.job_tables import read_history
 
 runner = CliRunner()
 

@@ -19,13 +19,13 @@ from fleet.events import Finished
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive import Archive
-from ingest.archive_files import DAY_MS, HOUR_MS, ArchiveFiles
+from ingest.archive.archive import Archive
+from ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles
 
 NOW_MS = time.time_ns() // 1_000_000
 T0 = NOW_MS // DAY_MS * DAY_MS - 9 * DAY_MS  # a day begins
 METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_temp_c"))
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/archive.md"
 
 
 @pytest.fixture(autouse=True)
@@ -119,8 +119,8 @@ def test_pruning_says_what_goes_and_only_that_goes(state: Path) -> None:
     assert {f"day={row['day']}" for row in shown(state)} == {days[1]}
 
 
-def test_the_queries_of_the_readme_run(state: Path) -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_queries_of_the_guide_run(state: Path) -> None:
+    text = GUIDE.read_text(encoding="utf-8")
     queries = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
     for query in queries:
         assert duckdb.sql(query.replace("var/archive", f"{state}/archive")).fetchall(), query

@@ -15,7 +15,7 @@ from cli.logs import Format, LineFormatter
 
 def record(message: str, *values: Any, error: BaseException | None = None) -> logging.LogRecord:
     info = (type(error), error, error.__traceback__) if error else None
-    made = logging.LogRecord("service.api", logging.INFO, "x.py", 1, message, values, info)
+    made = logging.LogRecord("service.api.role", logging.INFO, "x.py", 1, message, values, info)
     made.created = 1_795_267_400.123
     return made
 
@@ -30,7 +30,7 @@ def failed() -> ZeroDivisionError:
 
 def test_a_line_says_when_who_and_what() -> None:
     line = LineFormatter(Format.TEXT, "api").format(record("listening on %s", "http://127.0.0.1:8080/"))
-    assert line == "2026-11-21T13:23:20.123Z INFO api service.api: listening on http://127.0.0.1:8080/"
+    assert line == "2026-11-21T13:23:20.123Z INFO api service.api.role: listening on http://127.0.0.1:8080/"
 
 
 def test_as_json_the_parts_have_names() -> None:
@@ -39,7 +39,7 @@ def test_as_json_the_parts_have_names() -> None:
         "time": "2026-11-21T13:23:20.123Z",
         "level": "info",
         "role": "api",
-        "logger": "service.api",
+        "logger": "service.api.role",
         "message": "took 7",
     }
 

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from cli.models import app
 from fleet.errors import ConfigError, FleetcastError, ModelError, UnknownEntity
-from models.card import calibration_of, metrics_of
-from models.registry import Registry
-from tests.models.test_registry import LOST, WON, card, hurt, write
+from models.versions.card import calibration_of, metrics_of
+from models.versions.registry import Registry
+from tests.models.versions.test_registry import LOST, WON, card, hurt, write
 from tests.training.made_results import demand_results
-from training.card_page import card_html
+from training.reports.card_page import card_html
 
 ROOT = Path(__file__).resolve().parents[2]
 

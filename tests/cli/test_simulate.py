@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from cli.simulate import app
 from simulator.fault_file import FaultFile, parse_fault_file
-from training.fault_runs import read_fault_runs
+from training.sets.fault_runs import read_fault_runs
 
 
 def run(*words: str, code: int = 0) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from cli.main import app
-from tests.ingest.test_fabric_topology import fabric
-from tests.ingest.test_host_wiring import MATRIX
+from tests.ingest.topology.test_fabric_topology import fabric
+from tests.ingest.topology.test_host_wiring import MATRIX
 
 
 def shown(*arguments: str) -> str:

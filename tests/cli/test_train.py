@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from fleet.errors import FleetcastError
-from models import demand_trees
-from models.boosted_quantiles import BoostedQuantiles
-from models.demand_trees import DemandTrees, Settings
-from models.duration import DurationModel
-from models.registry import Registry
+from models.demand import trees as demand_trees
+from models.demand.trees import DemandTrees, Settings
+from models.run_times.boosted_quantiles import BoostedQuantiles
+from models.run_times.duration import DurationModel
+from models.versions.registry import Registry
 from tests.training.made_archive import T0, events_of, live
 
 DAY_MS = 86_400_000
@@ -54,7 +54,7 @@ def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = demand_trees.fit_target
     small = Settings(trees=2, rows=400, leaf_rows=20, threads=1)
     monkeypatch.setattr(demand_trees, "fit_target", lambda pasts, settings, seed: fit(pasts, small, seed))
-    monkeypatch.setattr("training.retrain.card_html", lambda card: f"<p>{card.version}")
+    monkeypatch.setattr("training.fits.retrain.card_html", lambda card: f"<p>{card.version}")
     monkeypatch.setattr(DurationModel.__init__, "__defaults__", (0, 1))
     monkeypatch.setattr(BoostedQuantiles.__init__, "__kwdefaults__", {"seed": 0, "threads": 1, "trees": 2})
 

@@ -47,7 +47,7 @@ def test_a_store_that_moved_with_the_clock_is_one_that_was_always_right(by_ms: i
     ours, theirs = extract(moved, end).gpu, extract(straight, end).gpu
     if by_ms % (15 * SECOND) == 0:
         np.testing.assert_allclose(ours.values, theirs.values, rtol=1e-5)
-    for name in ("age_s", "first_seen_s", "power_w", "energy_j", "power_w_mean_30m"):
+    for name in ("age_s", "first_seen_s", "power_w", "energy_w", "power_w_mean_30m"):
         np.testing.assert_allclose(ours.column(name), theirs.column(name), rtol=1e-2, err_msg=name)
 
 

@@ -8,7 +8,7 @@ import pytest
 from features import job_records
 from features.gpu_residency import GpuResidency
 from features.job_records import JobRecords
-from features.request_series import MINUTE_MS, RequestSeries, Served, request_rates
+from features.request_series import MINUTE_MS, RequestSeries, ServingCapacity, request_rates
 from features.serving import ServedInstance
 from fleet.events import Failed, Finished, JobEvent, Phase, Started, Step, Submitted
 from fleet.jobs import JobTable
@@ -110,7 +110,7 @@ def test_a_rate_told_twice_is_told_once_and_ten_minutes_are_the_mean_of_their_mi
     assert series.series("q", "llama", now_ms, 60, 3).tolist() == [17.0, 18.0, 19.0]
     assert series.series("q", "llama", now_ms, 600, 3)[1:].tolist() == [4.5, 14.5]
     assert np.isnan(series.series("q", "llama", now_ms, 600, 3)[0])
-    assert series.served("q", "llama") == Served(2, 9.5)
+    assert series.served("q", "llama") == ServingCapacity(2, 9.5)
 
 
 def test_silence_is_unknown_and_all_is_the_sum_of_what_is_known() -> None:
@@ -139,4 +139,3 @@ def test_rates_survive_a_restart() -> None:
     for bin_s in (60, 600):
         now_ms = T0 + 31 * MINUTE_MS
         np.testing.assert_array_equal(*(one.series("q", "llama", now_ms, bin_s, 40) for one in (series, again)))
-    RequestSeries().load({}, {})

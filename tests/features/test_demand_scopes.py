@@ -1,4 +1,4 @@
-"""Series of classes and user groups: they add up to their pool, room is bounded, older snapshots load."""
+"""Series of classes and user groups: they add up to their pool, room is bounded, snapshots hold them."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from features import demand_series
-from features.demand_series import OTHER, TARGETS, DemandSeries, Scope
+from features.demand_series import OTHER, TARGETS, DemandSeries
 from fleet.events import Finished, JobEvent, Started, Submitted
 from fleet.jobs import JobTable
 
@@ -168,26 +168,3 @@ def test_a_snapshot_keeps_every_scope() -> None:
             read(straight, scope.pool, "running", group=scope.group),
         )
     assert sorted(restored.records.rows()) == sorted(straight.records.rows())
-
-
-def test_a_snapshot_that_knew_pools_only_loads_and_classes_begin_anew() -> None:
-    jobs, demand = JobTable(), DemandSeries()
-    tell(demand, submitted("j1", 1, group="g"), jobs=jobs)
-    about, arrays = demand.dump()
-    keep = [number for number, row in enumerate(about["bins"]) if row["class_"] == row["group"] == "all"]
-    bins = [{key: about["bins"][n][key] for key in about["bins"][n] if key not in ("class_", "group")} for n in keep]
-    old = {
-        "known": [row[:-2] for row in about["known"]],
-        "attempts": {pool: count for pool, class_, group, count in about["attempts"] if class_ == group == "all"},
-        "runs": about["runs"],
-        "bins": bins,
-    }
-    floats = {f"bins {at}": arrays[f"bins {n}"].astype(np.float64) for at, n in enumerate(keep)}
-    restored = DemandSeries()
-    restored.load(json.loads(json.dumps(old)), floats)
-    assert restored.pools() == ("a", "all")
-    assert restored.scopes("group") == []
-    tell(restored, Started(job="j1", sequence=2, time_ms=at(12), nodes=("n1",)), jobs=jobs)
-    assert read(restored, "a", "running")[-1] == 8
-    assert read(restored, "a", "running", group="g")[-1] == 8  # what changes after all is counted as a whole
-    assert restored.scopes("class") == [Scope("a", "training"), Scope("all", "training")]

@@ -1,6 +1,7 @@
 """Demand in minutes after T0 (a full hour); 10-minute bins unless said otherwise."""
 
 import json
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.demand_series import TARGETS, DemandSeries
+from features.job_fold import JobFold
 from fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
 from fleet.jobs import JobTable
 
@@ -38,6 +40,13 @@ def demand_of(*events: JobEvent) -> DemandSeries:
         if attempt:
             demand.update(attempt)
     return demand
+
+
+def folded(events: Iterable[JobEvent]) -> JobFold:
+    fold = JobFold()
+    for event in events:
+        fold.apply(event)
+    return fold
 
 
 def read(demand: DemandSeries, target, minute: float, bins: int, pool: str = "all", bin_s: int = 600) -> list[float]:
@@ -194,41 +203,27 @@ def test_any_order_and_any_repetition_give_the_same_series(events, random, read_
 def test_a_snapshot_with_rest_and_an_overlapping_replay_equal_a_straight_run(events, data) -> None:
     cut = data.draw(st.integers(0, len(events)))
     overlap = data.draw(st.integers(0, cut))
-    jobs, demand = JobTable(), DemandSeries()
-    fold(jobs, demand, events[:cut])
-    for attempt in jobs.rest(at(data.draw(st.integers(0, 120)))):
-        demand.forget(attempt)
-    about, arrays = demand.dump()
-    restored = DemandSeries()
-    restored.load(json.loads(json.dumps(about)), arrays)
-    fold(jobs, restored, events[overlap:])
-    np.testing.assert_equal(everything(restored), everything(demand_of(*events)))
+    fold = folded(events[:cut])
+    fold.rest(at(data.draw(st.integers(0, 120))), forget_before_ms=0)
+    about, arrays = fold.demand.dump()
+    fold.demand = DemandSeries()
+    fold.demand.load(json.loads(json.dumps(about)), arrays)
+    for event in events[overlap:]:
+        fold.apply(event)
+    np.testing.assert_equal(everything(fold.demand), everything(demand_of(*events)))
 
 
 def test_a_dump_holds_still_while_the_series_go_on() -> None:
     """It is written in a thread: what is told meanwhile is replayed, and must not be in it already."""
-    jobs, demand = JobTable(), DemandSeries()
-    fold(jobs, demand, [submitted("a", 5), started("a", 12), submitted("b", 6), started("b", 7), finished("b", 9)])
-    about, arrays = demand.dump()
+    fold = folded([submitted("a", 5), started("a", 12), submitted("b", 6), started("b", 7), finished("b", 9)])
+    about, arrays = fold.demand.dump()
     at_once = json.dumps(about)
-    fold(jobs, demand, [finished("a", 33), submitted("c", 34, queue="other")])
+    for event in (finished("a", 33), submitted("c", 34, queue="other")):
+        fold.apply(event)
     assert json.dumps(about) == at_once
     restored = DemandSeries()
     restored.load(about, arrays)
     assert read(restored, "running", 45, 5) == [0, 8, 8, 8, 8]
-
-
-def fold(jobs: JobTable, demand: DemandSeries, events: list[JobEvent]) -> None:
-    """As the pipeline does."""
-    for event in events:
-        for attempt in jobs.wake(event.job):
-            demand.recall(attempt)
-        changed = jobs.apply(event)
-        if changed is not None:
-            demand.update(changed)
-            before = jobs.before(changed)
-            if before is not None:
-                demand.update(before)
 
 
 def test_a_queue_that_nobody_has_used_for_all_of_its_bins_is_not_restored() -> None:

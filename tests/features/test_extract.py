@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames, extract
 from features.store import WindowStore
 from fleet.entities import Entities
+from fleet.metrics import METRICS
 from tests.features.oracle import GPU, INTERVAL_MS, NODE, PORT, T0, Row, batch, fleet
 
 
@@ -37,13 +38,19 @@ def scrape(store: WindowStore, second: float, gpus: dict[int, float], node: int 
 
 
 def test_the_promised_features_are_there() -> None:
-    assert {"power_w", "ecc_sbe_volatile", "thermal_violation_s", "power_w_mean_2m"} <= set(GPU_FEATURES)
+    assert {"power_w", "ecc_sbe_volatile_per_s", "thermal_violation_share", "power_w_mean_2m"} <= set(GPU_FEATURES)
     assert {"nvlink_tx_bytes_per_s_std_30m", "pcie_replays_count_10m", "ecc_dbe_volatile_count_30m"} <= set(
         GPU_FEATURES
     )
     assert {"max_sm_clock_mhz", "age_s", "silent_s", "frozen_s", "first_seen_s"} <= set(GPU_FEATURES)
-    assert {"rx_bytes_mean_2m", "symbol_errors_count_30m", "state", "max_speed_bytes_per_s"} <= set(PORT_FEATURES)
+    assert {"rx_bytes_per_s_mean_2m", "symbol_errors_count_30m", "state", "max_speed_bytes_per_s"} <= set(PORT_FEATURES)
     assert {"scrape_duration_s_std_30m", "max_gpus_reported", "gaps_30m", "age_s"} <= set(NODE_FEATURES)
+
+
+def test_no_counter_stands_in_a_frame_under_its_own_name() -> None:
+    for kind, names in ((GPU, GPU_FEATURES), (PORT, PORT_FEATURES), (NODE, NODE_FEATURES)):
+        assert len(set(names)) == len(names), "two features of one name"
+        assert not {metric.name for metric in METRICS[kind] if metric.is_counter} & set(names)
 
 
 def test_an_empty_store_gives_empty_frames() -> None:
@@ -64,7 +71,7 @@ def test_rows_know_their_node() -> None:
 
 def test_a_counter_shows_as_a_rate() -> None:
     frame = frames_of(gpu_rows("energy_j", [1000.0, 7000.0]), 20).gpu
-    assert frame.column("energy_j")[0] == 400.0
+    assert frame.column("energy_w")[0] == 400.0
 
 
 def test_the_value_goes_when_it_is_too_old_and_the_code_stays() -> None:
@@ -156,8 +163,8 @@ def test_port_errors_are_counted_and_bytes_become_rates() -> None:
         rows += [("speed_bytes_per_s", 0, at(15 * i), 5e10 if i < 2 else 2.5e10)]
     store.write(batch(PORT, rows), at(46))
     frame = extract(store, at(46)).port
-    assert frame.column("rx_bytes")[0] == 1e9
-    assert frame.column("rx_bytes_mean_2m")[0] == 1e9
+    assert frame.column("rx_bytes_per_s")[0] == 1e9
+    assert frame.column("rx_bytes_per_s_mean_2m")[0] == 1e9
     assert frame.column("link_downed_count_10m")[0] == 3
     assert (frame.column("speed_bytes_per_s")[0], frame.column("max_speed_bytes_per_s")[0]) == (2.5e10, 5e10)
 

@@ -41,11 +41,11 @@ def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
     layout.layout_of.cache_clear()
     loaded = WindowStore.load(tmp_path)
     frames = extract(loaded, time_ms)
-    assert np.isnan(frames.node.column("cpu_steal_s_mean_2m")[0])
+    assert np.isnan(frames.node.column("cpu_steal_share_mean_2m")[0])
     frame = frames.port
     assert frame.column("state")[0] == 4.0
     assert frame.column("link_downed_count_30m")[0] == 2.0
-    assert np.isnan(frame.column("cnp_sent")[0])
+    assert np.isnan(frame.column("cnp_sent_per_s")[0])
     later = [(metric_row(PORT, "cnp_sent"), port, time_ms + 15_000 * step, 30.0 * step) for step in (1, 2)]
     assert loaded.write(SampleBatch.of(PORT, later), time_ms + 30_000).applied == 2
-    assert extract(loaded, time_ms + 30_000).port.column("cnp_sent")[0] == 2.0
+    assert extract(loaded, time_ms + 30_000).port.column("cnp_sent_per_s")[0] == 2.0

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from features.job_peaks import GIB, MOST_KINDS, RUNS_KEPT, JobPeaks
-from features.run_history import JobShape
+from features.past_runs import JobShape
 from features.similarity import kinds, shape_of
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
@@ -23,7 +23,7 @@ def see(peaks: JobPeaks, running: list[JobAttempt], holder: list[list[int]], mem
     holders = np.array(holder, np.int32)
     rows = np.arange(holders.size, dtype=np.int32).reshape(holders.shape)
     memory = np.array(memory_gib, np.float32) * np.float32(GIB)
-    peaks.see(running, NOW_MS, holders, rows, memory, np.array(power_w, np.float32))
+    peaks.observe(running, NOW_MS, holders, rows, memory, np.array(power_w, np.float32))
 
 
 def likely(peaks: JobPeaks, job: JobAttempt, kind: Any = "user and name") -> list[float] | None:

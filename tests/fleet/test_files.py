@@ -105,8 +105,17 @@ def test_one_holder_of_a_lock_at_a_time(tmp_path: Path) -> None:
 
 def test_a_process_may_hold_its_own_lock_twice(tmp_path: Path) -> None:
     first = files.lock(tmp_path / "lock", by_process=True)
-    files.lock(tmp_path / "lock", by_process=True)()
+    second = files.lock(tmp_path / "lock", by_process=True)
+    assert "another process holds" in another_process_takes(tmp_path / "lock")
+    second()
     first()
+    assert another_process_takes(tmp_path / "lock") == ""
+
+
+def another_process_takes(path: Path) -> str:
+    """What it says of the lock; nothing where it gets it."""
+    program = f"from pathlib import Path; from fleet import files; files.lock(Path({str(path)!r}), by_process=True)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
 
 
 def test_a_link_takes_the_place_of_what_has_its_name(tmp_path: Path) -> None:

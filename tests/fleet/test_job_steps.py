@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fleet.events import Step, StepParts
 from fleet.job_steps import RANK_STEPS_KEPT, RANKS_KEPT, STEPS_KEPT
-from fleet.jobs import JobAttempt, JobTable
+from fleet.jobs import JobAttempt
 
 
 def of_rank(rank: int | None, number: int, own_s: float = 1.0, at_ms: int | None = None) -> Step:
@@ -56,14 +56,3 @@ def test_steps_done_again_after_a_rollback_are_new_ones():
 def test_a_rank_beyond_all_measure_is_timed_and_not_kept_apart():
     attempt = fold(of_rank(RANKS_KEPT, 1))
     assert (len(attempt.steps), attempt.rank_steps) == (1, {})
-
-
-def test_steps_of_ranks_that_an_old_snapshot_kept_by_sequence_are_folded_by_step():
-    events = [of_rank(rank, number, 1.0 + (rank == 2)) for rank in range(4) for number in range(20)]
-    table = JobTable()
-    table.put(JobAttempt("j", 1, steps=list(events), steps_told=80))
-    attempt = table.attempts["j", 1]
-    assert (attempt.steps, attempt.rank_steps) == ((anew := fold(*events)).steps, anew.rank_steps)
-    assert attempt.steps_told == 80
-    table.put(attempt.copy())
-    assert table.attempts["j", 1] == attempt

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.process_memory import keep_one_heap
+from service.process_memory import use_one_heap
 from tests.fuzz.asgi import Answered, Asked, Unlawful, ask
 from tests.fuzz.asked import bombs, one, routes
 from tests.fuzz.bounds import CPU_S, Hangs
@@ -262,7 +262,7 @@ def main(
     again: Annotated[str, typer.Option(metavar="SEED:EPOCH:INDEX", help="Ask one request again.")] = "",
 ) -> None:
     """Ask the service in this process wrong and right requests; exit 1 when an answer was unlawful."""
-    keep_one_heap()  # as its processes do: else the heaps of passing threads look like growth
+    use_one_heap()  # as its processes do: else the heaps of passing threads look like growth
     if again:
         replay(again)
         return

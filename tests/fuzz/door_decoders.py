@@ -12,19 +12,20 @@ from fleet.errors import ConfigError
 from fleet.metrics import METRICS
 from fleet.samples import SampleBatch
 from fleet.topology import NodeSpec, Topology
-from ingest.event_body import decode_body
-from ingest.exporters import ExporterResolver
-from ingest.job_events import decode_event
-from ingest.records import decode_records
-from ingest.segments import Record, RecordKind
+from ingest.inbox.event_body import decode_body
+from ingest.inbox.job_events import decode_event
+from ingest.inbox.records import decode_records
+from ingest.inbox.segments import Record, RecordKind
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from ingest.source import Batch
-from ingest.text import PageDecoder, Target
-from service.access import parse_tokens, presented
-from service.problems import Problem
-from service.request_body import inflate
-from service.state import FleetState
+from service.http.access import parse_tokens, presented
+from service.http.problems import Problem
+from service.http.request_body import inflate
+from service.pipeline.state import FleetState
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
+from tests.ingest.amd_pages import amd_lines
 
 NOW_MS = 1_760_000_000_000
 FUTURE_MS = 60_000
@@ -46,6 +47,7 @@ PortXmitWait{hca="mlx5_0",port="2"} 17
 node_pressure_cpu_waiting_seconds_total 12.5
 node_hwmon_power_average_watt{chip="power_meter_acpi0",sensor="power1"} 5400
 """
+AMD = b"".join(f"{line}\n".encode() for gpu in range(2) for line in amd_lines(gpu, prefix="amd_" * gpu))
 ODD_PAGES = (
     b"",
     b"\n\n\n",
@@ -100,6 +102,13 @@ PAGES = Decoder(
     (PAGE, PORTS, *ODD_PAGES),
     (GPU, b'="', b'",', b'gpu="', b'UUID="', b"Hostname", b'GPU_I_ID="', b"DCGM_FI_DEV_", b"node_infiniband_", b" 1\n"),
     times=200,  # a line of a byte is a list entry, an error and a bit of both for three scrapes
+)
+
+AMD_PAGES = Decoder(
+    decode_page,
+    (AMD, AMD.replace(b"\n", b" 1760000000000\n", 9), b"gpu_clock" + AMD, PAGE + AMD),
+    (b'gpu_id="', b'clock_type="system"', b'link_index="', b"card_model", b"hostname", b"amd_gpu_", b"65535", b" 1\n"),
+    times=200,
 )
 
 # -- event bodies ---------------------------------------------------------------------------------------------------
@@ -241,4 +250,11 @@ TOKENS = Decoder(
     (b"admin", b",read", b"Bearer ", b"Basic ", b"place"),
 )
 
-DOORS = {"pages": PAGES, "events": EVENTS, "payloads": PAYLOADS, "packed": PACKED_BODIES, "tokens": TOKENS}
+DOORS = {
+    "pages": PAGES,
+    "pages of AMD": AMD_PAGES,
+    "events": EVENTS,
+    "payloads": PAYLOADS,
+    "packed": PACKED_BODIES,
+    "tokens": TOKENS,
+}

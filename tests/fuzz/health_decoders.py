@@ -9,12 +9,12 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import NodeEvent
 from fleet.nodes import NodeTable
-from ingest.gpud import Known, _checked, decode_events, decode_states, state_events, xid_events
-from ingest.kernel_events import KernelReader
-from ingest.nvsentinel import TYPE, decode
-from ingest.ufm import UfmSource, decode_alerts
-from models.node_events import event_signals
-from service.routes.kernel_log import decode as decode_log
+from ingest.health.gpud import Known, _checked, decode_events, decode_states, state_events, xid_events
+from ingest.health.nvsentinel import TYPE, decode
+from ingest.health.ufm import UfmSource, decode_alerts
+from ingest.kernel_log.events import KernelReader
+from models.risk.node_events import event_signals
+from service.api.routes.kernel_log import decode as decode_log
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS
@@ -29,6 +29,8 @@ kern  :warn  : 2025-01-21T04:41:44,283302+00:00 nvidia 0000:9b:00.0: PCIe Bus Er
 {"__REALTIME_TIMESTAMP":"1740327858283302","_HOSTNAME":"n1","_TRANSPORT":"kernel","MESSAGE":"NVRM: knvlink_x: Failed"}
 NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x62:0xffff:2351)
 NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)
+amdgpu 0000:c3:00.0: amdgpu: socket: 0, die: 1, 1 new uncorrectable hardware errors detected in gfx block
+[41394.501783] amdgpu 0000:0e:00.0: amdgpu: GPU reset begin!
 """
 ENVELOPE = (
     b'{"specversion":"1.0","id":"a","source":"s","type":"%b","time":"2025-01-21T04:41:44Z","data":{"healthEvent":'

@@ -11,17 +11,20 @@ from starlette.applications import Starlette
 from fleet.clock import ManualClock
 from fleet.topology import Level, NodeSpec, Topology
 from placement.ledger import Ledger
-from service.access import Access
-from service.api import create_app
+from service.api.app import create_app
+from service.api.placer_link import KEPT_HEADERS, Forwarded, PlacerLink
 from service.config import ApiConfig, Config
-from service.pipeline import Pipeline
-from service.pipeline_role import open_sources
-from service.placer import QueueWorker
-from service.placer_desk import Desk
-from service.placer_http import make_app
-from service.placer_link import KEPT_HEADERS, Forwarded, PlacerLink
-from service.placer_metrics import PlacerMetrics
-from service.start_desk import StartDesk
+from service.http.access import Access
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.jobs.fingerprints import Fingerprints
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.role import open_sources
+from service.pipeline.run_times.forecasts import RunForecasts
+from service.placer.http import make_app
+from service.placer.metrics import PlacerMetrics
+from service.placer.role import QueueWorker
+from service.placer.service import PlacementService
+from service.placer.start_times import StartTimeSampler
 from tests.fuzz.asgi import Asked, ask
 from tests.fuzz.asked import NODES
 
@@ -64,9 +67,9 @@ class House:
         self.pipeline = Pipeline(
             self.config, self.clock, topology, lambda entities: open_sources(self.config, self.clock, entities)
         )
-        self.desk = Desk(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
-        self.worker = QueueWorker(self.desk)
-        self.placer = make_app(self.desk, self.worker.wake, starts=StartDesk(self.desk))
+        self.service = PlacementService(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
+        self.worker = QueueWorker(self.service)
+        self.placer = make_app(self.service, self.worker.wake, starts=StartTimeSampler(self.service))
         self.api: FastAPI = create_app(self.config, self.clock, writer="api", access=Access())
         self.api.state.context.placer = Corridor(self.placer)
 
@@ -82,14 +85,14 @@ class House:
 
     async def think(self) -> None:
         pipeline = self.pipeline
-        await pipeline.demand.forecast(pipeline.state)
-        await pipeline.runs.forecast(pipeline.state)
-        await pipeline.watch.fingerprints.look(pipeline.state)
+        await pipeline.capabilities[DemandForecasts].forecast(pipeline.state)
+        await pipeline.capabilities[RunForecasts].forecast(pipeline.state)
+        await pipeline.capabilities[Fingerprints].renew(pipeline.state)
         await pipeline.save()
 
     async def close(self) -> None:
         await self.pipeline.close()
-        self.desk.ledger.close()
+        self.service.ledger.close()
 
 
 @asynccontextmanager

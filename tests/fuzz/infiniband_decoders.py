@@ -7,13 +7,13 @@ import numpy as np
 
 from fleet.entities import Entities
 from fleet.errors import ConfigError, RecordError
-from ingest.exporters import ExporterResolver
-from ingest.ibnetdiscover import parse_ibnetdiscover
-from ingest.perfquery import parse_counters
-from ingest.port_rows import PortRows
-from ingest.sysfs import parse_number
-from ingest.text import PageDecoder, Target
-from ingest.topology import load_topology
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
+from ingest.ports.perfquery import parse_counters
+from ingest.ports.rows import PortRows
+from ingest.ports.sysfs import parse_number
+from ingest.topology.ibnetdiscover import parse_ibnetdiscover
+from ingest.topology.load import load_topology
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.text_decoders import file_of

@@ -9,21 +9,23 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.metrics import METRICS
 from fleet.samples import SampleBatch
-from ingest.columnar import BINARY_TYPE, MAGIC, Header, Names, NodeRecord, encode_binary, encode_json
-from ingest.kafka_payload import Decoded, PayloadDecoder
+from ingest.kafka.columnar import BINARY_TYPE, MAGIC, ColumnarRecord, Header, RecordNames, encode_binary, encode_json
+from ingest.kafka.payload import Decoded, PayloadDecoder
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import DRAIN, NOW_MS, PAGE, PORTS, STARTED, WRAPPED, take
 
 COLUMNS = {
-    "gpu": Names(("power_w", "xid", "from_tomorrow"), ("0", "1")),
-    "gpu_instance": Names(("sm_active",), ("0/7",)),
-    "port": Names(("rx_bytes",), ("mlx5_0/1",)),
-    "node": Names(("scrape_up",)),
+    "gpu": RecordNames(("power_w", "xid", "from_tomorrow"), ("0", "1")),
+    "gpu_instance": RecordNames(("sm_active",), ("0/7",)),
+    "port": RecordNames(("rx_bytes",), ("mlx5_0/1",)),
+    "node": RecordNames(("scrape_up",)),
 }
 VALUES = tuple(np.full((len(names.metrics), len(names.entities)), 0.5) for names in COLUMNS.values())
-RECORD = NodeRecord(Header("n001", COLUMNS, "H100", {"bad_line": 2}), NOW_MS, VALUES)
-ODD = NodeRecord(Header("n002", {"gpu": Names(("power_w",), ("0", "1"))}), NOW_MS, (np.array([[np.nan, np.inf]]),))
+RECORD = ColumnarRecord(Header("n001", COLUMNS, "H100", {"bad_line": 2}), NOW_MS, VALUES)
+ODD = ColumnarRecord(
+    Header("n002", {"gpu": RecordNames(("power_w",), ("0", "1"))}), NOW_MS, (np.array([[np.nan, np.inf]]),)
+)
 HEADERS: tuple[tuple[tuple[str, bytes], ...], ...] = (
     (),
     (("content-type", BINARY_TYPE.encode()),),

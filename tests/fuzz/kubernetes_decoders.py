@@ -8,8 +8,8 @@ from clients.kubernetes import Changes, ExpiredError, watch
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.errors import SourceError
-from ingest.kubernetes import KINDS, KubernetesSource
-from ingest.torchelastic import Sender, decode
+from ingest.health.torchelastic import Sender, decode
+from ingest.kubernetes.source import KINDS, KubernetesSource
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS, take

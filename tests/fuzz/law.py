@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from service.problems import MEDIA_TYPE, TYPE_PREFIX
+from service.http.problems import MEDIA_TYPE, TYPE_PREFIX
 from tests.fuzz.asgi import Answered, Asked, Unlawful
 
 SERVER_STATUSES = frozenset({501, 503})  # not built yet; somebody is away, or asked too much

@@ -53,7 +53,7 @@ def use(path: Path) -> None:
         for ask in (
             lambda: [intent.gpus for intent in ledger.active_intents()],
             lambda: [entry.request.members for entry in ledger.queued()],
-            lambda: [ledger.replay(request) for request in (PLACED, WAITING, NEW)],
+            lambda: [ledger.stored_reply(request) for request in (PLACED, WAITING, NEW)],
             lambda: ledger.find("placed"),
             lambda: ledger.decisions_after(0, 10),
             lambda: ledger.intent_state("placed"),

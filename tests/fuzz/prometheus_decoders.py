@@ -2,10 +2,10 @@
 
 from fleet.entities import Entities
 from fleet.errors import ConfigError, RecordError
-from ingest.exporters import ExporterResolver
-from ingest.remote_write import Version, walk
-from ingest.target_groups import read_groups
-from ingest.write_decoder import WriteDecoder
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.target_groups import read_groups
+from ingest.remote_write.decoder import WriteDecoder
+from ingest.remote_write.request import Version, walk
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, packed

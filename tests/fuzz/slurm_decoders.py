@@ -8,12 +8,13 @@ import msgspec
 
 from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
-from ingest import slurm_json, slurm_text
-from ingest.job_events import decode_event
-from ingest.slurm_jobcomp import read_completions
-from ingest.slurm_jobs import Site, SlurmJob, job_events
-from ingest.slurm_look import Look, number_attempts
-from ingest.slurm_nodes import SlurmNode, changes
+from ingest.inbox.job_events import decode_event
+from ingest.slurm import json as slurm_json
+from ingest.slurm import text as slurm_text
+from ingest.slurm.jobcomp import read_completions
+from ingest.slurm.jobs import Site, SlurmJob, job_events
+from ingest.slurm.nodes import SlurmNode, changes
+from ingest.slurm.scan import JobScan, number_attempts
 from ingest.source import Batch
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
@@ -47,7 +48,7 @@ def _check(events: Sequence[JobEvent | NodeEvent]) -> None:
 
 def _jobs(read: Callable[[bytes], slurm_json.Read[SlurmJob]], body: bytes) -> None:
     found = read(body)
-    look = Look(SITE, NOW_MS)
+    look = JobScan(SITE, NOW_MS)
     look.take(number_attempts(found.rows, SITE.prefix, look, {}), set())
     _check(look.fresh)
     take(Batch(events=tuple(look.fresh), bad=(*found.bad, *look.bad)))

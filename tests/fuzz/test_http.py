@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.clock import ManualClock
-from service.access import Access
-from service.api import ROWS, create_app
-from service.connections import Limits, protocol_of
-from service.hot_path import hot_protocol
-from service.problems import MEDIA_TYPE
-from service.routes.table import Param, Row
+from service.api.app import create_app
+from service.api.hot_path import hot_protocol
+from service.api.routes.all import ROWS
+from service.api.routes.table import Param, Row
+from service.http.access import Access
+from service.http.connections import ConnectionLimits, protocol_of
+from service.http.problems import MEDIA_TYPE
 from tests.fuzz.bounds import examples, prompt
 from tests.fuzz.door_decoders import DRAIN, STARTED
 from tests.fuzz.mutants import WORDS, mutants
@@ -24,7 +25,7 @@ from tests.fuzz.wire import Door, door
 from tests.service.api_world import NOW_MS, config, publish
 from tests.service.placer_world import World
 
-PLAIN = protocol_of(Limits())
+PLAIN = protocol_of(ConnectionLimits())
 PROBE = "/healthz"
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.errors import ConfigError
-from ingest.history import read_gpu_numbers, read_history
-from ingest.replay import Pace, PageReplay
-from ingest.targets import TargetList
-from ingest.text import MAX_BAD_LINES
-from ingest.topology import load_topology
-from models.node_risk import load_fit
+from ingest.job_tables import read_gpu_numbers, read_history
+from ingest.pages.recorded import PageReplay, ReplaySpeed
+from ingest.pages.targets import TargetList
+from ingest.pages.text import MAX_BAD_LINES
+from ingest.topology.load import load_topology
+from models.risk.node_risk import load_fit
 from service.config import load_config
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
@@ -194,7 +194,7 @@ def decode_recorded(data: bytes) -> None:
         (moment / "n001.dcgm.prom").write_bytes(data)
         (moment / "n002.prom.gz").write_bytes(data)
         (moment / "n003.prom.gz").write_bytes(gzip.compress(data, 1))
-        replay = PageReplay(Entities(), Path(name), ManualClock(NOW_MS), Pace(speed=None))
+        replay = PageReplay(Entities(), Path(name), ManualClock(NOW_MS), ReplaySpeed(speed=None))
         batch = asyncio.run(replay.next())
     assert len(batch.bad) <= 3 * (MAX_BAD_LINES + 2)  # of three pages, two of which may inflate
 

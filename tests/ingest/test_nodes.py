@@ -1,6 +1,6 @@
 from fleet.entities import Entities
 from fleet.samples import EntityKind
-from ingest.nodes import known_name, node_name
+from ingest.node_names import known_name, node_name
 
 
 def test_a_short_name_is_the_full_one_that_is_known_whichever_came_first() -> None:

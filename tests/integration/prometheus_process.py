@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from tests.dashboards.grafana import FOLDER
-from tests.integration.service_process import free_port
+from tests.ports import free_port
 from tests.programs import needed
 
 SCRAPE_S = 1
-START_S = 30.0
+START_S = 150.0
 
 
 class Prometheus:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tests.integration.service_process import free_port
+from tests.ports import free_port
 
 MESSAGES = {1: "prometheus.WriteRequest", 2: "io.prometheus.write.v2.Request"}
 START_S = 30.0

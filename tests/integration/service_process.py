@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,23 +15,10 @@ from typing import Any
 
 import tomli_w
 
+from tests.ports import free_port
+
 SPEED = 15.0
-
-
-PORTS = range(20_000, 32_000, 2)  # below the ephemeral ports: no connection takes one while its role is down
-
-
-def free_port() -> int:
-    """A loopback port whose successor is free, too (the placer takes it)."""
-    for port in random.sample(PORTS, 50):
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no two adjacent free ports")
+PATIENCE = 5.0
 
 
 def write_config(folder: Path, port: int, speed: float, sections: dict[str, dict[str, Any]]) -> Path:
@@ -50,6 +35,11 @@ def write_config(folder: Path, port: int, speed: float, sections: dict[str, dict
     path = folder / "config.toml"
     path.write_text(tomli_w.dumps(config))
     return path
+
+
+def soon(limit_s: float) -> float:
+    """What `limit_s` of a machine with a core to spare is on this one now: PATIENCE times as much where it has none."""
+    return limit_s if os.getloadavg()[0] < (os.cpu_count() or 1) else limit_s * PATIENCE
 
 
 class Service:
@@ -138,7 +128,11 @@ class Service:
         return answer if status == 200 else None
 
     def until(self, what: str, check: Callable[[], Any], limit_s: float = 30.0) -> Any:
-        """The first truthy answer of `check`; fails with the log's end when there is none in time."""
+        """The first truthy answer of `check`; fails with the log's end when there is none.
+
+        limit_s: how long a quiet machine may take at most; PATIENCE times that is waited, so that a busy one may, too.
+        """
+        limit_s *= PATIENCE
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             answer = check()

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 from simulator.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
-from tests.integration.service_process import SPEED, Service, free_port
+from tests.integration.service_process import SPEED, Service
+from tests.ports import free_port
 
-START_S = 60.0
+START_S = 300.0
 
 
 class SimulatedFleet:

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.simulated_fleet import SimulatedFleet
 from tests.programs import needed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.integration
 
 CHECKS = (
     "status_code_conformance",

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from ingest.inbox import InboxSource
-from tests.integration.service_process import free_port
+from ingest.inbox.inbox import InboxSource
+from tests.ports import free_port
 from tests.service.api_world import publish
 
 pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import sys, uvloop
-from service.api import serve
+from service.api.role import serve
 from service.config import ApiConfig, Config
 uvloop.run(serve(Config(state=sys.argv[1], api=ApiConfig(port=int(sys.argv[2]), max_body_bytes=2**20))))
 """

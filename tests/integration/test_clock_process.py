@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tomli_w
 
-from service.board import Board, BoardReader
-from service.timekeeper import STILL_WALL_S
+from service.board.board import Board, BoardReader
+from service.pipeline.pipeline_clock import STILL_WALL_S
 
 HOUR_MS = 3_600_000
 LAUNCH = """
@@ -60,7 +60,7 @@ class Process:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + self.by_ms
 
-    def until(self, what: str, check: Callable[[Board], Any], limit_s: float = 30.0) -> Board:
+    def until(self, what: str, check: Callable[[Board], Any], limit_s: float = 150.0) -> Board:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log()

@@ -14,7 +14,7 @@ from cli.run import RoleName
 from tests.dashboards.grafana import ROOT
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 CONFIG = "/etc/fleetcast/config.toml"
 

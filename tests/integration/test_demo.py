@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.service_process import free_port
+from tests.ports import free_port
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_a_bounded_demo_keeps_its_promises(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "cli.main", "demo", "--seconds", "60", "--json", str(out), "--no-worth"]

@@ -20,9 +20,10 @@ import pytest
 import tomli_w
 from playwright.sync_api import expect
 
-from service.board import Section
+from service.board.board import Section
 from tests.integration.console.page import CHROMIUM, browser  # noqa: F401
-from tests.integration.service_process import Service, free_port
+from tests.integration.service_process import Service
+from tests.ports import free_port
 from tests.service.api_world import publish, sections
 
 pytestmark = pytest.mark.integration
@@ -172,7 +173,7 @@ class Api:
         finally:
             connection.close()
 
-    def until(self, check: Callable[[], Any], limit_s: float = 30.0) -> None:
+    def until(self, check: Callable[[], Any], limit_s: float = 150.0) -> None:
         deadline = time.monotonic() + limit_s
         while not check():
             assert time.monotonic() < deadline

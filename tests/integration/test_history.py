@@ -15,7 +15,7 @@ import pytest
 from tests.integration.service_process import Service
 from tests.integration.test_main_path import GPUS, gpu_page
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 SAMPLES = "count(*), count(DISTINCT (kind, metric, entity, time_ms)), count(DISTINCT time_ms // 15000)"
 EVENTS = "count(*), count(DISTINCT (of, name, attempt, source, sequence))"

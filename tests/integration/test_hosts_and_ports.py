@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.ingest.test_sysfs import tree
-from tests.integration.service_process import Service, free_port
+from tests.ingest.ports.test_sysfs import tree
+from tests.integration.service_process import Service
+from tests.ports import free_port
 from tests.programs import needed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.integration
 
 NODES = [f"n{number:02}" for number in range(1, 7)]
 RACK = '[[rack]]\nname = "r1"\nnodes = "n[01-06]"\ngpus = 8\ngpu_model = "H100"\n'

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import ingest, remote_write
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 
 def test_remote_write_from_the_door_to_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 GPUS = 4
 

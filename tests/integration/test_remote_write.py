@@ -22,7 +22,7 @@ from tests.integration.prometheus_build import prometheus
 from tests.integration.prometheus_writer import MESSAGES, PrometheusWriter
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 SERIES, NODES = 10_000, 40
 QUICK = {"pipeline": {"tick_s": 1.0, "snapshot_s": 2.0}, "speed": 1.0}

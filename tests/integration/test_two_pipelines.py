@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ingest.pages.target_spec import parse_target
 from ingest.shares import Share
-from ingest.targets import parse_target
-from tests.integration.service_process import Service
+from tests.integration.service_process import Service, soon
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 NODES = [f"n{number}" for number in range(8)]
 GPUS = 4
@@ -117,7 +117,7 @@ def test_two_pipelines_are_one_fleet_and_a_hard_signal_of_either_shows_within_a_
         service.until("the XID", partial(is_degraded, service, node), 10)
         took_s = time.monotonic() - exporters.served[node]
         print(f"pipeline {shares.index(share)}: {took_s:.2f} s from the page to the API")
-        assert took_s < 1.0 + 0.1  # the asking is every 0.1 s
+        assert took_s < soon(1.0) + 0.1  # the asking is every 0.1 s
     job = {"job": "j", "attempt": 1, "sequence": 1, "time_ms": 1_789_000_000_000, "type": "submitted"}
     assert service.request("POST", "/v1/events", job)[0] == 202
     service.until("the event", lambda: service.get("/v1/ingestion")["events_total"] == 1)

@@ -37,9 +37,9 @@ from fleet.metrics import metric_row
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
-from ingest.job_events import identity
+from ingest.inbox.job_events import identity
 from ingest.source import Batch
-from service.state import FleetState
+from service.pipeline.state import FleetState
 
 T0 = 1_700_000_400_000  # a multiple of 15 s and of 10 min
 END = T0 + 92_100_000

@@ -22,9 +22,9 @@ from fleet.events import NodeEvent, Step
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive import Archive
-from ingest.archive_compact import compact, runs
-from ingest.archive_files import HOUR_MS, ArchiveFiles, FileName
+from ingest.archive.archive import Archive
+from ingest.archive.compact import compact, runs
+from ingest.archive.files import HOUR_MS, ArchiveFiles, FileName
 
 T0 = 1_795_276_800_000
 POWER = metric_row(EntityKind.GPU, "power_w")

@@ -15,11 +15,11 @@ from fleet.events import Submitted
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
-from ingest.archive import Archive
-from ingest.archive_compact import compact, runs
-from ingest.archive_files import HOUR_MS, ArchiveFiles
-from ingest.archive_read import Span, read_events, read_samples
-from ingest.archive_rows import Words, adding
+from ingest.archive.archive import Archive
+from ingest.archive.compact import compact, runs
+from ingest.archive.files import HOUR_MS, ArchiveFiles
+from ingest.archive.read import ArchiveSpan, read_events, read_samples
+from ingest.archive.rows import Words, adding
 from tests.simulation.disk import Killed, MemoryDisk, Mount
 
 T0_MS = 1_789_200_000_000  # a whole hour
@@ -72,7 +72,7 @@ def disk_of(coins: random.Random) -> MemoryDisk:
 
 def told(disk: MemoryDisk) -> tuple[list[str], list[int]]:
     """Jobs and times of samples (seconds) of the live files."""
-    files, span = Life(disk).files, Span(T0_MS, T0_MS + HOUR_MS)
+    files, span = Life(disk).files, ArchiveSpan(T0_MS, T0_MS + HOUR_MS)
     events, bad = read_events(files, span)
     assert not bad
     times = read_samples(files, span, Words(adding(Entities()))).time_ms

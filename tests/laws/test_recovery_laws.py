@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from fleet.clock import ManualClock
 from fleet.entities import Entities
-from ingest.source import Batch
-from service.board import BoardReader
+from ingest.source import Batch, Source
+from service.board.board import BoardReader
 from service.config import Config
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 from tests.fuzz.bounds import examples
 from tests.laws.histories import Delivery, Told, assert_same, batch_of, deliveries, essence, histories, topology
 
@@ -28,7 +28,7 @@ Step = tuple[int, str, int, Random]
 END_MS = 60_000  # after the last delivery
 
 
-class ToldSource:
+class ToldSource(Source):
     """Deliveries as a source: at least once, so a seek goes back `overlap` further than it must."""
 
     name = "told"

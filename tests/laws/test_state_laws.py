@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.topology import Topology
-from ingest.job_events import identity
-from service.occupancy import observe
-from service.state import FleetState
+from ingest.inbox.job_events import identity
+from service.pipeline.occupancy import observe
+from service.pipeline.state import FleetState
 from tests.fuzz.bounds import examples
 from tests.laws.histories import (
     END,

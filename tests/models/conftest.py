@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from features.extract import Frames
+from features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames
 from features.frame import FeatureFrame
 from fleet.entities import Entities
 from fleet.events import Started, Submitted
@@ -14,10 +14,12 @@ from fleet.nodes import NodeTable
 from fleet.requests import Gang, RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
-from models.memory import RiskMemory
-from models.score import Fleet, score_fleet, score_local
+from models.risk.local import score_local
+from models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
+from models.risk.state import RiskState
 
 START_MS = 1_750_000_000_000
+FEATURES = {EntityKind.GPU: GPU_FEATURES, EntityKind.PORT: PORT_FEATURES, EntityKind.NODE: NODE_FEATURES}
 HEALTHY_GPU = {
     "sm_clock_mhz": 1980.0,
     "sm_clock_mhz_mean_2m": 1980.0,
@@ -50,10 +52,10 @@ HEALTHY_PORT = {
     "state": 4.0,
     "speed_bytes_per_s": 50e9,
     "max_speed_bytes_per_s": 50e9,
-    "rx_bytes": 10e9,
-    "tx_bytes": 10e9,
-    "rx_bytes_mean_2m": 10e9,
-    "tx_bytes_mean_2m": 10e9,
+    "rx_bytes_per_s": 10e9,
+    "tx_bytes_per_s": 10e9,
+    "rx_bytes_per_s_mean_2m": 10e9,
+    "tx_bytes_per_s_mean_2m": 10e9,
     "link_downed_count_30m": 0.0,
     "link_recoveries_count_30m": 0.0,
     "symbol_errors_count_10m": 0.0,
@@ -89,7 +91,7 @@ class SmallFleet:
         self.node_since = {name: np.zeros(n, np.int64) for name in HEALTHY_NODE}
         self.jobs = JobTable()
         self.node_events = NodeTable()
-        self.memory = RiskMemory()
+        self.memory = RiskState()
         self.now_ms = START_MS
 
     def row(self, node: str, gpu: int) -> int:
@@ -111,22 +113,29 @@ class SmallFleet:
         )
 
     def _frame(self, kind: EntityKind, columns: dict[str, np.ndarray], since: dict[str, np.ndarray]) -> FeatureFrame:
-        values = np.stack(list(columns.values()), axis=1).astype(np.float32)
-        changed = np.stack([since.get(name, np.zeros(len(values), np.int64)) for name in columns], axis=1)
-        return FeatureFrame(kind, tuple(columns), values, self.entities[kind].node.copy(), changed, self.now_ms)
+        """All features; those that no test has set are unknown."""
+        names, node = FEATURES[kind], self.entities[kind].node.copy()
+        values = np.full((len(node), len(names)), np.nan, np.float32)
+        changed = np.zeros(values.shape, np.int64)
+        for name, column in columns.items():
+            values[:, names.index(name)] = column
+        for name, times in since.items():
+            changed[:, names.index(name)] = times
+        return FeatureFrame(kind, names, values, node, changed, self.now_ms)
 
-    def tick(self, times: int = 1, every_s: float = 15.0) -> Fleet:
+    def tick(self, times: int = 1, every_s: float = 15.0) -> ScoredFleet:
         """Score `times` scrapes in a row; the last answer."""
         for _ in range(times):
             self.now_ms += int(every_s * 1000)
             local = score_local(self.frames(), self.entities, self.topology, self.memory, self.now_ms)
-            answer = score_fleet([local], self.jobs.running(), self.node_events.nodes, self.topology, self.now_ms)
+            events = FoldedEvents(running=self.jobs.running(), ended=(), nodes=self.node_events.nodes)
+            answer = score_fleet(FleetMoment(self.now_ms, self.topology, [local], events), self.memory)
         return answer
 
-    def flagged(self, answer: Fleet) -> list[str]:
+    def flagged(self, answer: ScoredFleet) -> list[str]:
         return [self.names[row] for row, action in answer.risk.actions.items() if action.code not in ("none", "watch")]
 
-    def sentences(self, answer: Fleet, node: str) -> list[str]:
+    def sentences(self, answer: ScoredFleet, node: str) -> list[str]:
         return [reason.sentence for reason in answer.risk.reasons.get(self.names.index(node), ())]
 
     def throttle(self, node: str, gpu: int, clock: float = 990.0) -> None:

@@ -57,7 +57,7 @@ def edit(path: Path, *statements: str, values: Any = ()) -> None:
 QUESTIONS: dict[str, Any] = {
     "intents": lambda ledger: ledger.active_intents(),
     "queue": lambda ledger: ledger.queued(),
-    **{f"replay {row.request_id}": lambda ledger, row=row: ledger.replay(row) for row in EVERYBODY},
+    **{f"replay {row.request_id}": lambda ledger, row=row: ledger.stored_reply(row) for row in EVERYBODY},
     **{f"find {row.request_id}": lambda ledger, row=row: ledger.find(row.request_id) for row in EVERYBODY},
     **{f"state {row.request_id}": lambda ledger, row=row: ledger.intent_state(row.request_id) for row in EVERYBODY},
     "page": lambda ledger: ledger.decisions_after(0, 100),

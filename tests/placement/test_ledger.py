@@ -52,7 +52,7 @@ def test_a_retry_gets_the_same_bytes_after_a_restart(path: Path) -> None:
     ]
     first.close()
     second = Ledger(path)
-    assert [second.replay(request) for request in requests] == replies
+    assert [second.stored_reply(request) for request in requests] == replies
     assert second.find("a") == replies[0]
     assert [intent.request_id for intent in second.active_intents()] == ["a"]
     assert second.active_intents()[0].gpus == 2
@@ -62,11 +62,11 @@ def test_a_retry_gets_the_same_bytes_after_a_restart(path: Path) -> None:
 def test_another_body_under_the_same_id_is_refused(ledger: Ledger) -> None:
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     with pytest.raises(RequestError, match="another body") as caught:
-        ledger.replay(PlacementRequest(request_id="a", gang=2))
+        ledger.stored_reply(PlacementRequest(request_id="a", gang=2))
     assert caught.value.field == "request_id"
     ledger.enqueue(PlacementRequest(request_id="q"), refused("q"), 1, "")
     with pytest.raises(RequestError, match="another body"):
-        ledger.replay(PlacementRequest(request_id="q", priority=5))
+        ledger.stored_reply(PlacementRequest(request_id="q", priority=5))
 
 
 def test_an_intent_holds_until_it_is_settled(ledger: Ledger) -> None:
@@ -87,13 +87,13 @@ def test_a_queued_request_moves_to_the_decisions_when_placed(path: Path) -> None
     request = PlacementRequest(request_id="a", priority=3)
     ledger = Ledger(path)
     waiting = ledger.enqueue(request, refused("a"), 7, "me")
-    assert ledger.replay(request) == waiting
+    assert ledger.stored_reply(request) == waiting
     ledger.close()
     ledger = Ledger(path)
     assert [(entry.request, entry.queued_ms) for entry in ledger.queued()] == [(request, 7)]
     final = ledger.commit(request, placed("a"), 9, "me", "place from queue")
     assert ledger.queued() == []
-    assert ledger.replay(request) == final != waiting
+    assert ledger.stored_reply(request) == final != waiting
     ledger.close()
 
 

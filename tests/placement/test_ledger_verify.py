@@ -19,7 +19,7 @@ from fleet.requests import PlacementRequest
 from placement import ledger_verify
 from placement.ledger import IntentState, Ledger, LedgerError
 from placement.ledger_chain import NO_HASH, decision_checksum, intent_checksum, line_hash
-from placement.ledger_verify import Verdict, verify
+from placement.ledger_verify import LedgerVerdict, verify
 from tests.fuzz.bounds import examples
 from tests.placement.ledger_world import DECIDED, FAST, NEW, QUESTIONS, decision, edit, fill, make
 
@@ -55,7 +55,7 @@ def answers(path: Path) -> dict[str, Any]:
     return said
 
 
-def seen(verdict: Verdict) -> list[tuple[str, int | None, str | None]]:
+def seen(verdict: LedgerVerdict) -> list[tuple[str, int | None, str | None]]:
     return [(finding.kind, finding.audit_id, finding.request_id) for finding in verdict.findings]
 
 
@@ -179,9 +179,9 @@ def test_a_damaged_reply_is_named_and_nothing_else_is_held_up(path: Path) -> Non
     with pytest.raises(LedgerError, match=r"is damaged \(the decision of request 'seen' is not what was written"):
         ledger.find("seen")
     with pytest.raises(LedgerError, match="the decision of request 'seen'"):
-        ledger.replay(DECIDED[1])
+        ledger.stored_reply(DECIDED[1])
     assert ledger.find("held") is not None
-    assert ledger.replay(NEW) is None
+    assert ledger.stored_reply(NEW) is None
     ledger.close()
 
 

@@ -6,12 +6,12 @@ import pytest
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.options import Options
 from placement.queue import BACKFILL_TRIES, Plan, Waiting, in_order, plan
-from placement.timeline import Running, RunTimes
+from placement.timeline import RunningJob, RunTimeQuantiles
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
 OPTIONS = Options(now_ms=NOW_MS)
 HOUR_S = 3600.0
-UNKNOWN = RunTimes({})
+UNKNOWN = RunTimeQuantiles({})
 
 
 def entry(name: str, gang: int = 1, each: int = 8, *, queued: int = 0, **fields: Any) -> Waiting:
@@ -28,11 +28,11 @@ def busy(make_view):
     holders = np.full((4, 8), -1, np.int32)
     holders[0], holders[1] = 0, 1
     view = make_view({"r01": [0, 0], "r02": [8, 8]}, holders=holders, jobs=("a", "b"))
-    running = {"a": Running(NOW_MS, 8, limit_s=HOUR_S), "b": Running(NOW_MS, 8, limit_s=2 * HOUR_S)}
+    running = {"a": RunningJob(NOW_MS, 8, limit_s=HOUR_S), "b": RunningJob(NOW_MS, 8, limit_s=2 * HOUR_S)}
     return view, running
 
 
-def run(queue: list[Waiting], state: Any, times: RunTimes = UNKNOWN) -> Plan:
+def run(queue: list[Waiting], state: Any, times: RunTimeQuantiles = UNKNOWN) -> Plan:
     return plan(queue, *state, times, OPTIONS)
 
 
@@ -82,14 +82,14 @@ def test_backfill_never_delays_the_head(busy) -> None:
     _, running = busy
     queue = [entry("head", 4), *(entry(f"j{i}", each=2, queued=i + 1, limit_s=600.0 * i + 60) for i in range(12))]
     result = run(queue, busy)
-    after = plan([queue[0]], result.view, running | _started(result), RunTimes({}), OPTIONS)
+    after = plan([queue[0]], result.view, running | _started(result), RunTimeQuantiles({}), OPTIONS)
     assert result.placed
     assert after.waiting[0].start_ms == result.waiting[0].start_ms
 
 
-def _started(result: Plan) -> dict[str, Running]:
+def _started(result: Plan) -> dict[str, RunningJob]:
     return {
-        entry.request.job_name: Running(NOW_MS, entry.request.gpus_per_node, entry.request.limit_s)
+        entry.request.job_name: RunningJob(NOW_MS, entry.request.gpus_per_node, entry.request.limit_s)
         for entry, _ in result.placed
     }
 
@@ -102,7 +102,7 @@ def test_what_can_never_fit_holds_nobody_up(busy) -> None:
 
 
 def test_the_estimate_of_finished_jobs_decides_what_is_short(busy) -> None:
-    finished = RunTimes.of({"by_gpus": {"4": {"p50": 60, "p90": 600, "n": 9}}})
+    finished = RunTimeQuantiles.of({"by_gpus": {"4": {"p50": 60, "p90": 600, "n": 9}}})
     assert names(run([entry("head", 3), entry("job", each=4, queued=1)], busy, finished)) == ["job"]
     assert names(run([entry("head", 3), entry("job", each=4, queued=1)], busy)) == []
 

@@ -8,7 +8,7 @@ from placement.options import Options
 from placement.paths import Timelines, timelines
 from placement.queue import Plan, Waiting, plan
 from placement.reservation import held, releases, windows
-from placement.timeline import Running, RunTimes
+from placement.timeline import RunningJob, RunTimeQuantiles
 
 NOW_MS = 1_589_310_000_000
 OPTIONS = Options(now_ms=NOW_MS)
@@ -27,11 +27,11 @@ def view(make_view):
 def look(view: Any, left_h: tuple[float, float]) -> tuple[Plan, Timelines]:
     """The plan goes by limits of one and two hours; the jobs are told to take `left_h` more."""
     running = {
-        job: Running(NOW_MS, 8, limit_s=hours * HOUR_S, left_s=(HOUR_S * left,) * 8)
+        job: RunningJob(NOW_MS, 8, limit_s=hours * HOUR_S, left_s=(HOUR_S * left,) * 8)
         for job, hours, left in zip("ab", (1, 2), left_h, strict=True)
     }
-    planned = plan([HEAD], view, running, RunTimes({}), OPTIONS)
-    return planned, timelines([HEAD], view, running, RunTimes({}), OPTIONS)
+    planned = plan([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
+    return planned, timelines([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
 
 
 def test_a_reservation_holds_while_its_releases_come_in_time(view) -> None:

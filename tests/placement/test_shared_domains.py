@@ -7,8 +7,8 @@ import pytest
 
 from fleet.requests import PlacementRequest
 from fleet.topology import Level, Topology
-from models.gang_risk import gang_risk
-from models.scores import RISK_HORIZONS_S
+from models.risk.gang_risk import gang_risk
+from models.risk.scores import RISK_HORIZONS_S
 from placement.filters import screen
 from placement.options import Options
 from placement.scorers import NodeScores, run_s

@@ -11,7 +11,7 @@ from placement.options import Options
 from placement.paths import MOST_CALENDARS, PATHS, Timelines, timelines
 from placement.queue import Waiting
 from placement.start_time import StartEstimate, estimate_start, start_times
-from placement.timeline import Release, Running, RunTimes, Timeline
+from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
 OPTIONS = Options(now_ms=NOW_MS)
@@ -30,13 +30,13 @@ def busy(make_view):
     holders = np.repeat(np.arange(4, dtype=np.int32), 8).reshape(4, 8)
     view = make_view({"r01": [0, 0], "r02": [0, 0]}, holders=holders, jobs=("a", "b", "c", "d"))
     hours = zip("abcd", (1, 2, 3, 4), strict=True)
-    return view, {job: Running(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours}
+    return view, {job: RunningJob(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours}
 
 
 def paths(state: Any, *queue: PlacementRequest, run_s: Any = EXACT) -> Timelines:
     view, running = state
     entries = [Waiting(entry, NOW_MS + number) for number, entry in enumerate(queue)]
-    return timelines(entries, view, running, RunTimes({}), OPTIONS, lambda request: run_s)
+    return timelines(entries, view, running, RunTimeQuantiles({}), OPTIONS, lambda request: run_s)
 
 
 def hours(estimate: StartEstimate) -> list[float]:
@@ -144,8 +144,8 @@ def test_what_fits_now_starts_now(make_view) -> None:
 
 def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
     view, _ = busy
-    running = {job: Running(NOW_MS - 3_600_000 * age, 8) for age, job in enumerate("abcd", 1)}
-    timeline = timelines([], view, running, RunTimes({0: (1800.0, 86_400.0)}), OPTIONS)
+    running = {job: RunningJob(NOW_MS - 3_600_000 * age, 8) for age, job in enumerate("abcd", 1)}
+    timeline = timelines([], view, running, RunTimeQuantiles({0: (1800.0, 86_400.0)}), OPTIONS)
     for gang in (1, 2, 4):
         start = estimate_start(request(gang=gang), timeline, NOW_MS + 60_000).start_ms
         assert start is not None
@@ -154,8 +154,8 @@ def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
 
 def test_a_job_that_outlived_its_like_is_not_about_to_end(busy) -> None:
     view, _ = busy
-    running = {job: Running(NOW_MS - 40 * 3_600_000, 8) for job in "abcd"}
-    timeline = timelines([], view, running, RunTimes({0: (600.0, 1200.0)}), OPTIONS)
+    running = {job: RunningJob(NOW_MS - 40 * 3_600_000, 8) for job in "abcd"}
+    timeline = timelines([], view, running, RunTimeQuantiles({0: (600.0, 1200.0)}), OPTIONS)
     start = estimate_start(request(gang=4), timeline).start_ms
     assert start is not None
     assert start["p90"] - NOW_MS > 40 * 3_600_000
@@ -196,7 +196,7 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
     view = make_view({"r01": [0] * 4, "r02": [0] * 2, "r03": [0] * 3}, holders=holders, jobs=jobs)
     view = replace(view, free=holders < 0, state=(rng.random(9) < 0.1).astype(np.int8))
     left_s = rng.integers(100, 90_000, 6).tolist()
-    running = {job: Running(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
+    running = {job: RunningJob(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
     ahead = [
         Release(job, NOW_MS + left * 1000, np.flatnonzero(holders.ravel() == jobs.index(job)))
         for left, job in sorted(zip(left_s, jobs, strict=True))

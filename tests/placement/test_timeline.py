@@ -3,13 +3,13 @@ import pytest
 
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.options import Options
-from placement.timeline import Hold, Running, RunTimes, Timeline, occupy, releases
+from placement.timeline import Hold, RunningJob, RunTimeQuantiles, Timeline, occupy, releases
 
 HOUR_MS = 3_600_000
 
 
 def test_the_estimate_is_the_p90_of_finished_jobs_of_the_same_size() -> None:
-    times = RunTimes.of(
+    times = RunTimeQuantiles.of(
         {
             "by_gpus": {"8": {"p50": 100, "p90": 1000, "n": 50}, "16": {"p50": 1, "p90": 2, "n": 2}},
             "all": {"p50": 10, "p90": 60, "n": 500},
@@ -22,14 +22,14 @@ def test_the_estimate_is_the_p90_of_finished_jobs_of_the_same_size() -> None:
 
 
 def test_without_finished_jobs_the_limit_serves_then_a_day() -> None:
-    assert RunTimes.of({}).run_s(4, 0.9, limit_s=600) == pytest.approx(600)
-    assert RunTimes.of({"by_gpus": {}, "all": {"p50": None, "p90": None, "n": 0}}).run_s(4, 0.9) == pytest.approx(
-        86_400
-    )
+    assert RunTimeQuantiles.of({}).run_s(4, 0.9, limit_s=600) == pytest.approx(600)
+    assert RunTimeQuantiles.of({"by_gpus": {}, "all": {"p50": None, "p90": None, "n": 0}}).run_s(
+        4, 0.9
+    ) == pytest.approx(86_400)
 
 
 def test_an_estimate_that_passed_grows_with_the_age() -> None:
-    times = RunTimes({8: (100.0, 1000.0)})
+    times = RunTimeQuantiles({8: (100.0, 1000.0)})
     ages = (0.0, 500.0, 1000.0, 5000.0, 1e9)
     runs = [times.run_s(8, 0.9, age_s=age) for age in ages]
     assert runs == sorted(runs)
@@ -42,8 +42,8 @@ def test_releases_come_soonest_first_and_free_their_gpus(make_view) -> None:
     holders = view.holders.copy()
     holders[1, :4] = 1
     view = make_view({"r01": [0, 4]}, holders=holders, jobs=("long", "short"))
-    running = {"long": Running(0, 8), "short": Running(0, 4, limit_s=60.0)}
-    ahead = releases(view, running, RunTimes.of({}), now_ms=30_000)
+    running = {"long": RunningJob(0, 8), "short": RunningJob(0, 4, limit_s=60.0)}
+    ahead = releases(view, running, RunTimeQuantiles.of({}), now_ms=30_000)
     assert (ahead[0].job, ahead[0].end_ms) == ("short", 60_000)
     timeline = Timeline(view, ahead)
     assert [int(timeline.at(step).free.sum()) for step in range(3)] == [4, 8, 16]
@@ -52,21 +52,21 @@ def test_releases_come_soonest_first_and_free_their_gpus(make_view) -> None:
 def test_bisection_finds_the_first_release_that_makes_room(make_view) -> None:
     view = make_view({"r01": [0, 0, 0]}, holders=np.repeat(np.arange(3, dtype=np.int32), 8).reshape(3, 8))
     view = make_view({"r01": [0, 0, 0]}, holders=view.holders, jobs=("a", "b", "c"))
-    running = {name: Running(0, 8, limit_s=60.0 * (index + 1)) for index, name in enumerate("abc")}
-    timeline = Timeline(view, releases(view, running, RunTimes.of({}), 1))
+    running = {name: RunningJob(0, 8, limit_s=60.0 * (index + 1)) for index, name in enumerate("abc")}
+    timeline = Timeline(view, releases(view, running, RunTimeQuantiles.of({}), 1))
     assert timeline.first_fit(PlacementRequest(request_id="x", gang=2, gpus_per_node=8), Options()) == 2
     assert timeline.first_fit(PlacementRequest(request_id="x", gang=4, gpus_per_node=8), Options()) is None
 
 
 def test_gpus_that_do_not_answer_are_not_released(make_view) -> None:
     view = make_view({"r01": [0]}, usable=np.zeros((1, 8), bool))
-    timeline = Timeline(view, releases(view, {}, RunTimes.of({}), 1))
+    timeline = Timeline(view, releases(view, {}, RunTimeQuantiles.of({}), 1))
     assert not timeline.at(1).free.any()
 
 
 def test_host_memory_comes_back_with_the_gpus(make_view) -> None:
     view = make_view({"r01": [0]}, free_cpus=np.array([28.0]), free_host_memory_gib=np.array([np.nan]))
-    timeline = Timeline(view, releases(view, {}, RunTimes.of({}), 1))
+    timeline = Timeline(view, releases(view, {}, RunTimeQuantiles.of({}), 1))
     assert timeline.at(1).free_cpus.tolist() == [128.0]
     assert np.isnan(timeline.at(1).free_host_memory_gib).all()
 

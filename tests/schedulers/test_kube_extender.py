@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import RequestError
 from schedulers.kube_extender import KubeExtender
-from schedulers.kube_types import Pod
+from schedulers.kube_types import KubePod
 from schedulers.ratings import NEUTRAL
 from tests.schedulers.small_fleet import outlook
 
@@ -23,7 +23,7 @@ REFUSED = {"drained": "fleetcast: drained", "risky": "fleetcast: risk 90 % withi
 @pytest.fixture(scope="module")
 def extender() -> KubeExtender:
     made = KubeExtender()
-    made.see(outlook(NODES, state=STATE))
+    made.update(outlook(NODES, state=STATE))
     return made
 
 
@@ -97,9 +97,9 @@ def test_what_is_seen_anew_counts_at_once() -> None:
     extender = KubeExtender()
     rows = {"a": 0, "b": 1}
     for risk, expected in (([0.0, 0.0], [10, 10]), ([0.9, 0.0], [0, 10]), ([0.9, 0.1], [0, 4])):
-        extender.see(outlook(dict(zip("ab", risk, strict=True)), rows=rows))
+        extender.update(outlook(dict(zip("ab", risk, strict=True)), rows=rows))
         assert scores(extender, ["a", "b", "c"]) == [*expected, NEUTRAL]
-    extender.see(outlook({"c": 0.0}))
+    extender.update(outlook({"c": 0.0}))
     assert scores(extender, ["a", "b", "c"]) == [NEUTRAL, NEUTRAL, 10]
 
 
@@ -195,7 +195,7 @@ def container(gpus: str | int, *, key: str = "requests") -> dict[str, Any]:
     ],
 )
 def test_gpus_of_a_pod(spec: dict[str, Any], gpus: int) -> None:
-    assert msgspec.convert({"spec": spec}, Pod).gpus == gpus
+    assert msgspec.convert({"spec": spec}, KubePod).gpus == gpus
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_gpus_of_a_pod(spec: dict[str, Any], gpus: int) -> None:
 )
 def test_how_long_a_pod_will_run(annotation: str | None, deadline_s: int | None, limit_s: int | None) -> None:
     metadata = {"annotations": None if annotation is None else {"fleetcast/limit-s": annotation}}
-    made = msgspec.convert({"metadata": metadata, "spec": {"activeDeadlineSeconds": deadline_s}}, Pod)
+    made = msgspec.convert({"metadata": metadata, "spec": {"activeDeadlineSeconds": deadline_s}}, KubePod)
     assert made.limit_s == limit_s
 
 
@@ -212,7 +212,7 @@ def test_how_long_a_pod_will_run(annotation: str | None, deadline_s: int | None,
 @given(st.lists(st.sampled_from(list(NODES)) | st.text(), unique=True), st.integers(0, 20))
 def test_replies_are_about_the_nodes_asked_about_and_no_others(names: list[str], gpus: int) -> None:
     extender = KubeExtender()
-    extender.see(outlook(NODES, state=STATE))
+    extender.update(outlook(NODES, state=STATE))
     names = [name for name in names if name.isprintable() or name.isascii()]
     answer = json.loads(extender.filter(asked(names, gpus)))
     failed = answer["FailedAndUnresolvableNodes"]

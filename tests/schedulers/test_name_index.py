@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from schedulers.kube_extender import Pieces
 from schedulers.name_index import NameIndex
-from schedulers.pieces import Pieces
 
 
 def compact(names: list[str]) -> bytes:

@@ -10,7 +10,7 @@ from tests.schedulers.small_fleet import outlook
 def seen(*outlooks: Outlook) -> Ratings:
     ratings = Ratings()
     for one in outlooks:
-        ratings.see(one)
+        ratings.update(one)
     return ratings
 
 
@@ -37,7 +37,7 @@ def test_noise_around_the_edge_of_a_band_changes_no_score() -> None:
     ratings = Ratings()
     scores = []
     for step in range(20):
-        ratings.see(outlook({"a": edge + (0.01 if step % 2 else -0.01)}))
+        ratings.update(outlook({"a": edge + (0.01 if step % 2 else -0.01)}))
         scores.append(ratings.scores(8).item())
     assert scores[0] == 10
     assert set(scores[1:]) == {4}

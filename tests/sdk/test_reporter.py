@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from fleet.events import PhaseName, StepParts
-from ingest.event_body import decode_body
+from ingest.inbox.event_body import decode_body
 from ingest.lifecycle import first_of_rank
 from tests.sdk.conftest import SDK
 from tests.sdk.door import Door, opened
@@ -198,8 +198,10 @@ def test_bad_values_are_the_services_to_refuse(door: Door) -> None:
     report = reporter(door)
     report.step_took(float("nan"), parts={"x": {1, 2}})  # type: ignore[dict-item]
     report.phase("steady")
-    report.flush(5)
-    assert report.counts().refused == 2
+    report.flush(60)
+    counts = report.counts()
+    assert counts.refused >= 1  # with the phase, where both were in one body
+    assert counts.refused + counts.sent == 2
     report.close()
 
 

@@ -1,21 +1,27 @@
 """The client with the service itself: its answers have the keys that the client's types name, its README runs."""
 
+import importlib
 import json
+import pkgutil
+import runpy
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import is_typeddict
 
 import msgspec
 import pytest
 import uvicorn
 
+import service.answers as service_answers
 from fleet.clock import ManualClock
-from service.api import create_app
-from service.routes import estimate_shapes, model_shapes, shapes
-from service.routes.placements import AS_OF, DECISION, OUTLOOK, QUEUED
+from fleet.requests import Decision, RankPlacement
+from models.risk.scores import Action
+from placement.start_time import Blocker
+from service.api.app import create_app
+from service.api.routes.placements import AS_OF, DECISION, OUTLOOK, QUEUED
 from tests.sdk.conftest import SDK
 from tests.service.api_world import NOW_MS, FakePlacer, config, publish, running
 
@@ -79,36 +85,49 @@ def test_an_estimate_and_the_queue(fleet: Client, placer: FakePlacer) -> None:
     assert placer.asked[-1][:2] == ("DELETE", "/queue/run-8")
 
 
-@pytest.mark.parametrize(
-    ("told", "typed"),
-    [
-        (shapes.Demand, answers.Demand),
-        (shapes.DemandSeries, answers.DemandSeries),
-        (shapes.Prescale, answers.Prescale),
-        (shapes.DemandRecord, answers.DemandRecord),
-        (shapes.DemandModel, answers.DemandModel),
-        (shapes.DemandModelRow, answers.DemandModelRow),
-        (shapes.JobAnswer, answers.Job),
-        (shapes.QueueRow, answers.QueueRow),
-        (shapes.Queue, answers.Queue),
-        (model_shapes.FittedModel, answers.FittedModel),
-        (model_shapes.ShadowModel, answers.ShadowModel),
-        (model_shapes.FittedModels, answers.FittedModels),
-        (estimate_shapes.Estimate, answers.Estimate),
-        (estimate_shapes.Blocker, answers.Blocker),
-    ],
-)
-def test_every_key_that_the_service_tells_is_typed(told: type[msgspec.Struct], typed: Any) -> None:
-    names = {field.encode_name for field in msgspec.structs.fields(told)}
-    assert names - set(typed.__annotations__) == set()
+ANSWERS = {type_.__name__: type_ for type_ in [Decision, RankPlacement, Blocker, Action]}
+for _, module, _ in pkgutil.iter_modules(service_answers.__path__, f"{service_answers.__name__}."):
+    ANSWERS |= {name: kind for name, kind in vars(importlib.import_module(module)).items() if isinstance(kind, type)}
+OTHER_NAMES = {
+    "DemandSeries": "DemandRow",
+    "Job": "JobAnswer",
+    "Node": "NodeAnswer",
+    "Probability": "NodeRisk",
+    "Rank": "RankPlacement",
+    "Reason": "NodeReason",
+    "Refusal": "RefusedRecord",
+    "Risk": "RiskNodes",
+    "Taken": "EventsAnswer",
+}
+TYPED = {name: kind for name, kind in vars(answers).items() if is_typeddict(kind) and name[0] != "_"}
+
+
+@pytest.mark.parametrize("name", sorted(TYPED))
+def test_every_key_that_the_service_answers_with_is_typed_and_no_other(name: str) -> None:
+    answer = ANSWERS[OTHER_NAMES.get(name, name)]
+    names = {field.encode_name for field in msgspec.structs.fields(answer)}
+    assert names == set(TYPED[name].__annotations__)
 
 
 def test_the_readme_s_questions_are_answered(
     fleet: Client, placer: FakePlacer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path(SDK, "README.md").read_text(encoding="utf-8")
-    (block,) = (part for part in text.split("```python\n")[1:] if part.startswith("told = fleet.estimate"))
+    (block,) = (part for part in text.split("```python\n")[1:] if part.startswith("estimate = fleet.estimate"))
     placer.body = json.dumps(START | {"rows": [QUEUED]}).encode()
     code = block.partition("```")[0].replace("wanted", "running")  # what this board has
     exec(compile(code, "README.md", "exec"), {"fleet": fleet})
     assert "needs 8 GPUs; free now" in capsys.readouterr().out
+
+
+def test_the_example_for_schedulers_places_a_job(
+    fleet: Client, placer: FakePlacer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [{"rank": 0, "node": "n001", "gpus": [0, 1]}]
+    placer.body = json.dumps({"outcome": "placed", "sentence": "Placed 2 GPUs on n001.", "ranks": ranks}).encode()
+    monkeypatch.setattr("sys.argv", ["place_by_risk.py", "--url", fleet.url, "--job", "train-42", "--gpus", "2"])
+    runpy.run_path(str(Path(SDK).parent / "examples/place_by_risk.py"), run_name="__main__")
+    assert json.loads(placer.asked[-1][2])["dry_run"] is True
+    told = capsys.readouterr().out
+    assert "within a day." in told
+    assert told.endswith("Placed 2 GPUs on n001.\nrank 0: n001 GPUs [0, 1]\n")

@@ -15,11 +15,12 @@ import numpy as np
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
-from service.board import BoardWriter, Section
+from models.demand.rows import DemandRow
+from service.api.routes import demand_examples
+from service.board.board import BoardWriter, Section
 from service.config import ApiConfig, Config, PlacerConfig
-from service.demand_sections import demand_sections
-from service.publish import pieces
-from service.routes import demand_examples
+from service.pipeline.demand.sections import demand_sections
+from service.pipeline.publish import pieces
 
 NOW_MS = 1_760_000_000_000
 NODES = ("n001", "n002", "n003")
@@ -66,20 +67,20 @@ def job_row(job: str, state: str, attempt: int = 1) -> dict[str, Any]:
     }
 
 
-def demand_row(pool: str, target: str) -> dict[str, Any]:
-    return {
-        "pool": pool,
-        "class": "all",
-        "group": "all",
-        "target": target,
-        "now": 8.0,
-        "model": "persistence",
-        "issued_ms": NOW_MS,
-        "horizons_s": [600, 3600],
-        "quantiles": [0.1, 0.5, 0.9],
-        "values": [[7.0, 6.0], [8.0, 8.0], [9.0, 10.0]],
-        "record": None,
-    }
+def demand_row(pool: str, target: str) -> DemandRow:
+    return DemandRow(
+        pool=pool,
+        class_="all",
+        group="all",
+        target=target,
+        now=8.0,
+        model="persistence",
+        issued_ms=NOW_MS,
+        horizons_s=[600, 3600],
+        quantiles=[0.1, 0.5, 0.9],
+        values=[[7.0, 6.0], [8.0, 8.0], [9.0, 10.0]],
+        record=None,
+    )
 
 
 def documents() -> dict[str, Any]:
@@ -121,6 +122,7 @@ def sections(as_of_ms: int = NOW_MS) -> list[Section]:
         "names.rack": b"r01",
         "node.domain.rack": np.array([0, 0, -1], np.int32),
         "node.risk": risk_values(),
+        "doc.risk_calibration": b'{"rows":[],"history":{}}',
         **pieces("answers.node", bodies),
         **pieces("answers.risk", [json.dumps(row).encode() for row in ranked]),
         "metrics.fleet": b'# TYPE fleetcast_gpus gauge\nfleetcast_gpus{state="free"} 8\n',

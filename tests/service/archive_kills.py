@@ -21,9 +21,9 @@ from fleet.events import NodeEvent, Step
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Level, NodeSpec, Topology
-from ingest.source import Batch
+from ingest.source import Batch, Source
 from service.config import ArchiveConfig, Config, PipelineConfig
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 
 BATCHES = 900
 STEP_MS = 15_000
@@ -50,7 +50,7 @@ def events_of(number: int, t0: int) -> tuple[Step, NodeEvent]:
     )
 
 
-class Numbered:
+class Numbered(Source):
     """Batches by number: told again from wherever the snapshot says."""
 
     name = "numbered"
@@ -111,16 +111,16 @@ async def live(folder: Path, t0: int, most: int) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     await pipeline.save()
-    assert pipeline.history.archive is not None
-    await pipeline.history.tidy(pipeline.history.archive)
+    assert pipeline.archive_writer.archive is not None
+    await pipeline.archive_writer.tidy(pipeline.archive_writer.archive)
     await pipeline.close()
 
 
 async def _tidy(pipeline: Pipeline) -> None:
-    assert pipeline.history.archive is not None
+    assert pipeline.archive_writer.archive is not None
     while True:
         await asyncio.sleep(0.03)
-        await pipeline.history.tidy(pipeline.history.archive)
+        await pipeline.archive_writer.tidy(pipeline.archive_writer.archive)
 
 
 def child(folder: Path, t0: int, most: int) -> int:

@@ -13,13 +13,13 @@ import numpy as np
 from fleet.clock import ManualClock
 from fleet.topology import DOMAIN_LEVELS, Level
 from placement.ledger import Ledger
-from service.board import BoardWriter, Section, Standing
+from service.board.board import BoardWriter, Section, Standing
 from service.config import Config
-from service.placer import QueueWorker
-from service.placer_desk import Desk
-from service.placer_http import make_app
-from service.placer_metrics import PlacerMetrics
-from service.start_desk import StartDesk
+from service.placer.http import make_app
+from service.placer.metrics import PlacerMetrics
+from service.placer.role import QueueWorker
+from service.placer.service import PlacementService
+from service.placer.start_times import StartTimeSampler
 
 T = TypeVar("T")
 NOW_MS = 1_589_310_000_000
@@ -105,13 +105,13 @@ class World:
         self.start()
 
     def start(self) -> None:
-        self.desk = Desk(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
-        self.worker = QueueWorker(self.desk)
-        self.starts = StartDesk(self.desk)
-        self.app = make_app(self.desk, self.worker.wake, starts=self.starts)
+        self.service = PlacementService(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
+        self.worker = QueueWorker(self.service)
+        self.starts = StartTimeSampler(self.service)
+        self.app = make_app(self.service, self.worker.wake, starts=self.starts)
 
     def close(self) -> None:
-        self.desk.ledger.close()
+        self.service.ledger.close()
 
     def restart(self) -> None:
         self.close()

@@ -13,9 +13,9 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource
-from service.board import Board, BoardReader
+from service.board.board import Board, BoardReader
 from service.config import Config
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 
 NOW_MS = 1_789_000_000_000
 GIB = 2.0**30

@@ -12,11 +12,12 @@ from unittest.mock import patch
 
 from fleet import files
 from fleet.sequences import SeenSequences
-from ingest.archive_events import KnownEvents
+from ingest.archive.events import KnownEvents
 from placement.ledger_file import LedgerFile
-from service import pipeline, placer_desk
-from service.board import BoardWriter
-from service.expiry import Expiry
+from service.board.board import BoardWriter
+from service.board.expiry import Expiry
+from service.pipeline import pipeline
+from service.placer import service as placer_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _commits_seldom(self: LedgerFile) -> Iterator[None]:
 
 MUTATIONS = {
     "expire-by-the-clock": Mutation(1, ("given once",), Expiry, "expired", _by_the_clock),
-    "forget-promises": Mutation(1, ("given once",), placer_desk, "with_intents", lambda observed, intents: observed),
+    "forget-promises": Mutation(1, ("given once",), placer_service, "with_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
     "folders-not-synced": Mutation(6, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),
@@ -103,7 +104,7 @@ MUTATIONS = {
     "board-while-held-up": Mutation(211, ("found once", "given once"), pipeline, "caught_up", _impatient),
     "number-boards-anew": Mutation(3, ("never back",), BoardWriter, "__init__", _numbered_anew),
     "commit-seldom": Mutation(3, ("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
-    "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "said", lambda *_: contextlib.nullcontext()),
+    "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "log_disk_errors", lambda *_: contextlib.nullcontext()),
     "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_there", lambda *_: set()),
     "never-expire": Mutation(2, ("progress",), Expiry, "expired", lambda *_: set()),
 }

@@ -21,7 +21,7 @@ from fleet.requests import Decision
 from placement.ledger import Intent
 
 if TYPE_CHECKING:
-    from service.board import Board
+    from service.board.board import Board
     from tests.simulation.clients import Job
     from tests.simulation.processes import Process
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from fleet import failpoints
-from service import history
+from service.pipeline import archive_writer as history
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

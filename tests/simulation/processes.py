@@ -13,16 +13,16 @@ import msgspec
 from starlette.requests import Request
 
 from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive import BYTES_AN_EVENT
-from ingest.event_body import decode_body
-from ingest.inbox import InboxSource, InboxWriter
-from service.access import load_access
-from service.api import _context, _remember
-from service.board import BoardReader
+from ingest.archive.archive import BYTES_AN_EVENT
+from ingest.inbox.event_body import decode_body
+from ingest.inbox.inbox import InboxSource, InboxWriter
+from service.api.routes.events import accept
+from service.api.wiring import context_of, remember
+from service.board.board import BoardReader
 from service.config import ApiConfig, ArchiveConfig, Config, PipelineConfig, PlacerConfig
-from service.pipeline import Pipeline
-from service.placer import QueueWorker, open_desk
-from service.routes.events import accept
+from service.http.access import load_access
+from service.pipeline.pipeline import Pipeline
+from service.placer.role import QueueWorker, open_service
 from tests.simulation.disk import Killed, Mount
 from tests.simulation.loop import SimLoop
 from tests.simulation.oracle import EventKey
@@ -133,12 +133,12 @@ class Api(Process):
     role = "api"
 
     def start(self) -> None:
-        self.context = _context(self.config, self.world.clock, load_access(HERE))
+        self.context = context_of(self.config, self.world.clock, load_access(HERE))
         self.reader = BoardReader(self.config.board)
         self.spawn(self._open())
 
     async def _open(self) -> None:
-        await asyncio.to_thread(_remember, self.context)
+        await asyncio.to_thread(remember, self.context)
         self.context.inbox = InboxWriter(self.config.inbox, "api", segment_bytes=SEGMENT_BYTES)
 
     async def events(self, body: bytes) -> dict[str, Any]:
@@ -153,9 +153,9 @@ class Placer(Process):
     version = -1  # of the ledger, as the laws were looked at last
 
     def start(self) -> None:
-        self.desk = open_desk(self.config)
-        self.reader = self.desk.reader
-        self.worker = QueueWorker(self.desk)
+        self.service = open_service(self.config)
+        self.reader = self.service.reader
+        self.worker = QueueWorker(self.service)
         self.working = False
 
     def work(self) -> None:
@@ -182,14 +182,14 @@ class PipelineProcess(Process):
             lambda _: [InboxSource(self.config.inbox, poll_s=POLL_S)],
         )
         pipeline = self.pipeline
-        assert pipeline.history.archive is not None
-        self.archive = pipeline.history.archive
+        assert pipeline.archive_writer.archive is not None
+        self.archive = pipeline.archive_writer.archive
         self.spawn(pipeline._pump(pipeline.sources[0]))
         self.spawn(pipeline._tick_forever())
         self.spawn(pipeline.time.beat_forever())
         self.spawn(pipeline._snapshot_forever())
-        self.spawn(pipeline.history.flush_forever())
-        self.spawn(pipeline.history.tidy_forever())
+        self.spawn(pipeline.archive_writer.flush_forever())
+        self.spawn(pipeline.archive_writer.tidy_forever())
 
 
 ROLES: tuple[type[Process], ...] = (Api, Placer, PipelineProcess)

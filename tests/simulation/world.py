@@ -17,7 +17,7 @@ import msgspec
 from fleet import failpoints
 from fleet.errors import FleetcastError
 from placement.ledger import Intent, LedgerError
-from service.board import Board, BoardError
+from service.board.board import Board, BoardError
 from tests.simulation.archive import ArchiveLook
 from tests.simulation.clients import Clients, Job
 from tests.simulation.disk import Content, Killed, MemoryDisk
@@ -153,11 +153,11 @@ class World:
 
     def _after(self, process: Process) -> None:
         """The laws that what this process did may have broken."""
-        if isinstance(process, Placer) and process.desk.ledger.version != process.version:
-            process.version = process.desk.ledger.version
-            self.oracle.promised(process.desk.ledger.active_intents(), self.now_ms, self.steady_ms)
-        elif isinstance(process, PipelineProcess) and process.ticks != process.pipeline.vitals.ticks:
-            process.ticks = process.pipeline.vitals.ticks
+        if isinstance(process, Placer) and process.service.ledger.version != process.version:
+            process.version = process.service.ledger.version
+            self.oracle.promised(process.service.ledger.active_intents(), self.now_ms, self.steady_ms)
+        elif isinstance(process, PipelineProcess) and process.ticks != process.pipeline.metrics.ticks:
+            process.ticks = process.pipeline.metrics.ticks
             self.counts["ticks"] += 1
             jobs = process.pipeline.state.jobs
             if process.ticks == 1:
@@ -354,7 +354,7 @@ class World:
 
         def ask() -> Any:
             try:
-                return getattr(placer.desk, call)(what, "client")
+                return getattr(placer.service, call)(what, "client")
             except FleetcastError as error:
                 return error
 
@@ -420,6 +420,6 @@ class World:
         if not isinstance(placer, Placer):
             return []
         with contextlib.suppress(FleetcastError):  # the board may be late
-            self.within(placer, placer.desk.observed)
-        promises = self.within(placer, placer.desk._promises) or []
+            self.within(placer, placer.service.observed)
+        promises = self.within(placer, placer.service._promises) or []
         return [row for row in promises if row.expires_ms <= self.now_ms - SETTLED_MS // 2]

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.requests import RankPlacement
 from fleet.topology import Level, Topology
-from ingest.topology import parse_topology
+from ingest.topology.load import parse_topology
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.workload import profile_of
 

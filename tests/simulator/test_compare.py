@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fleet.topology import Level, NodeSpec, Topology
-from simulator.backfill import Backfill, GpuPool
+from simulator.backfill import BackfillQueue, GpuPool
 from simulator.compare import Interval, compare, draw_day
 from simulator.day import CHECKPOINT_S, LAUNCH_S, OPERATOR_S, RESTART_S, Arm, Day, DayFault, FalseAlarm, Losses
 from simulator.detection import DetectionTable, Sighting
@@ -33,7 +33,7 @@ def fault(node: int, sighting: Sighting, start_s: float, end_s: float, gpu: int 
 
 def play(arm: Arm, jobs: list[TraceJob], faults: list[DayFault], nodes: int = 3, **more: Any) -> tuple[Losses, Day]:
     """A day of six hours on an empty fleet."""
-    cluster = Backfill(GpuPool(np.ones((nodes, 8), bool), np.zeros(nodes, np.int32)))
+    cluster = BackfillQueue(GpuPool(np.ones((nodes, 8), bool), np.zeros(nodes, np.int32)))
     end_ms = START_MS + round(6 * HOUR_S * 1000)
     day = Day(cluster, topology(nodes), START_MS, end_ms, arm=arm, remaining_s=lambda row: 0.0, memo={})
     return day.run(jobs, faults, more.get("alarms", [])), day

@@ -17,7 +17,7 @@ from simulator.driver import Driver
 from simulator.faults import FaultPlan
 from simulator.live_job import STEP_EVERY_MS, LiveJob
 from simulator.outbox import Outbox, ProductApi
-from simulator.replay import OngoingJob, Replay
+from simulator.replay import OngoingJob, TraceReplay
 from simulator.story import Story, culprit_of, flag_of
 from simulator.traces import TraceJob
 from simulator.workload import WorkloadProfile
@@ -140,7 +140,7 @@ def ranks(*nodes: str) -> tuple[RankPlacement, ...]:
 class Stage:
     """A driver with its fleet, clock and product; `settle` lets posts and polls happen."""
 
-    def __init__(self, product: FakeProduct, api: ProductApi, replay: Replay, arrivals: list[TraceJob]) -> None:
+    def __init__(self, product: FakeProduct, api: ProductApi, replay: TraceReplay, arrivals: list[TraceJob]) -> None:
         self.product = product
         self.fleet = FakeFleet()
         self.clock = ManualClock(START_MS)
@@ -174,7 +174,7 @@ def play(
 ) -> FakeProduct:
     """Run a scene against a fake product; with `live` the driver already runs (its own tick moves nothing)."""
     product = product or FakeProduct()
-    replay = Replay(START_MS, history, ongoing, queue)
+    replay = TraceReplay(START_MS, history, ongoing, queue)
 
     async def run() -> None:
         server = TestServer(product.app)

@@ -9,10 +9,10 @@ import pytest
 
 from fleet.clock import ManualClock
 from fleet.entities import Entities
-from ingest.exporters import ExporterResolver
-from ingest.text import PageDecoder, Target
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.exporters import Breakage, ExporterServer, serve_exporters
+from simulator.exporters import Breakage, ExporterServer
 
 Client = aiohttp.ClientSession
 
@@ -25,7 +25,9 @@ def serve(
     async def main() -> ExporterServer:
         clock = ManualClock(1_000_000)
         fleet = SimulatedFleet(FleetSpec(nodes=nodes), seed=1)
-        server = await serve_exporters(fleet, clock, seed=1, bad_share=bad_share)
+        breakage = Breakage(np.random.default_rng([1, 5]), bad_share) if bad_share > 0 else None
+        server = ExporterServer(fleet, clock, breakage)
+        await server.start("127.0.0.1", 0)
         try:
             async with aiohttp.ClientSession() as client:
                 await use(server, client, clock)
@@ -97,11 +99,9 @@ def test_a_node_whose_gpu_fell_off_the_bus_answers_late() -> None:
     serve(use)
 
 
-def test_a_paused_server_serves_no_page_and_tells_its_counts() -> None:
+def test_the_server_reports_its_counts() -> None:
     async def use(server: ExporterServer, client: Client, clock: ManualClock) -> None:
         await get(client, server.urls()[0])
-        server.pause()
-        assert (await get(client, server.urls()[0]))[0] == 503
         status, body = await get(client, f"http://127.0.0.1:{server.port}/")
         assert (status, body) == (200, b'{"bad_records_injected": 0, "pages": 1}')
 

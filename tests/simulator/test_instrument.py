@@ -12,15 +12,15 @@ from fleet.events import Failed, Finished, Started, Step
 from fleet.nodes import NodeTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
-from ingest.exporters import ExporterResolver
-from ingest.text import PageDecoder, Target
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.columns import Recorder
 from simulator.fault_file import FaultFile, FleetTable, JobsTable, parse_fault_file, read_fault_file, to_toml
 from simulator.instrument import simulate_faults
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
 from simulator.workload import profile_of
-from training.fault_runs import FaultRun, read_fault_runs
+from training.sets.fault_runs import FaultRun, read_fault_runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "faults"
 SMALL = FaultFile(

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from simulator.effects import Levels
+from simulator.effects import ActivityLevels
 from simulator.faults import FaultSettings
 from simulator.magnitudes import USUAL, NodeLostKind
 from simulator.telemetry import CPU_MODES
@@ -46,7 +46,7 @@ def test_a_change_of_phase_moves_all_ranks_alike() -> None:
     fleet = gang_fleet()
     run(fleet, 60)
     before, step_s = gpu(fleet, "PROF_SM_ACTIVE"), fleet.step_time_s("j")
-    fleet.faults.inject("phase_change", "n001", None, 60_000, end_ms=10**9, levels=Levels(0.7, 1.2, 1.4))
+    fleet.faults.inject("phase_change", "n001", None, 60_000, end_ms=10**9, levels=ActivityLevels(0.7, 1.2, 1.4))
     run(fleet, 120)
     moved = gpu(fleet, "PROF_SM_ACTIVE")[:2] / before[:2]
     assert moved == pytest.approx(0.7, abs=0.06)

@@ -13,9 +13,9 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from simulator.fault_file import FaultFile, RecordedTable
 from simulator.h100 import FOLDER, load_recorded_fleet
-from simulator.recorded_faults import ROW, Player, inject_faults
+from simulator.recorded_faults import ROW, RecordingPlayer, inject_faults
 from tests.simulator.test_h100 import COLUMNS, write
-from training.fault_runs import read_fault_runs
+from training.sets.fault_runs import read_fault_runs
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
 HEALTHY = FaultFile(recorded=RecordedTable(loops=2, every_s=0.0, decoy_every_s=0.0))
@@ -32,16 +32,16 @@ def record(data: Path, seconds: int = 60) -> None:
     write(data / FOLDER, "t1_telemetry.csv.gz", [COLUMNS, *rows])
 
 
-def player(data: Path, kind: str, gpu: int | None, **magnitudes: float) -> Player:
+def player(data: Path, kind: str, gpu: int | None, **magnitudes: float) -> RecordingPlayer:
     """30 s into a fault that begins at second 10."""
-    made = Player(list(load_recorded_fleet(data).runs.values()), HEALTHY)
+    made = RecordingPlayer(list(load_recorded_fleet(data).runs.values()), HEALTHY)
     made.plan.inject(kind, "t1", gpu, 10_000, end_ms=10**9, **magnitudes)
     for second in range(41):
         made.advance(second * 1000)
     return made
 
 
-def gpu(made: Player, column: str) -> list[float]:
+def gpu(made: RecordingPlayer, column: str) -> list[float]:
     """Of the three GPUs, as the page would say it."""
     return made.gpu[ROW[column], 0, :3].tolist()
 

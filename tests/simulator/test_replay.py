@@ -6,8 +6,8 @@ import pytest
 from fleet.events import Finished, Started, Submitted
 from fleet.jobs import JobTable
 from fleet.topology import Level, NodeSpec, Topology
-from simulator.backfill import FIRST_ESTIMATE_S, Backfill, GpuPool, RunTimes, choose_nodes
-from simulator.replay import fast_forward, opening_events, queue_request
+from simulator.backfill import FIRST_ESTIMATE_S, BackfillQueue, GpuPool, RunTimeSamples, choose_nodes
+from simulator.replay import fast_forward, opening_events
 from simulator.traces import WEEK_MS, JobTrace, TraceJob, generate_trace
 
 START_MS = 3 * WEEK_MS
@@ -64,7 +64,7 @@ def test_the_queue_keeps_the_order_of_arrival():
 def test_a_short_job_passes_the_head_only_if_it_leaves_the_heads_nodes_alone():
     # "a" holds three nodes for an estimated ten minutes, "head" then wants all four; "small" (an hour) is in the way
     pool = GpuPool(np.ones((4, 8), bool), np.zeros(4, np.int32))
-    cluster = Backfill(pool)
+    cluster = BackfillQueue(pool)
     for _ in range(5):
         cluster.run_times.add(24, 600.0)
         cluster.run_times.add(4, 3600.0)
@@ -82,7 +82,7 @@ def job(name: str, gpus: int, run_s: float) -> TraceJob:
 
 
 def test_the_estimate_is_the_p90_of_finished_jobs_of_the_same_size():
-    runs = RunTimes()
+    runs = RunTimeSamples()
     assert runs.p90_s(8) == FIRST_ESTIMATE_S
     for run_s in range(1, 12):
         runs.add(8, float(run_s))
@@ -122,5 +122,3 @@ def test_four_weeks_of_a_thousand_gpus_pass_in_seconds():
 def test_opening_events_of_a_waiting_job_say_that_it_waits():
     submitted, queued = opening_events(job("a", 12, 60), 8)
     assert (submitted.sequence, queued.sequence) == (0, 1)
-    request = queue_request(job("a", 12, 60), 8)
-    assert (request.request_id, request.gang, request.gpus_per_node, request.limit_s) == ("a", 2, 6, None)

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from fleet.clock import ScaledClock
 from fleet.errors import ConfigError
-from ingest.topology import load_topology
+from ingest.topology.load import load_topology
 from simulator.cluster import FleetSpec
 from simulator.faults import DEMO
 from simulator.run import SimulationOptions, load_fault_settings, run_simulation

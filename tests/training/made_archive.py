@@ -10,10 +10,10 @@ from fleet.entities import Entities
 from fleet.events import Failed, Finished, JobEvent, Preempted, Resized, Started, Step, Submitted
 from fleet.requests import RankPlacement
 from fleet.topology import Topology
-from ingest.archive import Archive, Limits
-from ingest.archive_files import DAY_MS, ArchiveFiles
+from ingest.archive.archive import Archive, ArchiveLimits
+from ingest.archive.files import DAY_MS, ArchiveFiles
 from ingest.source import Batch
-from service.state import FleetState
+from service.pipeline.state import FleetState
 
 T0 = 1_795_276_800_000
 MINUTE_MS = 60_000
@@ -51,7 +51,7 @@ def live(folder: Path, events: Sequence[JobEvent]) -> FleetState:
     """A service's state that was told all this, and archived it under the folder."""
     entities = Entities()
     state = FleetState(entities, WindowStore(entities), Topology.build([]))
-    state.archive = Archive(ArchiveFiles(str(folder)), entities, limits=Limits(keep_days=0))
+    state.archive = Archive(ArchiveFiles(str(folder)), entities, limits=ArchiveLimits(keep_days=0))
     rng = np.random.default_rng(1)
     for first in range(0, len(events), 50):
         some = [events[first + row] for row in rng.permutation(len(events[first : first + 50]))]

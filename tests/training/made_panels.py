@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.demand_trees import DemandTrees, Settings
+from models.demand.trees import DemandTrees, Settings
 from models.forecast import Panel
 
 

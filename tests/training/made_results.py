@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from training.results import Results, Row
+from training.reports.results import ResultRow, Results
 
 HOUR_MS = 3_600_000
 LEADS_H = (1, 3, 6, 12, 24)
@@ -28,7 +28,7 @@ def _add_lead(results: Results, dataset: str, series: tuple[str, ...], hours: in
             value = base * factor * scale
             served = model if method == "ours" else ""
             results.rows.append(
-                Row(
+                ResultRow(
                     dataset,
                     "running",
                     "all",
@@ -45,10 +45,14 @@ def _add_lead(results: Results, dataset: str, series: tuple[str, ...], hours: in
     for level, nominal in ((50, 0.5), (80, 0.8), (90, 0.9)):
         seen = nominal - 0.002 * hours
         results.rows.append(
-            Row(dataset, "running", "all", hours * 3600, "ours", model, f"coverage_{level}", seen, seen, seen, 480)
+            ResultRow(
+                dataset, "running", "all", hours * 3600, "ours", model, f"coverage_{level}", seen, seen, seen, 480
+            )
         )
     for name in series:
-        results.rows.append(Row(dataset, "running", name, hours * 3600, "ours", model, "wql", base, None, None, 240))
+        results.rows.append(
+            ResultRow(dataset, "running", name, hours * 3600, "ours", model, "wql", base, None, None, 240)
+        )
 
 
 def _predictions(rng: np.random.Generator, origins: int) -> dict[str, list[object]]:
@@ -98,7 +102,7 @@ def duration_results() -> Results:
         for step, elapsed_s in enumerate((600, 3600, 21_600, 86_400)):
             value = factor * (1.5 - 0.1 * step)
             results.rows.append(
-                Row(
+                ResultRow(
                     "ricc",
                     "remaining_s",
                     "all",
@@ -115,8 +119,8 @@ def duration_results() -> Results:
     return results
 
 
-def _whole(dataset: str, method: str, metric: str, value: float) -> Row:
-    return Row(
+def _whole(dataset: str, method: str, metric: str, value: float) -> ResultRow:
+    return ResultRow(
         dataset,
         "run_s",
         "all",

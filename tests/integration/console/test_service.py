@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 
 def metrics(*, throttled: bool) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fleet.clock import Clock
 from fleet.entities import Entities
-from ingest.replay import PageReplay
+from ingest.pages.recorded import PageReplay
 
 NODES = ("p1", "p2")
 GPUS = 2

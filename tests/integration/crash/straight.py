@@ -23,15 +23,15 @@ from fleet.clock import ManualClock
 from fleet.events import NodeEvent
 from fleet.requests import Decision, PlacementRequest
 from fleet.samples import EntityKind
-from ingest.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 from ingest.source import Batch
-from ingest.topology import load_topology
+from ingest.topology.load import load_topology
 from placement.ledger import IntentState, Ledger
 from service.config import Config
-from service.pipeline import Pipeline
-from service.placer_desk import Desk
-from service.placer_metrics import PlacerMetrics
-from service.state import FleetState
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.state import FleetState
+from service.placer.metrics import PlacerMetrics
+from service.placer.service import PlacementService
 from tests.integration.crash.load import Entry
 from tests.integration.crash.recorded import NODES, PunctualReplay
 
@@ -66,7 +66,7 @@ def run_straight(config: Config, entries: Iterable[Entry], pages: Path, until_ms
     clock = ManualClock(0)
     pipeline = Pipeline(config, clock, load_topology(Path(config.fleet.topology)), lambda _: [])
     replay = PunctualReplay(pipeline.state.entities, pages, clock)
-    desk = Desk(config, clock, Ledger(config.ledger), PlacerMetrics())
+    service = PlacementService(config, clock, Ledger(config.ledger), PlacerMetrics())
     moments = iter(sorted(int(path.name) for path in pages.iterdir() if int(path.name) <= until_ms))
     moment = next(moments, None)
     for entry in entries:
@@ -75,32 +75,32 @@ def run_straight(config: Config, entries: Iterable[Entry], pages: Path, until_ms
             pipeline.take(asyncio.run(replay.next()))
             moment = next(moments, None)
         clock.time_ms = entry.at_ms
-        _repeat(entry, pipeline, desk)
+        _repeat(entry, pipeline, service)
     while moment is not None:
         clock.time_ms = moment
         pipeline.take(asyncio.run(replay.next()))
         moment = next(moments, None)
     clock.time_ms = now_ms
     asyncio.run(pipeline.tick())
-    desk.observed()
-    desk.ledger.close()
+    service.observed()
+    service.ledger.close()
     pipeline.state.store.advance(now_ms)
     return pipeline.state
 
 
-def _repeat(entry: Entry, pipeline: Pipeline, desk: Desk) -> None:
+def _repeat(entry: Entry, pipeline: Pipeline, service: PlacementService) -> None:
     if entry.kind == "events":
         pipeline.take(_batch(entry.body))
         return
     asyncio.run(pipeline.tick())
     match entry.kind:
         case "place":
-            desk.place(msgspec.convert(entry.body, PlacementRequest), "")
+            service.place(msgspec.convert(entry.body, PlacementRequest), "")
         case "queue":
-            desk.enqueue(msgspec.convert(entry.body, PlacementRequest), "")
-            assert desk.work_queue() == 1
+            service.enqueue(msgspec.convert(entry.body, PlacementRequest), "")
+            assert service.work_queue() == 1
         case "cancel":
-            desk.cancel(entry.body, "")
+            service.cancel(entry.body, "")
 
 
 def _batch(events: list[dict[str, Any]]) -> Batch:

@@ -18,8 +18,16 @@ import numpy as np
 
 from clients.kafka import KafkaWriter
 from clients.kafka_records import Message, Outgoing, Place
-from ingest.columnar import BINARY_TYPE, JSON_TYPE, Header, Names, NodeRecord, encode_binary, encode_json
-from ingest.remote_write import Version
+from ingest.kafka.columnar import (
+    BINARY_TYPE,
+    JSON_TYPE,
+    ColumnarRecord,
+    Header,
+    RecordNames,
+    encode_binary,
+    encode_json,
+)
+from ingest.remote_write.request import Version
 from tests.ingest.write_requests import Row, gpu, message_v1, message_v2, packed
 
 KAFKA_NODES = tuple(f"k{number}" for number in range(8))
@@ -121,9 +129,9 @@ class KafkaSender(Sender):
         now_ms = time.time_ns() // 1_000_000
         entities = tuple(str(index) for index in range(GPUS))
         values = np.array([[self.value(metric, f"{node}/{index}") for index in entities] for metric in KAFKA_METRICS])
-        header = Header(node, {"gpu": Names(KAFKA_METRICS, entities)}, "H100")
+        header = Header(node, {"gpu": RecordNames(KAFKA_METRICS, entities)}, "H100")
         kind = self.rng.choice(tuple(TYPES))
-        body = TYPES[kind](NodeRecord(header, now_ms, (values,)))
+        body = TYPES[kind](ColumnarRecord(header, now_ms, (values,)))
         samples = {
             (metric, f"{node}/{index}", now_ms): values[row, column]
             for row, metric in enumerate(KAFKA_METRICS)
@@ -168,7 +176,7 @@ class KafkaSender(Sender):
 class WriteSender(Sender):
     """Requests of both versions with three samples of every series, each again until it is acknowledged."""
 
-    PATIENCE_S = 60.0
+    PATIENCE_S = 300.0
 
     def __init__(self, book: Book, port: int, seed: int) -> None:
         super().__init__("writer", book, seed, 0.1)

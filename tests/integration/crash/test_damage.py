@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from ingest.segments import HEADER, RecordKind, encode_record, segments_of
-from service.board import BoardReader
+from ingest.inbox.segments import HEADER, RecordKind, encode_record, segments_of
+from service.board.board import BoardReader
 from tests.integration.crash.outages import bad_records, gone, life, nobody_restarts, now_ms, states
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 
 def test_a_board_grows_old_while_the_pipeline_is_away_and_is_served(service: Service) -> None:

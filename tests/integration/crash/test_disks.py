@@ -18,7 +18,7 @@ import pytest
 from tests.integration.crash.outages import life, now_ms, states
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 MOUNTED_BYTES = 8 * 2**20
 

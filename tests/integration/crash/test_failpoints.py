@@ -19,7 +19,8 @@ from tests.integration.crash.armed import ArmedRole, Arming
 from tests.integration.crash.load import Diary, Door, answered
 from tests.integration.crash.recorded import EVERY_MS, record
 from tests.integration.crash.trial import SPEED, clients, exporter, finish, judge, sections
-from tests.integration.service_process import free_port, write_config
+from tests.integration.service_process import write_config
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 

@@ -16,7 +16,7 @@ from fleet.clock import ScaledClock
 from service.config import load_config
 from tests.integration.service_process import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 SPEED = 3.0
 EXPIRES_S = 25.0

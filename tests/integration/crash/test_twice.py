@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ingest.segments import segments_of
+from ingest.inbox.segments import segments_of
 from tests.integration.crash.load import Diary, Door, answered
 from tests.integration.crash.outages import life, now_ms, states
-from tests.integration.service_process import Service, free_port
+from tests.integration.service_process import Service
+from tests.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 
 def command(service: Service, *more: str) -> list[str]:

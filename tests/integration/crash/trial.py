@@ -18,7 +18,7 @@ import numpy as np
 from fleet.clock import ScaledClock
 from fleet.samples import EntityKind
 from service.config import Config
-from service.state import FleetState
+from service.pipeline.state import FleetState
 from tests.integration.crash.load import Client, Diary, Door, Reader, Reporter, User
 from tests.integration.crash.straight import (
     account,

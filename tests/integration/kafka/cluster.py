@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.integration.kafka.build import CLUSTER_ID, QUICK, Kafka
-from tests.integration.service_process import free_port
+from tests.ports import free_port
 
-READY_S = 120.0
+READY_S = 400.0
 QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
 # The kernel ends a broker whose suite was killed (PR_SET_PDEATHSIG), which no JVM asks for itself.
 ENDS_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"

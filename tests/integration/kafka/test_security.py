@@ -13,7 +13,7 @@ from kafka.admin import UserScramCredentialUpsertion
 
 from clients.kafka_access import PASSWORD, KafkaAccess, settings
 from fleet.errors import ConfigError, SourceError
-from ingest.columnar import encode_json
+from ingest.kafka.columnar import encode_json
 from tests.integration.kafka.build import Kafka
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.test_kafka import now_ms, scrape

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fleet.parent import environment
+from fleet.process import child_environment
 from tests.integration.kafka.test_kafka import finished, now_ms
 from tests.integration.kafka.topics import Topics
 from tests.integration.service_process import Service
 from tests.integration.test_main_path import GPUS, gpu_page
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 JOB = "through-kafka"
 
@@ -41,7 +41,7 @@ class Produce:
     def start(self, *arguments: str) -> None:
         """Runs until the test is over."""
         with open(self.folder / "produce.log", "ab") as log:
-            process = subprocess.Popen(self._command(*arguments), stdout=log, stderr=log, env=environment())
+            process = subprocess.Popen(self._command(*arguments), stdout=log, stderr=log, env=child_environment())
         self._running.append(process)
 
     def stop(self) -> None:

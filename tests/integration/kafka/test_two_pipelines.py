@@ -11,11 +11,11 @@ import pytest
 
 from clients.kafka_records import Outgoing
 from fleet.clock import ScaledClock
-from ingest.columnar import JSON_TYPE
+from ingest.kafka.columnar import JSON_TYPE
 from tests.integration.kafka.topics import Topics
 from tests.integration.service_process import SPEED, Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 NODES = [f"n{number}" for number in range(8)]
 GPUS = 4

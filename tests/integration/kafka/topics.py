@@ -7,14 +7,14 @@ from typing import Any
 
 from clients.kafka import KafkaReader, KafkaWriter
 from clients.kafka_access import KafkaAccess
-from clients.kafka_records import Limits, Message, Outgoing, Place
+from clients.kafka_records import FetchLimits, Message, Outgoing, Place
 from fleet.clock import SystemClock
 from fleet.entities import Entities
 from fleet.errors import SourceError
-from ingest.kafka import KafkaSource
+from ingest.kafka.source import KafkaSource
 from ingest.source import Batch
 
-LIMITS = Limits(500, 8 * 2**20, 2**20)
+LIMITS = FetchLimits(500, 8 * 2**20, 2**20)
 Series = tuple[str, str]
 
 
@@ -71,7 +71,7 @@ async def read_all(access: KafkaAccess, topic: str) -> list[Message]:
         await reader.close()
 
 
-async def take_until(source: KafkaSource, done: Any, limit_s: float = 90.0) -> list[Batch]:
+async def take_until(source: KafkaSource, done: Any, limit_s: float = 300.0) -> list[Batch]:
     """Batches until `done(batches)`, as the pipeline takes them: a source that is away is asked again."""
     taken: list[Batch] = []
     deadline = time.monotonic() + limit_s

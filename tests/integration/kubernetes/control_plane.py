@@ -1,8 +1,6 @@
 """A control plane on loopback: etcd, kube-apiserver, kwok, and a kube-scheduler that a test configures."""
 
 import contextlib
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ import httpx
 import yaml
 
 from tests.integration.kubernetes.build import Kubernetes
+from tests.ports import free_port, free_ports
 
 TOKEN = "loopback-only-admin"
 READER, READER_TOKEN = "system:serviceaccount:fleetcast:fleetcast", "loopback-only-reader"
@@ -20,16 +19,6 @@ START_S = 60.0
 GPU = "nvidia.com/gpu"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kube-scheduler.yaml"
 UNSERVED = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"  # nobody is here to lift the taint
-
-
-def loopback_port() -> int:
-    """Below the ports that the kernel gives to clients, so that none of them takes it before its server does."""
-    for _ in range(200):
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free loopback port")
 
 
 class ControlPlane:
@@ -45,7 +34,7 @@ class ControlPlane:
         self.stages = stages or binaries.stages
         self.store = ""  # etcd's address
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
-        self.port = loopback_port()
+        self.port = free_port()
         self.http = httpx.Client(
             base_url=f"https://127.0.0.1:{self.port}",
             headers={"authorization": f"Bearer {TOKEN}"},
@@ -60,7 +49,7 @@ class ControlPlane:
             raise
 
     def _start(self) -> None:
-        etcd, peers, kwok = loopback_port(), loopback_port(), loopback_port()
+        etcd, peers, kwok = free_ports(3)
         tokens = f'{TOKEN},admin,admin,"system:masters"\n{READER_TOKEN},{READER},reader\n'
         (self.folder / "tokens.csv").write_text(tokens, encoding="utf-8")
         self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig(TOKEN)), encoding="utf-8")
@@ -99,7 +88,7 @@ class ControlPlane:
         self.run(
             "kube-controller-manager",
             *(f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", f"--controllers={','.join(names)}"),
-            *("--bind-address=127.0.0.1", f"--secure-port={loopback_port()}", "--concurrent-job-syncs=2"),
+            *("--bind-address=127.0.0.1", f"--secure-port={free_port()}", "--concurrent-job-syncs=2"),
         )
 
     def kill(self, name: str) -> None:
@@ -155,7 +144,7 @@ class ControlPlane:
     @contextlib.contextmanager
     def scheduler(self, *extenders: dict[str, Any]) -> Iterator[Path]:
         """A kube-scheduler with these extenders; yields its log."""
-        port = loopback_port()
+        port = free_port()
         config = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.board import BoardWriter, Section
+from service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import ControlPlane, extender
 from tests.integration.kubernetes.fleet import DRAINED, HALF_USED, HEALTHY, NODES, SICKLY, WatchedFleet
 from tests.integration.test_api_process import serving

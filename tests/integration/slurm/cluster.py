@@ -6,7 +6,6 @@ own, so several clusters do not meet. The GPUs are plain files: Slurm hands out 
 
 import json
 import os
-import random
 import shlex
 import socket
 import subprocess
@@ -17,27 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.programs import needed
 
 NODES, GPUS, CPUS = 4, 4, 16
-START_S = 40.0
-PORTS = range(20_000, 32_000)
+START_S = 200.0
 SBIN = "/usr/sbin:/sbin"
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on, below the ephemeral ones."""
-    found: list[int] = []
-    for port in random.sample(PORTS, 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"no {count} free ports")
 
 
 class SlurmCluster:
@@ -207,7 +191,7 @@ class SlurmCluster:
         rows = json.loads(self.run("squeue", "--json"))["jobs"]
         return next((row for row in rows if str(row["job_id"]) == number), {})
 
-    def until(self, what: str, check: Callable[[], Any], limit_s: float = 20.0) -> Any:
+    def until(self, what: str, check: Callable[[], Any], limit_s: float = 100.0) -> Any:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if answer := check():

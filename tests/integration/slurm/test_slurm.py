@@ -11,8 +11,8 @@ import pytest
 from fleet.clock import SystemClock
 from fleet.entities import Entities
 from fleet.events import Resized
-from ingest.slurm import SlurmSource
-from ingest.slurm_jobs import node_list
+from ingest.slurm.jobs import node_list
+from ingest.slurm.source import SlurmSource
 from ingest.source import Batch
 from tests.integration.service_process import Service
 from tests.integration.slurm.cluster import GPUS, SlurmCluster
@@ -22,7 +22,7 @@ WANTED = (
     "^(SLURM_|JOB|ARRAY|HETJOB|SUBMIT|START|END=|NODES|NODECNT|PROCS|LIMIT|EXITCODE|PARTITION|QOS|ACCOUNT|USERNAME|"
     "RESTARTS)"
 )
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,140 @@
+"""Options that `train`, `evaluate`, `backtest` and `drift` share, the inputs that they name, progress and outputs."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from service.config import Config
+    from training.sites.histories import TrainingInputs
+
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (`fleetcast data list`).")]
+ArchiveOption = Annotated[
+    str | None, typer.Option("--archive", help="What a site has archived: a folder or URL [the configuration's].")
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Only these sets of --data. Repeat for more.")]
+UntilOption = Annotated[str | None, typer.Option("--until", help="Read nothing later: a date, or seconds.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="The file that `fleetcast run` reads.")]
+StateOption = Annotated[
+    str | None, typer.Option("--state", help="The folder `fleetcast run` keeps its state in [var].")
+]
+SeedOption = Annotated[int, typer.Option(help="Same seed, same numbers.")]
+DaskOption = Annotated[
+    str | None, typer.Option("--dask", help="Address of a Dask scheduler, tcp://host:8786; else it is done here.")
+]
+ProcessesOption = Annotated[int, typer.Option(min=1, max=64, help="Processes of this machine, without --dask.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Where to write the numbers; - is stdout.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="A report with plots.")]
+
+STDOUT = Path("-")
+
+Say = Callable[[str], None]
+
+
+def check_outputs(json: Path | None, **files: Path | None) -> None:
+    """Raises ConfigError, before any work, where a file could not be written at its end. json may be -: stdout."""
+    for option, path in {"json": None if json == STDOUT else json, **files}.items():
+        if path is None:
+            continue
+        folder = path.parent
+        if not folder.is_dir():
+            raise ConfigError(f"--{option} {path}: no folder {folder}; make it first: mkdir -p {folder}")
+        if path.is_dir():
+            raise ConfigError(f"--{option} {path}: is a folder; name a file in it")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise ConfigError(f"--{option} {path}: may not be written; choose another place")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raises ConfigError where a data folder is none or may not be read."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "no such folder"
+        raise ConfigError(f"{option} {folder}: {what}; `fleetcast data list` shows data folders")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder}: may not be read; allow it (chmod) or name another")
+
+
+def write_json(path: Path | None, body: dict[str, Any]) -> None:
+    """To a file, or to stdout; nothing without a path."""
+    import msgspec
+
+    if path is None:
+        return
+    text = msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n"
+    if path == STDOUT:
+        sys.stdout.buffer.write(text)
+    else:
+        path.write_bytes(text)
+        typer.echo(f"wrote {path}", err=True)
+
+
+def write_html(path: Path | None, page: Callable[[], str]) -> None:
+    """The page to a file; it is not made without a path."""
+    if path is not None:
+        path.write_text(page(), encoding="utf-8")
+        typer.echo(f"wrote {path}", err=True)
+
+
+def configured(config: Path | None, state: str | None) -> "Config":
+    """The configuration that says where archive and models are."""
+    from service.config import load_config, override
+
+    return override(load_config(config), state=state)
+
+
+def inputs_of(
+    config: "Config", data: Path | None, archive: str | None, sets: list[str] | None, until: str | None, say: Say
+) -> "TrainingInputs":
+    """The training data that the options name; with neither --data nor --archive the archive of this site."""
+    from training.sites.histories import TrainingInputs, moment_ms
+
+    if data is not None:
+        check_folder("--data", data)
+    if data is None and archive is None:
+        archive = config.archive_url
+    return TrainingInputs(data, archive, tuple(sets or ()), moment_ms("--until", until), capacities(config), say)
+
+
+def capacities(config: "Config") -> dict[str, int]:
+    """Pool -> GPUs, and "all", where a topology says so."""
+    if not config.fleet.topology:
+        return {}
+    from ingest.topology.load import load_topology
+
+    topology = load_topology(Path(config.fleet.topology))
+    pools: dict[str, int] = {}
+    for node in topology.nodes:
+        pools[node.pool] = pools.get(node.pool, 0) + node.gpus
+    return {**pools, "all": int(topology.gpus.sum())}
+
+
+@contextmanager
+def progress_of(label: str) -> Iterator[Say]:
+    """Lines on stderr; on a terminal the newest one beside a clock, and every line that begins with `skipped`."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda line: typer.echo(line, err=True)
+        return
+    from rich.markup import escape
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(label)
+
+        def say(line: str) -> None:
+            if line.startswith("skipped "):  # stays to be read
+                progress.console.print(escape(line), highlight=False)
+            else:
+                progress.update(task, description=f"{label}: {escape(line)}")
+
+        yield say

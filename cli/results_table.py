@@ -1,0 +1,47 @@
+"""Write measured tables into a Markdown file, each between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+    """Replace the table `name` (at the end of the file where there is none). `rows`: the first one is the header."""
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    lines = [f"<!-- begin {name} -->", f"`{shlex.join(command)}` · {date}{f' · {note}' if note else ''}", ""]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
+    lines += [f"| {' | '.join(row)} |" for row in cells]
+    table = "\n".join([*lines, f"<!-- end {name} -->"])
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    old = re.compile(rf"<!-- begin {re.escape(name)} -->.*?<!-- end {re.escape(name)} -->", re.DOTALL)
+    new = old.sub(lambda _: table, text) if old.search(text) else f"{text}\n## {name}\n\n{table}\n".lstrip()
+    part = path.with_suffix(".part")
+    part.write_text(new, encoding="utf-8")
+    part.replace(path)
+
+
+def bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row a case; the alternative is bold where it is better."""
+    rows = [["case", "size", "Fleetcast", "alternative"]]
+    for line in lines:
+        peer = "–"
+        if line["peer"]:
+            wins = (line["peer"]["value"] > line["value"]) == line["unit"].endswith("/s")
+            peer = f"{line['peer']['name']} {'**' * wins}{short(line['peer']['value'])}{'**' * wins}"
+        size = ", ".join(f"{value:,} {key}" for key, value in line["size"].items())
+        rows.append([line["case"], size, f"{short(line['value'])} {line['unit']}", peer])
+    return rows
+
+
+def machine_note(line: Mapping[str, Any]) -> str:
+    """Processor, cores, memory and Python of a line of `fleetcast bench`."""
+    about = line["machine"]
+    return f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}"
+
+
+def short(value: float) -> str:
+    """Three digits of what is below a thousand, whole numbers above."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,71 @@
+"""MkDocs hook: adds documents from outside `docs/` to the site, and makes relative links fit.
+
+A link to a document of the site leads to its page. A link to any other file of the project becomes plain text.
+The theme would load the worker of its search from another host when a page is opened from a folder; ours is local.
+"""
+
+import re
+from pathlib import Path
+from posixpath import normpath, relpath
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parent.parent
+ADDED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "sdk/README.md": "client.md",
+    "benchmarks/RESULTS.md": "results-speed.md",
+    "training/RESULTS.md": "results-forecasts.md",
+    "dashboards/runbooks.md": "runbooks.md",
+    "dashboards/console.png": "console.png",
+}
+REMOTE_WORKER = "https://unpkg.com/iframe-worker/shim"
+LOCAL_WORKER = "assets/offline_worker.js"
+_SOURCES = {page: source for source, page in ADDED.items()}
+_LINK = re.compile(r"(?<!`)(!?)\[([^\]\n]+)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    for source, page in ADDED.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return rewritten(markdown, page.file.src_uri)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    return output.replace(REMOTE_WORKER, relpath(LOCAL_WORKER, page.url.rpartition("/")[0] or "."))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return output_content.replace(REMOTE_WORKER, LOCAL_WORKER)
+
+
+def rewritten(markdown: str, page: str) -> str:
+    """The text of a page of the site with links that fit there.
+
+    >>> rewritten("[Guide](docs/api.md#jobs), [code](cli/main.py), [site](https://a.example)", "index.md")
+    '[Guide](api.md#jobs), code, [site](https://a.example)'
+    >>> rewritten("[Results](../../training/RESULTS.md)", "sources/kafka.md")
+    '[Results](../results-forecasts.md)'
+    """
+    source = _SOURCES.get(page, f"docs/{page}")
+
+    def fit(match: re.Match[str]) -> str:
+        mark, text, link = match.groups()
+        path, hash_, anchor = link.partition("#")
+        if "://" in link or not path:
+            return match[0]
+        target = normpath(f"{source.rpartition('/')[0] or '.'}/{path}")
+        placed = ADDED.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else "")
+        if not placed:
+            return text
+        return f"{mark}[{text}]({relpath(placed, page.rpartition('/')[0] or '.')}{hash_}{anchor})"
+
+    return _LINK.sub(fit, markdown)

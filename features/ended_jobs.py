@@ -1,0 +1,36 @@
+"""EndedJobs: the attempts that ended within the last hour, which answers and outcomes are made of."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from fleet.jobs import JobAttempt
+
+ENDED_KEPT_MS = 3_600_000
+MOST_ENDED = 60_000  # attempts that are over and held in full, some 5 KB each
+
+
+class EndedJobs:
+    """The newest MOST_ENDED, in the order in which their ends became known."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int], JobAttempt] = {}
+
+    def resume(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
+        """Begin with those that a snapshot held, in order of their ends."""
+        self.note(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
+
+    def note(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
+        """Take in those of these attempts that have ended."""
+        for attempt in attempts:
+            if _ended_within(attempt, now_ms):
+                self._rows[attempt.job, attempt.attempt] = attempt
+
+    def lately(self, now_ms: int) -> list[JobAttempt]:
+        """Those that ended within the hour before `now_ms`; the others are dropped."""
+        late = {key: row for key, row in self._rows.items() if _ended_within(row, now_ms)}
+        self._rows = dict(islice(late.items(), max(0, len(late) - MOST_ENDED), None))
+        return list(self._rows.values())
+
+
+def _ended_within(attempt: JobAttempt, now_ms: int) -> bool:
+    return attempt.ended_ms is not None and attempt.ended_ms >= now_ms - ENDED_KEPT_MS

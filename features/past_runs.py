@@ -1,0 +1,323 @@
+"""PastRuns: how long similar jobs ran, as known when a job is submitted. One path for live and for training.
+
+Jobs are alike by KEYS: user; user, words of the name, GPUs; user, GPUs, limit; group; group, GPUs; and in the end all.
+Each key keeps its newest runs, also sorted (the last 20, the last 200): an end costs a few bisections, a read no sort.
+Running jobs count as well (how many, for how long), since ended ones say little of those that are about to be long.
+Features are fixed as a job arrives, before it counts itself. Times are natural logarithms of seconds, NaN unknown.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.run_past import LEVELS, PAST_NAMES, RunPast, RunProgress
+from fleet.stateful import Dump, Stateful
+
+KEYS = ("user", "user_name", "user_size", "group", "group_gpus", "all")
+EMPIRICAL = tuple(f"empirical_{level:g}" for level in LEVELS)
+SHAPE_NAMES = ("log_gpus", "log_cpus", "log_limit", "hour", "weekday", "backed_by")
+FEATURES = (*SHAPE_NAMES, *EMPIRICAL, *(f"{key}_{name}" for key in KEYS for name in PAST_NAMES))
+COLUMN = {name: row for row, name in enumerate(FEATURES)}
+# The first with FEWEST_RUNS gives the empirical quantiles.
+BACK_OFF = ("user_name", "user_size", "group_gpus", "group", "all")
+GROUP_ROWS = (KEYS.index("group_gpus"), KEYS.index("group"), KEYS.index("all"))
+FEWEST_RUNS = 10
+KEYS_KEPT = 10_000
+ENDED_KEPT = 20_000
+LIVE_KEPT = 100_000
+UNSTARTED_KEPT = 1000  # over, and no start was told: it may yet be
+CLOSED_KEPT = 2000  # until somebody takes them
+DIGITS_KEPT = 4  # of a logarithm, so that snapshots stay short
+TRUNCATED = frozenset({"preempted"})  # how long these ran says when they were stopped, not how long they take
+
+_BACK_OFF_ROWS = tuple(KEYS.index(key) for key in BACK_OFF)
+_UNKNOWN = (math.nan,) * len(PAST_NAMES)
+_NO_LEVELS = (math.nan,) * len(LEVELS)
+_DIGITS = re.compile(r"[\d._-]+")
+Identity = tuple[str, int]  # job, attempt
+Features = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a job says of itself at submission. Strings are "" and numbers None where it does not say."""
+
+    user: str = ""
+    group: str = ""
+    name: str = ""
+    queue: str = ""
+    class_: str = ""
+    gpus: float = 1
+    cpus: float | None = None
+    limit_s: float | None = None
+    submitted_ms: int = 0
+
+    @property
+    def stem(self) -> str:
+        """The name without its numbers: `train-17.2` and `train-18.0` are alike."""
+        return _DIGITS.sub("#", self.name)
+
+    @property
+    def words(self) -> str:
+        """What the stem says beside numbers; "" where a name is none, as `4711`."""
+        return self.stem.strip("#")
+
+    @property
+    def kin(self) -> str:
+        """The group, or where there is none the queue."""
+        return self.group or self.queue
+
+
+_columns = attrgetter(*(row.name for row in fields(JobShape)))
+
+
+class ClosedRun(NamedTuple):
+    """A run that is over, and counts. features: as of its submission, None where somebody took them."""
+
+    job: str
+    attempt: int
+    shape: JobShape
+    run_s: float
+    ended_ms: int
+    features: Features | None
+
+
+@dataclass(slots=True)
+class _Live:
+    """A partly known job: shape None before its submission arrived; features: as of its submission, until taken."""
+
+    shape: JobShape | None = None
+    pasts: tuple[RunPast | None, ...] = ()
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    outcome: str = ""
+    run: RunProgress = field(default_factory=RunProgress)
+    features: Features | None = None
+
+
+class PastRuns(Stateful):
+    """Streams job events into features. Repeated events count once, by (job, attempt), in whatever order they come."""
+
+    def __init__(self) -> None:
+        self._pasts: dict[tuple[Any, ...], RunPast] = {}
+        self._live: dict[Identity, _Live] = {}
+        self._unstarted: dict[Identity, _Live] = {}
+        self._ended: dict[Identity, None] = {}
+        self._closed: deque[ClosedRun] = deque(maxlen=CLOSED_KEPT)
+
+    def __len__(self) -> int:
+        """Jobs that wait or run."""
+        return len(self._live)
+
+    def submitted(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
+        """Note a new job. Return its features as of now, kept for `taken` too; None if it is not new or not wanted."""
+        live = self._entry((job, attempt))
+        if live is None or live.shape is not None:
+            return None
+        live.shape = shape
+        if wanted:
+            live.features = self.features(shape, shape.submitted_ms)
+        live.pasts = tuple(self._past(key) for key in _keys(shape))
+        for past in live.pasts:
+            if past is not None:
+                past.submit(shape.submitted_ms, live.run)
+        if live.begin_ms is not None:
+            self._begin((job, attempt), live, live.begin_ms)
+        features = live.features
+        self._settle((job, attempt), live)
+        return features
+
+    def started(self, job: str, attempt: int, at_ms: int) -> None:
+        """Note that a job began to run."""
+        live = self._entry((job, attempt))
+        if live is None:
+            return
+        if live.begin_ms is None:
+            live.begin_ms = at_ms
+            if live.shape is not None:
+                self._begin((job, attempt), live, at_ms)
+        self._settle((job, attempt), live)
+
+    def ended(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
+        """Note that a job finished, failed, was cancelled or preempted. Its run counts once its start is known, too."""
+        live = self._entry((job, attempt))
+        if live is None:
+            return
+        if live.end_ms is None:
+            live.end_ms, live.outcome = at_ms, outcome
+        self._settle((job, attempt), live)
+
+    def taken(self, job: str, attempt: int) -> Features | None:
+        """Features as of the submission of a job that waits or runs; once."""
+        live = self._live.get((job, attempt))
+        if live is None:
+            return None
+        features, live.features = live.features, None
+        return features
+
+    def closed(self) -> list[ClosedRun]:
+        """The newest CLOSED_KEPT runs that ended since the last call."""
+        rows = list(self._closed)
+        self._closed.clear()
+        return rows
+
+    def features(self, job: JobShape, now_ms: int) -> Features:
+        """(feature,) in order of FEATURES, from the events so far."""
+        return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
+
+    def features_of(self, job: str, attempt: int, now_ms: int) -> Features | None:
+        """The same of a job that waits or runs, which counts among its like; None where its submission is not known."""
+        live = self._live.get((job, attempt))
+        return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
+
+    def group_runs(self, job: JobShape) -> RunPast | None:
+        """The runs of the job's group with as many GPUs; where these are few, of its group, then of all."""
+        pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
+        return _backed(pasts, GROUP_ROWS)[1]
+
+    def _entry(self, identity: Identity) -> _Live | None:
+        """The open record of a job, None once all of it was counted."""
+        live = self._live.get(identity)
+        if live is None and identity not in self._ended:
+            live = self._unstarted.pop(identity) if identity in self._unstarted else _Live()
+            self._live[identity] = live
+            if len(self._live) > LIVE_KEPT:
+                oldest = next(iter(self._live))
+                self._leave(oldest, self._live.pop(oldest))
+        return live
+
+    def _past(self, key: tuple[Any, ...] | None) -> RunPast | None:
+        """The runs under a key, most recently used last; the least recently used is forgotten."""
+        if key is None:
+            return None
+        past = self._pasts.pop(key, None) or RunPast()
+        self._pasts[key] = past
+        if len(self._pasts) > KEYS_KEPT:
+            self._pasts.pop(next(iter(self._pasts)))
+        return past
+
+    def _begin(self, identity: Identity, live: _Live, at_ms: int) -> None:
+        live.run.begin_ms = at_ms
+        for past in live.pasts:
+            if past is not None:
+                past.begin(identity, at_ms)
+
+    def _leave(self, identity: Identity, live: _Live) -> None:
+        for past in live.pasts:
+            if past is not None:
+                past.leave(identity)
+
+    def _settle(self, identity: Identity, live: _Live) -> None:
+        """Close it, where all is known; what is over without a start waits no more, and runs only by an event."""
+        if live.shape is None or live.end_ms is None:
+            return
+        if live.begin_ms is not None:
+            self._close(identity, live, live.shape, live.end_ms - live.begin_ms, live.end_ms)
+            return
+        self._unstarted[identity] = self._live.pop(identity)
+        if len(self._unstarted) > UNSTARTED_KEPT:
+            del self._unstarted[next(iter(self._unstarted))]
+
+    def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
+        """Count a known run under every key, once; one that ended before it began (a wrong clock) is no run."""
+        self._leave(identity, live)
+        if live.outcome not in TRUNCATED and run_ms >= 0:
+            run_s = max(1.0, run_ms / 1000)
+            log_run = live.run.log_run = round(math.log(run_s), DIGITS_KEPT)
+            for past in live.pasts:
+                if past is not None:
+                    past.add(log_run, live.outcome != "finished")
+            self._closed.append(ClosedRun(*identity, shape, run_s, end_ms, live.features))
+        del self._live[identity]
+        self._ended[identity] = None
+        if len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def dump(self) -> Dump:
+        """JSON-able and copied."""
+        live = [
+            [*identity, one.shape and _columns(one.shape), one.begin_ms, one.end_ms, one.outcome, _listed(one.features)]
+            for identity, one in (*self._live.items(), *self._unstarted.items())
+        ]
+        pasts = [[list(key), past.dump()] for key, past in self._pasts.items()]
+        closed = [
+            [one.job, one.attempt, _columns(one.shape), one.run_s, one.ended_ms, _listed(one.features)]
+            for one in self._closed
+        ]
+        ended = [list(identity) for identity in self._ended]
+        return {"pasts": pasts, "live": live, "ended": ended, "closed": closed}, {}
+
+    def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        for key, row in kept["pasts"]:
+            self._pasts[tuple(key)] = RunPast.loaded(row)
+        self._ended = {(str(job), int(attempt)): None for job, attempt in kept["ended"]}
+        for job, attempt, shape, begin_ms, end_ms, outcome, features in kept["live"]:
+            live = self._live[job, attempt] = _Live(None, (), begin_ms, end_ms, outcome)
+            if shape is not None:
+                live.shape = JobShape(*shape)
+                live.features = _read(features)
+                live.pasts = tuple(None if key is None else self._pasts.get(key) for key in _keys(live.shape))
+                for past in live.pasts:
+                    if past is not None:
+                        past.adopt(live.shape.submitted_ms, live.run)
+                if begin_ms is not None:
+                    self._begin((job, attempt), live, begin_ms)
+            self._settle((job, attempt), live)
+        for job, attempt, shape, run_s, ended_ms, features in kept["closed"]:
+            self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _read(features)))
+
+
+def _features(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Features:
+    """pasts: of the job's keys."""
+    hours = now_ms / 3_600_000
+    backed_by, backing = _backed(pasts, _BACK_OFF_ROWS)
+    values = [
+        math.log(max(job.gpus, 1e-3)),
+        math.log1p(job.cpus) if job.cpus is not None else math.nan,
+        math.log(max(job.limit_s, 1.0)) if job.limit_s is not None else math.nan,
+        hours % 24,
+        float(hours // 24 % 7),
+        float(backed_by),
+        *(backing.levels() if backing is not None else _NO_LEVELS),
+    ]
+    for past in pasts:
+        values += _UNKNOWN if past is None else past.features(now_ms)
+    return np.array(values, np.float32)
+
+
+def _listed(features: Features | None) -> list[float] | None:
+    return None if features is None else features.tolist()
+
+
+def _read(features: Sequence[float] | None) -> Features | None:
+    return None if features is None else np.array(features, np.float32)
+
+
+def _backed(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
+    """The first of these rows with enough runs, at last all jobs; -1 where nothing has ended."""
+    for row in rows:
+        past = pasts[row]
+        if past is not None and len(past.runs) >= (FEWEST_RUNS if row < len(KEYS) - 1 else 1):
+            return row, past
+    return -1, None
+
+
+def _keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
+    """A key for each of KEYS; None where the job does not say enough."""
+    user, kin, gpus = job.user, job.kin, job.gpus
+    return (
+        (0, user) if user else None,
+        (1, user, job.words, gpus) if job.words else None,
+        (2, user, gpus, job.limit_s, job.class_) if user else None,
+        (3, kin),
+        (4, kin, gpus, job.class_),
+        (5,),
+    )

@@ -1,0 +1,37 @@
+"""Process environment: the parent that a process ends with, and the token that it shows."""
+
+import os
+import signal
+import threading
+import time
+
+PARENT_VARIABLE = "FLEETCAST_PARENT"
+TOKEN_VARIABLE = "FLEETCAST_TOKEN"
+POLL_S = 0.5  # wall
+GRACE_S = 12.0  # wall; for a pipeline's last snapshot
+
+
+def bearer() -> dict[str, str]:
+    """The headers that show the token of the environment to an API; none where no token is set."""
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def child_environment() -> dict[str, str]:
+    """What to start a child with so that its `watch_parent` knows this process."""
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+
+
+def watch_parent() -> None:
+    """In a child of `child_environment`: SIGTERM to itself once the parent is gone, SIGKILL after GRACE_S."""
+    named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
+    if named.isdecimal():
+        threading.Thread(target=_watch, args=(int(named),), daemon=True, name="parent").start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,23 @@
+"""Stateful: how state enters snapshots and follows the clock. `service/pipeline/stateful.py` lists all of it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+Dump = tuple[Any, dict[str, NDArray[Any]]]
+
+
+class Stateful(Protocol):
+    """State that outlives its process."""
+
+    def dump(self) -> Dump:
+        """A copy: values that msgpack can hold, and arrays by name."""
+
+    def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Load a dump into a new part; the arrays are read-only.
+        Raises ValueError, KeyError, IndexError, TypeError or msgspec's errors for anything else."""
+
+    def move(self, by_ms: int) -> None:
+        """Move the times of what was seen with a clock that was set. What events say of time stays as it is."""
+        return

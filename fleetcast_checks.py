@@ -1,0 +1,199 @@
+"""Contract suites of the plugin points: call the one of your kind in a test of yours.
+
+from fleetcast_checks import check_source
+def test_mine(tmp_path): check_source(lambda: MySource(tmp_path), batches=3)
+"""
+
+import asyncio
+import copy
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fleet.errors import SourceError
+from fleet.requests import PlacementRequest
+from ingest.source import Batch, Source, check_source_class
+from models.forecast import QUANTILES, Forecaster, Panel
+from placement.options import Filter, Options, Scorer
+from placement.view import ClusterView
+from service.adapters import Adapter
+from service.pipeline.guarded_source import GuardedSource
+
+TAKE_S = 60.0
+
+
+def check_source(make: Callable[[], Source], batches: int, *, replays: bool = True) -> None:
+    """`make` opens the same material anew, from its beginning; at least `batches` batches can be taken from it.
+
+    replays: after a seek nothing is skipped, nor after an error. A live source (`replays=False`) has nothing to go
+    back to, but goes on.
+    """
+    source = make()
+    check_source_class(type(source), "check_source")
+    whole = asyncio.run(_taken(source, {}, batches))
+    assert any(len(batch) for batch, _ in whole), "not one record"
+    wanted = [record for batch, _ in whole for record in _records(batch)] if replays else []
+    _check_error(make, batches // 2, wanted)
+    for done in range(batches) if replays else ():
+        position = json.loads(json.dumps(whole[done][1]))
+        rest = asyncio.run(_taken(make(), position, batches - 1 - done))
+        again = [record for batch, _ in rest for record in _records(batch)]
+        missed = [record for batch, _ in whole[done + 1 :] for record in _records(batch) if again.count(record) < 1]
+        assert not missed, f"skipped after a seek to {position}: {missed[:3]}"
+
+
+class _Stumbles(Source):
+    """A source that once loses a batch to a bug."""
+
+    def __init__(self, source: Source, good: int) -> None:
+        self.name = source.name
+        self._source = source
+        self._left = good
+
+    async def next(self) -> Batch:
+        batch = await self._source.next()
+        self._left -= 1
+        if self._left < 0:
+            raise ZeroDivisionError("a bug")
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        return self._source.position()
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._source.seek(position)
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
+def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> None:
+    """After an error behind `good` batches the source is closed, made anew, sought, and gives what is missing."""
+
+    async def scenario() -> None:
+        source = GuardedSource(_Stumbles(make(), good), make)
+        missing = list(wanted)
+        try:
+            while missing or not source.errors:
+                try:
+                    batch = await asyncio.wait_for(source.next(), TAKE_S)
+                except SourceError:  # the pipeline would wait
+                    continue
+                told = _records(batch)
+                missing = [record for record in missing if record not in told]
+            if not wanted:
+                assert await asyncio.wait_for(source.next(), TAKE_S)
+        except (StopAsyncIteration, TimeoutError):
+            raise AssertionError(f"not told after an error: {missing[:3]}") from None
+        finally:
+            await source.close()
+        assert source.errors == 1, source.last_error
+
+    asyncio.run(scenario())
+
+
+async def _taken(source: Source, position: dict[str, Any], batches: int) -> list[tuple[Batch, dict[str, Any]]]:
+    """(batch, position after it); the source is closed twice."""
+    assert source.name
+    source.seek(position)
+    taken = []
+    try:
+        for _ in range(batches):
+            batch = await asyncio.wait_for(source.next(), TAKE_S)
+            taken.append((batch, copy.deepcopy(source.position())))
+    finally:
+        await source.close()
+        await source.close()
+    return taken
+
+
+def _records(batch: Batch) -> list[Any]:
+    rows = [
+        (samples.kind, *row)
+        for samples in batch.samples
+        for row in zip(*(column.tolist() for column in _columns(samples)), strict=True)
+    ]
+    return [*rows, *batch.events, *batch.node_events]
+
+
+def _columns(samples: Any) -> tuple[Any, ...]:
+    return samples.metric, samples.entity, samples.time_ms, samples.value
+
+
+FORECASTER_STEPS = (1, 6, 144)
+
+
+def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Panel] | None = None) -> None:
+    """Series short and long, with holes and without any value: the shape, the order of quantiles, and no look ahead.
+
+    A forecaster is fitted before it comes here, or needs no fit. series: three of so many bins, the last one without
+    any value, for a forecaster that says nothing of `walks`.
+    """
+    assert make().name
+    for bins in (1, 5, 150, 2000):
+        panel = (series or walks)(bins)
+        origins = np.unique(np.array([0, bins // 2, bins - 1]))
+        whole = make().forecast(panel, origins, FORECASTER_STEPS)
+        assert whole.shape == (len(QUANTILES), len(FORECASTER_STEPS), len(origins), len(panel.names))
+        known = np.isfinite(whole)
+        assert (known.all(axis=0) == known.any(axis=0)).all(), "some quantiles of a forecast are unknown"
+        assert (np.diff(np.where(known, whole, 0.0), axis=0) >= 0).all(), "quantiles cross"
+        assert not known[..., 2].any(), "a forecast from no value at all"
+        np.testing.assert_array_equal(make().forecast(panel, origins, FORECASTER_STEPS), whole, err_msg="not the same")
+        for at, origin in enumerate(origins.tolist()):
+            alone = make().forecast(panel.until(origin + 1), origins[at : at + 1], FORECASTER_STEPS)
+            np.testing.assert_allclose(alone[:, :, 0], whole[:, :, at], rtol=1e-9, err_msg="it saw what came later")
+
+
+def walks(bins: int) -> Panel:
+    """Three series that nobody may write into: a walk, another with holes, and one without any value."""
+    rng = np.random.default_rng(bins)
+    values = 500.0 + np.cumsum(rng.normal(0, 5, (3, bins)), axis=1)
+    values[1, bins // 3 : bins // 2] = np.nan
+    values[2] = np.nan
+    covariates = {name: np.maximum(values + rng.normal(0, 9, values.shape), 0.0) for name in ("queued", "arriving")}
+    for array in (values, *covariates.values()):
+        array.flags.writeable = False
+    return Panel(
+        "running", ("a", "b", "c"), 600, 1_600_000_200_000, values, np.array([1000.0, np.nan, 8.0]), covariates
+    )
+
+
+def check_filter(rejects: Filter, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
+    """A mask over the nodes, True where one is rejected, or None when the request does not ask for it."""
+    for request, view in ((request, view) for request in requests for view in views):
+        mask = _pure(rejects, request, view)
+        if mask is not None:
+            assert mask.shape == (len(view),)
+            assert mask.dtype == bool
+
+
+def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
+    """A score in [0, 1] for every node, higher is better; NaN where it knows nothing."""
+    for request, view in ((request, view) for request in requests for view in views):
+        scores = _pure(score, request, view)
+        assert scores.shape == (len(view),)
+        known = scores[~np.isnan(scores)]
+        assert ((known >= 0) & (known <= 1)).all()
+
+
+def _pure(function: Callable[..., Any], request: PlacementRequest, view: ClusterView) -> Any:
+    """Its answer, the same for the same arguments, with nothing written into the view."""
+    before = copy.deepcopy(view)
+    first, second = (function(request, view, Options()) for _ in range(2))
+    np.testing.assert_equal(first, second)
+    for name in ("free", "usable", "state", "p_fail", "p_slow", "holders", "free_cpus", "free_host_memory_gib"):
+        np.testing.assert_array_equal(getattr(view, name), getattr(before, name), err_msg=f"wrote into view.{name}")
+    return first
+
+
+def check_adapter(make: Callable[[Mapping[str, Any]], Adapter], options: Mapping[str, Any]) -> None:
+    """Writes what is new, nothing for the same scores again, and bears nodes without a score and no nodes at all."""
+    adapter = make(options)
+    assert adapter.update([], [], 0) == 0
+    assert adapter.update(["a", "b", "c"], [0.0, 0.9, math.nan], 1_000) > 0
+    assert adapter.update(["a", "b", "c"], [0.0, 0.9, math.nan], 2_000) == 0
+    assert adapter.update(["b", "a"], [0.9, 0.0], 3_000) == 0, "the order of nodes is no news"

@@ -1,0 +1,1 @@
+"""The archive: every accepted sample and event, once, in Parquet files."""

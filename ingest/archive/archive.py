@@ -1,0 +1,331 @@
+"""The archive: every accepted sample and event, once, in Parquet files that any tool reads.
+
+    add (in the loop) ─ columns as they came ─ hand_over ─ in a thread: sort ─ drop what is there already ─ files
+
+Rows wait in memory until the `hand_over` of a snapshot, which counts only once its rows are on disk: sources repeat
+whatever is in no file. A row is written only if no file holds its series and time, or its event's identity.
+Rows that the window store or job table took, later than all files at the start, are new; all others are looked up in
+the files of their hour. A flush that fails keeps its rows, and the next one looks all of them up.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Level, Topology
+from ingest.archive.events import Event, KnownEvents
+from ingest.archive.files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
+from ingest.archive.read import log_damaged, newest_ms
+from ingest.archive.rows import (
+    KINDS,
+    ArchiveRows,
+    Words,
+    code,
+    decode_samples,
+    encode_events,
+    encode_samples,
+    in_order,
+    metric_columns,
+)
+from ingest.inbox.job_events import YEAR_2000_MS
+
+logger = logging.getLogger(__name__)
+
+BYTES_A_ROW = 23
+BYTES_AN_EVENT = 600  # about; with its strings
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """`buffer_bytes`: what may wait in memory (a quarter: write). `file_rows`: of a compacted file."""
+
+    buffer_bytes: int = 134_217_728
+    file_rows: int = 8_000_000
+    keep_days: int = 90  # 0: for ever
+
+
+@dataclass(slots=True)
+class ArchiveHealth:
+    """Counts since the process began. `failing`: why the last flush failed, empty when it did not."""
+
+    rows: int = 0
+    events: int = 0
+    files: int = 0
+    bytes: int = 0
+    repeats: int = 0
+    too_old: int = 0
+    waiting_bytes: int = 0
+    full: bool = False
+    failing: str = ""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Rows in memory. `sure`: of each batch, the samples that are certain to be new."""
+
+    batches: list[tuple[SampleBatch, NDArray[np.bool_]]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class Archive:
+    """Writes an archive: the loop calls all methods, a thread the work that `hand_over` returns.
+    writer: its unique part of file names; saved_ms: when the restored state was saved, 0 for none."""
+
+    def __init__(
+        self,
+        files: ArchiveFiles,
+        entities: Entities,
+        *,
+        writer: str = "0",
+        limits: ArchiveLimits | None = None,
+        saved_ms: int = 0,
+    ) -> None:
+        self.files = files
+        self.limits = limits or ArchiveLimits()
+        self.counts = ArchiveHealth()
+        self.writer = writer
+        self._entities = entities
+        self._metrics = metric_columns()
+        self._number = -1
+        self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
+        self._waiting = _Waiting()
+        self._writing = 0  # bytes that were handed over, and are not on disk
+        self._doubt_ms: int | None = None  # rows up to here may be on disk; None: nobody has looked yet
+        self._known_events = KnownEvents(files, saved_ms)
+        self._give_back: Callable[[], None] | None = None  # the writer's name
+
+    # -- in the loop ----------------------------------------------------------------------------------------------
+
+    def add(self, batch: SampleBatch, sure: NDArray[np.bool_]) -> None:
+        """Accepted samples. sure (n,): whether the sample is certain to be the first of its series and time."""
+        if len(batch):
+            with self._swap:
+                self._waiting.batches.append((batch, sure))
+                self._waiting.nbytes += len(batch) * BYTES_A_ROW
+
+    def add_event(self, event: Event) -> None:
+        """Take an event that is new."""
+        with self._swap:
+            self._waiting.events.append(event)
+            self._waiting.nbytes += BYTES_AN_EVENT
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory that are not on disk."""
+        return self._waiting.nbytes + self._writing
+
+    @property
+    def due(self) -> bool:
+        """So much waits that it should be written before the next snapshot."""
+        return self._waiting.nbytes > self.limits.buffer_bytes // 4
+
+    @property
+    def full(self) -> bool:
+        """No more may be taken from the sources."""
+        return self.nbytes > self.limits.buffer_bytes
+
+    @property
+    def claimed(self) -> bool:
+        """True after the first flush: leftovers of a crash are finished, and no other process uses the name."""
+        return self._give_back is not None
+
+    def close(self) -> None:
+        """Let others write under its name; does not write what waits."""
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
+
+    def health(self) -> ArchiveHealth:
+        return replace(self.counts, waiting_bytes=self.nbytes, full=self.full)
+
+    def hand_over(self, topology: Topology, now_ms: int) -> Callable[[], None]:
+        """Return work for a thread, one at a time, that writes what waits. On OSError they wait again."""
+        self._number = max(self._number + 1, time.time_ns() // 1_000_000)
+        with self._swap:
+            taken, self._waiting = self._waiting, _Waiting()
+            self._writing = taken.nbytes
+        flush = _Flush(self._number, now_ms, _Blocks(topology, {kind: self._entities[kind].node for kind in KINDS}))
+        oldest_ms = now_ms - self.limits.keep_days * DAY_MS if self.limits.keep_days else YEAR_2000_MS
+
+        def write() -> None:
+            try:
+                with self.files.as_os_error():
+                    self._write(taken, flush, oldest_ms)
+            except Exception as error:
+                self._again(taken, error)
+                raise
+            self._writing, self.counts.failing = 0, ""
+
+        return write
+
+    def _again(self, taken: _Waiting, error: Exception) -> None:
+        """Nobody knows which of the files came to be: all rows are looked up next time."""
+        doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
+        with self._swap:
+            now = self._waiting
+            self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
+            self._writing, self._doubt_ms = 0, None
+        self._known_events.doubt()
+        self.counts.failing = f"{type(error).__name__}: {error}"
+
+    # -- in a thread ----------------------------------------------------------------------------------------------
+
+    def _write(self, taken: _Waiting, flush: "_Flush", oldest_ms: int) -> None:
+        doubt_ms = self._open()
+        for hour_ms, rows, sure in _by_hour(taken.batches, self._metrics, doubt_ms):
+            if hour_ms + HOUR_MS <= oldest_ms:
+                self.counts.too_old += len(rows)
+            else:
+                self._write_hour(hour_ms, rows, sure, flush)
+        self._write_events(taken.events, flush, oldest_ms)
+
+    def _open(self) -> int:
+        """At the first flush, and after one that failed: finish what was left, and see how far the files reach."""
+        if self._give_back is None:
+            self._give_back = self.files.claim(self.writer)
+        if self._doubt_ms is None:
+            self.files.finish(self.writer)
+            self._doubt_ms = newest_ms(self.files)
+        return self._doubt_ms
+
+    def _write_hour(self, hour_ms: int, rows: ArchiveRows, sure: NDArray[np.bool_], flush: "_Flush") -> None:
+        was = len(rows)
+        rows, order = in_order(rows, hour_ms)
+        there = [name for name in self.files.names("samples", [day_of(hour_ms)]) if name.first_ms == hour_ms]
+        unknown = np.flatnonzero(~sure[order])
+        if len(unknown) and there:
+            blocks = flush.blocks.names_of(rows.take(unknown))
+            restarted = int(rows.time_ms[unknown].min()) <= (self._doubt_ms or 0)  # another topology may hold now
+            among = [name for name in live(there) if restarted or name.block in blocks]
+            repeated = unknown[self._on_disk(rows.take(unknown), hour_ms, among)]
+            rows = rows.take(np.delete(np.arange(len(rows)), repeated))
+        self.counts.repeats += was - len(rows)
+        for block, part in flush.blocks.split(rows):
+            name = _next_name(("samples", block, self.writer), hour_ms, flush.number, there)
+            self._put(name, encode_samples(part, {kind: self._entities[kind].names for kind in KINDS}))
+            self.counts.rows += len(part)
+
+    def _on_disk(self, rows: ArchiveRows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
+        """(n,) whether a file holds the series and time already, and is on disk itself."""
+        span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
+        wanted = code(rows, hour_ms)
+        words = Words(lambda kind, entity: self._entities[kind].row(entity))
+        found = np.zeros(len(rows), np.bool_)
+        for name in names:
+            with log_damaged(name), self.files.open(name) as file:
+                here = np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
+                if here.any():
+                    self.files.keep([name])
+                found |= here
+        return found
+
+    def _write_events(self, events: Sequence[Event], flush: "_Flush", oldest_ms: int) -> None:
+        young = [event for event in events if event.time_ms >= oldest_ms]
+        new = self._known_events.new(young, flush.now_ms)
+        self.counts.too_old += len(events) - len(young)
+        self.counts.repeats += len(young) - len(new)
+        hours: dict[int, list[Event]] = {}
+        for event in new:
+            hours.setdefault(event.time_ms // HOUR_MS * HOUR_MS, []).append(event)
+        for hour_ms, same in hours.items():
+            there = [name for name in self.files.names("events", [day_of(hour_ms)]) if name.first_ms == hour_ms]
+            self._put(_next_name(("events", "", self.writer), hour_ms, flush.number, there), encode_events(same))
+            self.counts.events += len(same)
+
+    def _put(self, name: FileName, data: Any) -> None:
+        self.files.put(name, data)
+        self.counts.files += 1
+        self.counts.bytes += len(data)
+
+
+class _Blocks:
+    """Which block each row belongs to. Arrays that do not change when the state goes on."""
+
+    def __init__(self, topology: Topology, owners: dict[EntityKind, NDArray[np.int32]]) -> None:
+        self._names = topology.domain_names[Level.BLOCK]
+        self._domain = np.append(topology.domain[Level.BLOCK], -1).astype(np.int16)  # the last one is nowhere
+        self._owners = owners
+
+    def of(self, rows: ArchiveRows) -> NDArray[np.int16]:
+        """(n,) row of the block's name, -1 unplaced."""
+        block = np.full(len(rows), -1, np.int16)
+        starts = np.searchsorted(rows.kind, np.arange(len(KINDS) + 1)).tolist()
+        for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
+            if first < end:
+                node = self._owners[kind][rows.entity[first:end]]
+                known = (node >= 0) & (node < len(self._domain) - 1)
+                block[first:end] = self._domain[np.where(known, node, len(self._domain) - 1)]
+        return block
+
+    def names_of(self, rows: ArchiveRows) -> set[str]:
+        return {self._name(block) for block in np.unique(self.of(rows)).tolist()} if self._names else {UNPLACED}
+
+    def split(self, rows: ArchiveRows) -> Iterator[tuple[str, ArchiveRows]]:
+        """The rows of each block, in their order."""
+        if not self._names:
+            yield from [(UNPLACED, rows)] if len(rows) else []
+            return
+        block = self.of(rows)
+        order = np.argsort(block, kind="stable")
+        edges = np.flatnonzero(np.diff(block[order], prepend=-2, append=-2)).tolist()
+        for first, end in pairwise(edges):
+            yield self._name(int(block[order[first]])), rows.take(order[first:end])
+
+    def _name(self, block: int) -> str:
+        return self._names[block] if block >= 0 else UNPLACED
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    number: int
+    now_ms: int
+    blocks: _Blocks
+
+
+def _by_hour(
+    batches: Sequence[tuple[SampleBatch, NDArray[np.bool_]]],
+    metrics: dict[EntityKind, NDArray[np.int16]],
+    doubt_ms: int,
+) -> Iterator[tuple[int, ArchiveRows, NDArray[np.bool_]]]:
+    """The samples of each hour, in the order in which they came, and which of them are certain to be new."""
+    if not batches:
+        return
+    rows = ArchiveRows.concat(
+        [
+            ArchiveRows(
+                np.full(len(batch), KINDS.index(batch.kind), np.int8),
+                metrics[batch.kind][batch.metric],
+                batch.entity,
+                batch.time_ms,
+                batch.value,
+            )
+            for batch, _ in batches
+        ]
+    )
+    sure = np.concatenate([known for _, known in batches]) & (rows.time_ms > doubt_ms)
+    hour = rows.time_ms // HOUR_MS
+    first, last = int(hour.min()), int(hour.max())
+    if first == last:
+        yield first * HOUR_MS, rows, sure
+        return
+    for one in np.unique(hour).tolist():
+        at = np.flatnonzero(hour == one)
+        yield one * HOUR_MS, rows.take(at), sure[at]
+
+
+def _next_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
+    """A part's name behind all that are there: no compacted file stands for it, whatever the clock does."""
+    dataset, block, writer = keys
+    ends = [name.last for name in there if (name.block, name.writer) == (block, writer)]
+    number = max([number, *(end + 1 for end in ends)])
+    return FileName(dataset, day_of(hour_ms), block, hour_ms // HOUR_MS % 24, writer, number, number)

@@ -1,0 +1,140 @@
+"""Compaction: many parts of an hour become one file, half as large, and old days go.
+
+File names make it safe in a crash (`ingest.archive.files`). Memory: about 100 bytes for each of `file_rows` rows.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet.entities import Entities
+from ingest.archive.files import DATASETS, DAY_MS, HOUR_MS, ArchiveFiles, FileName, day_ms, live
+from ingest.archive.rows import (
+    KINDS,
+    METRIC_NAMES,
+    ArchiveRows,
+    Words,
+    adding,
+    decode_samples,
+    encode_event_table,
+    encode_samples,
+    in_order,
+)
+
+logger = logging.getLogger(__name__)
+
+MANY = 8  # parts that came after an hour was compacted: then it is compacted again
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRun:
+    """Files of one hour, block and writer, which become one."""
+
+    names: tuple[FileName, ...]
+    rows: int
+
+    @property
+    def becomes(self) -> FileName:
+        return replace(self.names[0], first=self.names[0].first, last=max(name.last for name in self.names))
+
+
+def runs(
+    files: ArchiveFiles,
+    writer: str,
+    closed_ms: int,
+    *,
+    most_rows: int,
+    days: Sequence[str] | None = None,
+) -> list[CompactionRun]:
+    """Find what is worth compacting among a writer's files of hours that ended before `closed_ms`.
+    days: their hours, except those compacted before that got less than MANY parts since; None: all."""
+    places: dict[Any, list[FileName]] = {}
+    for dataset in DATASETS:
+        for name in live(files.names(dataset, days)):
+            if name.writer == writer and name.first_ms + HOUR_MS <= closed_ms and not name.ready:
+                places.setdefault(name.place, []).append(name)
+    worth = [
+        names for names in places.values() if days is None or len(names) >= MANY or not any(n.compacted for n in names)
+    ]
+    return [run for names in worth if len(names) > 1 for run in _runs(files, names, most_rows)]
+
+
+def _runs(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Iterator[CompactionRun]:
+    """Neighbours by number with at most `most_rows` rows together. A file that cannot be read parts them."""
+    run: list[FileName] = []
+    rows = 0
+    for name in sorted(names, key=lambda name: name.first):
+        try:
+            count = _rows(files, name)
+        except (OSError, ValueError) as error:
+            logger.error("archive: %s cannot be read and stays as it is: %s", name.path, error)
+            count = most_rows + 1
+        if rows + count > most_rows:
+            if len(run) > 1:
+                yield CompactionRun(tuple(run), rows)
+            run, rows = [], 0
+        if count <= most_rows:
+            run.append(name)
+            rows += count
+    if len(run) > 1:
+        yield CompactionRun(tuple(run), rows)
+
+
+def _rows(files: ArchiveFiles, name: FileName) -> int:
+    import pyarrow.parquet as pq
+
+    with files.open(name) as file:
+        return int(pq.read_metadata(file).num_rows)
+
+
+def compact(files: ArchiveFiles, run: CompactionRun) -> None:
+    """Replace a run by one file, as its hour's only writer. OSError or ValueError (torn, changed): nothing changed."""
+    ready = replace(run.becomes, ready=True)
+    there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
+    if sorted(there) != sorted(run.names):
+        raise ValueError(f"its hour has {len(there)} files now, not the {len(run.names)} that were found")
+    merge = _merged_samples if ready.dataset == "samples" else _merged_events
+    files.put(ready, merge(files, run.names))
+    files.become(ready)
+
+
+def _merged_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
+    entities, metrics = Entities(), list(METRIC_NAMES)
+
+    def metric_of(name: str) -> int:  # also those that the catalogue does not hold any more
+        if name not in metrics:
+            metrics.append(name)
+        return metrics.index(name)
+
+    parts = []
+    for name in names:
+        with files.open(name) as file:
+            parts.append(decode_samples(file, Words(adding(entities), metric_of)))
+    rows, _ = in_order(ArchiveRows.concat(parts), names[0].first_ms)
+    return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics)
+
+
+def _merged_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for name in names:
+        with files.open(name) as file:
+            tables.append(pq.read_table(file, use_threads=False))
+    return encode_event_table(pa.concat_tables(tables).sort_by("time_ms"))
+
+
+def old_days(files: ArchiveFiles, now_ms: int, keep_days: int) -> list[str]:
+    """Days that ended more than `keep_days` days ago."""
+    days = {day for dataset in DATASETS for day in files.days(dataset)}
+    return sorted(day for day in days if day_ms(day) + DAY_MS <= now_ms - keep_days * DAY_MS)
+
+
+def prune(files: ArchiveFiles, days: Sequence[str], note: Callable[[str], object] = lambda _: None) -> None:
+    """Delete whole days."""
+    for day in days:
+        for dataset in DATASETS:
+            files.remove_day(dataset, day)
+        note(day)

@@ -1,0 +1,83 @@
+"""Finds the events whose identity no archive file holds.
+
+The job table passes each event once, so one later than all files at the start is new. Any other, or one more than an
+hour late (the job table forgets), is looked up in the files of its hour. After a crash, sources that stamp events on
+observation (a poll of Kubernetes) repeat them under another time, so the last hour's events are read as well.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from fleet.events import JobEvent, NodeEvent
+from ingest.archive.files import HOUR_MS, ArchiveFiles
+from ingest.archive.read import ArchiveSpan, each_file, newest_ms
+from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, Identity, identity
+
+Event = JobEvent | NodeEvent
+
+IDENTITY = ["of", "name", "attempt", "source", "sequence"]
+
+
+class KnownEvents:
+    """What the files of one archive hold of events. `saved_ms`: when the state was saved that goes on; 0: never."""
+
+    def __init__(self, files: ArchiveFiles, saved_ms: int) -> None:
+        self._files = files
+        self._saved_ms = saved_ms
+        self._newest_ms: int | None = None  # events up to here may be in files; None: nobody has looked yet
+        self._recent: set[Identity] | None = None  # those of the files since the snapshot
+
+    def doubt(self) -> None:
+        """After a failed flush: look the files up again, since any of them may exist."""
+        self._newest_ms = None
+
+    def new(self, events: Sequence[Event], now_ms: int) -> list[Event]:
+        """The events that no file holds, each once. Raises OSError."""
+        if not events:
+            return []
+        newest_there_ms, recent = self._read()
+        sure_after_ms = max(newest_there_ms, now_ms - HOUR_MS)
+        hours: dict[int, list[Event]] = {}
+        for event in events:
+            hours.setdefault(event.time_ms // HOUR_MS, []).append(event)
+        taken: set[Identity] = set()
+        new = []
+        for same in hours.values():
+            there = self._there([event.time_ms for event in same if event.time_ms <= sure_after_ms])
+            for event in same:
+                who = identity(event)
+                if who not in there and who not in recent and who not in taken:
+                    taken.add(who)
+                    new.append(event)
+        return new
+
+    def _there(self, times_ms: Sequence[int]) -> set[Identity]:
+        """Of the files of one hour, the events at these times and in between."""
+        return identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
+
+    def _read(self) -> tuple[int, set[Identity]]:
+        if self._newest_ms is None:
+            newest_there_ms = newest_ms(self._files, "events")
+            if self._recent is None:
+                since_ms = max(self._saved_ms, newest_there_ms - HOUR_MS)
+                self._recent = identities(self._files, ArchiveSpan(since_ms, NO_FUTURE_LIMIT_MS))
+            self._newest_ms = newest_there_ms
+        return self._newest_ms, self._recent or set()
+
+
+def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
+    """Of the events of a span; the files that hold them are on disk. Raises OSError."""
+    import pyarrow.parquet as pq
+
+    def read(file: IO[bytes]) -> list[Identity]:
+        table = pq.read_table(file, columns=IDENTITY, filters=span.filters, use_threads=False)
+        return list(_rows(column.to_pylist() for column in table.columns))
+
+    found = list(each_file(files, span, "events", read))
+    files.keep(name for name, _ in found)
+    return {one for _, same in found for one in same}
+
+
+def _rows(columns: Iterator[list[object]]) -> Iterator[Identity]:
+    for of, name, attempt, source, sequence in zip(*columns, strict=True):
+        yield of, name, attempt if of == "job" else source, sequence

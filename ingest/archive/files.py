@@ -1,0 +1,259 @@
+"""Files of the archive: where they lie, what their names say, and how each is written whole or not at all.
+
+    samples/day=2026-11-21/block=b1/13-0-1795278000123.parquet                 a part: 13:00 to 14:00, of writer 0
+    samples/day=2026-11-21/block=b1/13-0-1795278000123-1795281580456.parquet   stands for all parts in that range
+    events/day=2026-11-21/13-0-1795278000123.parquet
+
+Days and hours are UTC. A file is written aside, fsynced and renamed; an object store's put is atomic. A compacted file
+is stored as `….parquet.ready`, its parts go, then it takes its name: readers of `*.parquet` never see a row twice, and
+ours take the `.ready` file. The next start finishes what a crash interrupted.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal
+from urllib.parse import quote, unquote
+
+from fleet import failpoints, files
+from fleet.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Dataset = Literal["samples", "events"]
+DATASETS: tuple[Dataset, ...] = ("samples", "events")
+
+AREA = "archive"  # of failpoints
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+UNPLACED = "unplaced"
+_PATH = re.compile(
+    r"(?P<dataset>samples|events)/day=(?P<day>\d{4}-\d\d-\d\d)(?:/block=(?P<block>[^/]+))?/"
+    r"(?P<hour>\d\d)-(?P<writer>[a-z0-9]+)-(?P<first>\d+)(?:-(?P<last>\d+))?\.parquet(?P<ready>\.ready)?"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileName:
+    """One file by what its name says. `first` and `last` are numbers of flushes, equal for a part."""
+
+    dataset: Dataset
+    day: str
+    block: str  # empty for events
+    hour: int
+    writer: str
+    first: int
+    last: int
+    ready: bool = False
+
+    @property
+    def path(self) -> str:
+        block = f"/block={quote(self.block, safe='')}" if self.block else ""
+        numbers = f"{self.first}-{self.last}" if self.compacted else f"{self.first}"
+        end = ".ready" if self.ready else ""
+        return f"{self.dataset}/day={self.day}{block}/{self.hour:02d}-{self.writer}-{numbers}.parquet{end}"
+
+    @property
+    def compacted(self) -> bool:
+        return self.last != self.first
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """Which hour of which block."""
+        return self.dataset, self.day, self.block, self.hour
+
+    @property
+    def first_ms(self) -> int:
+        """The beginning of the hour whose rows it holds."""
+        return day_ms(self.day) + self.hour * HOUR_MS
+
+    def stands_for(self, other: "FileName") -> bool:
+        """Whether what `other` holds is in here as well."""
+        if not self.compacted or (self.place, self.writer) != (other.place, other.writer):
+            return False
+        if (self.first, self.last) == (other.first, other.last):
+            return other.ready and not self.ready
+        return self.first <= other.first and other.last <= self.last
+
+    @classmethod
+    def of(cls, path: str) -> "FileName | None":
+        """The name at the end of a path; None for files of others.
+
+        >>> FileName.of("x/events/day=2026-11-21/13-0-17.parquet").hour
+        13
+        """
+        found = re.search(_PATH.pattern + "$", path)
+        if found is None:
+            return None
+        parts: dict[str, Any] = found.groupdict()
+        first = int(parts["first"])
+        return cls(
+            dataset=parts["dataset"],
+            day=parts["day"],
+            block=unquote(parts["block"] or ""),
+            hour=int(parts["hour"]),
+            writer=parts["writer"],
+            first=first,
+            last=int(parts["last"] or first),
+            ready=parts["ready"] is not None,
+        )
+
+
+def day_of(time_ms: int) -> str:
+    """
+    >>> day_of(1_795_278_000_000)
+    '2026-11-21'
+    """
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%d")
+
+
+def day_ms(day: str) -> int:
+    """The first millisecond of a day."""
+    return round(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1000
+
+
+def live(names: Iterable[FileName]) -> list[FileName]:
+    """The files that hold each row once: those that no other one stands for."""
+    places: dict[tuple[Any, ...], list[FileName]] = {}
+    for name in names:
+        places.setdefault((*name.place, name.writer), []).append(name)
+    kept: list[FileName] = []
+    for same in places.values():
+        wide = [name for name in same if name.compacted]
+        kept += [name for name in same if not any(other.stands_for(name) for other in wide)]
+    return sorted(kept)
+
+
+class ArchiveFiles:
+    """The files of one archive, in a folder or at any URL of fsspec. Methods raise OSError.
+    The constructor touches no file. Raises ConfigError where a URL's filesystem is not installed."""
+
+    def __init__(self, url: str | Path) -> None:
+        import fsspec
+
+        self.url = str(url)
+        self._on_disk: set[Path] = set()  # folders whose names are
+        if not isinstance(url, str):
+            self.folder: Path | None = url
+            self._fs, self._root = files.filesystem(url), self.url
+            return
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"archive.url = {url!r}: {error}") from None
+        self.folder = Path(self._root) if "file" in _protocols(self._fs) else None
+
+    def names(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
+        """Every file that is there, live or not, of some days or all."""
+        self._fs.invalidate_cache()
+        folders = [dataset] if days is None else [f"{dataset}/day={day}" for day in days]
+        paths = [path for folder in folders for path in self._fs.find(f"{self._root}/{folder}")]
+        return sorted(name for path in paths if (name := FileName.of(path)) is not None)
+
+    def days(self, dataset: Dataset) -> list[str]:
+        """Days that have a folder, oldest first."""
+        self._fs.invalidate_cache()
+        try:
+            paths = self._fs.ls(f"{self._root}/{dataset}", detail=False)
+        except FileNotFoundError:
+            return []
+        found = (re.search(r"day=(\d{4}-\d\d-\d\d)/?$", path) for path in paths)
+        return sorted(match.group(1) for match in found if match is not None)
+
+    def size(self, name: FileName) -> int:
+        """Bytes."""
+        return int(self._fs.size(self._at(name)))
+
+    def open(self, name: FileName) -> IO[bytes]:
+        file: IO[bytes] = self._fs.open(self._at(name), "rb")
+        return file
+
+    def put(self, name: FileName, data: Any) -> None:
+        """The whole file `data` (bytes-like) under its name; nothing is there under that name before."""
+        if self.folder is None:
+            self._fs.pipe_file(self._at(name), bytes(data))
+            return
+        path = self.folder / name.path
+        self._make_folder(path.parent)
+        files.replace_file(path, [data], AREA)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Its name is on disk, and those above it: they may be of a process that ended before it could see to that."""
+        assert self.folder is not None
+        if folder not in self._on_disk or not folder.exists():
+            for one in (folder, *folder.parents):
+                files.make_folder(one, AREA)
+                if one == self.folder:
+                    break
+            self._on_disk.add(folder)
+
+    def keep(self, names: Iterable[FileName]) -> None:
+        """Return once these files are on disk under their names; whoever renamed them may not have fsynced."""
+        if self.folder is not None:
+            for folder in sorted({(self.folder / name.path).parent for name in names}):
+                files.sync_folder(folder, AREA)
+
+    def become(self, ready: FileName) -> None:
+        """A `.ready` file takes its place: what it stands for goes, then it gets its name. May be done again."""
+        self.keep([ready])
+        final = replace(ready, ready=False)
+        for name in self.names(ready.dataset, [ready.day]):
+            if name != final and ready.stands_for(name):
+                self.remove(name)
+        failpoints.reach(f"{AREA}.before_rename")
+        self._fs.mv(self._at(ready), self._at(final))
+        failpoints.reach(f"{AREA}.after_rename")
+        if self.folder is not None:
+            files.sync_folder((self.folder / final.path).parent, AREA)
+
+    def finish(self, writer: str) -> None:
+        """Finish what a crash of that writer left: compacted files take their places, halves go."""
+        for dataset in DATASETS:
+            for name in self.names(dataset):
+                if name.ready and name.writer == writer:
+                    logger.info("archive: %s was not finished; it is now", name.path)
+                    self.become(name)
+        if self.folder is not None:
+            for half in self.folder.glob(f"*/day=*/**/.[0-9][0-9]-{writer}-*.tmp"):
+                half.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def as_os_error(self) -> Iterator[None]:
+        """Whatever the library of an object store raises, as the OSError that a disk would raise."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            if self.folder is not None:
+                raise
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def claim(self, writer: str) -> Callable[[], None]:
+        """Hold a writer's name until the returned function runs. OSError if another does; object stores hold none."""
+        if self.folder is None:
+            return lambda: None
+        files.make_folder(self.folder, AREA)
+        try:
+            return files.lock(self.folder / f".{writer}.lock", by_process=True)
+        except BlockingIOError as error:
+            raise OSError(error.errno, f"another process writes as {writer!r} into {self.url}") from None
+
+    def remove(self, name: FileName) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name))
+
+    def remove_day(self, dataset: Dataset, day: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(f"{self._root}/{dataset}/day={day}", recursive=True)
+
+    def _at(self, name: FileName) -> str:
+        return f"{self._root}/{name.path}"
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

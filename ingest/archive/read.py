@@ -1,0 +1,128 @@
+"""Reading the archive: what is there, and what it says of a span of time."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+from fleet.errors import RecordError
+from fleet.events import JobEvent, NodeEvent
+from ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, Dataset, FileName, day_ms, live
+from ingest.archive.rows import ArchiveRows, Words, decode_samples
+from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+
+logger = logging.getLogger(__name__)
+
+NOTHING_MS = -1
+RETRIES = 5
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSpan:
+    """Times from `first_ms` up to but not with `end_ms`, of all blocks or one."""
+
+    first_ms: int
+    end_ms: int
+    block: str | None = None
+
+    def names(self, files: ArchiveFiles, dataset: Dataset) -> list[FileName]:
+        """Live files that may hold rows of it."""
+        days = [
+            day for day in files.days(dataset) if day_ms(day) < self.end_ms and day_ms(day) + DAY_MS > self.first_ms
+        ]
+        return [
+            name
+            for name in live(files.names(dataset, days))
+            if name.first_ms < self.end_ms
+            and name.first_ms + HOUR_MS > self.first_ms
+            and self.block in (None, name.block)
+        ]
+
+    @property
+    def filters(self) -> list[tuple[str, str, Any]]:
+        """As pyarrow takes them."""
+        return [("time_ms", ">=", self.first_ms), ("time_ms", "<", self.end_ms)]
+
+
+@contextlib.contextmanager
+def log_damaged(name: FileName) -> Iterator[None]:
+    """Log and skip a damaged file; pass on the system's OSError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        logger.error("archive: %s is damaged, its rows cannot be read: %s", name.path, error)
+
+
+def each_file(
+    files: ArchiveFiles, span: ArchiveSpan, dataset: Dataset, read: Callable[[IO[bytes]], T]
+) -> Iterator[tuple[FileName, T]]:
+    """`read` of every live file. Compaction may replace files meanwhile: then all are read anew. Raises OSError."""
+    for attempt in range(RETRIES):
+        answers = []
+        try:
+            for name in span.names(files, dataset):
+                with log_damaged(name), files.open(name) as file:
+                    answers.append((name, read(file)))
+        except FileNotFoundError:
+            if attempt == RETRIES - 1:
+                raise
+            continue
+        yield from answers
+        return
+
+
+def read_samples(
+    files: ArchiveFiles, span: ArchiveSpan, words: Words, also: Sequence[tuple[str, str, Any]] = ()
+) -> ArchiveRows:
+    """The samples of a span, unordered. also: further filters on kind, metric, entity or value."""
+    filters = [*span.filters, *also]
+    parts = [rows for _, rows in each_file(files, span, "samples", lambda file: decode_samples(file, words, filters))]
+    return ArchiveRows.concat(parts) if parts else ArchiveRows.none()
+
+
+def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent | NodeEvent], list[RecordError]]:
+    """Job and node events of a span by time, and what cannot be read of them."""
+    import pyarrow.parquet as pq
+
+    def read(file: IO[bytes]) -> list[tuple[int, str]]:
+        table = pq.read_table(file, columns=["time_ms", "event"], filters=span.filters, use_threads=False)
+        return list(zip(table["time_ms"].to_pylist(), table["event"].to_pylist(), strict=True))
+
+    events: list[JobEvent | NodeEvent] = []
+    bad: list[RecordError] = []
+    rows = [row for _, same in each_file(files, span, "events", read) for row in same]
+    for time_ms, text in sorted(rows, key=lambda row: row[0]):
+        try:
+            events.append(decode_event(text.encode(), time_ms, NO_FUTURE_LIMIT_MS))
+        except RecordError as error:
+            bad.append(error)
+    return events, bad
+
+
+def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
+    """No row is later: the time of the newest one, NOTHING_MS when there is none, of a damaged file the hour's end."""
+    import pyarrow.parquet as pq
+
+    for day in reversed(files.days(dataset)):
+        names = live(files.names(dataset, [day]))
+        newest = max((name.hour for name in names), default=-1)
+        times = []
+        for name in names:
+            if name.hour == newest:
+                latest_ms = name.first_ms + HOUR_MS
+                with log_damaged(name), files.open(name) as file:
+                    latest_ms = _largest_time(pq.read_metadata(file))
+                times.append(latest_ms)
+        if times:
+            return max(times)
+    return NOTHING_MS
+
+
+def _largest_time(footer: Any) -> int:
+    column = footer.schema.names.index("time_ms")
+    groups = (footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups))
+    return max((int(statistics.max) for statistics in groups), default=NOTHING_MS)

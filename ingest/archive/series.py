@@ -1,0 +1,69 @@
+"""Series of the archive, each as a whole: for a look at one, and for what is computed from a few."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from ingest.archive.files import ArchiveFiles
+from ingest.archive.read import ArchiveSpan, log_damaged
+from ingest.archive.rows import (
+    ENTITY_BITS,
+    KINDS,
+    METRIC_BITS,
+    METRIC_NAMES,
+    ArchiveRows,
+    Words,
+    adding,
+    decode_samples,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSeries:
+    """One series by time. time_ms, value: (n,), n > 0."""
+
+    kind: str
+    metric: str
+    entity: str
+    time_ms: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+def _as_they_are(items: Iterable[Any]) -> Iterator[Any]:
+    yield from items
+
+
+def read_series(
+    files: ArchiveFiles,
+    span: ArchiveSpan,
+    metric: str = "",
+    entity: str = "",
+    each: Callable[[Iterable[Any]], Iterator[Any]] = _as_they_are,
+) -> list[ArchivedSeries]:
+    """Read series by kind, metric and entity (empty: any). `each` wraps the files, e.g. with a bar. Raises OSError."""
+    filters: list[tuple[str, str, Any]] = [*span.filters]
+    filters += [(key, "==", value) for key, value in (("metric", metric), ("entity", entity)) if value]
+    entities, parts = Entities(), [ArchiveRows.none()]
+    for name in each(span.names(files, "samples")):
+        with log_damaged(name), files.open(name) as file:
+            parts.append(decode_samples(file, Words(adding(entities)), filters))
+    return list(_series(ArchiveRows.concat(parts), entities))
+
+
+def _series(rows: ArchiveRows, entities: Entities) -> Iterator[ArchivedSeries]:
+    code = (rows.kind.astype(np.int64) << METRIC_BITS | rows.metric) << ENTITY_BITS | rows.entity
+    order = np.lexsort((rows.time_ms, code))
+    edges = np.flatnonzero(np.diff(code[order], prepend=-1, append=-1))
+    found = []
+    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        at = order[first:end]
+        kind = KINDS[rows.kind[at[0]]]
+        name = entities[kind].names[rows.entity[at[0]]]
+        found.append(
+            ArchivedSeries(kind.value, METRIC_NAMES[rows.metric[at[0]]], name, rows.time_ms[at], rows.value[at])
+        )
+    yield from sorted(found, key=lambda one: (one.kind, one.metric, one.entity))

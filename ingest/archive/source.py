@@ -1,0 +1,175 @@
+"""The archive as the source "history": delivers the rows of a span of time again, in order (docs/archive.md).
+
+A batch holds `step_ms` of all blocks or one. A thread reads ahead. Metrics that left the catalogue are dropped.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleet.clock import Clock
+from fleet.entities import NODE_OWNED, Entities
+from fleet.errors import ConfigError, RecordError, SourceError
+from fleet.events import JobEvent, NodeEvent
+from fleet.metrics import METRICS
+from fleet.samples import EntityKind, SampleBatch
+from ingest.archive.files import DATASETS, ArchiveFiles
+from ingest.archive.read import ArchiveSpan, read_events, read_samples
+from ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns
+from ingest.node_names import node_name
+from ingest.source import Batch, Source, read_options
+
+Event = JobEvent | NodeEvent
+
+WINDOW_MS = 600_000
+RETRY_S = 5.0
+
+
+class HistoryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`url`: as [archive] has it. Times are Unix ms, `to_ms` is not part of it. `block`: empty is all of them."""
+
+    url: str
+    from_ms: int
+    to_ms: int
+    block: str = ""
+    step_ms: int = 15_000
+    name: str = "history"
+
+
+@dataclass(slots=True)
+class _Window:
+    """Ten minutes of the archive by time."""
+
+    rows: ArchiveRows
+    events: list[Event]
+    bad: list[RecordError]
+    steps: deque[int] = field(default_factory=deque)  # the beginnings that have something, oldest first
+
+
+class ArchiveSource(Source):
+    """A Source over a span of the archive, as fast as it is asked. Its position is the time of the next step."""
+
+    def __init__(self, entities: Entities, clock: Clock, options: dict[str, Any]) -> None:
+        self.options = read_options("history", options, HistoryOptions)
+        if not (self.options.from_ms < self.options.to_ms and 1 <= self.options.step_ms <= WINDOW_MS):
+            raise ConfigError(
+                f"pipeline.sources history: from_ms {self.options.from_ms}, to_ms {self.options.to_ms}, step_ms "
+                f"{self.options.step_ms}: from_ms must be before to_ms, and step_ms lie in 1..{WINDOW_MS}"
+            )
+        self.name = self.options.name
+        self._files = ArchiveFiles(self.options.url)
+        self._entities = entities
+        self._catalogue = {kind: _catalogue_rows(columns) for kind, columns in metric_columns().items()}
+        self._at_ms = self.options.from_ms
+        self._window: _Window | None = None
+        self._bad = 0
+
+    async def next(self) -> Batch:
+        while True:
+            if self._at_ms >= self.options.to_ms:
+                raise StopAsyncIteration
+            end_ms = min((self._at_ms // WINDOW_MS + 1) * WINDOW_MS, self.options.to_ms)
+            if self._window is None:
+                self._window = await self._read(ArchiveSpan(self._at_ms, end_ms, self.options.block or None))
+            if not self._window.steps:
+                self._at_ms, self._window = await self._next_ms(end_ms), None
+                continue
+            step_ms = self._window.steps.popleft()
+            self._at_ms = min(step_ms + self.options.step_ms, end_ms)
+            batch = self._batch(self._window, step_ms, self._at_ms)
+            if not self._window.steps:
+                self._at_ms, self._window = end_ms, None
+            return batch
+
+    def position(self) -> dict[str, Any]:
+        return {"at_ms": self._at_ms}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._at_ms = max(self.options.from_ms, int(position.get("at_ms", 0)))
+        self._window = None
+
+    async def close(self) -> None:
+        self._window = None
+
+    def health(self) -> dict[str, Any]:
+        left_s = max(0, self.options.to_ms - self._at_ms) / 1000
+        return {"name": self.name, "kind": "history", "rate_per_s": None, "lag_s": left_s, "bad": self._bad, "up": 1}
+
+    async def _read(self, span: ArchiveSpan) -> _Window:
+        known = Entities()  # the loop's own tables are not for a thread
+        try:
+            rows, events, bad = await asyncio.to_thread(self._read_now, span, known)
+        except OSError as error:
+            raise SourceError(f"cannot read the archive {self.options.url}: {error}", RETRY_S) from None
+        rows, refused = self._adopted(rows, known)
+        bad = [*bad, *refused]
+        self._bad += len(bad)
+        steps = set(np.unique(self._step_of(rows.time_ms)).tolist())
+        steps |= {self._step_of(np.int64(event.time_ms)).item() for event in events}
+        return _Window(rows, events, bad, deque(sorted(steps)))
+
+    async def _next_ms(self, after_ms: int) -> int:
+        """When there is something again, at the earliest: a span may be empty for months."""
+        span = ArchiveSpan(after_ms, self.options.to_ms, self.options.block or None)
+        names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
+        return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
+
+    def _adopted(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
+        """The rows with our own numbers of their entities, and what there was no room for, one error a name."""
+        entity, refused = rows.entity.copy(), list[RecordError]()
+        for number, kind in enumerate(KINDS):
+            own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
+            at = np.flatnonzero(rows.kind == number)
+            entity[at] = own[rows.entity[at]]
+        rows = replace(rows, entity=entity)
+        return (rows.take(entity >= 0) if refused else rows), refused
+
+    def _own(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
+        """Our number of an entity, -1 where it is one too many."""
+        try:
+            if kind is not EntityKind.NODE and kind not in NODE_OWNED:
+                return self._entities[kind].add(name)
+            stated, *parts = name.split("/")
+            node = node_name(stated, self._entities)
+            return self._entities.of_node(kind, node, *parts) if parts else self._entities.node(node)
+        except RecordError as error:
+            refused.append(error.with_traceback(None))
+            return -1
+
+    def _read_now(self, span: ArchiveSpan, known: Entities) -> tuple[ArchiveRows, list[Event], list[RecordError]]:
+        rows = read_samples(self._files, span, Words(adding(known)))
+        return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
+
+    def _step_of(self, time_ms: Any) -> Any:
+        """The beginning of the step; the first of a span begins where the span does."""
+        return np.maximum(time_ms // self.options.step_ms * self.options.step_ms, self._at_ms)
+
+    def _batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:
+        first, end = np.searchsorted(window.rows.time_ms, (first_ms, end_ms)).tolist()
+        rows = window.rows.take(slice(first, end))
+        samples = []
+        for number in np.unique(rows.kind).tolist():
+            kind, at = KINDS[number], np.flatnonzero(rows.kind == number)
+            metric = self._catalogue[kind][rows.metric[at]]
+            known = metric >= 0
+            part = SampleBatch(kind, metric, rows.entity[at], rows.time_ms[at], rows.value[at])
+            samples.append(part if known.all() else part.where(known))
+        events = [event for event in window.events if first_ms <= event.time_ms < end_ms]
+        bad, window.bad = window.bad, []
+        return Batch(
+            samples=tuple(samples),
+            events=tuple(event for event in events if not isinstance(event, NodeEvent)),
+            node_events=tuple(event for event in events if isinstance(event, NodeEvent)),
+            bad=tuple(bad),
+        )
+
+
+def _catalogue_rows(columns: Any) -> Any:
+    """METRIC_NAMES row → row of a kind's catalogue, -1 where it has none."""
+    rows = np.full(sum(len(metrics) for metrics in METRICS.values()) + 1, -1, np.int16)
+    rows[columns] = np.arange(len(columns))
+    return rows

@@ -1,0 +1,88 @@
+"""GPUs as exporters of all vendors name them: short model names, and which GPUs sit in a node."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fleet.entities import Entities
+from fleet.errors import RecordError
+
+MAX_GPUS_PER_NODE = 256
+_VENDOR = re.compile(r"^(NVIDIA|Tesla|GRID|AMD|Instinct)[ \-_]+", re.IGNORECASE)
+_FAMILIES = ("RTX", "GeForce", "Quadro", "TITAN", "Radeon")
+
+
+@lru_cache(256)
+def short_model(name: str) -> str:
+    """The model without vendor, memory size and form factor; families of workstation cards keep their full name.
+
+    >>> short_model("NVIDIA H100 80GB HBM3"), short_model("NVIDIA-A100-SXM4-40GB"), short_model("Tesla T4")
+    ('H100', 'A100', 'T4')
+    >>> short_model("AMD Instinct MI300X OAM"), short_model("AMD_Instinct_MI210")
+    ('MI300X', 'MI210')
+    >>> short_model("NVIDIA RTX 4000 Ada Generation")
+    'RTX 4000 Ada Generation'
+    """
+    text = name.strip()
+    while (bare := _VENDOR.sub("", text)) != text:
+        text = bare
+    if text.startswith(_FAMILIES):
+        return text.replace("-", " ")
+    return re.split(r"[ \-]", text, maxsplit=1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What labels say of a GPU; empty where they do not. model: as `short_model` has it."""
+
+    model: str = ""
+    uuid: str = ""
+
+
+class GpuInventory:
+    """Which GPUs sit in a node, learnt from labels. A swapped board replaces the facts of its slot."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, dict[int, GpuFacts]] = {}
+        self._slots: dict[str, tuple[str, int]] = {}
+        self._models: dict[str, str] | None = None  # until something is learnt
+
+    def learn(self, node: str, index: int, facts: GpuFacts) -> None:
+        slots = self.nodes.setdefault(node, {})
+        known = slots.get(index, GpuFacts())
+        if known == facts:
+            return
+        self._models = None
+        slots[index] = GpuFacts(facts.model or known.model, facts.uuid or known.uuid)
+        if facts.uuid:
+            self._slots.pop(known.uuid, None)
+            self._slots[facts.uuid] = (node, index)
+
+    def slot(self, uuid: str) -> tuple[str, int] | None:
+        """(node, index) of a board that some line named in full."""
+        return self._slots.get(uuid)
+
+    def models(self) -> dict[str, str]:
+        """Node -> short name of the model most of its GPUs are. Nobody changes it."""
+        if self._models is None:
+            self._models = {
+                node: Counter(models).most_common(1)[0][0]
+                for node, slots in self.nodes.items()
+                if (models := [facts.model for facts in slots.values() if facts.model])
+            }
+        return self._models
+
+
+def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> None:
+    """Note the names (PCI address, UUID) by which kernel logs and health checkers know a GPU; empty ones are none."""
+    for device in devices:
+        if device:
+            entities.devices.learn(node, device, index)
+
+
+def gpu_index(text: str, label: str) -> int:
+    """The index that a label holds. Raises RecordError bad_label."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MAX_GPUS_PER_NODE):
+        raise RecordError("bad_label", f"{label}={text[:40]!r}: expected an index below {MAX_GPUS_PER_NODE}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Health services and launchers: gpud, UFM, NVSentinel, torchelastic."""

@@ -1,0 +1,276 @@
+"""The source "gpud": polls the gpud daemon of each node for the health of its components (docs/sources/health.md).
+
+`NODE=` before a target names its node, else the URL's host does. States come when they change, bad ones also once a
+day. Healthy withdraws a component's reports, Degraded is a warning; Unhealthy is fatal where gpud suggests
+REBOOT_SYSTEM or HARDWARE_INSPECTION, else a warning. XID events are XIDs.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from fleet.clock import Clock
+from fleet.devices import device_name
+from fleet.entities import Entities
+from fleet.errors import ConfigError, RecordError
+from fleet.events import NodeEvent
+from ingest.health.polling import Poller, PollOptions, check_polling
+from ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
+from ingest.node_names import check_name
+from ingest.source import Batch, Source, read_options
+
+SOURCE: Final = "gpud"
+TOKEN: Final = "FLEETCAST_GPUD_TOKEN"
+AGAIN_MS: Final = 86_400_000
+LOOK_BACK_MS: Final = 86_400_000  # for XIDs, at the start
+MOST_STATES: Final = 1_000  # of one node
+MESSAGE_CHARACTERS: Final = 1_000
+HARDWARE: Final = frozenset({"REBOOT_SYSTEM", "HARDWARE_INSPECTION"})
+ADVICE: Final = {
+    "REBOOT_SYSTEM": "restart the node",
+    "HARDWARE_INSPECTION": "have the hardware inspected",
+    "CHECK_USER_APP_AND_GPU": "check the application and the GPU",
+    "IGNORE_NO_ACTION_REQUIRED": "nothing to do",
+}
+_HASH_BITS: Final = 20
+_named = re.compile(r"([^/=\s:]{1,253})=(.+)")
+_xid = re.compile(r"\bXID\D{0,3}(\d{1,5})\b", re.IGNORECASE)
+_address = re.compile(r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?")
+
+Severity = Literal["ok", "warning", "fatal"]
+
+
+class GpudOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    targets: list[str]
+    name: str = "gpud"
+
+
+class Suggested(msgspec.Struct):
+    description: str = ""
+    repair_actions: list[str] | None = None
+
+
+class ComponentHealth(msgspec.Struct):
+    health: str = ""
+    name: str = ""
+    reason: str = ""
+    error: str = ""
+    time: str = ""
+    suggested_actions: Suggested | None = None
+
+
+class ComponentStates(msgspec.Struct):
+    component: str
+    states: list[ComponentHealth] | None = None
+
+
+class Event(msgspec.Struct):
+    time: str = ""
+    name: str = ""
+    type: str = ""
+    message: str = ""
+
+
+class ComponentEvents(msgspec.Struct):
+    component: str
+    events: list[Event] | None = None
+
+
+_states = msgspec.json.Decoder(list[ComponentStates] | None).decode
+_events = msgspec.json.Decoder(list[ComponentEvents] | None).decode
+
+# A node's last reports: check -> [severity, reason's hash, when].
+Known = dict[str, list[Any]]
+
+
+def parse_gpud(entry: str) -> tuple[str, str]:
+    """(node, URL) of one target. Raises ConfigError."""
+    found = _named.fullmatch(entry)
+    node, url = (found[1], found[2]) if found is not None else ("", entry)
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"pipeline.sources gpud: targets {entry!r}: expected a URL such as https://n001:15132")
+    return check_name(node or str(parts.hostname)), url.rstrip("/")
+
+
+class GpudSource(Source):
+    """Position: by node, the last report of each check."""
+
+    def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
+        chosen = read_options("gpud", options, GpudOptions)
+        if not chosen.targets:
+            raise ConfigError("pipeline.sources gpud: targets: expected at least one URL such as https://n001:15132")
+        self._urls = dict(map(parse_gpud, chosen.targets))
+        self.name = chosen.name
+        self._clock = clock
+        self._known: dict[str, Known] = {}
+        self._taken: dict[str, Known] = {}  # the same, as far as `next` has returned it
+        self._seen_s: dict[str, int] = {}
+        token = os.environ.get(TOKEN, "")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        asks = dict.fromkeys(self._urls, self._ask)
+        self._poller = Poller(self.name, asks, chosen, check_polling("gpud", chosen), headers)
+
+    async def next(self) -> Batch:
+        batch = await self._poller.next()
+        for event in batch.node_events:
+            if event.type == "health":
+                self._taken.setdefault(event.node, {})[event.check] = _reported(event)
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        return {node: dict(checks) for node, checks in self._taken.items()}
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        self._known = {node: dict(checks) for node, checks in position.items()}
+        self._taken = {node: dict(checks) for node, checks in position.items()}
+
+    def health(self) -> dict[str, Any]:
+        return self._poller.health("gpud")
+
+    async def close(self) -> None:
+        await self._poller.close()
+
+    async def _ask(self, poller: Poller, node: str) -> Batch:
+        """The states and the newest XIDs of one node."""
+        url, now_ms = self._urls[node], self._clock.now_ms()
+        states = decode_states(await poller.get(f"{url}/v1/states"))
+        since_s = self._seen_s.get(node, (now_ms - LOOK_BACK_MS) // 1000)
+        events = decode_events(await poller.get(f"{url}/v1/events?startTime={since_s}"))
+        known = self._known.setdefault(node, {})
+        found = [*state_events(node, states, known, now_ms), *xid_events(node, events, now_ms)]
+        self._seen_s[node] = now_ms // 1000 - 60  # gpud's clock may be behind; what comes twice counts once
+        return _checked(found, now_ms)
+
+
+def decode_states(body: bytes) -> list[ComponentStates]:
+    """Raises RecordError."""
+    try:
+        return _states(body) or []
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, body) from None
+
+
+def decode_events(body: bytes) -> list[ComponentEvents]:
+    """Raises RecordError."""
+    try:
+        return _events(body) or []
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, body) from None
+
+
+def state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:
+    """Find what changed since `known`, and update it."""
+    for component in components:
+        for state in component.states or ():
+            severity = _severity(state)
+            check = (
+                component.component
+                if state.name in ("", component.component)
+                else f"{component.component}/{state.name}"
+            )
+            if severity is None or (check not in known and len(known) >= MOST_STATES):
+                continue
+            event = _state_event(node, check, severity, state, now_ms)
+            reported, last = _reported(event), known.get(check, ["ok", 0, now_ms])
+            same = last[0] == severity if severity == "ok" else last[:2] == reported[:2]
+            if not same or (severity != "ok" and now_ms - int(last[2]) >= AGAIN_MS):
+                known[check] = reported
+                yield event
+
+
+def _state_event(node: str, check: str, severity: Severity, state: ComponentHealth, now_ms: int) -> NodeEvent:
+    message = (state.reason or state.error)[:MESSAGE_CHARACTERS]
+    return NodeEvent(
+        node=node,
+        source=SOURCE,
+        sequence=_sequence(now_ms, f"{check}|{severity}|{message}"),
+        time_ms=now_ms,
+        type="health",
+        check=check,
+        severity=severity,
+        message=message,
+        advice="" if severity == "ok" else _advice(state.suggested_actions),
+    )
+
+
+def _reported(event: NodeEvent) -> list[Any]:
+    """What is remembered of an event."""
+    return [event.severity, zlib.crc32(event.message.encode("utf-8", "replace")), event.time_ms]
+
+
+def xid_events(node: str, components: list[ComponentEvents], now_ms: int) -> Iterator[NodeEvent]:
+    """The XIDs among a daemon's events, with the time that it gives them."""
+    for component in components:
+        for event in component.events or ():
+            found = _xid.search(f"{event.name} {event.message}") if "xid" in component.component.lower() else None
+            if found is None:
+                continue
+            time_ms = _time_ms(event.time, now_ms)
+            address = _address.search(event.message)
+            device = device_name(address[0]) if address else ""
+            yield NodeEvent(
+                node=node,
+                source=SOURCE,
+                sequence=_sequence(time_ms, f"{found[1]}|{device}"),
+                time_ms=time_ms,
+                type="xid",
+                code=int(found[1]),
+                device=device,
+                message=event.message[:MESSAGE_CHARACTERS],
+            )
+
+
+def _checked(events: list[NodeEvent], now_ms: int) -> Batch:
+    good, bad = [], []
+    for event in events:
+        try:
+            check_event(event, now_ms, FUTURE_LIMIT_MS)
+            good.append(event)
+        except RecordError as error:
+            bad.append(error.with_traceback(None))
+    return Batch(node_events=tuple(good), bad=tuple(bad))
+
+
+def _severity(state: ComponentHealth) -> Severity | None:
+    """None while it is not known yet."""
+    match state.health:
+        case "Healthy":
+            return "ok"
+        case "Degraded":
+            return "warning"
+        case "Unhealthy":
+            suggested = state.suggested_actions
+            return "fatal" if suggested and HARDWARE & set(suggested.repair_actions or ()) else "warning"
+    return None
+
+
+def _advice(suggested: Suggested | None) -> str:
+    if suggested is None:
+        return ""
+    words = [ADVICE.get(action, action.replace("_", " ").lower()) for action in suggested.repair_actions or ()]
+    return ", ".join(words)[:MESSAGE_CHARACTERS]
+
+
+def _sequence(time_ms: int, what: str) -> int:
+    return (time_ms // 1000 << _HASH_BITS) | (zlib.crc32(what.encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1))
+
+
+def _time_ms(stated: str, now_ms: int) -> int:
+    """What the daemon says, or now where it says nothing that can be."""
+    try:
+        time = datetime.fromisoformat(stated)
+    except ValueError:
+        return now_ms
+    time_ms = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    return time_ms if 0 < time_ms <= now_ms + FUTURE_LIMIT_MS else now_ms

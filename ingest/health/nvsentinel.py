@@ -1,0 +1,261 @@
+"""Health events of NVIDIA NVSentinel's event exporter (CloudEvents 1.0 in its three modes) → node events.
+
+Delivery is at-least-once and unordered: the id identifies an event, and the later `generatedTimestamp` wins. Events
+that NVSentinel only stores are warnings at most, and our own predictions are not read back.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+from fleet.devices import device_name
+from fleet.errors import RecordError
+from fleet.events import NodeEvent
+from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
+from ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, malformed, shown
+
+SOURCE: Final = "nvsentinel"
+TYPE: Final = "com.nvidia.nvsentinel.health.v1"
+OWN_AGENT: Final = "fleetcast"
+MOST_ENTITIES: Final = 64
+_HASH_BITS: Final = 20
+_xid_code = re.compile(r"(?:XID_?)?(\d{1,6})", re.IGNORECASE)
+_number = re.compile(r"\d{1,3}")
+
+# RecommendedAction by name and by number → advice in words.
+ADVICE: Final = {
+    "NONE": "",
+    "COMPONENT_RESET": "reset the component",
+    "CONTACT_SUPPORT": "contact support",
+    "RUN_FIELDDIAG": "run field diagnostics",
+    "RESTART_VM": "restart the virtual machine",
+    "RESTART_BM": "restart the node",
+    "REPLACE_VM": "replace the virtual machine",
+    "RUN_DCGMEUD": "run DCGM's diagnostics",
+    "RESTART_APP": "restart the application",
+    "UNKNOWN": "",
+}
+NUMBERS: Final = {0: "NONE", 2: "COMPONENT_RESET", 5: "CONTACT_SUPPORT", 6: "RUN_FIELDDIAG", 15: "RESTART_VM"} | {
+    24: "RESTART_BM",
+    25: "REPLACE_VM",
+    26: "RUN_DCGMEUD",
+    39: "RESTART_APP",
+    99: "UNKNOWN",
+}
+OTHER_DEVICES: Final = frozenset({"NIC", "NIC_PORT", "NICPORT", "NVSWITCH", "NVLINK"})
+STORE_ONLY: Final = ("STORE_ONLY", 2)
+
+
+class Entity(msgspec.Struct, rename="camel", frozen=True):
+    entity_type: str = ""
+    entity_value: str = ""
+
+
+class Instant(msgspec.Struct):
+    """A protobuf timestamp."""
+
+    seconds: int = 0
+    nanos: int = 0
+
+
+class HealthEvent(msgspec.Struct, rename="camel"):
+    """An event as the exporter writes it; unknown fields are ignored."""
+
+    node_name: str
+    check_name: str = ""
+    agent: str = ""
+    component_class: str = ""
+    is_fatal: bool = False
+    is_healthy: bool = False
+    message: str = ""
+    recommended_action: int | str | None = None
+    custom_recommended_action: str = ""
+    error_code: list[str] | None = None
+    entities_impacted: tuple[Entity, ...] | None = None
+    generated_timestamp: str | Instant | None = None
+    processing_strategy: int | str | None = None
+
+
+class HealthData(msgspec.Struct, rename="camel"):
+    health_event: HealthEvent
+
+
+class HealthEnvelope(msgspec.Struct):
+    """One CloudEvent."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    data: HealthData
+    time: str = ""
+
+
+_envelope = msgspec.json.Decoder(HealthEnvelope).decode
+_data = msgspec.json.Decoder(HealthData).decode
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class EventEnvelope:
+    """One health event with what its envelope says of it."""
+
+    id: str
+    time: str
+    event: HealthEvent
+
+
+def decode(body: bytes, headers: Mapping[str, str], now_ms: int, future_limit_ms: int) -> DecodedBody:
+    """Every event of a body, good or refused by its index. `headers`: names in lower case."""
+    records: list[DecodedRecord] = []
+    rejected: list[tuple[int, RecordError]] = []
+    for index, part in enumerate(_parts(body, headers)):
+        if index >= MAX_RECORDS or len(rejected) >= MAX_REJECTED:
+            rejected.append((index, RecordError("too_many", f"the rest was not read: at most {MAX_RECORDS} events")))
+            break
+        try:
+            if isinstance(part, RecordError):
+                raise part
+            for event in node_events(part if isinstance(part, EventEnvelope) else _decoded(part), now_ms):
+                check_event(event, now_ms, future_limit_ms)
+                records.append(DecodedRecord(index, _encode(event), event))
+        except RecordError as error:
+            rejected.append((index, error.with_traceback(None)))
+    return DecodedBody(records, rejected)
+
+
+def _parts(body: bytes, headers: Mapping[str, str]) -> "Iterable[bytes | EventEnvelope | RecordError]":
+    if "ce-specversion" in headers:
+        return (_binary(body, headers),)
+    body = body.removeprefix(b"\xef\xbb\xbf").strip()
+    if body[:1] != b"[":
+        return (body,)
+    try:
+        return map(bytes, _raw_list(body))
+    except (ValueError, RecursionError) as error:
+        return (malformed(error, body),)
+
+
+def _binary(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordError":
+    if headers["ce-specversion"] != "1.0" or not headers.get("ce-id"):
+        said = f"{shown(headers['ce-specversion'])}, {shown(headers.get('ce-id', ''))}"
+        return RecordError("cloud_event", f"ce-specversion, ce-id {said}: expected '1.0' and an id")
+    if headers.get("ce-type") != TYPE:
+        return RecordError("unknown_type", f"ce-type {shown(headers.get('ce-type', ''))}, expected {TYPE}")
+    try:
+        return EventEnvelope(headers["ce-id"], headers.get("ce-time", ""), _data(body).health_event)
+    except (ValueError, RecursionError) as error:
+        return malformed(error, body)
+
+
+def _decoded(part: bytes) -> EventEnvelope:
+    try:
+        envelope = _envelope(part)
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, part) from None
+    if envelope.specversion != "1.0" or not envelope.id:
+        raise RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0' and an id")
+    if envelope.type != TYPE:
+        raise RecordError("unknown_type", f"type {shown(envelope.type)}, expected {TYPE}")
+    return EventEnvelope(envelope.id, envelope.time, envelope.data.health_event)
+
+
+def node_events(envelope: EventEnvelope, now_ms: int) -> list[NodeEvent]:
+    """One event for each impacted GPU or other device; one for the node where none is named. Raises RecordError."""
+    event = envelope.event
+    if event.agent == OWN_AGENT:
+        return []
+    time_ms = _time_ms(event.generated_timestamp or envelope.time, now_ms)
+    code = _xid(event)
+    return [
+        NodeEvent(
+            node=event.node_name,
+            source=SOURCE,
+            sequence=(time_ms // 1000 << _HASH_BITS) | _hash(f"{envelope.id}/{number}"),
+            time_ms=time_ms,
+            type="health" if code is None else "xid",
+            gpu=gpu,
+            code=code,
+            message=_message(event),
+            check=event.check_name or event.component_class,
+            severity=_severity(event),
+            device=device,
+            advice="" if event.is_healthy else _advice(event),
+        )
+        for number, (gpu, device) in enumerate(_devices(event.entities_impacted or ()))
+    ]
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1)
+
+
+def _severity(event: HealthEvent) -> Literal["ok", "warning", "fatal"]:
+    if event.is_healthy:
+        return "ok"
+    return "fatal" if event.is_fatal and event.processing_strategy not in STORE_ONLY else "warning"
+
+
+def _xid(event: HealthEvent) -> int | None:
+    """The XID of a check of XIDs; other checks have codes of their own."""
+    if "xid" not in event.check_name.lower():
+        return None
+    found = (_xid_code.fullmatch(code) for code in event.error_code or ())
+    return next((int(code[1]) for code in found if code is not None), None)
+
+
+def _message(event: HealthEvent) -> str:
+    codes = [code for code in event.error_code or () if code not in event.message]
+    return (
+        " ".join([event.message, *codes]).strip()[:MAX_MESSAGE_LENGTH] if codes else event.message[:MAX_MESSAGE_LENGTH]
+    )
+
+
+def _advice(event: HealthEvent) -> str:
+    action = event.recommended_action
+    name = NUMBERS.get(action, "") if isinstance(action, int) else action or ""
+    words = ADVICE.get(name, name.replace("_", " ").lower())
+    return (event.custom_recommended_action if name == "CUSTOM" else words)[:MAX_MESSAGE_LENGTH]
+
+
+def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
+    """List (GPU index, device) of each GPU, or of each other device; a node alone is (None, "").
+    A GPU's index, PCI address and UUID are entities of their own, in the same order."""
+    gpus: list[int | None] = []
+    addresses: list[str] = []
+    boards: list[str] = []
+    others: list[str] = []
+    for entity in entities[: 4 * MOST_ENTITIES]:
+        kind, value = entity.entity_type.upper(), entity.entity_value
+        if kind == "PCI":
+            addresses.append(device_name(value))
+        elif kind == "GPU_UUID":
+            boards.append(value)
+        elif kind == "GPU" and _number.fullmatch(value):
+            gpus.append(int(value))
+        elif kind in OTHER_DEVICES:
+            others.append(f"{kind.lower()} {value}")
+    names = addresses or boards or (others if not gpus else [])
+    rows = max(len(gpus), len(names))
+    if rows == 0:
+        return [(None, "")]
+    gpus += [None] * (rows - len(gpus))
+    return list(zip(gpus, [*names, *[""] * (rows - len(names))], strict=True))[:MOST_ENTITIES]
+
+
+def _time_ms(stated: str | Instant, now_ms: int) -> int:
+    if isinstance(stated, Instant):
+        return stated.seconds * 1000 + stated.nanos // 1_000_000
+    if not stated:
+        return now_ms
+    try:
+        time = datetime.fromisoformat(stated)
+    except ValueError:
+        raise RecordError("bad_value", f"generatedTimestamp {shown(stated)}, expected RFC 3339") from None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,0 +1,244 @@
+"""Events of elastic launchers → job events: torchelastic's (torchrun's) and NVRx's (ft_launcher's).
+
+    Event: a worker or an agent FAILED      failed, with the category that its error says, and the node
+    Event: agent of group rank 0 SUCCEEDED  finished: it has waited for the others
+    Event or RdzvEvent: a rendezvous        phase init, of the node's rank where it has one
+    a cycle of NVRx's cycle file            started, and its active nodes as a resize (standby nodes only hold GPUs)
+
+An attempt is torchelastic's restarts + 1, or NVRx's attempt + 1, unless the request names it.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from fleet.errors import ConfigError, RecordError
+from fleet.events import Failed, FailureCategory, Finished, JobEvent, Phase, Resized, Started
+from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split
+from ingest.inbox.job_events import check_event, malformed, shown
+from ingest.kubernetes.failures import category_of_exit
+from ingest.lifecycle import ENDED, RESIZED, STARTED
+from ingest.node_names import expand_nodes
+
+MESSAGE_LENGTH = 2_000
+CYCLES = RESIZED + (1 << 16)  # behind the resizes that a scheduler tells
+MOST_CYCLES = 1 << 18
+AGENTS = ENDED << 1  # behind the end, before the blocks of the ranks
+AGENT_BITS = 31
+SINCE_S, A_SECOND = 1_700_000_000, 8
+_SIGNAL = re.compile(r"got signal: (?:15|2)\b|\bSIG(?:TERM|INT)\b")
+
+
+class Metadata(msgspec.Struct):
+    """Of an Event; what is not here is passed over."""
+
+    run_id: str = ""
+    state: str = ""
+    hostname: str | None = None
+    global_rank: int | None = None
+    group_rank: int | None = None
+    raw_error: str | None = None
+    agent_restarts: int | None = None
+
+
+class ElasticRecord(msgspec.Struct):
+    """One record of any of the three kinds: the keys say which."""
+
+    name: str = ""
+    source: str = ""
+    timestamp: int = 0
+    metadata: Metadata | None = None
+    run_id: str = ""
+    message: str = ""
+    hostname: str = ""
+    node_state: str = ""
+    rank: int | None = None
+    job_id: str | int | None = None
+    attempt_index: int = 0
+    cycle_number: int | None = None
+    cycle_start_time: str | float | None = None
+    active_nodes: str | list[str] | None = None
+
+
+_record = msgspec.json.Decoder(ElasticRecord).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Job and attempt from the request, for all its records; empty and 0 where the records name them."""
+
+    job: str = ""
+    attempt: int = 0
+
+
+def decode(body: bytes, headers: Mapping[str, str], sender: Sender, now_ms: int, future_limit_ms: int) -> DecodedBody:
+    """Every event that follows from a body, in its order, and its bad records. `headers`: names in lower case."""
+    decoded = DecodedBody()
+    for index, part in enumerate(split(body, headers)):
+        if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
+            why = RecordError("too_many", f"the rest was not read: at most {MAX_RECORDS} records")
+            decoded.rejected.append((index, why))
+            break
+        try:
+            if isinstance(part, RecordError):
+                raise part
+            for event in job_events(_read(part), sender, now_ms, zlib.crc32(part)):
+                check_event(event, now_ms, future_limit_ms)
+                decoded.records.append(DecodedRecord(index, _encode(event), event))
+        except RecordError as error:
+            decoded.rejected.append((index, error.with_traceback(None)))
+    return decoded
+
+
+def _read(part: bytes) -> ElasticRecord:
+    try:
+        return _record(part)
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, part) from None
+
+
+def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
+    """Translate one record. `mark`: a number of its own, the same when it is sent again. Raises RecordError."""
+    if record.cycle_number is not None:
+        return _cycle(record, sender, now_ms)
+    if record.node_state:
+        return _rendezvous(record, sender, now_ms, mark)
+    if record.metadata is not None:
+        return _event(record, record.metadata, sender, now_ms, mark)
+    raise RecordError("missing_field", "neither metadata, node_state nor cycle_number: which kind of record is it?")
+
+
+def _job(sender: Sender, *stated: str) -> str:
+    job = sender.job or next(filter(None, stated), "")
+    if not job or job.lower() == "none":
+        raise RecordError("missing_field", "no run_id that names the job: start it with --rdzv-id, or say ?job=")
+    return job
+
+
+def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
+    restarts = about.agent_restarts or 0
+    if not 0 <= restarts < 2**31:
+        raise RecordError("out_of_range", f"agent_restarts {shown(restarts)}")
+    at_ms = record.timestamp or now_ms
+    same: dict[str, Any] = {"job": _job(sender, about.run_id), "attempt": sender.attempt or restarts + 1}
+    state = about.state.upper()
+    if state == "FAILED" and record.source in ("WORKER", "AGENT"):
+        error = failure_of(about.raw_error or "")
+        rank = "" if about.global_rank is None else f"rank {about.global_rank}: "
+        message = f"{rank}{error.message or 'it failed and said nothing'}"[:MESSAGE_LENGTH]
+        node = about.hostname or ""
+        return [Failed(**same, sequence=ENDED, time_ms=at_ms, category=error.category, node=node, message=message)]
+    if state == "SUCCEEDED" and record.source == "AGENT" and about.group_rank == 0:
+        return [Finished(**same, sequence=ENDED, time_ms=at_ms)]
+    if "RENDEZVOUS" in (state, record.source):
+        sequence = _sequence(record.timestamp, mark)
+        return [Phase(**same, sequence=sequence, time_ms=at_ms, name="init", rank=about.group_rank)]
+    return []
+
+
+def _rendezvous(record: ElasticRecord, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
+    """A RdzvEvent states neither a time nor the agent's restarts."""
+    if record.node_state.upper() not in ("INIT", "RUNNING"):
+        return []
+    same: dict[str, Any] = {"job": _job(sender, record.run_id), "attempt": sender.attempt or 1}
+    return [Phase(**same, sequence=_sequence(0, mark), time_ms=now_ms, name="init", rank=record.rank)]
+
+
+def _cycle(record: ElasticRecord, sender: Sender, now_ms: int) -> list[JobEvent]:
+    number = record.cycle_number or 0
+    if not 0 <= number < MOST_CYCLES or not 0 <= record.attempt_index < 2**31:
+        said = f"cycle_number {shown(number)}, attempt_index {shown(record.attempt_index)}"
+        raise RecordError("out_of_range", said)
+    job = _job(sender, "" if record.job_id is None else str(record.job_id))
+    at_ms = _time_ms(record.cycle_start_time, now_ms)
+    nodes = _nodes(record.active_nodes)
+    if not nodes:
+        return []
+    same: dict[str, Any] = {"job": job, "attempt": sender.attempt or record.attempt_index + 1, "time_ms": at_ms}
+    resized = Resized(**same, sequence=CYCLES + number, nodes=nodes)
+    return [resized] if number else [Started(**same, sequence=STARTED, nodes=nodes), resized]
+
+
+def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
+    """Names from a list, or from a text as Slurm writes them."""
+    if not stated:
+        return ()
+    if isinstance(stated, list):
+        return tuple(stated)
+    try:
+        return tuple(expand_nodes(stated))
+    except ConfigError as error:
+        raise RecordError("bad_value", f"active_nodes: {error}") from None
+
+
+def _time_ms(stated: str | float | None, now_ms: int) -> int:
+    """From RFC 3339 or Unix seconds."""
+    if stated is None or stated == "":
+        return now_ms
+    try:
+        if isinstance(stated, str):
+            time = datetime.fromisoformat(stated)
+            return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        return round(stated * 1000)
+    except (ValueError, OverflowError):
+        raise RecordError("bad_value", f"cycle_start_time {shown(stated)}: expected RFC 3339 or seconds") from None
+
+
+def _sequence(timestamp_ms: int, mark: int) -> int:
+    """In the order of time, where there is one."""
+    if timestamp_ms <= 0:
+        return AGENTS + mark % (1 << AGENT_BITS)
+    return AGENTS + ((timestamp_ms // 1000 - SINCE_S) * A_SECOND + mark % A_SECOND) % (1 << AGENT_BITS)
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Category and text of an error."""
+
+    category: FailureCategory
+    message: str
+
+
+class _Details(msgspec.Struct):
+    py_callstack: str = ""
+
+
+class _Message(msgspec.Struct, rename={"extra_info": "extraInfo"}):
+    message: str = ""
+    extra_info: _Details | None = None
+
+
+class _ErrorFile(msgspec.Struct):
+    """What `@record` writes of a worker: {"message": {"message", "extraInfo"}}, or {"message": text}."""
+
+    message: _Message | str = ""
+    exitcode: int | None = None
+
+
+def failure_of(raw_error: str) -> Failure:
+    """
+    >>> failure_of('{"message": {"message": "RuntimeError: NCCL error: remote process exited"}}').category
+    'network'
+    >>> failure_of("Traceback …: Process 7 got signal: 15 SIGTERM").category
+    'cancelled'
+    """
+    text, code = raw_error, 1
+    try:
+        error = msgspec.json.decode(raw_error, type=_ErrorFile)
+        text = error.message if isinstance(error.message, str) else error.message.message
+        code = error.exitcode if error.exitcode is not None else 1
+    except (ValueError, RecursionError):
+        pass  # a traceback, whose end says what it was
+    text = text.strip()[-MESSAGE_LENGTH:]
+    if _SIGNAL.search(text):
+        return Failure("cancelled", text)
+    if not text:
+        return Failure("unknown", text)
+    if code < 0:  # subprocess' way to say which signal ended it
+        code = 128 - code
+    return Failure(category_of_exit(code, "", text[-1000:]), text)

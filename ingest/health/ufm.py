@@ -1,0 +1,213 @@
+"""The source "ufm": link failures that NVIDIA UFM Cyber-AI predicts, as a prior of the port's risk.
+
+FLEETCAST_UFM_TOKEN holds an access token, or FLEETCAST_UFM_PASSWORD the password of `user`. A prediction is delivered
+when it comes, changes by five points, or is withdrawn. Ports of switches and unknown hosts are ignored.
+"""
+
+import base64
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import ConfigError, RecordError
+from fleet.events import NodeEvent
+from fleet.samples import EntityKind
+from ingest.health.polling import Poller, PollOptions, check_polling
+from ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
+from ingest.node_names import known_name
+from ingest.source import Batch, Source, read_options
+
+SOURCE: Final = "ufm"
+CHECK: Final = "link failure prediction"
+PATH: Final = "/cyber-ai/prediction/link-failure"
+TOKEN, PASSWORD = "FLEETCAST_UFM_TOKEN", "FLEETCAST_UFM_PASSWORD"
+CHANGE: Final = 0.05
+MOST_ALERTS: Final = 20_000
+MESSAGE_CHARACTERS: Final = 1_000
+_HASH_BITS: Final = 20
+_device = re.compile(r"(mlx\w{1,20})(?:/(\d{1,3}))?")
+
+
+class UfmOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """since_h: how old a prediction may be."""
+
+    url: str
+    name: str = "ufm"
+    user: str = ""
+    path: str = PATH
+    since_h: int = 6
+    severities: tuple[str, ...] = ("Critical", "Major")
+    poll_s: float = 60.0
+    timeout_s: float = 20.0
+
+
+class Alert(msgspec.Struct):
+    """One prediction; `probability` is in percent."""
+
+    node_name: str
+    probability: float
+    alert_id: int | str = ""
+    port: int | str = ""
+    port_name: str = ""
+    severity: str = ""
+    description: str = ""
+
+
+_alerts = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
+_alert = msgspec.json.Decoder(Alert).decode
+
+# The last reports: "node|device" -> probability.
+Known = dict[str, float]
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+class UfmSource(Source):
+    """Position: the predictions that stand."""
+
+    def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
+        chosen = read_options("ufm", options, UfmOptions)
+        if not _is_http(chosen.url):
+            raise ConfigError(f"pipeline.sources ufm: url = {chosen.url!r}: expected something like https://ufm:8443")
+        if chosen.since_h < 1:
+            raise ConfigError(f"pipeline.sources ufm: since_h = {chosen.since_h}: expected at least 1")
+        self.name = chosen.name
+        self.unknown = 0  # alerts of ports that are not ours, in the last answer
+        self._entities = entities
+        self._clock = clock
+        query = urlencode({"from": f"-{chosen.since_h}h", "severities": ",".join(chosen.severities)}, safe=",")
+        self._url = f"{chosen.url.rstrip('/')}{chosen.path}?{query}"
+        self._known: Known = {}
+        self._taken: Known = {}  # the same, as far as `next` has returned it
+        self._poller = Poller(
+            self.name, {self._url: self._ask}, chosen, check_polling("ufm", chosen), _login(chosen.user)
+        )
+
+    async def next(self) -> Batch:
+        batch = await self._poller.next()
+        for event in batch.node_events:
+            _remember(self._taken, event)
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        return dict(self._taken)
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        self._known = {key: float(p) for key, p in position.items()}
+        self._taken = dict(self._known)
+
+    def health(self) -> dict[str, Any]:
+        """`unknown`: predictions for ports of switches and of hosts that the fleet does not know."""
+        return {**self._poller.health("ufm"), "standing": len(self._known), "unknown": self.unknown}
+
+    async def close(self) -> None:
+        await self._poller.close()
+
+    async def _ask(self, poller: Poller, target: str) -> Batch:
+        alerts, bad = decode_alerts(await poller.get(target))
+        now_ms = self._clock.now_ms()
+        predicted: dict[str, tuple[float, Alert]] = {}
+        self.unknown = 0
+        for alert in alerts:
+            key = self._port(alert)
+            if key is None:
+                self.unknown += 1
+            elif key not in predicted or predicted[key][0] < alert.probability:
+                predicted[key] = (alert.probability, alert)
+        return self._changes(predicted, bad, now_ms)
+
+    def _port(self, alert: Alert) -> str | None:
+        """ "node|device" of a host that the fleet knows. UFM may write the card behind the host's name."""
+        nodes = self._entities[EntityKind.NODE]
+        name = known_name(alert.node_name.split(" ")[0], nodes)
+        found = _device.search(alert.port_name) or _device.search(alert.node_name)
+        device = f"{found[1]}/{found[2] or 1}" if found is not None else f"port {alert.port or alert.port_name}"
+        return f"{name}|{device}" if name in nodes else None
+
+    def _changes(self, predicted: Mapping[str, tuple[float, Alert]], bad: list[RecordError], now_ms: int) -> Batch:
+        """Events of what came, changed and went since the last answer."""
+        events = []
+        for key, (percent, alert) in predicted.items():
+            p = percent / 100
+            if abs(p - self._known.get(key, -1.0)) >= CHANGE:
+                events.append(_event(key, p, alert, now_ms))
+        events += [_event(key, None, None, now_ms) for key in self._known.keys() - predicted.keys()]
+        good = []
+        for event in events:
+            try:
+                check_event(event, now_ms, FUTURE_LIMIT_MS)
+            except RecordError as error:
+                bad.append(error.with_traceback(None))
+                continue
+            good.append(event)
+            _remember(self._known, event)
+        return Batch(node_events=tuple(good), bad=tuple(bad))
+
+
+def _remember(known: Known, event: NodeEvent) -> None:
+    key = f"{event.node}|{event.device}"
+    if event.probability is None:
+        known.pop(key, None)
+    else:
+        known[key] = event.probability
+
+
+def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
+    """The good alerts of an answer and what is wrong with the others. Raises RecordError where it is no list."""
+    try:
+        rows = _alerts(body) or []
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, body) from None
+    alerts, bad = [], []
+    for row in rows[:MOST_ALERTS]:
+        try:
+            alert = _alert(row)
+        except (ValueError, RecursionError) as error:
+            bad.append(malformed(error, bytes(row)))
+            continue
+        if 0 <= alert.probability <= 100:
+            alerts.append(alert)
+        else:
+            bad.append(RecordError("out_of_range", f"probability {alert.probability}, expected 0 to 100"))
+    return alerts, bad
+
+
+def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeEvent:
+    """A prediction, or without one its end."""
+    node, _, device = key.partition("|")
+    id = "" if alert is None else str(alert.alert_id)
+    what = zlib.crc32(f"{device}|{id}|{p}".encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1)
+    return NodeEvent(
+        node=node,
+        source=SOURCE,
+        sequence=(now_ms // 1000 << _HASH_BITS) | what,
+        time_ms=now_ms,
+        type="health",
+        check=CHECK,
+        severity="ok" if alert is None else "warning",
+        device=device,
+        probability=p,
+        message="" if alert is None else alert.description[:MESSAGE_CHARACTERS],
+    )
+
+
+def _login(user: str) -> dict[str, str]:
+    token, password = os.environ.get(TOKEN, ""), os.environ.get(PASSWORD, "")
+    if token:
+        return {"Authorization": f"Basic {token}"}
+    if user and password:
+        return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+    return {}

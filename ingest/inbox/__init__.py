@@ -1,0 +1,1 @@
+"""The durable inbox: job events and samples on disk before they are acknowledged."""

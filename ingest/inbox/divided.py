@@ -1,0 +1,115 @@
+"""The inbox of one of several pipelines: samples of its own nodes; the first pipeline takes the events as well.
+
+Every pipeline reads all segments and marks its snapshots in `read.<k>`: a segment goes when all have passed it. When
+the number of pipelines changes, each begins where the slowest was: repeats change nothing.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet import files
+from fleet.entities import Entities
+from ingest.inbox.inbox import InboxSource
+from ingest.inbox.segments import places, prune, segment_name
+from ingest.shares import OwnRows, Share
+from ingest.source import Batch, Source
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "read."
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """How far pipeline `instance` of `instances` has read: the position that its older snapshot holds."""
+
+    instance: int
+    instances: int
+    position: dict[str, int]
+
+
+class DividedInbox(Source):
+    """A Source over an InboxSource. With one pipeline it delivers what that does."""
+
+    name = "inbox"
+
+    def __init__(self, inbox: InboxSource, entities: Entities, share: Share) -> None:
+        self._inbox = inbox
+        self._share = share
+        self._rows = OwnRows(share, entities)
+
+    async def next(self) -> Batch:
+        batch = await self._inbox.next()
+        if self._share.instances == 1:
+            return batch
+        samples = tuple(own for own in map(self._rows.of, batch.samples) if len(own))
+        if self._share.first:
+            return Batch(samples, batch.events, batch.node_events, batch.bad)
+        return Batch(samples)
+
+    def position(self) -> dict[str, Any]:
+        return self._inbox.position()
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        """Go on after `position`; at the beginning, where the number of pipelines was changed since it was noted."""
+        if any(mark.instances != self._share.instances for mark in read_marks(self._inbox.folder)):
+            logger.warning("the number of pipelines was changed: reading the inbox from its beginning")
+            position = {}
+        self._inbox.seek(position)
+
+    def begins(self) -> bool:
+        return self._inbox.begins()
+
+    def backlog_bytes(self) -> int:
+        return self._inbox.backlog_bytes()
+
+    def health(self) -> dict[str, Any]:
+        return self._inbox.health()
+
+    def models(self) -> dict[str, str]:
+        """Node -> GPU model, as what was written tells."""
+        return self._inbox.models()
+
+    def prune(self, position: Mapping[str, Any]) -> int:
+        """Note how far this pipeline is, and delete what all of them have passed; returns how many segments."""
+        folder, share = self._inbox.folder, self._share
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = Mark(share.instance, share.instances, dict(position))
+        files.replace_file(folder / f"{PREFIX}{mark.instance}", [msgspec.json.encode(mark)], "mark")
+        marks = read_marks(folder)
+        current = [mark for mark in marks if mark.instances == share.instances]
+        if len(current) < share.instances:  # one that comes later may have to read from the beginning
+            return 0
+        for mark in marks:
+            if mark.instance >= share.instances:  # what it had not read, the others have by now
+                (folder / f"{PREFIX}{mark.instance}").unlink(missing_ok=True)
+        return prune(folder, least([mark.position for mark in current]))
+
+    async def close(self) -> None:
+        await self._inbox.close()
+
+
+def least(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the position that none of `positions` lies before: of each writer that all of them have read.
+
+    >>> least([{"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16}])
+    {'api-000000000001.seg': 99}
+    """
+    tables = [{writer: (number, offset) for (writer, number), offset in places(row)} for row in positions]
+    shared = set.intersection(*(set(table) for table in tables)) if tables else set()
+    found = {writer: min(table[writer] for table in tables) for writer in sorted(shared)}
+    return {segment_name(writer, number): offset for writer, (number, offset) in found.items()}
+
+
+def read_marks(folder: Path) -> list[Mark]:
+    """The marks that are there, by instance; one that cannot be read is said, and counts as none."""
+    marks = []
+    for path in sorted(folder.glob(f"{PREFIX}*")):
+        try:
+            marks.append(msgspec.json.decode(path.read_bytes(), type=Mark))
+        except (OSError, msgspec.MsgspecError) as error:
+            logger.warning("%s cannot be read (%s), the inbox is kept until it is written anew", path, error)
+    return sorted(marks, key=lambda mark: mark.instance)

@@ -1,0 +1,188 @@
+"""A request body → its event records: one object, an array, JSON lines, or CloudEvents 1.0 in its three modes.
+
+    application/json, or lines, sniffed     {…}  or  [{…}, …]  or one object a line
+    ce-specversion header                   CloudEvents binary: the body is the event
+    application/cloudevents+json            CloudEvents structured: the event is in `data` (or `data_base64`)
+    application/cloudevents-batch+json      an array of those
+
+Good records of a bad body count: an array that breaks off gives its whole records and one error.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fleet.errors import RecordError
+from fleet.events import JobEvent, NodeEvent
+from ingest.inbox.job_events import FUTURE_LIMIT_MS, decode_event, malformed, shown
+
+MAX_RECORDS = 200_000
+MAX_REJECTED = 10_000
+CLOUD_EVENT = "application/cloudevents+json"
+CLOUD_EVENT_BATCH = "application/cloudevents-batch+json"
+LINES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
+
+MANY_COMMAS = 1_000_000
+BLANKS = " \t\r\n"
+_BLANK = re.compile(f"[{BLANKS}]*")
+_LINE = re.compile(rb"[^\n]+")
+
+_raw = msgspec.json.Decoder(msgspec.Raw).decode
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecord:
+    """A good record: its place in the body, its own bytes, and what they say."""
+
+    index: int
+    raw: bytes
+    event: JobEvent | NodeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBody:
+    records: list[DecodedRecord] = field(default_factory=list)
+    rejected: list[tuple[int, RecordError]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.records) + len(self.rejected)
+
+
+class CloudEvent(msgspec.Struct):
+    """The CloudEvents 1.0 envelope; extension attributes are allowed and ignored."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    datacontenttype: str = "application/json"
+    data: msgspec.Raw = msgspec.Raw()
+    data_base64: str = ""
+
+
+_cloud_event = msgspec.json.Decoder(CloudEvent).decode
+
+
+def decode_body(
+    body: bytes, now_ms: int, headers: Mapping[str, str] | None = None, future_limit_ms: int = FUTURE_LIMIT_MS
+) -> DecodedBody:
+    """Decode every record of a body, good or rejected with its index. `headers`: names in lower case.
+
+    >>> decode_body(b'[{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}, {}]', now_ms=10).rejected
+    [(1, RecordError('missing_field: Object missing required field `type`'))]
+    """
+    decoded = DecodedBody()
+    for index, part in enumerate(split(body, headers or {})):
+        if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
+            why = f"the rest was not read: at most {MAX_RECORDS} records in a body, at most {MAX_REJECTED} bad ones"
+            decoded.rejected.append((index, RecordError("too_many", why)))
+            break
+        try:
+            if isinstance(part, RecordError):
+                raise part
+            decoded.records.append(DecodedRecord(index, part, decode_event(part, now_ms, future_limit_ms)))
+        except RecordError as error:
+            decoded.rejected.append((index, error.with_traceback(None)))  # a traceback would keep the record alive
+    return decoded
+
+
+def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:
+    """The records of a body in order, not yet looked into; an error where the framing is broken."""
+    body = body.removeprefix(b"\xef\xbb\xbf").strip()
+    if not body:
+        return ()
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "ce-specversion" in headers:
+        return (_binary(body, headers),)
+    if kind == CLOUD_EVENT:
+        return (_event_of(body),)
+    if kind == CLOUD_EVENT_BATCH:
+        return (part if isinstance(part, RecordError) else _event_of(part) for part in _array(body))
+    if kind in LINES:
+        return _lines(body)
+    if body[:1] == b"[":
+        return _array(body)
+    return _object_or_lines(body)
+
+
+def _object_or_lines(body: bytes) -> Iterable[bytes | RecordError]:
+    if b"\n" not in body:
+        return (body,)
+    try:
+        _raw(body)
+    except (ValueError, RecursionError):
+        return _lines(body)
+    return (body,)
+
+
+def _lines(body: bytes) -> Iterator[bytes]:
+    return (line for line in (found.group().strip() for found in _LINE.finditer(body)) if line)
+
+
+def _array(body: bytes) -> Iterable[bytes | RecordError]:
+    if body.count(b",") > MANY_COMMAS:  # perhaps millions of records, of which only the first are looked at
+        return _elements(body, RecordError("not_json", "the array breaks off"))
+    try:
+        return map(bytes, _raw_list(body))
+    except (ValueError, RecursionError) as error:
+        return _elements(body, malformed(error))
+
+
+def _elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
+    """The whole records of an array, one by one, and `error` where it is broken."""
+    text = body.decode("utf-8", "surrogateescape")
+    scan = json.JSONDecoder().raw_decode
+    at = _past_blanks(text, 1)
+    more = text[at : at + 1] != "]"
+    while more:
+        try:
+            _, end = scan(text, at)
+        except (ValueError, RecursionError):
+            yield error
+            return
+        yield text[at:end].encode("utf-8", "surrogateescape")
+        at = _past_blanks(text, end)
+        more = text[at : at + 1] == ","
+        at = _past_blanks(text, at + 1) if more else at
+    if text[at : at + 1] != "]" or text[at + 1 :].strip(BLANKS):
+        yield error
+
+
+def _past_blanks(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _binary(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:
+    missing = [name for name in ("ce-id", "ce-source", "ce-type") if not headers.get(name)]
+    if headers["ce-specversion"] != "1.0":
+        return RecordError("cloud_event", f"ce-specversion {shown(headers['ce-specversion'])}, expected '1.0'")
+    if missing:
+        return RecordError("cloud_event", f"header {missing[0]} is missing")
+    return body
+
+
+def _event_of(body: bytes) -> bytes | RecordError:
+    """The event inside a CloudEvents envelope."""
+    try:
+        envelope = _cloud_event(body)
+    except (ValueError, RecursionError) as error:
+        broken = malformed(error, body)
+        return RecordError("cloud_event", str(broken)) if isinstance(error, msgspec.ValidationError) else broken
+    if envelope.specversion != "1.0":
+        return RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0'")
+    if envelope.data_base64:
+        try:
+            return base64.b64decode(envelope.data_base64, validate=True)
+        except ValueError as error:  # binascii's, and what is not ASCII
+            return RecordError("cloud_event", f"data_base64: {error}")
+    content = envelope.datacontenttype.partition(";")[0].strip().lower()
+    if not (content == "application/json" or content.endswith("+json")):
+        return RecordError("cloud_event", f"datacontenttype {shown(content)}, expected application/json")
+    data = bytes(envelope.data)
+    return data if data else RecordError("cloud_event", "data is missing")

@@ -1,0 +1,359 @@
+"""The durable inbox: every pushed record is in a segment, fsynced, before it is acknowledged.
+
+One process appends to a segment, any number tail it. Rules that make a crash harmless:
+
+1. A writer starts a new segment, so a torn tail is never overwritten; a lock keeps two processes from one name.
+2. A failed write is cut back to the last whole record; a failed fsync ends the segment: nothing is acknowledged.
+3. A reader waits for the rest of a torn record in a writer's newest segment; elsewhere it counts "torn" and goes on.
+
+Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent downstream.
+"""
+
+import asyncio
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet import files
+from fleet.errors import RecordError, SourceError
+from fleet.events import JobEvent, NodeEvent
+from ingest.inbox.records import decode_records
+from ingest.inbox.segments import (
+    HEADER,
+    Record,
+    RecordKind,
+    encode_record,
+    folders_in_the_way,
+    last_number,
+    places,
+    prune,
+    read_segment,
+    retained_bytes,
+    scan_records,
+    segment_name,
+    segments_of,
+)
+from ingest.remote_write.decoder import WriteDecoder
+from ingest.source import Batch, Source
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 * 2**20
+AREA = "inbox"  # of failpoints
+WRITES = "writes"  # how the writer is called whose segments hold samples alone
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The end of an append: everything before `offset` of `segment` is on disk."""
+
+    segment: str
+    offset: int
+
+
+@dataclass(slots=True)
+class _Append:
+    """One caller's records on their way to disk."""
+
+    records: Sequence[bytes]
+    kind: int
+    received_ms: int
+    done: "asyncio.Future[Position]"
+
+
+class InboxWriter:
+    """Appends for one process, from one event loop; a thread writes. Appends during a commit share the next fsync.
+    The first append makes the folder, so a full or read-only disk refuses records but lets the process start."""
+
+    def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        if not name or set(name) & set("-/\0"):
+            raise ValueError(f"inbox writer name {name!r}: expected some characters, none of them '-' or '/'")
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        self.name = name
+        self._give_back: Callable[[], None] | None = None  # the name
+        self._number = 0
+        self._file: files.File | None = None
+        self._path = folder
+        self._offset = 0
+        self._waiting: list[_Append] = []
+        self._commits: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inbox")
+        self.appended = 0
+        self.syncs = 0
+
+    async def append(self, records: Sequence[bytes], received_ms: int, kind: int = RecordKind.EVENT) -> Position:
+        """Returns once the records are on disk. Raises SourceError when they cannot be: nothing is acknowledged."""
+        done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Append(records, kind, received_ms, done))
+        if self._commits is None or self._commits.done():
+            self._commits = asyncio.ensure_future(self._commit_waiting())
+        return await done
+
+    async def _commit_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                position = await loop.run_in_executor(self._thread, self._commit, batch)
+            except OSError as error:
+                logger.error("inbox %s: %s, refused %d appends", self.name, error, len(batch))
+                why = error.strerror or str(error)
+                _fail(batch, SourceError(f"cannot write the inbox: {why}; nothing was kept"))
+            except Exception as error:
+                _fail(batch, error)
+                raise
+            else:
+                for append in batch:
+                    if not append.done.done():
+                        append.done.set_result(position)
+
+    def _commit(self, batch: Sequence[_Append]) -> Position:
+        """Write and fsync, in the writer's thread; raises OSError."""
+        blobs = [encode_record(row.kind, row.received_ms, record) for row in batch for record in row.records]
+        file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
+        try:
+            written = file.write(b"".join(blobs))
+        except files.ShortWrite as short:
+            self._cut_back(file, blobs, short.written)
+            if short.errno == errno.EFBIG:  # no room in this file, there may be some in the next
+                self._end_segment()
+            raise
+        try:
+            file.sync()
+        except OSError:
+            self._end_segment()  # after a failed fsync nobody knows which pages reached the disk
+            raise
+        self._offset += written
+        self.appended += len(blobs)
+        self.syncs += 1
+        return Position(self._path.name, self._offset)
+
+    def _cut_back(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
+        """Leave only whole records behind a write that broke off: a reader may have taken those already."""
+        whole = 0
+        for blob in blobs:
+            if whole + len(blob) > written:
+                break
+            whole += len(blob)
+        try:
+            file.truncate(self._offset + whole)
+            self._offset += whole
+        except OSError:
+            self._end_segment()
+
+    def _roll(self) -> files.File:
+        """Open the next segment and make its name durable."""
+        if self._give_back is None:
+            self._open()
+        path = self.folder / segment_name(self.name, self._number + 1)
+        try:
+            file = files.create_appended(path, AREA)
+        except FileExistsError:  # one that could neither be begun nor taken away
+            self._number += 1
+            raise
+        try:
+            file.write(HEADER)
+            file.sync()
+            files.sync_folder(self.folder, AREA)
+        except OSError:
+            file.close()
+            path.unlink()
+            raise
+        self._end_segment()
+        self._number += 1  # not before: a number that is missing reads as a segment that was lost
+        self._file, self._path, self._offset = file, path, len(HEADER)
+        return file
+
+    def _open(self) -> None:
+        """Take a name of the folder, and go on after the last segment that has it."""
+        files.make_folder(self.folder, AREA)
+        self.name, self._give_back = _take_name(self.folder, self.name)
+        self._number = last_number(self.folder, self.name)
+
+    def _end_segment(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    async def close(self) -> None:
+        """Wait for what is under way, then give the files and the name back. May be called twice."""
+        if self._commits is not None:
+            await self._commits
+        self._thread.shutdown(wait=True)
+        self._end_segment()
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
+
+
+def _fail(batch: Sequence[_Append], error: Exception) -> None:
+    for append in batch:
+        if not append.done.done():
+            append.done.set_exception(error)
+
+
+def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
+    """A writer's name that no living process holds (name, name.1, …), and what gives it back."""
+    for number in range(1000):
+        own = name if number == 0 else f"{name}.{number}"
+        try:
+            return own, files.lock(folder / f"{own}.lock")
+        except BlockingIOError:
+            continue
+    raise ValueError(f"inbox writer name {name!r}: 1000 processes hold it")
+
+
+class Backlog:
+    """How much waits in an inbox, against a bound; the folder is looked at once a second at most."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self._measured = -1.0
+        self._bytes = 0
+
+    def refuse(self) -> None:
+        """Raise SourceError above the bound: senders keep their records and try again."""
+        now = time.monotonic()
+        if now > self._measured + 1.0 or self._measured < 0:
+            self._measured, self._bytes = now, retained_bytes(self.folder)
+        if self._bytes > self.most_bytes:
+            held = f"{self._bytes:,} bytes wait in the inbox, at most {self.most_bytes:,} may"
+            raise SourceError(f"{held}; nothing was kept, send it again", retry_after_s=5.0)
+
+
+class InboxSource(Source):
+    """Tails the segments of all writers. Position: {segment name: offset}, the open segment of each writer."""
+
+    name = "inbox"
+
+    def __init__(self, folder: Path, *, poll_s: float = 0.025, writes: WriteDecoder | None = None) -> None:
+        """`poll_s` is wall time; `writes` decodes what is written by remotes."""
+        self.folder = folder
+        self.poll_s = poll_s
+        self.writes = writes
+        self.torn = 0
+        self.read = 0
+        self._at: dict[str, tuple[int, int]] = {}  # writer -> (segment number, offset)
+        self._ready: deque[Batch] = deque()
+        self._rates: deque[tuple[float, int]] = deque(maxlen=64)
+        self._closed = False
+
+    async def next(self) -> Batch:
+        while not self._closed:
+            records, bad = self._read_some()
+            if records or bad:
+                batch = decode_records(records, bad, self.writes)
+                self._rates.append((time.monotonic(), len(batch)))
+                return batch
+            await asyncio.sleep(self.poll_s)
+        raise StopAsyncIteration
+
+    def position(self) -> dict[str, Any]:
+        return {segment_name(writer, number): offset for writer, (number, offset) in self._at.items()}
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
+
+    def begins(self) -> bool:
+        """Nothing was deleted yet: the segments of every writer begin with its first."""
+        return all(rows[0][0] == 1 for rows in segments_of(self.folder).values())
+
+    def prune(self, position: Mapping[str, Any]) -> int:
+        """Delete the segments that `position` (one that a snapshot holds) has passed; returns how many."""
+        return prune(self.folder, position)
+
+    def health(self) -> dict[str, Any]:
+        """One row of the ingestion document; `lag_s` is not known to a source that reads as fast as it can."""
+        recent = [row for row in self._rates if row[0] > time.monotonic() - 60.0]
+        span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
+        rate = sum(count for _, count in recent) / span_s if span_s > 0 else 0.0
+        waiting = self.backlog_bytes()
+        return {
+            "name": self.name,
+            "kind": "inbox",
+            "rate_per_s": round(rate, 2),
+            "lag_s": 0.0 if not waiting else None,
+            "backlog_bytes": waiting,
+            "bad": self.torn,
+            "up": True,
+            "noted": {} if self.writes is None else dict(self.writes.noted),
+            "folders_in_the_way": folders_in_the_way(self.folder),
+        }
+
+    def models(self) -> dict[str, str]:
+        """Node -> GPU model, as what was written tells."""
+        return {} if self.writes is None else self.writes.models()
+
+    def backlog_bytes(self) -> int:
+        """Bytes on disk that were not read yet."""
+        total = 0
+        for writer, rows in segments_of(self.folder).items():
+            number, offset = self._at.get(writer, (0, 0))
+            sizes = [(row, files.size_bytes(path)) for row, path in rows if row >= number]
+            total += sum(max(0, size - (offset if row == number else len(HEADER))) for row, size in sizes)
+        return total
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _read_some(self) -> tuple[list[Record], list[RecordError]]:
+        """About a megabyte from each writer that has something."""
+        records: list[Record] = []
+        bad: list[RecordError] = []
+        for writer, rows in sorted(segments_of(self.folder).items()):
+            number, offset = self._at.get(writer, (0, 0))
+            if number > rows[-1][0]:  # the folder was emptied and numbering began anew
+                number = 0
+            for place, (row, path) in enumerate(rows):
+                if row < number:
+                    continue
+                offset = max(offset if row == number else 0, len(HEADER))
+                sealed = place + 1 < len(rows)  # listed before we read: nobody writes to it any more
+                fresh, offset, torn = read_segment(path, offset, sealed)
+                records += fresh
+                number = row
+                if torn is not None:
+                    self.torn += 1
+                    bad.append(torn)
+                if fresh or torn or not sealed:
+                    break
+            if number:
+                self._at[writer] = (number, offset)
+        self.read += len(records)
+        return records, bad
+
+
+def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
+    """Read about `most` of the newest events on disk, oldest first: those that a starting receiver took before."""
+    events = [rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)]
+    rows = [path for segments in events for _, path in segments]
+    taken: list[list[Record]] = []
+    for _, path in sorted(((_modified_ns(path), path) for path in rows), reverse=True):
+        try:
+            files.sync_folder(path, AREA)  # its writer may have been killed before: a retry would be lost with it
+            data = path.read_bytes()
+        except OSError:  # pruned meanwhile, or not on disk for certain: it is written again
+            continue
+        records, _ = scan_records(data[len(HEADER) :])
+        taken.append([record for record in records if record.kind == RecordKind.EVENT])
+        if sum(map(len, taken)) >= most:
+            break
+    for records in reversed(taken):
+        batch = decode_records(records)
+        yield from batch.events
+        yield from batch.node_events
+
+
+def _modified_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

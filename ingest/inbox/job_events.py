@@ -1,0 +1,292 @@
+"""Job and node events from JSON: one record → one event, or a RecordError whose text names the offending value."""
+
+import contextlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import RecordError
+from fleet.events import Checkpoint, Failed, JobEvent, NodeEvent, NodeLost, Queued, Resized, Started, Step, Submitted
+from fleet.events import Preempted as PreemptedEvent
+from fleet.requests import Gang
+
+FUTURE_LIMIT_MS = 60_000
+NO_FUTURE_LIMIT_MS = 2**62
+YEAR_2000_MS = 946_684_800_000
+MAX_RECORD_BYTES = 1_048_576
+MAX_MESSAGE_LENGTH = 8_192
+MAX_COUNT = 2**53  # what every JSON reader can hold exactly
+MAX_AMOUNT = 1e12  # of seconds, GiB, tokens in a row: more is a mistake, and sums must stay finite
+MAX_GPU_INDEX = 1_023
+MAX_GANG = 1_000_000
+MAX_LABELS = 64
+SHOWN_CHARACTERS = 80
+
+NODE_HEAD = b'{"node":'  # how most node events begin, ours among them
+_decode_job = msgspec.json.Decoder(JobEvent).decode
+_decode_node = msgspec.json.Decoder(NodeEvent).decode
+_decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+Identity = tuple[str, str, str | int, int]
+
+
+def identity(event: JobEvent | NodeEvent) -> Identity:
+    """Identity of an event, equal for repeats: ("job", job, attempt, sequence) or ("node", node, source, sequence)."""
+    if isinstance(event, NodeEvent):
+        return "node", event.node, event.source, event.sequence
+    return "job", event.job, event.attempt, event.sequence
+
+
+def decode_event(record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS) -> JobEvent | NodeEvent:
+    """Decode one JSON object as an event that arrived at `now_ms`. Raises RecordError.
+
+    >>> decode_event(b'{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}', now_ms=10)
+    Finished(job='a', attempt=1, sequence=1, time_ms=5)
+    """
+    if len(record) > MAX_RECORD_BYTES:
+        raise RecordError("record_too_large", f"{len(record)} bytes, at most {MAX_RECORD_BYTES}")
+    try:
+        event = _decode(record)
+    except (ValueError, RecursionError) as error:  # msgspec's and the unicode errors are ValueErrors
+        event = _decode_other(record, error)
+    check_event(event, now_ms, future_limit_ms)
+    return event
+
+
+def _decode(record: bytes) -> JobEvent | NodeEvent:
+    if record.startswith(NODE_HEAD):
+        with contextlib.suppress(ValueError, RecursionError):
+            return _decode_node(record)
+    event: JobEvent = _decode_job(record)
+    return event
+
+
+def check_event(event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS) -> None:
+    """Check what types cannot say: times ahead of the clock, counts, names. Raises RecordError."""
+    _check_time(event.time_ms, now_ms, future_limit_ms)
+    _check_count("sequence", event.sequence)
+    if isinstance(event, NodeEvent):
+        _check_node_event(event)
+    else:
+        _check_name("job", event.job)
+        _check_count("attempt", event.attempt)
+        check = _CHECKS.get(type(event))
+        if check is not None:
+            check(event)
+
+
+def _decode_other(record: bytes, error: Exception) -> NodeEvent:
+    """The record as a node event when it has a node event's keys; else `error` told as a RecordError."""
+    if not isinstance(error, msgspec.ValidationError):
+        raise malformed(error) from None
+    try:
+        keys = _decode_keys(record)
+    except (ValueError, RecursionError) as reason:
+        raise malformed(reason, record) from None
+    if "job" in keys or not ("node" in keys and "source" in keys):
+        raise malformed(error, record) from None
+    try:
+        return _decode_node(record)
+    except (ValueError, RecursionError) as reason:
+        raise malformed(reason, record) from None
+
+
+_LABELS = (
+    ("unknown field", "unknown_key"),
+    ("missing required field", "missing_field"),
+    ("out of range", "out_of_range"),
+    ("Invalid", "bad_value"),
+    ("Expected", "wrong_type"),
+    ("truncated", "truncated"),
+)
+
+
+def malformed(error: Exception, record: bytes = b"") -> RecordError:
+    """A decoder's error as a RecordError with a short label and, where the record can be read, the value at fault."""
+    if isinstance(error, UnicodeDecodeError):
+        return RecordError("not_utf8", f"byte 0x{error.object[error.start]:02x}: {error.reason}")
+    if isinstance(error, RecursionError):
+        return RecordError("too_deep", "nested too deeply")
+    text = str(error)
+    label = next((label for words, label in _LABELS if words in text), "not_json")
+    if label in ("wrong_type", "bad_value", "out_of_range") and record:
+        text += _value_at(record, text)
+    return RecordError(label, text)
+
+
+def _value_at(record: bytes, text: str) -> str:
+    """ ", value …" for the path that msgspec names at the end of its message; empty when there is none."""
+    found = re.search(r"at `\$([^`]*)`$", text)
+    if found is None or "Invalid value" in text:
+        return ""
+    try:
+        value: Any = msgspec.json.decode(record)
+        for key, index in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", found.group(1)):
+            value = value[key] if key else value[int(index)]
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
+        return ""
+    return f", value {shown(value)}"
+
+
+def shown(value: object) -> str:
+    """A value in a message: quoted, and cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+
+
+def _check_time(time_ms: int, now_ms: int, limit_ms: int) -> None:
+    if time_ms > now_ms + limit_ms:
+        ahead = f"{(time_ms - now_ms) / 1000:.0f} s" if time_ms < MAX_COUNT else "far"
+        raise RecordError("future", f"time_ms {shown(time_ms)} is {ahead} ahead of the clock")
+    if time_ms < 0:
+        raise RecordError("negative", f"time_ms {time_ms}")
+    if time_ms < YEAR_2000_MS <= now_ms:
+        raise RecordError("too_old", f"time_ms {time_ms} lies before the year 2000; are these seconds?")
+
+
+def _check_count(field: str, value: int | None, most: int = MAX_COUNT) -> None:
+    if value is None:
+        return
+    if value < 0:
+        raise RecordError("negative", f"{field} {shown(value)}")
+    if value > most:
+        raise RecordError("out_of_range", f"{field} {shown(value)}, at most {most}")
+
+
+def _check_amount(field: str, value: float | None) -> None:
+    if value is None:
+        return
+    if value < 0:
+        raise RecordError("negative", f"{field} {shown(value)}")
+    if value > MAX_AMOUNT:
+        raise RecordError("out_of_range", f"{field} {shown(value)}, at most {MAX_AMOUNT:.0e}")
+
+
+def _check_text(field: str, value: str, most: int = MAX_NAME_LENGTH) -> None:
+    if len(value) > most:
+        raise RecordError("too_long", f"{field} {shown(value)}, at most {most} characters")
+
+
+def _check_label(field: str, value: str) -> None:
+    _check_text(field, value)
+    if value and not value.isprintable():
+        raise RecordError("bad_name", f"{field} {shown(value)} has characters that cannot be printed")
+
+
+def _check_name(field: str, value: str) -> None:
+    if not value:
+        raise RecordError("empty_name", f"{field} is empty")
+    _check_label(field, value)
+
+
+def _check_node(field: str, value: str) -> None:
+    _check_name(field, value)
+    if "/" in value:
+        raise RecordError("bad_name", f"{field} {shown(value)} has a slash")
+
+
+def _check_gang(gang: Gang | int) -> None:
+    sizes = gang if isinstance(gang, Gang) else Gang(gang, gang)
+    if not 1 <= sizes.min <= sizes.desired <= MAX_GANG or sizes.step < 1:
+        raise RecordError("bad_value", f"gang {shown(gang)}: expected 1 <= min <= desired <= {MAX_GANG} and step >= 1")
+
+
+def _check_submitted(event: Submitted) -> None:
+    for field in ("cluster", "tenant", "queue", "user", "group", "name", "gpu_model"):
+        _check_label(field, getattr(event, field))
+    _check_gang(event.gang)
+    _check_count("gpus_per_node", event.gpus_per_node, MAX_GPU_INDEX + 1)
+    _check_count("priority", abs(event.priority))
+    _check_count("cpus", event.cpus)
+    _check_count("deadline_ms", event.deadline_ms)
+    for field in ("limit_s", "tolerated_wait_s", "host_memory_gib", "checkpoint_cost_s"):
+        _check_amount(field, getattr(event, field))
+    if len(event.labels) > MAX_LABELS:
+        raise RecordError("too_long", f"{len(event.labels)} labels, at most {MAX_LABELS}")
+    for name, value in event.labels.items():
+        _check_label("label", name)
+        _check_label(f"labels.{name}", value)
+
+
+def _check_ranks(event: Started | Resized) -> None:
+    for node in event.nodes:
+        _check_node("nodes", node)
+    for place in event.ranks:
+        _check_count("rank", place.rank)
+        _check_node("node", place.node)
+        if place.gpus:
+            _check_count("gpus", min(place.gpus))
+            _check_count("gpus", max(place.gpus), MAX_GPU_INDEX)
+            if len(set(place.gpus)) != len(place.gpus):
+                raise RecordError("bad_value", f"gpus {shown(place.gpus)} names a GPU twice")
+
+
+def _check_step(event: Step) -> None:
+    _check_count("step", event.step)
+    _check_amount("duration_s", event.duration_s)
+    for field in ("rank", "stage", "tokens"):
+        _check_count(field, getattr(event, field))
+    _check_amount("sequence_length", event.sequence_length)
+    if event.parts is not None:
+        for field in ("compute", "communication", "data", "other"):
+            _check_amount(f"parts.{field}", getattr(event.parts, field))
+
+
+def _check_checkpoint(event: Checkpoint) -> None:
+    _check_count("bytes", event.bytes)
+    _check_text("target", event.target, MAX_MESSAGE_LENGTH)
+
+
+def _check_failed(event: Failed) -> None:
+    _check_label("node", event.node)
+    _check_text("message", event.message, MAX_MESSAGE_LENGTH)
+
+
+def _check_preempted(event: PreemptedEvent) -> None:
+    _check_label("by", event.by)
+    _check_text("reason", event.reason, MAX_MESSAGE_LENGTH)
+
+
+def _check_lost(event: NodeLost) -> None:
+    _check_node("node", event.node)
+    _check_text("reason", event.reason, MAX_MESSAGE_LENGTH)
+
+
+def _check_queued(event: Queued) -> None:
+    _check_text("reason", event.reason, MAX_MESSAGE_LENGTH)
+
+
+def _check_node_event(event: NodeEvent) -> None:
+    _check_node("node", event.node)
+    _check_name("source", event.source)
+    _check_count("gpu", event.gpu, MAX_GPU_INDEX)
+    if isinstance(event.code, int):
+        _check_count("code", event.code)
+    elif event.code is not None:
+        _check_label("code", event.code)
+        if not event.code.isascii():  # "²" is a digit to Python and no number
+            raise RecordError("bad_value", f"code {shown(event.code)}, expected ASCII")
+    _check_text("message", event.message, MAX_MESSAGE_LENGTH)
+    _check_text("advice", event.advice, MAX_MESSAGE_LENGTH)
+    for field in ("check", "device"):
+        value = getattr(event, field)
+        if value:
+            _check_label(field, value)
+    if event.probability is not None and not 0 <= event.probability <= 1:
+        raise RecordError("out_of_range", f"probability {shown(event.probability)}, expected 0 to 1")
+
+
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    Submitted: _check_submitted,
+    Started: _check_ranks,
+    Resized: _check_ranks,
+    Step: _check_step,
+    Checkpoint: _check_checkpoint,
+    Failed: _check_failed,
+    PreemptedEvent: _check_preempted,
+    NodeLost: _check_lost,
+    Queued: _check_queued,
+}

@@ -1,0 +1,89 @@
+"""How far an inbox goes, and how many whole records a position has not passed."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet import files
+from ingest.inbox.inbox import WRITES
+from ingest.inbox.segments import HEADER, Record, RecordKind, next_record, places, read_segment, segments_of
+
+End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
+
+
+def inbox_end(folder: Path) -> End:
+    """Where the newest segment of each writer of events ends now: every acknowledged event lies before it."""
+    newest = {writer: rows[-1] for writer, rows in _of_events(folder).items()}
+    return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
+
+
+def inbox_first(folder: Path) -> Mapping[str, int]:
+    """The oldest segment of each writer of events: what lay before it was pruned."""
+    return {writer: rows[0][0] for writer, rows in _of_events(folder).items()}
+
+
+def unread(folder: Path, position: Mapping[str, Any]) -> End:
+    """Where the first whole record lies that `position` has not passed; writers that have none are left out."""
+    found: dict[str, tuple[int, int]] = {}
+    for writer, row, path, offset in _behind(folder, position):
+        if writer not in found and (at := next_record(path, offset)) is not None:
+            found[writer] = (row, at)
+    return found
+
+
+def covers(unread: End, end: End) -> bool:
+    """Whether nothing that is unread lies before `end`. A segment that is gone was read: a snapshot covers it."""
+    return all(unread.get(writer, at) >= at for writer, at in end.items())
+
+
+def unread_types(folder: Path, position: Mapping[str, Any], job: str, attempt: int) -> list[str]:
+    """The types of the events of an attempt that `position` has not passed: acknowledged, and on no board yet."""
+    return [head.type for head in _heads(folder, position) if (head.job, head.attempt) == (job, attempt)]
+
+
+class _Head(msgspec.Struct):
+    """What tells whose an event is; an event of a node has no job."""
+
+    job: str = ""
+    attempt: int = 1
+    type: str = ""
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def _heads(folder: Path, position: Mapping[str, Any]) -> Iterator[_Head]:
+    for record in _rest(folder, position):
+        if record.kind == RecordKind.EVENT:
+            with contextlib.suppress(msgspec.MsgspecError):  # the pipeline counts what is no event
+                yield _decode_head(record.payload)
+
+
+def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
+    """The whole records that `position` has not passed."""
+    for _, _, path, at in _behind(folder, position):
+        with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a snapshot covers it
+            end = -1
+            while at != end:
+                end = at
+                records, at, _ = read_segment(path, end, sealed=True)
+                yield from records
+
+
+def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, int, Path, int]]:
+    """Writer, number and path of the segments that `position` has not passed as a whole, and from which offset on."""
+    reached = {writer: (number, offset) for (writer, number), offset in places(position)}
+    for writer, rows in _of_events(folder).items():
+        number, offset = reached.get(writer, (0, 0))
+        if number > rows[-1][0]:  # the folder was emptied and numbering began anew, as a reader takes it
+            number = offset = 0
+        for row, path in rows:
+            if row >= number:
+                yield writer, row, path, offset if row == number else len(HEADER)
+
+
+def _of_events(folder: Path) -> dict[str, list[tuple[int, Path]]]:
+    return {writer: rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)}

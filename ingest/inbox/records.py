@@ -1,0 +1,78 @@
+"""Records of the inbox: events as they were sent, samples of remote writes, counts of refused records."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fleet.errors import RecordError
+from fleet.events import JobEvent, NodeEvent
+from fleet.samples import SampleBatch
+from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from ingest.inbox.segments import Record, RecordKind
+from ingest.remote_write.decoder import WriteDecoder
+from ingest.remote_write.request import Version
+from ingest.source import Batch
+
+MAX_REJECTS_A_RECORD = 200_000
+VERSIONS = {RecordKind.WRITE: Version.V1, RecordKind.WRITE_V2: Version.V2}
+
+
+def decode_records(
+    records: Sequence[Record], bad: Sequence[RecordError] = (), writes: WriteDecoder | None = None
+) -> Batch:
+    """Decode records, whose times were checked on arrival. Without `writes`, samples count as unknown records."""
+    events: list[JobEvent] = []
+    node_events: list[NodeEvent] = []
+    samples: list[SampleBatch] = []
+    errors = list(bad)
+    for record in records:
+        try:
+            if record.kind == RecordKind.EVENT:
+                event = decode_event(record.payload, record.received_ms, NO_FUTURE_LIMIT_MS)
+                if isinstance(event, NodeEvent):
+                    node_events.append(event)
+                else:
+                    events.append(event)
+            elif record.kind == RecordKind.REFUSED:
+                errors += _refusals(record.payload)
+            elif record.kind in VERSIONS and writes is not None:
+                written = writes.decode(record.payload, VERSIONS[RecordKind(record.kind)], record.received_ms)
+                samples += written.samples
+                errors += written.bad
+            else:
+                raise RecordError("unknown_kind", f"inbox record of kind {record.kind}")
+        except RecordError as error:
+            errors.append(error)
+    few = Batch.merge([Batch(samples=tuple(samples)), Batch()]).samples if len(samples) > 1 else tuple(samples)
+    return Batch(few, tuple(events), tuple(node_events), tuple(errors))
+
+
+class _Refusals(msgspec.Struct):
+    reasons: dict[str, int]
+    examples: dict[str, str] = {}
+
+
+_decode_refusals = msgspec.json.Decoder(_Refusals).decode
+
+
+def encode_refusals(errors: Sequence[RecordError]) -> bytes:
+    """The payload of a REFUSED record: how many by reason, with one example each."""
+    reasons: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    for error in errors:
+        reasons[error.reason] = reasons.get(error.reason, 0) + 1
+        examples.setdefault(error.reason, error.detail[:200])
+    return msgspec.json.encode(_Refusals(reasons, examples))
+
+
+def _refusals(payload: bytes) -> list[RecordError]:
+    """One error for each that was refused, at most MAX_REJECTS_A_RECORD; those of a reason are one object."""
+    try:
+        told = _decode_refusals(payload)
+    except (ValueError, RecursionError) as error:
+        raise RecordError("not_json", f"refusals: {error}") from None
+    errors: list[RecordError] = []
+    for reason, count in told.reasons.items():
+        room = MAX_REJECTS_A_RECORD - len(errors)
+        errors += [RecordError(reason, told.examples.get(reason, ""))] * max(0, min(count, room))
+    return errors

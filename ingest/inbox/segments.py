@@ -1,0 +1,191 @@
+"""Segments: the inbox's file format, and how a folder of them is read.
+
+    folder/api-000000000007.seg     segments of the writer "api", numbered from 1, never reused
+    header (16 bytes)               b"FLEETINB", version uint32, zero uint32
+    record                          payload length uint32, crc32 uint32, kind uint8, received_ms int64, payload
+
+The checksum covers kind, received_ms and payload, which reveals a torn record. Behind damage the next whole record is
+found by its head: kind and a time before the year 2527, which no JSON text can hold.
+"""
+
+import logging
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from fleet import files
+from fleet.errors import RecordError
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"FLEETINB"
+VERSION = 1
+HEADER = struct.pack("<8sII", MAGIC, VERSION, 0)
+_record_head = struct.Struct("<IIBq")  # payload length, crc32 of the rest, kind, received_ms
+_sealed_part = struct.Struct("<Bq")
+_kind_and_time = re.compile(rb"[\x01-\x0f](?=.{5}[\x00-\x0f]\x00\x00)", re.DOTALL)
+_before_kind = 8  # bytes
+READ_BYTES = 2**20
+MAX_PAYLOAD_BYTES = 2**26
+SUFFIX = ".seg"
+_told: set[str] = set()  # folders that were in the way
+
+
+class RecordKind(IntEnum):
+    """What a payload is: one event, what was refused ({"reasons": {reason: count}, "examples": {reason: detail}}), or
+    a remote-write body as it came, of version 1.0 or 2.0."""
+
+    EVENT = 1
+    REFUSED = 2
+    WRITE = 3
+    WRITE_V2 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: int
+    received_ms: int
+    payload: bytes
+
+
+def encode_record(kind: int, received_ms: int, payload: bytes) -> bytes:
+    sealed = _sealed_part.pack(kind, received_ms)
+    return _record_head.pack(len(payload), zlib.crc32(payload, zlib.crc32(sealed)), kind, received_ms) + payload
+
+
+def scan_records(data: bytes) -> tuple[list[Record], int]:
+    """The whole records at the head of `data`, and how many bytes they take; what follows is torn or not there yet."""
+    records, at = [], 0
+    while at + _record_head.size <= len(data):
+        length, crc, kind, received_ms = _record_head.unpack_from(data, at)
+        begin = at + _record_head.size
+        payload = data[begin : begin + length]
+        if len(payload) < length or length > MAX_PAYLOAD_BYTES:
+            break
+        if zlib.crc32(payload, zlib.crc32(_sealed_part.pack(kind, received_ms))) != crc:
+            break
+        records.append(Record(kind, received_ms, payload))
+        at = begin + length
+    return records, at
+
+
+def find_record(data: bytes, begin: int) -> int | None:
+    """Where the first whole record lies that starts at `begin` or later."""
+    for match in _kind_and_time.finditer(data, begin + _before_kind):
+        at = match.start() - _before_kind
+        (length,) = struct.unpack_from("<I", data, at)
+        if scan_records(data[at : at + _record_head.size + length])[0]:
+            return at
+    return None
+
+
+def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
+    """Segments by writer, each list in order of age. A folder of such a name is none; the log says so once."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for writer, number, path in _named(folder):
+        if not path.is_dir():
+            found.setdefault(writer, []).append((number, path))
+        elif str(path) not in _told:
+            _told.add(str(path))
+            logger.error("%s is a folder and no segment of the inbox: passing it, move it away", path)
+    for rows in found.values():
+        rows.sort()
+    return found
+
+
+def folders_in_the_way(folder: Path) -> int:
+    """How many folders have the name of a segment."""
+    return sum(path.is_dir() for _, _, path in _named(folder))
+
+
+def last_number(folder: Path, writer: str) -> int:
+    """The highest number that a name of this writer's has, be it a segment or not; 0 where there is none."""
+    return max((number for name, number, _ in _named(folder) if name == writer), default=0)
+
+
+def _named(folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """(writer, number, path) of everything that has the name of a segment."""
+    for name in files.listing(folder):
+        writer, dash, number = name.removesuffix(SUFFIX).rpartition("-")
+        if dash and name.endswith(SUFFIX) and number.isdecimal():
+            yield writer, int(number), folder / name
+
+
+def _name_of(segment: str) -> tuple[str, int]:
+    writer, _, number = segment.removesuffix(SUFFIX).rpartition("-")
+    return writer, int(number) if number.isdecimal() else 0
+
+
+def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], int, RecordError | None]:
+    """Read whole records from `offset` (at least one if any); return them, the new offset and what was skipped."""
+    size = files.size_bytes(path)
+    if size <= offset:
+        return [], offset, None
+    with path.open("rb") as file:
+        if not file.read(len(HEADER)).startswith(HEADER[:12]):
+            bad = RecordError("torn", f"{path.name} is not an inbox segment")
+            return ([], size, bad) if sealed else ([], offset, None)
+        file.seek(offset)
+        data = file.read(READ_BYTES)
+        records, taken = scan_records(data)
+        if not records and size - offset > len(data):  # a record larger than one read
+            data += file.read()
+            records, taken = scan_records(data)
+    if records:
+        return records, offset + taken, None
+    skipped = find_record(data, 1)
+    if skipped is None and not sealed:
+        return [], offset, None
+    skipped = skipped or len(data)
+    return [], offset + skipped, RecordError("torn", f"{path.name}: {skipped} bytes at {offset} are no whole record")
+
+
+def next_record(path: Path, offset: int) -> int | None:
+    """Where the first whole record lies from `offset` on; None where there is none, and where the file is gone."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(len(HEADER)).startswith(HEADER[:12]):
+                return None
+            begin = max(offset, len(HEADER))
+            file.seek(begin)
+            head = file.read(_record_head.size)
+            if len(head) < _record_head.size:
+                return None
+            payload_bytes = min(_record_head.unpack(head)[0], MAX_PAYLOAD_BYTES)
+            data = head + file.read(payload_bytes)
+            if scan_records(data)[0]:
+                return begin
+            found = find_record(data + file.read(), 1)
+            return None if found is None else begin + found
+    except FileNotFoundError:
+        return None
+
+
+def retained_bytes(folder: Path) -> int:
+    """Bytes of segments on disk: unread, or not yet covered by two snapshots."""
+    return sum(files.size_bytes(path) for rows in segments_of(folder).values() for _, path in rows)
+
+
+def segment_name(writer: str, number: int) -> str:
+    return f"{writer}-{number:012d}{SUFFIX}"
+
+
+def places(position: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:
+    return ((_name_of(segment), int(offset)) for segment, offset in position.items())
+
+
+def prune(folder: Path, position: Mapping[str, Any]) -> int:
+    """Delete the segments that `position` has passed. The newest of each writer stays: it holds the numbering."""
+    reached = dict(key for key, _ in places(position))
+    deleted = 0
+    for writer, rows in segments_of(folder).items():
+        for number, path in rows[:-1]:
+            if number < reached.get(writer, 0):
+                path.unlink(missing_ok=True)
+                deleted += 1
+    return deleted

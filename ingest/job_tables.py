@@ -1,0 +1,281 @@
+"""Published job tables → the columns that training reads: Helios CSV, SWF, `sacct -P`.
+
+Unreadable rows are counted by reason and skipped, each line for itself; further columns are stored beside ours.
+"""
+
+import csv
+import gzip
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import ConfigError, RecordError
+
+# fmt: off
+SWF_COLUMNS = (
+    "job_id", "submit_s", "wait_s", "run_s", "procs_alloc", "cpu_time_avg", "mem_used_kb", "procs_req", "time_req_s",
+    "mem_req_kb", "status", "user", "group", "exe", "queue", "partition", "prev_job", "think_s",
+)
+# fmt: on
+_HELIOS_NEEDS = ("job_id", "gpu_num", "submit_time", "duration")
+_UNKNOWN_TIMES = frozenset({"", "None", "NONE", "Unknown", "N/A"})
+
+
+@dataclass(slots=True)
+class JobColumns:
+    """Columns of equal length; `skipped` counts lines by reason; `header` holds the source's own comment lines."""
+
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    header: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), []))
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row; its keys are those of every other row."""
+        for name, value in row.items():
+            self.columns.setdefault(name, []).append(value)
+
+
+def read_history(kind: str, path: Path) -> JobColumns:
+    """Read the jobs of a `helios`, `swf` or `slurm` file; gzip by suffix. ConfigError: missing, or another layout."""
+    reader: dict[str, Callable[[Path], JobColumns]] = {"helios": read_helios, "swf": read_swf, "slurm": read_slurm}
+    if kind not in reader:
+        raise ConfigError(f"import kind {kind!r}: expected one of {', '.join(reader)}")
+    if not path.exists():
+        raise ConfigError(f"no such file: {path}")
+    return reader[kind](path)
+
+
+def read_helios(path: Path) -> JobColumns:
+    """`cluster_log.csv` of HeliosData (or the folder that holds it). CPU jobs (gpu_num 0) are skipped as `no GPUs`."""
+    history = JobColumns()
+    lines = _lines(_file_in(path, "cluster_log.csv"), history.skipped)
+    names = _header(next(lines, ""), _HELIOS_NEEDS, ",", "cluster_log.csv")
+    for line in lines:
+        _collect(history, line, names, ",", _helios_row)
+    return _with_arrival(history)
+
+
+def read_gpu_numbers(path: Path) -> JobColumns:
+    """`cluster_gpu_number.csv` beside a Helios log, in long form: date, vc, gpus. Empty when there is none."""
+    history = JobColumns()
+    file = path / "cluster_gpu_number.csv" if path.is_dir() else path.with_name("cluster_gpu_number.csv")
+    if not file.exists():
+        return history
+    lines = _lines(file, history.skipped)
+    names = _header(next(lines, ""), ("date",), ",", file.name)
+    for line in lines:
+        try:
+            row = _fields(line, names, ",")
+            date = datetime.fromisoformat(row.pop("date").strip())
+            counts = {name: _number(name, value) for name, value in row.items()}
+        except (RecordError, ValueError) as error:
+            history.skipped[error.reason if isinstance(error, RecordError) else "date"] += 1
+            continue
+        for name, gpus in counts.items():
+            history.add({"date": date, "vc": name, "gpus": int(gpus)})
+    return history
+
+
+def read_swf(path: Path) -> JobColumns:
+    """Standard Workload Format: `;` header lines, then 18 numbers a line; -1 is unknown and stays -1."""
+    history = JobColumns()
+    for line in _lines(path, history.skipped):
+        text = line.strip()
+        if not text or text.startswith(";"):
+            history.header += [text] if text else []
+            continue
+        fields = text.split()
+        try:
+            if len(fields) != len(SWF_COLUMNS):
+                raise RecordError("field count", f"{len(fields)} instead of {len(SWF_COLUMNS)}")
+            history.add({name: _number(name, value) for name, value in zip(SWF_COLUMNS, fields, strict=True)})
+        except RecordError as error:
+            history.skipped[error.reason] += 1
+    for name, values in history.columns.items():
+        if all(value.is_integer() for value in values):
+            history.columns[name] = [int(value) for value in values]
+    return history
+
+
+def read_slurm(path: Path) -> JobColumns:
+    """`sacct -P` with a header line. Job steps and jobs that have not ended or held no GPU are skipped, counted."""
+    history, seen = JobColumns(), Counter[str]()
+    lines = _lines(path, history.skipped)
+    first = next(lines, "")
+    delimiter = "|#" if "|#" in first else "|"  # `--delimiter='|#'` survives job names with a bar
+    names = _header(first, ("JobID", "State", "Start", "End"), delimiter, "sacct -P")
+    starts: set[tuple[str, datetime]] = set()
+
+    def row_of(row: dict[str, str]) -> dict[str, Any]:
+        made = _slurm_row(row)
+        identity = (made["job_id"], made["start_time"])
+        if identity in starts:
+            raise RecordError("duplicate")
+        starts.add(identity)
+        seen[made["job_id"]] += 1
+        if seen[made["job_id"]] > 1:  # a requeued job: one row a run
+            made["job_id"] = f"{made['job_id']}#{seen[made['job_id']] - 1}"
+        return made
+
+    for line in lines:
+        _collect(history, line, names, delimiter, row_of)
+    return _with_arrival(history)
+
+
+def _collect(
+    history: JobColumns, line: str, names: list[str], delimiter: str, row_of: Callable[[dict[str, str]], dict[str, Any]]
+) -> None:
+    if not line.strip():
+        return
+    try:
+        history.add(row_of(_fields(line, names, delimiter)))
+    except RecordError as error:
+        history.skipped[error.reason] += 1
+
+
+def _helios_row(row: dict[str, str]) -> dict[str, Any]:
+    gpus = int(_number("gpu_num", row.pop("gpu_num")))
+    if gpus <= 0:
+        raise RecordError("no GPUs")
+    submit = _time("submit_time", row.pop("submit_time"))
+    made: dict[str, Any] = {
+        "job_id": row.pop("job_id"),
+        "submit_time": submit,
+        "service_sec": _number("duration", row.pop("duration")),
+        "gpu_count": gpus,
+    }
+    if made["service_sec"] < 0:
+        raise RecordError("duration")
+    for name, value in row.items():
+        if name in ("start_time", "end_time"):
+            made[name] = None if value.strip() in _UNKNOWN_TIMES else _time(name, value)
+        elif name in ("cpu_num", "node_num", "queue"):
+            made["queue_s" if name == "queue" else name] = _number(name, value)
+        else:
+            made[name] = value
+    return made
+
+
+def _slurm_row(row: dict[str, str]) -> dict[str, Any]:
+    job_id = row.get("JobIDRaw") or row["JobID"]
+    if "." in job_id or "." in row["JobID"]:
+        raise RecordError("job step")
+    if row["Start"] in _UNKNOWN_TIMES or row["End"] in _UNKNOWN_TIMES:
+        raise RecordError("not ended")
+    start, end = _time("Start", row["Start"]), _time("End", row["End"])
+    if end < start:
+        raise RecordError("ends before start")
+    gpus = _slurm_gpus(row)
+    if gpus <= 0:
+        raise RecordError("no GPUs")
+    submit = next((row[key] for key in ("Submit", "Eligible") if row.get(key, "") not in _UNKNOWN_TIMES), row["Start"])
+    ours = {"JobID", "JobIDRaw", "Submit", "Start", "End", "State", "User", "NNodes"}
+    return {
+        "job_id": job_id,
+        "submit_time": _time("Submit", submit),
+        "service_sec": (end - start).total_seconds(),
+        "gpu_count": gpus,
+        "user": row.get("User", ""),
+        "state": (row["State"].split() or [""])[0],
+        "start_time": start,
+        "end_time": end,
+        "nodes": row.get("NNodes", ""),
+    } | {f"slurm_{name.lower()}": value for name, value in row.items() if name not in ours}
+
+
+def _slurm_gpus(row: dict[str, str]) -> int:
+    """GPUs from AllocTRES or ReqTRES (`gres/gpu=8`: of the job), else AllocGRES (`gpu:8`: of each node)."""
+    for key in ("AllocTRES", "ReqTRES"):
+        parts = dict(part.split("=", 1) for part in row.get(key, "").split(",") if "=" in part)
+        if "gres/gpu" in parts:
+            return int(_number(key, parts["gres/gpu"]))
+        typed = [value for name, value in parts.items() if name.startswith("gres/gpu:")]
+        if typed:
+            return sum(int(_number(key, value)) for value in typed)
+    for part in row.get("AllocGRES", "").split(","):
+        words = part.removeprefix("PER_NODE:").split(":")
+        if words[0] == "gpu":
+            nodes = row.get("NNodes") or row.get("AllocNodes") or "1"
+            return int(_number("AllocGRES", words[-1]) * _number("NNodes", nodes))
+    return 0
+
+
+def _with_arrival(history: JobColumns) -> JobColumns:
+    """Add arrival_s, seconds from the first submission."""
+    times = history.columns.get("submit_time", [])
+    if times:
+        first = min(times)
+        history.columns["arrival_s"] = [(time - first).total_seconds() for time in times]
+    return history
+
+
+def _lines(path: Path, skipped: Counter[str]) -> Iterator[str]:
+    """Lines without their end; bytes that are not UTF-8 become replacement characters; a cut gzip ends early."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", errors="replace", newline="\n") as file:
+        try:
+            for line in file:
+                yield str(line).rstrip("\r\n")
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            skipped["broken gzip"] += 1
+
+
+def _file_in(path: Path, name: str) -> Path:
+    if not path.is_dir():
+        return path
+    for candidate in (path / name, path / f"{name}.gz"):
+        if candidate.exists():
+            return candidate
+    raise ConfigError(f"{path} holds no {name}")
+
+
+def _header(line: str, needs: tuple[str, ...], delimiter: str, what: str) -> list[str]:
+    try:
+        names = _split(line, delimiter)
+    except RecordError as error:
+        raise ConfigError(f"not a {what} file: its header is {error.reason}") from None
+    missing = [name for name in needs if name not in names]
+    if missing:
+        raise ConfigError(f"not a {what} file: its header has no column {', '.join(missing)}")
+    return names
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    if delimiter != ",":
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        raise RecordError("unreadable") from None
+
+
+def _fields(line: str, names: list[str], delimiter: str) -> dict[str, str]:
+    values = _split(line, delimiter)
+    if len(values) != len(names):
+        raise RecordError("field count", f"{len(values)} instead of {len(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise RecordError(name, text) from None
+    if not math.isfinite(value):
+        raise RecordError(name, text)
+    return value
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.strip()).replace(tzinfo=None)
+    except ValueError:
+        raise RecordError(name, text) from None

@@ -1,0 +1,1 @@
+"""Kafka as a source and as an output, and the records that travel in it."""

@@ -1,0 +1,317 @@
+"""Telemetry records, schema 1: one node's scrape as columns (example: docs/sources/kafka.md). In two forms:
+
+    JSON      {"schema": 1, "node", "time_ms", "columns": {kind: {"entities": […], "values": {metric: […]}}}}
+    compact   b"FCT1"  header length uint32  time_ms int64  header (msgpack)  float64 × n, all little-endian
+    header    {"node", "columns": {kind: {"entities": […], "metrics": […]}}}
+    n values  kind after kind, metric after metric, entity after entity, as the header names them
+
+Both may have `gpu_model` and `bad` (what the sender could not read, by reason); other keys are refused. Names and units
+are those of `fleet/metrics.py`; counters are raw. Entities are named within their node: GPU `"3"`, MIG instance
+`"3/7"`, port `"mlx5_0/1"`, the node `""`; kinds that no node owns have their whole names. A missing value is null or
+NaN. Headers repeat, so a decoder caches what they mean.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
+from fleet.errors import RecordError
+from fleet.metrics import METRICS, metric_row
+from fleet.samples import EntityKind, SampleBatch
+from ingest.node_names import node_name
+from ingest.pages.serving import MAX_INSTANCES
+from ingest.source import Batch
+
+JSON_TYPE = "application/vnd.fleetcast.telemetry.v1+json"
+BINARY_TYPE = "application/vnd.fleetcast.telemetry.v1+binary"
+MAGIC = b"FCT1"
+FUTURE_LIMIT_MS = 60_000
+MAX_ENTITIES = 1024  # of a kind in a record
+MAX_METRICS = 1024  # of a kind in a record
+MAX_BAD = 10_000  # told of in a record
+PLANS_BYTES = 64 * 2**20  # of headers whose meaning is kept
+_HEAD = struct.Struct("<4sIq")
+_LATEST_MS = 2**53
+Told = TypeVar("Told")
+
+
+class RecordNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows and columns of one kind's values, (metrics, entities)."""
+
+    metrics: tuple[str, ...]
+    entities: tuple[str, ...] = ("",)
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A record's header: all but time and values."""
+
+    node: str
+    columns: dict[str, RecordNames]
+    gpu_model: str = ""
+    bad: dict[str, int] = {}
+
+
+class _Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    values: dict[str, list[float | None]]
+    entities: tuple[str, ...] = ("",)
+
+
+class _JsonRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    schema: Literal[1]
+    node: str
+    time_ms: int
+    columns: dict[str, _Columns]
+    gpu_model: str = ""
+    bad: dict[str, int] = {}
+
+
+_read_header = msgspec.msgpack.Decoder(Header).decode
+_read_json = msgspec.json.Decoder(_JsonRecord).decode
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarRecord:
+    """A record before it is written. values: for each kind of the header (metrics, entities), NaN where missing."""
+
+    header: Header
+    time_ms: int
+    values: tuple[NDArray[np.float64], ...]
+
+
+def encode_binary(record: ColumnarRecord) -> bytes:
+    """The compact form."""
+    header = msgspec.msgpack.encode(record.header)
+    parts = [np.ascontiguousarray(block, "<f8").tobytes() for block in record.values]
+    return b"".join((_HEAD.pack(MAGIC, len(header), record.time_ms), header, *parts))
+
+
+def encode_json(record: ColumnarRecord) -> bytes:
+    """The JSON form; NaN becomes null."""
+    columns = {
+        kind: _Columns(dict(zip(names.metrics, block.tolist(), strict=True)), names.entities)
+        for (kind, names), block in zip(record.header.columns.items(), record.values, strict=True)
+    }
+    header = record.header
+    return msgspec.json.encode(_JsonRecord(1, header.node, record.time_ms, columns, header.gpu_model, header.bad))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The series of one kind. rows: those that the catalogue knows; None: all."""
+
+    kind: EntityKind
+    metric: NDArray[np.int16]  # (known metrics × entities,)
+    entity: NDArray[np.int32]  # (entities,)
+    turns: NDArray[np.intp]  # (known metrics × entities,) which of them, metric after metric
+    at: slice  # of the record's values
+    rows: NDArray[np.intp] | None  # known metrics, as rows of the values
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The meaning of a header."""
+
+    values: int
+    blocks: tuple[_Block, ...]
+    unknown: int  # series outside the catalogue
+    bad: tuple[RecordError, ...]
+
+
+@dataclass(slots=True)
+class RecordDecoder:
+    """Decodes records of all nodes. `noted` counts blanks and unknown_metric by reason; models: node → GPU model."""
+
+    entities: Entities
+    noted: Counter[str] = field(default_factory=Counter)
+    future_limit_ms: int = FUTURE_LIMIT_MS
+    models: dict[str, str] = field(default_factory=dict)
+    _plans: dict[bytes, _Plan] = field(default_factory=dict)
+    _held: int = 0
+
+    def decode(self, record: bytes, now_ms: int) -> Batch:
+        """Decode the samples of a record in either form. Raises RecordError where it cannot be read at all.
+
+        >>> json = b'{"schema":1,"node":"n1","time_ms":5,"columns":{"gpu":{"entities":["0"],"values":{"power_w":[9]}}}}'
+        >>> RecordDecoder(Entities()).decode(json, now_ms=10).samples[0].value
+        array([9.])
+        """
+        binary = record.startswith(MAGIC)
+        header, time_ms, values = _split(record) if binary else _split_json(record)
+        if not 0 <= time_ms <= _LATEST_MS:
+            raise RecordError("bad_timestamp", f"time_ms {time_ms}: expected Unix milliseconds")
+        if time_ms > now_ms + self.future_limit_ms:
+            raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
+        plan = self._plans.get(header)
+        if plan is None:
+            plan = self._learn(header)
+        if len(values) != plan.values:
+            raise RecordError("bad_shape", f"{len(values)} values, and names for {plan.values}")
+        return self._batch(plan, time_ms, values)
+
+    def _learn(self, raw: bytes) -> _Plan:
+        header = _decoded(_read_header, raw)
+        plan = _plan(header, self.entities)
+        if header.gpu_model and header.node:
+            self.models[header.node] = header.gpu_model[:MAX_NAME_LENGTH]
+        if self._held + len(raw) > PLANS_BYTES:
+            self._plans.clear()
+            self._held = 0
+        if not header.bad:  # which comes once
+            self._plans[raw] = plan
+            self._held += len(raw)
+        return plan
+
+    def _batch(self, plan: _Plan, time_ms: int, values: NDArray[np.float64]) -> Batch:
+        bad = list(plan.bad)
+        if plan.unknown:
+            self.noted["unknown_metric"] += plan.unknown
+        samples = []
+        for block in plan.blocks:
+            value = values[block.at]
+            if block.rows is not None:
+                value = value.reshape(-1, len(block.entity))[block.rows].ravel()
+            entity = block.entity.take(block.turns)
+            metric = block.metric
+            good = np.isfinite(value)
+            if np.count_nonzero(good) < len(value):
+                bad += self._count_odd(block, value)
+                metric, entity, value = metric[good], entity[good], value[good]
+            if len(value):
+                samples.append(SampleBatch(block.kind, metric, entity, np.full(len(value), time_ms, np.int64), value))
+        return Batch(samples=tuple(samples), bad=tuple(bad))
+
+    def _count_odd(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
+        infinite = int(np.isinf(value).sum())
+        self.noted["blank"] += int(np.isnan(value).sum())
+        return [RecordError("not_finite", f"a value of kind {block.kind}")] * infinite
+
+
+def _split(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
+    """(header, time_ms, values) of the compact form."""
+    if len(record) < _HEAD.size:
+        raise RecordError("truncated", f"{len(record)} bytes, the head alone has {_HEAD.size}")
+    _, length, time_ms = _HEAD.unpack_from(record)
+    begin = _HEAD.size + length
+    if begin > len(record) or (len(record) - begin) % 8:
+        raise RecordError("truncated", f"{len(record)} bytes with a header of {length}: no whole number of values")
+    return record[_HEAD.size : begin], time_ms, np.frombuffer(record, "<f8", offset=begin)
+
+
+def _split_json(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
+    message = _decoded(_read_json, record)
+    columns: dict[str, RecordNames] = {}
+    for kind, block in message.columns.items():
+        wrong = next((name for name, row in block.values.items() if len(row) != len(block.entities)), None)
+        if wrong is not None:
+            found = f"{len(block.values[wrong])} values for {len(block.entities)} entities"
+            raise RecordError("bad_shape", f"{kind} {wrong[:80]!r}: {found}")
+        columns[kind] = RecordNames(tuple(block.values), block.entities)
+    rows = chain.from_iterable(block.values.values() for block in message.columns.values())
+    values = np.array(list(chain.from_iterable(rows)), np.float64)
+    header = msgspec.msgpack.encode(Header(message.node, columns, message.gpu_model, message.bad))
+    return header, message.time_ms, values
+
+
+def _decoded(read: Callable[[bytes], Told], raw: bytes) -> Told:
+    try:
+        return read(raw)
+    except msgspec.ValidationError as error:
+        raise RecordError("bad_record", str(error)[:300]) from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError("not_readable", str(error)[:300]) from None
+
+
+def _plan(header: Header, entities: Entities) -> _Plan:
+    """Registers node and entities. Raises RecordError on names that are none."""
+    node = node_name(header.node, entities) if header.node else ""
+    blocks, at, unknown = [], 0, 0
+    for kind, names in header.columns.items():
+        size = len(names.metrics) * len(names.entities)
+        if len(names.metrics) > MAX_METRICS or len(names.entities) > MAX_ENTITIES:
+            counts = f"{len(names.metrics)} metrics of {len(names.entities)} entities"
+            raise RecordError("too_many_series", f"{kind[:40]}: {counts}, at most {MAX_METRICS} of {MAX_ENTITIES}")
+        if len(set(names.metrics)) < len(names.metrics) or len(set(names.entities)) < len(names.entities):
+            raise RecordError("duplicate", f"{kind[:40]}: a metric or an entity is named twice")
+        metric, rows = _metric_rows(kind, names.metrics)
+        unknown += size - len(metric) * len(names.entities)
+        if len(metric) and names.entities:
+            known = EntityKind(kind)
+            entity = np.array([_entity(known, node, name, entities) for name in names.entities], np.int32)
+            every = None if len(metric) == len(names.metrics) else rows
+            columns, turns = _repeated(metric.tobytes(), len(entity))
+            blocks.append(_Block(known, columns, entity, turns, slice(at, at + size), every))
+        at += size
+    return _Plan(at, tuple(blocks), unknown, _sender_errors(header.bad))
+
+
+def _metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+    """(rows in the catalogue, which of the names they are); a newer sender may know more metrics than we do."""
+    if kind not in METRICS:
+        return np.empty(0, np.int16), np.empty(0, np.intp)
+    found = [(_row(EntityKind(kind), name), at) for at, name in enumerate(names)]
+    known = [(row, at) for row, at in found if row is not None]
+    return np.array([row for row, _ in known], np.int16), np.array([at for _, at in known], np.intp)
+
+
+def _row(kind: EntityKind, name: str) -> int | None:
+    try:
+        return metric_row(kind, name)
+    except KeyError:
+        return None
+
+
+@lru_cache(1024)  # the nodes of a fleet have the same columns
+def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+    """Both (metrics × entities,): each metric as often as there are entities, and which of them."""
+    row = np.frombuffer(metric, np.int16)
+    return np.repeat(row, entities), np.tile(np.arange(entities), len(row))
+
+
+def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
+    """The row of what a record calls `name`. Raises RecordError("bad_label")."""
+    good = len(name) <= MAX_NAME_LENGTH and name.isprintable() and " " not in name
+    if kind is EntityKind.NODE:
+        if not node or name:
+            raise RecordError("bad_label", f"{name[:80]!r}: a node's own columns have the one entity ''")
+        return entities.node(node)
+    if kind not in NODE_OWNED:
+        if not good or not name:
+            raise RecordError("bad_label", f"{kind} {name[:80]!r} is no name")
+        if name not in entities[kind] and len(entities[kind]) >= MAX_INSTANCES:
+            raise RecordError("too_many_models", f"more than {MAX_INSTANCES:,} of kind {kind}: {name[:80]!r}")
+        return entities[kind].add(name)
+    parts = name.split("/")
+    whole = len(parts) == (1 if kind is EntityKind.GPU else 2)
+    if not (node and good and whole and all(parts)) or not all(map(_is_index, parts[_DEVICE_NAMES[kind] :])):
+        raise RecordError("bad_label", f"{kind} {name[:80]!r} of node {node[:80]!r}: expected {_EXPECTED[kind]}")
+    return entities.of_node(kind, node, *parts)
+
+
+_DEVICE_NAMES = {EntityKind.GPU: 0, EntityKind.GPU_INSTANCE: 0, EntityKind.PORT: 1}  # the parts behind are numbers
+_EXPECTED = {
+    EntityKind.GPU: "its index, such as '3'",
+    EntityKind.GPU_INSTANCE: "indexes of GPU and instance, such as '3/7'",
+    EntityKind.PORT: "device and port, such as 'mlx5_0/1'",
+}
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 3 and str(int(text)) == text
+
+
+def _sender_errors(counts: Mapping[str, int]) -> tuple[RecordError, ...]:
+    """One error for each record that the sender could not read."""
+    errors: list[RecordError] = []
+    for reason, count in counts.items():
+        room = MAX_BAD - len(errors)
+        errors += [RecordError(reason[:40], "told by the sender")] * max(0, min(count, room))
+    return tuple(errors)

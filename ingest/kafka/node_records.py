@@ -1,0 +1,88 @@
+"""Samples → the columnar records that a sender writes: one for each node and moment (`ingest/kafka/columnar.py`)."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import NODE_OWNED, Entities
+from fleet.metrics import METRICS
+from fleet.samples import EntityKind, SampleBatch
+from ingest.kafka.columnar import ColumnarRecord, Header, RecordNames
+from ingest.source import Batch
+
+MOMENT_MS = 50  # what one scrape reads within this time is one record
+_Block = tuple[RecordNames, NDArray[np.float64]]
+
+
+def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) -> list[ColumnarRecord]:
+    """Encode a batch by node; the first has the bad records, "" the entities of no node. models: node → GPU model."""
+    found: dict[tuple[int, int], dict[str, _Block]] = defaultdict(dict)
+    first = _first_times(batch, entities)
+    for samples in batch.samples:
+        for place, block in _blocks(samples, entities, first):
+            found[place][samples.kind.value] = block
+    bad = _counted(batch)
+    records: list[ColumnarRecord] = []
+    for (node, time_ms), blocks in found.items():
+        name = entities[EntityKind.NODE].names[node] if node >= 0 else ""
+        columns = {kind: names for kind, (names, _) in blocks.items()}
+        header = Header(name, columns, models.get(name, ""), {} if records else bad)
+        records.append(ColumnarRecord(header, time_ms, tuple(values for _, values in blocks.values())))
+    return records
+
+
+def _counted(batch: Batch) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for error in batch.bad:
+        counts[error.reason] = counts.get(error.reason, 0) + 1
+    return counts
+
+
+def _owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
+    """(n,) the node row of each sample, -1 where no node owns its entity."""
+    owner: NDArray[np.int32] = entities[samples.kind].node[samples.entity]
+    return owner
+
+
+def _first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
+    """(nodes + 1,) the earliest time of each node in the batch; at -1 of what no node owns."""
+    first = np.full(len(entities[EntityKind.NODE]) + 1, np.iinfo(np.int64).max)
+    for samples in batch.samples:
+        np.minimum.at(first, _owners(samples, entities), samples.time_ms)
+    return first
+
+
+def _blocks(
+    samples: SampleBatch, entities: Entities, first: NDArray[np.int64]
+) -> Iterator[tuple[tuple[int, int], _Block]]:
+    """((node row, time_ms), names and values) of each node and moment."""
+    owner = _owners(samples, entities)
+    begin = first[owner]
+    time_ms = np.where(samples.time_ms - begin <= MOMENT_MS, begin, samples.time_ms)
+    order = np.lexsort((samples.entity, samples.metric, time_ms, owner))
+    edges = np.flatnonzero((np.diff(owner[order]) != 0) | (np.diff(time_ms[order]) != 0)) + 1
+    for rows in np.split(order, edges) if len(order) else ():
+        yield (int(owner[rows[0]]), int(time_ms[rows[0]])), _block(samples, rows, entities)
+
+
+def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> _Block:
+    """Names and the (metrics, entities) values of some samples of one node and moment."""
+    metrics, row = np.unique(samples.metric[rows], return_inverse=True)
+    those, column = np.unique(samples.entity[rows], return_inverse=True)
+    values = np.full((len(metrics), len(those)), np.nan)
+    values[row, column] = samples.value[rows]
+    catalogue = METRICS[samples.kind]
+    names = tuple(catalogue[metric].name for metric in metrics.tolist())
+    return RecordNames(names, _inner_names(samples.kind, those.tolist(), entities)), values
+
+
+def _inner_names(kind: EntityKind, rows: Sequence[int], entities: Entities) -> tuple[str, ...]:
+    """Entities as a record names them: without their node."""
+    if kind is EntityKind.NODE:
+        return ("",)
+    names = entities[kind].names
+    if kind in NODE_OWNED:
+        return tuple(names[row].partition("/")[2] for row in rows)
+    return tuple(names[row] for row in rows)

@@ -1,0 +1,115 @@
+"""To Kafka: batches of a telemetry source as columnar records, and events as they are.
+
+A record's key is its node's block if known, else the node, so that one pipeline reads a block in order.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from clients.kafka_records import Outgoing, Place
+from fleet.entities import Entities
+from fleet.errors import RecordError, SourceError
+from fleet.events import NodeEvent
+from fleet.topology import Level, Topology
+from ingest.inbox.event_body import DecodedBody
+from ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, ColumnarRecord, encode_binary, encode_json
+from ingest.kafka.node_records import node_records
+from ingest.source import Batch, Source
+
+logger = logging.getLogger(__name__)
+
+FORMS: dict[str, tuple[Callable[[ColumnarRecord], bytes], str]] = {
+    "binary": (encode_binary, BINARY_TYPE),
+    "json": (encode_json, JSON_TYPE),
+}
+
+
+class Writer(Protocol):
+    """Returns when the records are written; see `clients.kafka.KafkaWriter`."""
+
+    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
+
+
+@dataclass(slots=True)
+class Sent:
+    """Counts of written records; `bad`: unreadable ones, by reason."""
+
+    records: int = 0
+    samples: int = 0
+    events: int = 0
+    bad: dict[str, int] = field(default_factory=dict)
+
+    def count_bad(self, errors: Sequence[RecordError]) -> None:
+        for error in errors:
+            self.bad[error.reason] = self.bad.get(error.reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Writes to a topic. Waits for brokers that are away, and drops nothing."""
+
+    writer: Writer
+    topic: str
+    sent: Sent = field(default_factory=Sent)
+
+    async def send(self, records: Sequence[Outgoing]) -> None:
+        while records:
+            try:
+                await self.writer.send(records)
+            except SourceError as error:
+                logger.warning("%s, sending %d records again in %.0f s", error, len(records), error.retry_after_s)
+                await asyncio.sleep(error.retry_after_s)
+                continue
+            self.sent.records += len(records)
+            return
+
+
+def blocks_of(topology: Topology) -> dict[str, str]:
+    """Node → block, of the nodes that have one."""
+    found = ((node.name, node.domains.get(Level.BLOCK, "")) for node in topology.nodes)
+    return {name: block for name, block in found if block}
+
+
+async def forward(source: Source, entities: Entities, output: Output, blocks: Mapping[str, str], form: str) -> None:
+    """Write everything that `source` reads until it ends. form: a key of FORMS."""
+    untold: tuple[RecordError, ...] = ()  # bad lines go with the next record there is
+    while True:
+        try:
+            batch = await source.next()
+        except StopAsyncIteration:
+            return
+        except SourceError as error:
+            await asyncio.sleep(error.retry_after_s)
+            continue
+        told = replace(batch, bad=untold + batch.bad)
+        records = encoded(told, entities, source.models(), blocks, (output.topic, form))
+        untold = () if records else told.bad
+        await output.send(records)
+        output.sent.samples += sum(map(len, batch.samples))
+        output.sent.count_bad(batch.bad)
+
+
+def encoded(
+    batch: Batch, entities: Entities, models: Mapping[str, str], blocks: Mapping[str, str], to: tuple[str, str]
+) -> list[Outgoing]:
+    """The records of a batch. to: topic and form."""
+    topic, form = to
+    encode, kind = FORMS[form]
+    headers = (("content-type", kind.encode()),)
+    found = []
+    for record in node_records(batch, entities, models):
+        node = record.header.node
+        found.append(Outgoing(topic, blocks.get(node, node).encode(), encode(record), headers, record.time_ms))
+    return found
+
+
+async def send_events(body: DecodedBody, output: Output) -> None:
+    """The good events of a body, keyed by job or node so that those of one keep their order."""
+    rows = [(row.event.node if isinstance(row.event, NodeEvent) else row.event.job, row) for row in body.records]
+    headers = (("content-type", b"application/json"),)
+    await output.send([Outgoing(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows])
+    output.sent.events += len(rows)
+    output.sent.count_bad([error for _, error in body.rejected])

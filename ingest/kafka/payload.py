@@ -1,0 +1,137 @@
+"""Values of Kafka records, and their decoders.
+
+    telemetry topic   columnar records in JSON or compact form (`ingest/kafka/columnar.py`), exposition text
+    events topic      JSON events: one, an array, lines, or CloudEvents in three modes (`ingest/inbox/event_body.py`)
+
+The header `content-type` decides, else the first bytes. A page's node comes from the header `node`, else the page, else
+the record's key; its time from the header `time_ms`, else the record. Lines may carry their own times.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clients.kafka_records import Message
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.events import NodeEvent
+from ingest.inbox.event_body import decode_body
+from ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, MAGIC, RecordDecoder
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.exposition import parse_timestamp
+from ingest.pages.text import PageDecoder, Target
+from ingest.source import Batch
+
+MAX_PAGES = 50_000  # pages whose shape is kept, the latest used
+FUTURE_LIMIT_MS = 60_000
+TEXT_TYPES = frozenset({"text/plain", "application/openmetrics-text"})
+COLUMNAR_TYPES = frozenset({JSON_TYPE, BINARY_TYPE})
+_BLANKS = b" \t\r\n\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """`poison`: why the record belongs with the dead letters; it is among the batch's bad, too."""
+
+    batch: Batch
+    poison: RecordError | None = None
+
+
+class PayloadDecoder:
+    """Reads the records of one source. `noted` counts by reason what is neither good nor bad."""
+
+    def __init__(self, entities: Entities, clock: Clock) -> None:
+        self.noted: Counter[str] = Counter()
+        self._clock = clock
+        self._columnar = RecordDecoder(entities, self.noted)
+        self._resolver = ExporterResolver(entities)
+        self._pages: OrderedDict[tuple[str, str, bytes], PageDecoder] = OrderedDict()
+
+    def models(self) -> dict[str, str]:
+        """Node → GPU model, as records and pages say."""
+        return {**self._resolver.inventory.models(), **self._columnar.models}
+
+    def telemetry(self, message: Message) -> Decoded:
+        """A record of the telemetry topic. Never raises on what it holds."""
+        try:
+            if message.value is None:
+                self.noted["tombstone"] += 1
+                return Decoded(Batch())
+            headers = _headers(message)
+            kind = _media_type(headers)
+            if kind in TEXT_TYPES:
+                return self._page(message, headers)
+            columnar = kind in COLUMNAR_TYPES or message.value.startswith(MAGIC)
+            if columnar or message.value.lstrip(_BLANKS)[:1] in (b"{", b"["):
+                return Decoded(self._columnar.decode(message.value, self._clock.now_ms()))
+            return self._page(message, headers)
+        except RecordError as error:
+            return _poison(error)
+
+    def events(self, message: Message) -> Decoded:
+        """A record of the events topic: its good events, and poison when one of them was refused."""
+        if message.value is None:
+            self.noted["tombstone"] += 1
+            return Decoded(Batch())
+        body = decode_body(message.value, self._clock.now_ms(), _headers(message))
+        events = [record.event for record in body.records]
+        bad = tuple(error for _, error in body.rejected)
+        if not events and not bad:
+            return _poison(RecordError("empty", "a record without an event"))
+        batch = Batch(
+            events=tuple(event for event in events if not isinstance(event, NodeEvent)),
+            node_events=tuple(event for event in events if isinstance(event, NodeEvent)),
+            bad=bad,
+        )
+        if not bad:
+            return Decoded(batch)
+        index, first = body.rejected[0]
+        where = f"record {index} of {len(body)}: {first.detail}" if len(body) > 1 else first.detail
+        return Decoded(batch, RecordError(first.reason, where))
+
+    def _page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
+        """A page is poison when it has bad lines only; bad lines between good ones are counted."""
+        assert message.value is not None
+        now_ms = self._clock.now_ms()
+        time_ms = parse_timestamp(headers["time_ms"].encode()) if "time_ms" in headers else message.time_ms
+        if time_ms > now_ms + FUTURE_LIMIT_MS:
+            raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
+        page = message.value if message.value.endswith(b"\n") else message.value + b"\n"
+        batch = self._decoder(message, headers, page).decode(page, time_ms)
+        if batch.bad and not batch.samples:
+            return Decoded(batch, batch.bad[0])
+        return Decoded(batch)
+
+    def _decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
+        """The one that read this page's predecessor: of the same node and, by its first comment, exporter."""
+        named = headers.get("node", "")
+        node = named or (message.key or b"").decode("utf-8", "replace")
+        first = page[: page.find(b"\n")][:200] if page.startswith(b"#") else b""
+        place = message.place[0], f"{bool(named)} {node[:300]}", first
+        found = self._pages.get(place)
+        if found is None:
+            target = Target(node, fixed=bool(named))
+            found = self._pages[place] = PageDecoder(self._resolver, target, noted=self.noted)
+            if len(self._pages) > MAX_PAGES:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(place)
+        return found
+
+
+def _poison(error: RecordError) -> Decoded:
+    error = error.with_traceback(None)  # a traceback would keep the record alive
+    return Decoded(Batch(bad=(error,)), error)
+
+
+def _headers(message: Message) -> dict[str, str]:
+    """Names in lower case; those of CloudEvents as HTTP has them (`ce-id`, which Kafka's binding writes `ce_id`)."""
+    found = {}
+    for name, value in message.headers:
+        low = name.lower()
+        found["ce-" + low[3:] if low.startswith("ce_") else low] = value.decode("utf-8", "replace")
+    return found
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,0 +1,373 @@
+"""The Kafka source: a telemetry topic divided by partition, and an events topic that every pipeline reads whole.
+
+    telemetry      partition p belongs to pipeline p mod instances; keyed by block, so a block has one pipeline
+    events         every pipeline reads all of it; the pipeline p mod instances alone reports its bad records
+    dead letters   unreadable records as they were, with headers reason, detail, topic, partition, offset
+
+The position, in the snapshot, is the next offset of every partition; one without is read from its beginning. Group
+offsets are for lag tools only. A dead letter is written before the position passes its record, so none is lost; after a
+crash the keys of letters since the last snapshot are read, so none is repeated.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from clients.kafka import KafkaReader
+from clients.kafka_access import KafkaAccess, check_access
+from clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import ConfigError, RecordError, SourceError
+from ingest.kafka.payload import Decoded, PayloadDecoder
+from ingest.source import Batch, Source, read_options
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5  # wall, as the following
+POLL_S = 5.0  # how often topics are asked for new partitions
+QUIET_S = 3.0  # without a record the brokers are asked whether they are there
+RATE_S = 60.0
+RECENT_S = 10.0  # an older lag is none
+RETRY_S = 5.0
+TAKE_BYTES = 2 * 2**20  # of records in a batch
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_LETTER = re.compile(rb"([\w.-]+)/(\d{1,10})/(\d{1,19})")  # the key of a dead letter: topic, partition, offset
+LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partition
+
+
+class KafkaOptions(KafkaAccess, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`dead_letters` = "": poison is counted and dropped. The pipeline itself fills in `instance` and `instances`."""
+
+    name: str = "kafka"
+    telemetry: str = "fleetcast.telemetry"
+    events: str = "fleetcast.events"
+    dead_letters: str = "fleetcast.dead-letters"
+    group: str = "fleetcast"
+    instance: int = 0
+    instances: int = 1
+    max_records: int = 200  # taken from the client at once
+    fetch_bytes: int = 8_388_608  # of an answer of a broker
+    partition_bytes: int = 1_048_576  # of one partition in it
+
+
+LIMITS = {"max_records": (1, 10_000), "fetch_bytes": (1024, 2**30), "partition_bytes": (1024, 2**30)}
+
+
+def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
+    """Raises ConfigError that names the option."""
+    options = read_options("kafka", raw, KafkaOptions)
+    check_access(options)
+    if not 0 <= options.instance < options.instances:
+        raise ConfigError(f"kafka: instance = {options.instance} of instances = {options.instances}: 0 is the first")
+    for key, (least, most) in LIMITS.items():
+        if not least <= getattr(options, key) <= most:
+            raise ConfigError(f"kafka: {key} = {getattr(options, key)}: must lie in {least}..{most}")
+    topics = [topic for topic in (options.telemetry, options.events, options.dead_letters) if topic]
+    for topic in topics:
+        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise ConfigError(f"kafka: topic {topic[:300]!r}: expected 1 to 249 letters, digits, '.', '_' and '-'")
+    if len(set(topics)) < len(topics) or not options.name or not (options.telemetry or options.events):
+        raise ConfigError(f"kafka: topics {topics} of source {options.name!r}: expected different ones, and a name")
+    return options
+
+
+class Reader(Protocol):
+    """The Kafka client that the source needs; see `clients.kafka.KafkaReader`."""
+
+    async def partitions(self, topic: str) -> frozenset[int]: ...
+    async def assign(self, starts: Mapping[Place, int | None]) -> None: ...
+    async def poll(self, wait_s: float) -> tuple[list[Message], list[Gap]]: ...
+    async def behind(self) -> dict[Place, int]: ...
+    async def ends(self, places: Iterable[Place]) -> dict[Place, int]: ...
+    async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]: ...
+    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
+    def commit(self, offsets: Mapping[Place, int]) -> None: ...
+    async def close(self) -> None: ...
+
+
+class KafkaSource(Source):
+    """See the head of the file. One task calls `next`."""
+
+    divides = True  # every pipeline runs it, on partitions of its own
+
+    def __init__(
+        self, entities: Entities, clock: Clock, options: Mapping[str, Any], reader: Reader | None = None
+    ) -> None:
+        self.options = read_kafka_options(options)
+        self.name = self.options.name
+        self.decoder = PayloadDecoder(entities, clock)
+        limits = FetchLimits(self.options.max_records, self.options.fetch_bytes, self.options.partition_bytes)
+        self._reader: Reader = reader or KafkaReader(self.options, self.options.group, limits)
+        self._next: dict[Place, int] = {}  # what `next` has returned ends here
+        self._taken: dict[Place, int] = {}  # and what waits to be returned here
+        self._assigned: set[Place] = set()
+        self._polled_s = self._heard_s = float("-inf")
+        self._polling: asyncio.Future[tuple[list[Message], list[Gap]]] | None = None
+        self._waiting: deque[Message] = deque()
+        self._ready: Batch | None = None
+        self._letters: list[Outgoing] = []
+        self._known_letters: set[bytes] | None = None  # written already; None: not read yet
+        self._letters_end: dict[int, int] = {}
+        self._letters_from: dict[int, int] = {}  # where `_known_letters` begin
+        self._health = _Health()
+        self._events_behind = 1 if self.options.events else 0  # at least, until the brokers told
+
+    async def next(self) -> Batch:
+        while True:
+            if self._ready is None:
+                await self._reach(self._poll_brokers)
+                if not self._waiting:
+                    await self._reach(self._fetch)
+                self._ready = self._take()
+            if self._letters:
+                await self._reach(self._bury)
+            batch, self._ready = self._ready, None
+            self._next.update(self._taken)
+            self._taken = {}
+            self._health.count(batch)
+            if len(batch) or batch.bad:
+                return batch
+
+    async def _reach(self, work: Callable[[], Awaitable[None]]) -> None:
+        """`work`, and whether the brokers answered it."""
+        try:
+            await work()
+        except SourceError:
+            self._health.up = False
+            self._polled_s = float("-inf")
+            raise
+
+    async def _poll_brokers(self) -> None:
+        """Assign what the topics have; at the start, and now and then since topics grow."""
+        if time.monotonic() < self._polled_s + POLL_S:
+            return
+        if self._known_letters is None:
+            await self._read_letters()
+        places = await self._places()
+        if not places:
+            topics = ", ".join(topic for topic in (self.options.telemetry, self.options.events) if topic)
+            raise SourceError(f"kafka: no partition of {topics} to read: no such topics yet", RETRY_S)
+        if places != self._assigned:
+            new = len(places - self._assigned)
+            await self._reader.assign({place: self._next.get(place) for place in sorted(places)})
+            logger.info("%s: reads %d partitions, %d of them new", self.name, len(places), new)
+            self._assigned = places
+        self._polled_s = time.monotonic()
+
+    async def _places(self) -> set[Place]:
+        options = self.options
+        found: set[Place] = set()
+        if options.telemetry:
+            mine = await self._reader.partitions(options.telemetry)
+            found |= {(options.telemetry, number) for number in mine if self._owns(number)}
+        if options.events:
+            found |= {(options.events, number) for number in await self._reader.partitions(options.events)}
+        return found | self._assigned
+
+    def _owns(self, partition: int) -> bool:
+        return partition % self.options.instances == self.options.instance
+
+    async def _read_letters(self) -> None:
+        """Which dead letters were written after the position that we go on from."""
+        topic = self.options.dead_letters
+        keys: Sequence[bytes] = ()
+        if topic:
+            self._letters_from = self._letters_end
+            keys, self._letters_end = await self._reader.keys(topic, self._letters_from, LETTERS_READ)
+        self._known_letters = {key for key in keys if self._is_ahead(key)}
+
+    def _is_ahead(self, key: bytes) -> bool:
+        """Whether the record of a letter is one that this pipeline will read again."""
+        found = _LETTER.fullmatch(key)
+        if found is None:  # of somebody else
+            return False
+        source, partition, offset = found[1].decode(), int(found[2]), int(found[3])
+        ours = source in (self.options.telemetry, self.options.events) and self._owns(partition)
+        return ours and offset >= self._next.get((source, partition), 0)
+
+    async def _fetch(self) -> None:
+        """Wait for records. Raises SourceError when none came for a while and no broker answers."""
+        if self._polling is None:
+            self._polling = asyncio.ensure_future(self._reader.poll(POLL_S))
+        try:
+            messages, gaps = await asyncio.shield(self._polling)
+        finally:
+            if self._polling.done():
+                self._polling = None
+        for gap in gaps:
+            self._pass(gap)
+        self._waiting.extend(messages)
+        now_s = time.monotonic()
+        if messages:
+            self._heard_s = now_s
+        elif now_s > self._heard_s + QUIET_S:
+            await self._reader.ends(self._assigned)
+            self._heard_s = now_s
+        else:
+            return
+        behind = await self._reader.behind()
+        self._events_behind = sum(records for (topic, _), records in behind.items() if topic == self.options.events)
+        self._health.report(behind)
+
+    def _pass(self, gap: Gap) -> None:
+        lost = max(0, gap.begins - gap.wanted)
+        self._health.lost += lost
+        self._next[gap.place] = gap.begins
+        what = f"{lost} records are gone" if lost else "the topic ends before that"
+        logger.error("%s: %s has no offset %d, %s: going on at %d", self.name, gap.place, gap.wanted, what, gap.begins)
+
+    def _take(self) -> Batch:
+        """Decode what waits, up to some bytes; poison becomes letters."""
+        parts, size = [], 0
+        while self._waiting and size < TAKE_BYTES:
+            message = self._waiting.popleft()
+            size += len(message.value or b"")
+            parts.append(self._decode(message))
+            self._taken[message.place] = message.offset + 1
+            self._health.heard_ms = message.time_ms
+        return Batch.merge(parts) if parts else Batch()
+
+    def _decode(self, message: Message) -> Batch:
+        topic, partition = message.place
+        if topic == self.options.telemetry:
+            decoded = self.decoder.telemetry(message)
+        else:
+            decoded = self.decoder.events(message)
+            if not self._owns(partition):  # another pipeline tells what is bad
+                return Batch(events=decoded.batch.events, node_events=decoded.batch.node_events)
+        self._condemn(message, decoded)
+        return decoded.batch
+
+    def _condemn(self, message: Message, decoded: Decoded) -> None:
+        if decoded.poison is None or not self.options.dead_letters:
+            return
+        letter = dead_letter(self.options.dead_letters, message, decoded.poison)
+        assert letter.key is not None
+        assert self._known_letters is not None
+        if letter.key in self._known_letters:
+            self._known_letters.discard(letter.key)
+        else:
+            self._letters.append(letter)
+
+    async def _bury(self) -> None:
+        """Write the dead letters; until that is done nothing goes on."""
+        ends = await self._reader.send(self._letters)
+        self._health.letters += len(self._letters)
+        self._letters = []
+        for (_, partition), end in ends.items():
+            self._letters_end[partition] = end
+
+    def position(self) -> dict[str, Any]:
+        offsets: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in self._next.items():
+            offsets.setdefault(topic, {})[str(partition)] = offset
+        letters = self._letters_from if self._known_letters else self._letters_end  # until all of them were met again
+        return {"offsets": offsets, "dead_letters": {str(place): end for place, end in letters.items()}}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._next = _offsets(position)
+        self._letters_end = {int(place): int(end) for place, end in position.get("dead_letters", {}).items()}
+
+    def prune(self, position: Mapping[str, Any]) -> None:
+        """Commit how far the snapshots are, for lag tools; from a thread. The next snapshot retries what fails."""
+        if not self.options.group:
+            return
+        own = {place: offset for place, offset in _offsets(position).items() if self._owns(place[1])}
+        try:
+            self._reader.commit(own)
+        except SourceError as error:
+            logger.warning("%s: offsets of group %s stay as they were: %s", self.name, self.options.group, error)
+
+    def models(self) -> dict[str, str]:
+        return self.decoder.models()
+
+    def backlog_bytes(self) -> int:
+        """At least as many as there are events behind: a first board without them would be wrong of what runs."""
+        return self._events_behind + sum(message.place[0] == self.options.events for message in self._waiting)
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": "kafka",
+            **self._health.row(len(self._waiting)),
+            "partitions": len(self._assigned),
+            "noted": dict(self.decoder.noted),
+        }
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+
+def dead_letter(topic: str, message: Message, poison: RecordError) -> Outgoing:
+    """The record as it was; its key says which record it is, for whoever counts or compacts."""
+    source, partition = message.place
+    headers = {
+        "reason": poison.reason,
+        "detail": poison.detail[:1000],
+        "topic": source,
+        "partition": str(partition),
+        "offset": str(message.offset),
+    }
+    if message.key is not None:
+        headers["key"] = message.key.decode("utf-8", "replace")
+    headers_out = [(name, value.encode("utf-8", "replace")) for name, value in headers.items()]
+    headers_out += [(f"original-{name}", value) for name, value in message.headers]
+    key = f"{source}/{partition}/{message.offset}".encode()
+    return Outgoing(topic, key, message.value, tuple(headers_out), message.time_ms)
+
+
+def _offsets(position: Mapping[str, Any]) -> dict[Place, int]:
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, offsets in position.get("offsets", {}).items()
+        for partition, offset in offsets.items()
+    }
+
+
+class _Health:
+    """What the source says of itself; rates and lag are of wall time, as Kafka's timestamps are."""
+
+    def __init__(self) -> None:
+        self.up = False
+        self.reported = False
+        self.behind = 0
+        self.heard_ms = 0  # time of the last record taken
+        self.lost = 0
+        self.letters = 0
+        self._bad = 0
+        self._reported_s = float("-inf")
+        self._rates: deque[tuple[float, int]] = deque()
+
+    def report(self, behind: Mapping[Place, int]) -> None:
+        """The brokers answered."""
+        self.up = self.reported = True
+        self._reported_s = time.monotonic()
+        self.behind = sum(max(0, records) for records in behind.values())
+
+    def count(self, batch: Batch) -> None:
+        self._bad += len(batch.bad)
+        if len(batch):
+            self._rates.append((time.monotonic(), len(batch)))
+        while self._rates and self._rates[0][0] < time.monotonic() - RATE_S:
+            self._rates.popleft()
+
+    def row(self, waiting: int) -> dict[str, Any]:
+        """waiting: records that were fetched and not taken yet."""
+        behind = self.behind + waiting
+        span_s = time.monotonic() - self._rates[0][0] if self._rates else 0.0
+        rate = sum(count for _, count in self._rates) / span_s if span_s > 0 else 0.0
+        late_s = max(0.0, time.time() - self.heard_ms / 1000) if self.heard_ms else None
+        return {
+            "rate_per_s": round(rate, 1),
+            "lag_s": None if late_s is None else round(late_s, 3) if behind else 0.0,
+            "lag_records": behind if time.monotonic() < self._reported_s + RECENT_S else None,
+            "bad": self._bad,
+            "up": self.up,
+            "dead_letters": self.letters,
+            "lost_to_retention": self.lost,
+        }

@@ -1,0 +1,1 @@
+"""Kernel logs: follow files, and turn driver messages into node events."""

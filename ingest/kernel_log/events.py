@@ -1,0 +1,128 @@
+"""Kernel log lines → node events, for followed files and pushes alike.
+
+What happened to which device within five seconds identifies an event, so a storm of one error is one event. Its time is
+the line's: by the wall clock, or since boot (dated by the node's newest line). Times ahead of our clock become now.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from fleet.errors import ConfigError, RecordError
+from fleet.events import NodeEvent
+from ingest.inbox.job_events import FUTURE_LIMIT_MS, YEAR_2000_MS
+from ingest.kernel_log.log_lines import LogLine, read_line
+from ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
+from ingest.node_names import check_name
+
+SOURCE: Final = "kernel-log"
+STORM_MS: Final = 5_000
+MESSAGE_CHARACTERS: Final = 1_000
+MOST_NODES: Final = 200_000  # that one stream may tell of
+MOST_REMEMBERED: Final = 4_096
+_HASH_BITS: Final = 20
+_HASH_MASK: Final = (1 << _HASH_BITS) - 1
+
+
+@dataclass(slots=True)
+class KernelReader:
+    """Reads one stream of lines. `node`: their node; empty: the one that a line names, else `fallback`.
+    boot_ms: when the node booted, 0 until known; `utc_offset_s`: the zone of stamps without one."""
+
+    node: str = ""
+    utc_offset_s: float = 0.0
+    fallback: str = ""
+    boot_ms: float = 0.0
+    last_boot_stamp_ms: float = -1.0
+    repeats: int = 0
+    _readers: dict[str, MessageReader] = field(default_factory=dict)
+    _last: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
+        """The events of some lines, each once, and what was wrong with the others."""
+        rows = list(lines)
+        self._see_boot(rows, now_ms)
+        events, bad = [], []
+        for row in rows:
+            if TELLING.search(row) is None:
+                continue
+            try:
+                event = self._event(read_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms)
+            except RecordError as error:
+                bad.append(error.with_traceback(None))
+                continue
+            if event is not None and self._is_new(event):
+                events.append(event)
+        return events, bad
+
+    def _see_boot(self, rows: list[bytes], now_ms: int) -> None:
+        """The newest line of a boot is from now, or older: the node booted at the latest so long ago."""
+        stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms if rows else None
+        if stamp is None:
+            return
+        booted_ms = now_ms - stamp
+        if self.boot_ms == 0.0 or stamp < self.last_boot_stamp_ms:
+            self.boot_ms = booted_ms
+        self.boot_ms = min(self.boot_ms, booted_ms)
+        self.last_boot_stamp_ms = stamp
+
+    def _event(self, line: LogLine, now_ms: int) -> NodeEvent | None:
+        if not line.text:
+            return None
+        node = self.node or line.host or self.fallback
+        reader = self._readers.get(node)
+        if reader is None:
+            if len(self._readers) >= MOST_NODES:
+                raise RecordError("too_many_nodes", f"more than {MOST_NODES:,}: {node[:80]!r}")
+            reader = self._readers[node] = MessageReader()
+        finding = reader.read(line.text)
+        if finding is None:
+            return None
+        return event_of(finding, _named(node), self._time_ms(line, now_ms))
+
+    def _time_ms(self, line: LogLine, now_ms: int) -> int:
+        time_ms = line.time_ms
+        if time_ms is None and line.boot_ms is not None and self.boot_ms:
+            time_ms = round(self.boot_ms + line.boot_ms)
+        if time_ms is None or time_ms > now_ms + FUTURE_LIMIT_MS or time_ms < min(now_ms, YEAR_2000_MS):
+            return now_ms
+        return time_ms
+
+    def _is_new(self, event: NodeEvent) -> bool:
+        """Not the same as one within the last five seconds: a storm costs no events."""
+        key = (event.node, event.sequence & _HASH_MASK)
+        last_ms = self._last.pop(key, None)
+        if last_ms is not None and abs(event.time_ms - last_ms) < STORM_MS:
+            self._last[key] = last_ms
+            self.repeats += 1
+            return False
+        self._last[key] = event.time_ms
+        if len(self._last) > MOST_REMEMBERED:
+            self._last.pop(next(iter(self._last)))
+        return True
+
+
+def event_of(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
+    """A finding as the event of a node."""
+    what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
+    return NodeEvent(
+        node=node,
+        source=SOURCE,
+        sequence=(time_ms // STORM_MS << _HASH_BITS) | (zlib.crc32(what.encode()) & _HASH_MASK),
+        time_ms=time_ms,
+        type=finding.type,
+        code=finding.code,
+        message=finding.message[:MESSAGE_CHARACTERS],
+        check=finding.check,
+        severity=finding.severity,
+        device=finding.device,
+        advice=finding.advice,
+    )
+
+
+def _named(node: str) -> str:
+    try:
+        return check_name(node)
+    except ConfigError as error:
+        raise RecordError("bad_name", f"no node is named for a line: {error}") from None

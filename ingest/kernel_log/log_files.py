@@ -1,0 +1,128 @@
+"""Log files that grow, are rotated and truncated, followed line by line from a saved place.
+
+Inode and first bytes identify a file. After a rename its rest is read first; a truncated one is read from its start.
+"""
+
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 2**18
+HEAD_BYTES = 256
+SIBLINGS_LOOKED_AT = 1_000
+
+
+class LogFile:
+    """One followed path. `position` covers every line that `read` returned."""
+
+    def __init__(self, path: Path, position: Mapping[str, Any] | None = None) -> None:
+        told = position or {}
+        self.path = path
+        self.lost = 0  # times that a rotated file was gone before it was read
+        self._inode = int(told.get("inode", 0))
+        self._offset = int(told.get("offset", 0))
+        head = told.get("head", (0, 0))
+        self._head = (int(head[0]), int(head[1]))  # bytes, crc32
+        self._file: int | None = None
+
+    def position(self) -> dict[str, Any]:
+        return {"inode": self._inode, "offset": self._offset, "head": list(self._head)}
+
+    def read(self, most: int = READ_BYTES) -> list[bytes]:
+        """Whole lines that are new, about `most` bytes of them. Raises OSError where the file cannot be read."""
+        if self._file is None and not self._open():
+            return []
+        assert self._file is not None
+        if not self._same_head(self._file):
+            self._begin_anew()
+        data = os.pread(self._file, most, self._offset)
+        if not data:
+            return self._next_file(most)
+        end = data.rfind(b"\n") + 1
+        if end == 0:
+            if len(data) < most:
+                return []  # the rest of the line is on its way
+            end = len(data)  # no line is so long: what it is, is passed in pieces
+        self._offset += end
+        self._note_head(self._file)
+        return data[:end].splitlines()
+
+    def backlog_bytes(self) -> int:
+        """Unread bytes of this file alone."""
+        try:
+            status = self.path.stat() if self._file is None else os.fstat(self._file)
+        except OSError:
+            return 0
+        return max(0, status.st_size - (self._offset if status.st_ino == self._inode else 0))
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> bool:
+        """Open the file to read on: the last one, wherever it is now, else the path's."""
+        path = self.path
+        if self._inode and _inode(path) != self._inode:
+            moved = self._moved()
+            if moved is None:
+                if _inode(path) is None:
+                    return False
+                self.lost += 1
+                logger.warning("%s was rotated and is gone, %d bytes were read of it", self.path, self._offset)
+                self._begin_anew()
+            path = moved or path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        self._inode = os.fstat(self._file).st_ino
+        return True
+
+    def _moved(self) -> Path | None:
+        """Where the file with our inode is now: next to its old place, under a name that begins the same."""
+        near = sorted(self.path.parent.glob(f"{_escaped(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
+        return next((path for path in near if _inode(path) == self._inode), None)
+
+    def _next_file(self, most: int) -> list[bytes]:
+        """At the end of a file: wait, or go on with the one that took its path."""
+        now = _inode(self.path)
+        if now is None or now == self._inode:
+            return []
+        assert self._file is not None
+        rest = os.pread(self._file, most, self._offset)  # what was written before the rename was seen
+        if rest:
+            self._offset += len(rest)
+            return rest.splitlines()
+        self.close()
+        self._inode = 0
+        self._begin_anew()
+        return self.read(most) if self._open() else []
+
+    def _begin_anew(self) -> None:
+        self._offset, self._head = 0, (0, 0)
+
+    def _same_head(self, file: int) -> bool:
+        size, crc = self._head
+        return os.fstat(file).st_size >= self._offset and zlib.crc32(os.pread(file, size, 0)) == crc
+
+    def _note_head(self, file: int) -> None:
+        if self._head[0] < HEAD_BYTES:
+            head = os.pread(file, min(HEAD_BYTES, self._offset), 0)
+            self._head = (len(head), zlib.crc32(head))
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,0 +1,1 @@
+"""Kubernetes: read its workloads, pods and nodes by list and watch."""

@@ -1,0 +1,328 @@
+"""Attempts of one Kubernetes job: its workload and pods as they are now → the events not delivered yet.
+
+The current state decides, so a list and a watch, in any order, give the same events. Of a gang:
+
+    submitted ─ queued ─ started (all members run) ─┬─ finished, failed, preempted (as the workload says)
+                                                    └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
+
+A lost member resizes an elastic job. A member that vanishes or leaves for no reason waits `SETTLE_MS`: mostly the
+workload's own end or suspension, on another stream, explains it.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started
+from fleet.requests import RankPlacement
+from ingest.kubernetes.failures import FINISHED, Ending
+from ingest.kubernetes.workloads import Member, Workload
+from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED
+
+SETTLE_MS = 2_000
+LIVE = frozenset({"pending", "running", "broken"})
+HOLDING = frozenset({"running", "broken"})
+
+Slot = tuple[int, ...]
+
+
+class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A member that an attempt started with."""
+
+    uid: str
+    restarts: int
+    name: str
+    node: str
+
+
+class Track(msgspec.Struct, omit_defaults=True):
+    """Delivered facts of a job's current attempt, the first after `base`. began: the members it runs with; slots: pod →
+    slot, where no label says; failure: of a gone pod, by uid; lost_ms: since when a member is lost for no reason."""
+
+    uid: str
+    attempt: int
+    base: int
+    is_submitted: bool = False
+    is_queued: bool = False
+    is_started: bool = False
+    is_ended: bool = False
+    resizes: int = 0
+    began: dict[str, MemberPlace] = {}
+    slots: dict[str, int] = {}
+    failures: dict[str, Ending] = {}
+    lost_ms: int | None = None
+
+    def go_on(self, attempt: int) -> None:
+        """To the next attempt."""
+        self.attempt = attempt
+        self.is_submitted = self.is_queued = self.is_started = self.is_ended = False
+        self.resizes, self.lost_ms = 0, None
+        self.began, self.failures = {}, {}
+
+
+class Judgement:
+    """One job at one moment. `events`: the new ones; `is_over`: nothing more will come of this job."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        track: Track,
+        members: Mapping[str, Member],
+        now_ms: int,
+        *,
+        removed: bool,
+    ) -> None:
+        self.workload, self.track = workload, track
+        self.members = members if workload.alone else _own(members, workload.uid)
+        self.now_ms = now_ms
+        self.events: list[JobEvent] = []
+        self.current = self._every() if workload.elastic else self._newest()
+        self.is_over = removed or (workload.alone and not members)
+        self._removed = removed
+
+    def judge(self, lost_nodes: set[str]) -> None:
+        track, workload = self.track, self.workload
+        over = self._over()
+        if track.is_started and not track.is_ended and over is None and not workload.elastic:
+            self._lose(lost_nodes)
+        if over is None:
+            self._renumber()
+        self._submit()
+        if workload.suspended and track.is_started and not track.is_ended and over is None:
+            self._end(Ending(self.now_ms, message="suspended", by="suspension"))
+            track.go_on(track.attempt + 1)
+            self._submit()
+        if not track.is_ended:
+            if not track.is_started:
+                self._start()
+            elif over is None:
+                self._resize()
+        if over is not None:
+            self._end(over)
+
+    def _every(self) -> dict[Slot, Member]:
+        """The members of an elastic job that hold GPUs, by age."""
+        rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))
+        return {(number,): row for number, row in enumerate(row for row in rows if row.stage in HOLDING)}
+
+    def _newest(self) -> dict[Slot, Member]:
+        """The last pod of each slot of a gang."""
+        newest: dict[Slot, Member] = {}
+        rows = sorted(self.members.values(), key=lambda row: (row.created_ms, row.stage in LIVE, row.name))
+        self.track.slots = {uid: slot for uid, slot in self.track.slots.items() if uid in self.members}
+        for row in rows:
+            newest[row.slot or self._slot_of(row, newest)] = row
+        return newest
+
+    def _slot_of(self, member: Member, newest: Mapping[Slot, Member]) -> Slot:
+        """A slot for a pod without an index: that of one that failed, else the next."""
+        if self.workload.members == 1:
+            return (0,)
+        slots = self.track.slots
+        if member.uid not in slots:
+            taken = {slots[row.uid] for row in newest.values() if row.stage != "failed" and row.uid in slots}
+            slots[member.uid] = next(number for number in range(len(taken) + 1) if number not in taken)
+        return (slots[member.uid],)
+
+    def _over(self) -> Ending | None:
+        """How the job ended for good; None while it goes on. A good end has the category "finished"."""
+        workload = self.workload
+        if workload.finished_ms is not None:
+            return Ending(workload.finished_ms, FINISHED)
+        if workload.failed is not None:
+            return self._failed(workload.failed)
+        if workload.deleted_ms is not None or (self._removed and not workload.alone):
+            return Ending(workload.deleted_ms or self.now_ms, "cancelled", "deleted")
+        return self._over_alone() if workload.alone else None
+
+    def _over_alone(self) -> Ending | None:
+        """End a job known only by its pods when none of them is alive."""
+        rows = list(self.members.values())
+        if any(row.stage in LIVE for row in rows):
+            self.track.lost_ms = None
+            return None
+        failed = next((row.ending for row in rows if row.stage == "failed"), None)
+        good = next((row.ending for row in rows if row.stage == "succeeded"), None)
+        if not self.workload.elastic:
+            gone = next(iter(self.track.failures.values()), Ending(self.now_ms, "cancelled", "deleted"))
+            return failed or (Ending(good.time_ms, FINISHED) if good else gone)
+        if rows and not self._is_settled():
+            return None
+        return failed if failed and not good else Ending(self.now_ms, FINISHED)
+
+    def _failed(self, stated: Ending) -> Ending:
+        """Join the workload's failure with that of its first failed pod, which says more."""
+        if stated.category != "unknown":
+            return stated
+        endings = [row.ending for row in self.members.values() if row.stage == "failed" and row.ending]
+        endings += list(self.track.failures.values())
+        first = min(endings, key=lambda row: row.time_ms, default=None)
+        if first is None:
+            return stated
+        return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
+
+    def _is_settled(self) -> bool:
+        """Whether what is missing was missing for long enough."""
+        if self.track.lost_ms is None:
+            self.track.lost_ms = self.now_ms
+        return self.now_ms - self.track.lost_ms >= SETTLE_MS
+
+    def _lose(self, lost_nodes: set[str]) -> None:
+        """End an attempt that lost a member."""
+        missing = None
+        for key, place in self.track.began.items():
+            lost = self._loss(place, lost_nodes)
+            if lost is None:
+                continue
+            if lost.category != "unknown" or lost.by or self._is_plain(place):
+                self._end(lost, place.node)
+                return
+            missing = missing or (key, place, lost)
+        if missing is None:
+            self.track.lost_ms = None
+        elif self._is_settled():
+            self._end(missing[2], missing[1].node)
+
+    def _is_plain(self, place: MemberPlace) -> bool:
+        """Whether the pod still exists and was not asked to leave."""
+        member = self.members.get(place.uid)
+        return member is not None and member.left_ms is None
+
+    def _loss(self, place: MemberPlace, lost_nodes: set[str]) -> Ending | None:
+        member = self.members.get(place.uid)
+        if member is None:
+            stated = self.track.failures.get(place.uid) or Ending(self.now_ms, message=f"pod {place.name} is gone")
+        elif member.stage in ("failed", "broken") or member.restarts > place.restarts:
+            stated = member.ending or Ending(self.now_ms, message=f"pod {place.name} failed")
+        elif member.ending is not None and member.ending.by:
+            stated = member.ending
+        else:
+            return None
+        if place.node in lost_nodes and stated.category == "unknown" and not stated.by:
+            return Ending(stated.time_ms, "node_lost", f"{place.node} is lost; {stated.message}")
+        return stated
+
+    def _renumber(self) -> None:
+        """Begin the next attempt where restart counters or successors show one; never below somebody else's counter."""
+        track = self.track
+        if not self.workload.elastic:
+            told = max((max(row.attempt - 1, row.restarts) for row in self.current.values()), default=0)
+            floor = track.base + 1 + max(self.workload.restarts, told)
+            if floor > track.attempt:
+                if track.is_submitted:
+                    self._end(next(iter(track.failures.values()), Ending(self.now_ms, message="restarted")))
+                track.go_on(floor)
+        if track.is_ended and self._is_back():
+            track.go_on(track.attempt + 1)
+
+    def _is_back(self) -> bool:
+        """Whether, after an end, a new or restarted pod is there."""
+        rows = self.current.values() if not self.workload.elastic else self.members.values()
+        known = {place.uid: place.restarts for place in self.track.began.values()}
+        return any(
+            row.stage in ("pending", "running") and row.left_ms is None and row.restarts > known.get(row.uid, -1)
+            for row in rows
+        )
+
+    def _submit(self) -> None:
+        track = self.track
+        if track.is_submitted or track.is_ended:
+            return
+        again = track.attempt > track.base + 1
+        submitted = self.workload.submitted
+        gang = submitted.gang
+        if self.workload.alone and self.workload.elastic:
+            gang = max(1, sum(row.stage in LIVE for row in self.members.values()))
+        at_ms = self.now_ms if again else min(submitted.time_ms, self.now_ms)
+        self.events.append(msgspec.structs.replace(submitted, attempt=track.attempt, time_ms=at_ms, gang=gang))
+        track.is_submitted = True
+
+    def _start(self) -> None:
+        """Started, when enough of them run; else queued, when it is known why it waits."""
+        job, track = self.workload.submitted.job, self.track
+        ready = {
+            slot: row
+            for slot, row in self.current.items()
+            if row.stage in ("running", "succeeded")
+            and row.node
+            and row.left_ms is None
+            and not (0 < row.attempt < self._generation())
+        }
+        if len(ready) >= self.workload.least and not self.workload.suspended:
+            at_ms = max((row.running_ms or self.now_ms for row in ready.values()), default=self.now_ms)
+            at_ms = min(at_ms, self.now_ms)
+            ranks = self._begin(ready)
+            track.is_started = True
+            self.events.append(Started(job=job, attempt=track.attempt, sequence=STARTED, time_ms=at_ms, ranks=ranks))
+            return
+        reason = "suspended until it is admitted" if self.workload.suspended else self._waiting()
+        if reason and not track.is_queued:
+            track.is_queued = True
+            self.events.append(
+                Queued(job=job, attempt=track.attempt, sequence=QUEUED, time_ms=self.now_ms, reason=reason)
+            )
+
+    def _generation(self) -> int:
+        """The restart, counted from 1, that pods are of which are not about to be replaced."""
+        return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
+
+    def _waiting(self) -> str:
+        return next((row.waiting for row in self.members.values() if row.stage == "pending" and row.waiting), "")
+
+    def _begin(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
+        """Remember who runs, and give them ranks in the order of their slots."""
+        rows = [ready[slot] for slot in sorted(ready)]
+        self.track.began = {row.uid: MemberPlace(row.uid, row.restarts, row.name, row.node) for row in rows}
+        return tuple(RankPlacement(rank, row.node) for rank, row in enumerate(rows))
+
+    def _resize(self) -> None:
+        """Of an elastic job whenever others hold its GPUs; of a gang when all that are wanted now run."""
+        track = self.track
+        rows = {slot: row for slot, row in self.current.items() if row.stage in HOLDING and row.node}
+        whole = bool(rows) if self.workload.elastic else len(rows) == self.workload.members
+        if not whole or {row.uid for row in rows.values()} == track.began.keys():
+            return
+        if not self.workload.elastic and len(rows) == len(track.began):
+            return  # a successor, of whose predecessor's end nothing is known yet
+        self.events.append(
+            Resized(
+                job=self.workload.submitted.job,
+                attempt=track.attempt,
+                sequence=RESIZED + track.resizes,
+                time_ms=self.now_ms,
+                ranks=self._begin(rows),
+            )
+        )
+        track.resizes += 1
+
+    def _end(self, ending: Ending, node: str = "") -> None:
+        track = self.track
+        if track.is_ended:
+            return
+        job, at_ms = self.workload.submitted.job, min(ending.time_ms, self.now_ms)
+        if ending.category == FINISHED:
+            self.events.append(Finished(job=job, attempt=track.attempt, sequence=ENDED, time_ms=at_ms))
+        elif ending.by:
+            by, reason = ending.by, ending.message
+            self.events.append(
+                Preempted(job=job, attempt=track.attempt, sequence=ENDED, time_ms=at_ms, by=by, reason=reason)
+            )
+        else:
+            failed = Failed(
+                job=job,
+                attempt=track.attempt,
+                sequence=ENDED,
+                time_ms=at_ms,
+                category=ending.category,
+                node=node,
+                message=ending.message,
+            )
+            self.events.append(failed)
+        track.is_ended, track.lost_ms = True, None
+
+
+def _own(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
+    """Without those of another of its name, which are on their way out."""
+    if all(row.owner in ("", uid) for row in members.values()):
+        return members
+    return {key: row for key, row in members.items() if row.owner in ("", uid)}

@@ -1,0 +1,115 @@
+"""Failure category of an ended pod: its disruption decides, else its reason, else the container's output or exit code.
+
+An exit with 1 to 127, 134 (abort), 136 (arithmetic) or 139 (segment violation) is the user's; any other is unknown.
+UnexpectedAdmissionError is hardware: the node has not (any more) the GPUs that it offered.
+"""
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from fleet.events import FailureCategory
+from ingest.kubernetes.objects import Condition, Pod, Terminated, time_ms
+
+MESSAGE_LENGTH = 1_000
+FINISHED: Final = "finished"
+USER_SIGNALS = frozenset({134, 136, 139})
+PREEMPTIONS = {"PreemptionByScheduler": "kube-scheduler", "EvictionByEvictionAPI": "eviction"}
+NODE_GONE = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
+_BY_REASON: dict[str, FailureCategory] = {
+    **{"NodeLost": "node_lost", "NodeShutdown": "node_lost", "Shutdown": "node_lost", "Terminated": "node_lost"},
+    **{"DeadlineExceeded": "timeout", "UnexpectedAdmissionError": "hardware", "OOMKilled": "out_of_memory"},
+    **{"OutOfmemory": "out_of_memory", "NodeAffinity": "unknown"},
+}
+_HARDWARE = re.compile(
+    r"\bxid\b|uncorrectable|\bECC\b|fallen off the bus|nvidia-container-cli|device-side nvml|nvlink error",
+    re.IGNORECASE,
+)
+_NETWORK = re.compile(
+    r"NCCL[^\n]{0,60}(timeout|timed out|remote|system) ?(error|process)?"
+    r"|ibv_|connection (refused|reset)|no route to host",
+    re.IGNORECASE,
+)
+_MEMORY = re.compile(r"cuda out of memory|outofmemoryerror|hip out of memory", re.IGNORECASE)
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """How something ended: finished, preempted where `by` says by whom, else failed."""
+
+    time_ms: int
+    category: FailureCategory | Literal["finished"] = "unknown"
+    message: str = ""
+    by: str = ""
+
+
+def ending_of(pod: Pod, now_ms: int) -> Ending:
+    """Why a pod or its container failed; a disruption that came first is the reason."""
+    ended = _terminated(pod)
+    at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
+    disruption = pod.condition("DisruptionTarget")
+    if disruption is not None and disruption.is_true:
+        return disrupted(disruption, at_ms)
+    message = _message(pod, ended)
+    return Ending(at_ms, _category(pod, ended, message), f"pod {pod.metadata.name}: {message}"[:MESSAGE_LENGTH])
+
+
+def disrupted(disruption: Condition, at_ms: int) -> Ending:
+    """Why a pod was made to leave."""
+    reason = disruption.reason or ""
+    if reason in PREEMPTIONS:
+        return Ending(at_ms, "unknown", disruption.text[:MESSAGE_LENGTH], PREEMPTIONS[reason])
+    category: FailureCategory = "node_lost" if reason in NODE_GONE else "unknown"
+    return Ending(at_ms, category, disruption.text[:MESSAGE_LENGTH])
+
+
+def _terminated(pod: Pod) -> Terminated | None:
+    """The container that failed first, else one that ended; one that was restarted has ended before."""
+    statuses = pod.status.container_statuses or ()
+    now = [status.state.terminated for status in statuses if status.state.terminated]
+    before = [status.last_state.terminated for status in statuses if status.last_state.terminated]
+    for states in (now, before):
+        failed = [state for state in states if state.exit_code != 0]
+        if failed:
+            return min(failed, key=lambda state: time_ms(state.finished_at) or 0)
+    return next(iter(now), None)
+
+
+def _message(pod: Pod, ended: Terminated | None) -> str:
+    told = [pod.status.reason, pod.status.message]
+    if ended is not None:
+        told += [ended.reason if ended.reason not in ("", "Error") else "", f"exit code {ended.exit_code}"]
+        told += [ended.message.strip()]
+    return ", ".join(part for part in told if part) or "it failed and said nothing"
+
+
+def _category(pod: Pod, ended: Terminated | None, message: str) -> FailureCategory:
+    if pod.status.reason == "Evicted":
+        return "out_of_memory" if "memory" in pod.status.message.lower() else "unknown"
+    if pod.status.reason in _BY_REASON:
+        return _BY_REASON[pod.status.reason]
+    if pod.status.reason.startswith("OutOf"):  # OutOfcpu, OutOfnvidia.com/gpu: two schedulers, or a node that shrank
+        return "hardware" if "gpu" in pod.status.reason.lower() else "unknown"
+    if ended is None:
+        return "unknown"
+    return category_of_exit(ended.exit_code, ended.reason, message)
+
+
+def category_of_exit(code: int, reason: str, message: str) -> FailureCategory:
+    """
+    >>> category_of_exit(1, "Error", "ValueError"), category_of_exit(1, "Error", "NCCL error: timeout")
+    ('user', 'network')
+    >>> category_of_exit(137, "OOMKilled", ""), category_of_exit(137, "Error", "")
+    ('out_of_memory', 'unknown')
+    """
+    if reason in _BY_REASON:
+        return _BY_REASON[reason]
+    for pattern, category in ((_MEMORY, "out_of_memory"), (_HARDWARE, "hardware"), (_NETWORK, "network")):
+        if pattern.search(message[:MESSAGE_LENGTH]):
+            return category  # type: ignore[return-value]
+    return "user" if 1 <= code <= 127 or code in USER_SIGNALS else "unknown"
+
+
+def category_of_condition(reason: str) -> FailureCategory:
+    """Why a Job, JobSet or PyTorchJob failed, where none of its pods says more."""
+    return "timeout" if "Deadline" in reason else "unknown"

@@ -1,0 +1,182 @@
+"""Nodes of Kubernetes → node events: what changed since the last observation.
+
+    cordoned, uncordoned                                     drain, undrain
+    Ready False or Unknown, deleted; Ready again             lost, returned
+    a condition of a health checker, a provider's label      health
+
+A condition's event is numbered by the second of its transition, any other by the object's version: repeats are one.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+from fleet.events import NodeEvent
+from ingest.gpus import short_model
+from ingest.kubernetes.objects import Condition, Node, condition, time_ms
+
+Severity = Literal["ok", "warning", "fatal"]
+
+READY = "Ready"
+OWN = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", READY})  # the kubelet's
+GONE_KEPT = 5_000
+JOINING_MS = 600_000  # a new node may take so long to be ready for the first time
+MODEL_LABEL = "nvidia.com/gpu.product"
+LABELS: dict[str, dict[str, Severity]] = {
+    "sagemaker.amazonaws.com/node-health-status": {
+        "Schedulable": "ok",
+        "Unschedulable": "fatal",
+        "UnschedulablePendingReplacement": "fatal",
+        "UnschedulablePendingReboot": "fatal",
+    },
+    "gke.google.com/recommended-to-run-large-training-workload": {"true": "ok", "false": "warning"},
+}
+KINDS = ("drain", "undrain", "lost", "returned")
+SLOTS = 64  # sequences a second, or a version
+MESSAGE_LENGTH = 1_000
+
+
+class KnownNode(msgspec.Struct, omit_defaults=True):
+    """Delivered facts of a node. deleted: gone from the cluster; bad: check → severity; model: of its GPUs."""
+
+    cordoned: bool = False
+    lost: bool = False
+    deleted: bool = False
+    was_ready: bool = False
+    bad: dict[str, Severity] = {}
+    model: str = ""
+
+
+class NodeFold:
+    """`fatal`: patterns of the conditions that ask for a drain; other health conditions are warnings."""
+
+    def __init__(self, states: dict[str, KnownNode], source: str, fatal: Sequence[str]) -> None:
+        self.states = states
+        self._source = source
+        self._fatal = fatal
+
+    def lost(self) -> set[str]:
+        return {name for name, state in self.states.items() if state.lost}
+
+    def models(self) -> dict[str, str]:
+        """Node → GPU model, as its labels say."""
+        return {name: state.model for name, state in self.states.items() if state.model}
+
+    def put(self, node: Node, now_ms: int) -> list[NodeEvent]:
+        state = self.states.setdefault(node.metadata.name, KnownNode())
+        model = node.metadata.label(MODEL_LABEL)
+        state.model = short_model(model) if model else state.model
+        return [
+            *self._cordon(node, state, now_ms),
+            *self._ready(node, state, now_ms),
+            *self._health(node, state, now_ms),
+        ]
+
+    def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
+        """A node that the cluster has no more: lost, unless it was before. `version`: of its deletion."""
+        state = self.states.pop(name, None)
+        if state is None:
+            return []
+        self.states[name] = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)
+        self._forget_some()
+        if state.lost:
+            return []
+        return [self._event(name, "lost", (_number(version, now_ms), now_ms), "deleted from the cluster")]
+
+    def _forget_some(self) -> None:
+        """Remember the last deleted nodes, should they come back."""
+        gone = [name for name, state in self.states.items() if state.deleted]
+        for name in gone[: max(0, len(gone) - GONE_KEPT)]:
+            del self.states[name]
+
+    def _event(self, node: str, kind: str, number_and_time: tuple[int, int], message: str) -> NodeEvent:
+        number, at_ms = number_and_time
+        sequence = number * SLOTS + KINDS.index(kind)
+        text = message[:MESSAGE_LENGTH]
+        return NodeEvent(node=node, source=self._source, sequence=sequence, time_ms=at_ms, type=kind, message=text)  # type: ignore[arg-type]
+
+    def _cordon(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+        cordoned = bool(node.spec.unschedulable)
+        if cordoned == state.cordoned:
+            return
+        state.cordoned = cordoned
+        taints = [taint for taint in node.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute")]
+        since = next((time_ms(taint.time_added) for taint in taints if taint.key.endswith("/unschedulable")), None)
+        others = ", ".join(taint.key for taint in taints if not taint.key.startswith("node.kubernetes.io/"))
+        number = _number(node.metadata.resource_version, now_ms)
+        if cordoned:
+            at_ms = min(since or now_ms, now_ms)
+            yield self._event(
+                node.metadata.name, "drain", (number, at_ms), "cordoned" + (f"; {others}" if others else "")
+            )
+        else:
+            yield self._event(node.metadata.name, "undrain", (number, now_ms), "uncordoned")
+
+    def _ready(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+        ready = condition(node.status.conditions, READY)
+        if ready is None:
+            return
+        young = (time_ms(node.metadata.creation_timestamp) or 0) > now_ms - JOINING_MS
+        if not ready.is_true and young and not state.was_ready:
+            return
+        state.was_ready |= ready.is_true
+        if state.lost is not ready.is_true:
+            return
+        state.lost = not ready.is_true
+        kind = "lost" if state.lost else "returned"
+        number = _number(node.metadata.resource_version, now_ms), now_ms
+        since = number if state.deleted else _since(ready, node, now_ms)  # it may be as ready as before its deletion
+        state.deleted = False
+        yield self._event(node.metadata.name, kind, since, ready.text or kind)
+
+    def _health(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+        rows = [row for row in node.status.conditions or () if row.type not in OWN and row.status in ("True", "False")]
+        found = {row.type: (self._severity(row), row.text, _since(row, node, now_ms)) for row in rows}
+        for label, meanings in LABELS.items():
+            severity = meanings.get(node.metadata.label(label))
+            if severity is not None:
+                since = _number(node.metadata.resource_version, now_ms), now_ms
+                found[label] = severity, f"{label} is {node.metadata.label(label)}", since
+        for check in state.bad.keys() - found.keys():
+            found[check] = "ok", "nobody says so any more", (_number(node.metadata.resource_version, now_ms), now_ms)
+        for check, (severity, message, (number, at_ms)) in sorted(found.items()):
+            if state.bad.get(check, "ok") == severity:
+                continue
+            state.bad.pop(check, None) if severity == "ok" else state.bad.update({check: severity})
+            yield NodeEvent(
+                node=node.metadata.name,
+                source=self._source,
+                sequence=number * SLOTS + _slot(check, severity),
+                time_ms=at_ms,
+                type="health",
+                message=message[:MESSAGE_LENGTH],
+                check=check,
+                severity=severity,
+            )
+
+    def _severity(self, row: Condition) -> Severity:
+        """A condition is a problem that is there, unless its name says that something is ready."""
+        if row.is_true == row.type.endswith(READY):
+            return "ok"
+        return "fatal" if any(fnmatchcase(row.type, pattern) for pattern in self._fatal) else "warning"
+
+
+def _since(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
+    """The number and the time of a condition's last transition; where that is not told, of the object."""
+    at_ms = time_ms(row.last_transition_time)
+    if at_ms is None:
+        return _number(node.metadata.resource_version, now_ms), now_ms
+    return at_ms // 1000, min(at_ms, now_ms)
+
+
+def _number(version: str, now_ms: int) -> int:
+    return int(version) if version.isdecimal() and version.isascii() and len(version) < 15 else now_ms
+
+
+def _slot(check: str, severity: Severity) -> int:
+    """Behind those of `KINDS`, another for each severity of a check."""
+    place = zlib.crc32(check.encode()) % 20
+    return len(KINDS) + place * 3 + ("ok", "warning", "fatal").index(severity)

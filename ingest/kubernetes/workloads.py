@@ -1,0 +1,387 @@
+"""Jobs of Kubernetes of any kind in one form: workloads, and the pods with GPUs that are their members.
+
+    JobSet          its pods by label, rank by (job's global index, completion index)
+    PyTorchJob      master, then workers by index; with an elastic policy it may start with fewer
+    Job             one gang when all its pods run at once (completions = parallelism), by completion index
+    Deployment, StatefulSet, LeaderWorkerSet, RayCluster, …    as many as there are, grown and shrunk
+    a pod without an owner                                     a job of one
+
+Pods without a GPU (launchers, drivers) are no members.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Literal, TypeVar, get_args
+
+import msgspec
+
+from fleet.events import JobClass, Submitted
+from fleet.requests import Gang
+from ingest.gpus import short_model
+from ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
+from ingest.kubernetes.objects import (
+    Condition,
+    Container,
+    Job,
+    JobSet,
+    JobSpec,
+    Meta,
+    Pod,
+    PodSpec,
+    PyTorchJob,
+    Template,
+    condition,
+    time_ms,
+)
+from ingest.lifecycle import SUBMITTED
+
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
+JOBSET_RESTART = "jobset.sigs.k8s.io/restart-attempt"
+JOB_INDEX = ("jobset.sigs.k8s.io/job-global-index", "jobset.sigs.k8s.io/job-index")
+POD_INDEX = (
+    *("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"),
+    *("apps.kubernetes.io/pod-index", "leaderworkerset.sigs.k8s.io/worker-index"),
+)
+GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+REPLICA_TYPE = "training.kubeflow.org/replica-type"
+LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
+RAY_CLUSTER = "ray.io/cluster"
+TEMPLATE_HASH = "pod-template-hash"
+MODEL_SELECTORS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
+CLASSES = frozenset(get_args(JobClass))
+NO_JOBS = frozenset({"DaemonSet", "Node"})  # what runs on every node belongs to it
+SERVING = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet", "InferenceService"})
+_MIG = re.compile(r"mig-(.+)")
+
+S = TypeVar("S", bound=msgspec.Struct)
+Stage = Literal["pending", "running", "broken", "failed", "succeeded"]
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What names and labels mean at a site. A label is looked for among labels, then annotations."""
+
+    cluster: str = ""
+    prefix: str = ""
+    queue_label: str = "kueue.x-k8s.io/queue-name"
+    tenant_label: str = ""
+    user_label: str = ""
+    class_label: str = "fleetcast/class"
+    preemptible_label: str = "fleetcast/preemptible"
+    keep_labels: tuple[str, ...] = ()
+    gpu_resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/mig-*", "nvidia.com/gpu.shared", "amd.com/gpu")
+
+
+class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job by its own object, or by its first pod where that is not followed (`alone`).
+    members: pods with GPUs that it wants, and how many it starts with; elastic: they come and go as it runs."""
+
+    kind: str
+    uid: str
+    submitted: Submitted  # of attempt 1
+    members: int
+    least: int
+    elastic: bool = False
+    alone: bool = False
+    suspended: bool = False
+    restarts: int = 0
+    deleted_ms: int | None = None
+    finished_ms: int | None = None
+    failed: Ending | None = None
+
+
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A pod with GPUs. slot: its place in the gang, which its successor takes; attempt: as its labels say, or 0.
+    kind, owner: of its owner (Pod for none), with uid where stated; left_ms: since when it is being deleted."""
+
+    job: str
+    kind: str
+    uid: str
+    name: str
+    created_ms: int
+    stage: Stage
+    owner: str = ""
+    slot: tuple[int, ...] = ()
+    node: str = ""
+    running_ms: int | None = None
+    restarts: int = 0
+    attempt: int = 0
+    ending: Ending | None = None
+    waiting: str = ""
+    left_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Pods of one template."""
+
+    pods: int
+    template: Template
+
+
+def gpus_of(spec: PodSpec, resources: tuple[str, ...]) -> tuple[int, str]:
+    """GPUs (or MIG slices) that a pod asks for, and the MIG profile where it names one."""
+    count, profile = 0.0, ""
+    for container in _containers(spec):
+        for name in sorted(container.resources.names):
+            if _is_gpu(name, resources):
+                count += container.resources.amount(name)
+                found = _MIG.search(name)
+                profile = found.group(1) if found else profile
+    return round(count), profile
+
+
+@lru_cache(4096)
+def _is_gpu(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _containers(spec: PodSpec) -> Sequence[Container]:
+    """Those that run as long as the pod does."""
+    return [*spec.containers, *(row for row in spec.init_containers or () if row.restart_policy == "Always")]
+
+
+class WorkloadReader:
+    """Objects → workloads and members. `priorities`: the values of priority classes by name, which may grow."""
+
+    def __init__(self, terms: Terms, priorities: Mapping[str, int]) -> None:
+        self.terms = terms
+        self._priorities = priorities
+
+    def name(self, meta: Meta, name: str = "") -> str:
+        return f"{self.terms.prefix}{meta.namespace}/{name or meta.name}"
+
+    def job(self, job: Job, now_ms: int) -> Workload | None:
+        """None of a Job without GPUs, and of one that is a part of a JobSet."""
+        if job.metadata.label(JOBSET_NAME):
+            return None
+        spec = job.spec
+        pods = _pods(spec)
+        elastic = pods != _or(spec.completions, 1)
+        made = self._workload("Job", job.metadata, [_Part(pods, spec.template)], spec.active_deadline_seconds)
+        if made is None:
+            return None
+        ended = _ended(job.status.conditions, "Complete", now_ms, job.status.completion_time)
+        made = _with(made, suspended=bool(spec.suspend), elastic=elastic, least=1 if elastic else pods, **ended)
+        return _of_class(made, "batch") if elastic and not self._label(job.metadata, self.terms.class_label) else made
+
+    def jobset(self, jobset: JobSet, now_ms: int) -> Workload | None:
+        rows = jobset.spec.replicated_jobs
+        parts = [_Part(_or(row.replicas, 1) * _pods(row.template.spec), row.template.spec.template) for row in rows]
+        limits = [row.template.spec.active_deadline_seconds for row in rows]
+        limit_s = max((limit for limit in limits if limit is not None), default=None)
+        made = self._workload("JobSet", jobset.metadata, parts, limit_s)
+        if made is None:
+            return None
+        ended = _ended(jobset.status.conditions, "Completed", now_ms)
+        return _with(made, suspended=bool(jobset.spec.suspend), restarts=jobset.status.restarts, **ended)
+
+    def pytorchjob(self, job: PyTorchJob, now_ms: int) -> Workload | None:
+        spec, policy = job.spec, job.spec.run_policy
+        parts = [_Part(_or(row.replicas, 1), row.template) for row in spec.pytorch_replica_specs.values()]
+        made = self._workload("PyTorchJob", job.metadata, parts, policy.active_deadline_seconds if policy else None)
+        if made is None:
+            return None
+        ended = _ended(job.status.conditions if job.status else None, "Succeeded", now_ms)
+        made = _with(made, suspended=bool(policy and policy.suspend), **ended)
+        if policy and policy.scheduling_policy and policy.scheduling_policy.queue and not made.submitted.queue:
+            made = _with(made, submitted=_with(made.submitted, queue=policy.scheduling_policy.queue))
+        elastic = spec.elastic_policy
+        if elastic is None:
+            return made
+        least = min(made.members, _or(elastic.min_replicas, made.members))
+        gang = Gang(least, max(made.members, _or(elastic.max_replicas, made.members)))
+        return _with(made, elastic=True, least=least, submitted=_with(made.submitted, gang=gang))
+
+    def alone(self, pod: Pod, member: Member) -> Workload | None:
+        """Read from a pod what it says of its job."""
+        part = _Part(1, Template(spec=pod.spec))
+        made = self._workload(member.kind, pod.metadata, [part], None, self.owner(pod)[1])
+        if made is None:
+            return None
+        single = member.kind == "Pod"
+        made = _with(made, alone=True, elastic=not single, uid=member.uid if single else "")
+        serves = member.kind in SERVING and not self._label(pod.metadata, self.terms.class_label)
+        return _of_class(made, "inference") if serves else made
+
+    def owner(self, pod: Pod) -> tuple[str, str]:
+        """Kind and name of the job that a pod belongs to."""
+        meta = pod.metadata
+        for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("RayCluster", RAY_CLUSTER)):
+            if meta.label(label):
+                return kind, meta.label(label)
+        owner = meta.controller
+        if owner is None:
+            return "Pod", meta.name
+        if owner.kind == "ReplicaSet":
+            return "Deployment", owner.name.removesuffix("-" + meta.label(TEMPLATE_HASH))
+        return owner.kind, owner.name
+
+    def member(self, pod: Pod, now_ms: int) -> Member | None:
+        """None of a pod without GPUs, and of those that a DaemonSet puts on every node."""
+        meta = pod.metadata
+        kind, name = self.owner(pod)
+        if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources)[0] < 1:
+            return None
+        stage = _stage(pod)
+        statuses = pod.status.container_statuses or ()
+        restarts = sum(status.restart_count for status in statuses)
+        began = [time_ms(row.state.running.started_at) for row in statuses if row.state.running]
+        running_ms = max((moment for moment in began if moment), default=time_ms(pod.status.start_time))
+        label = meta.label(JOBSET_RESTART)
+        return Member(
+            job=self.name(meta, name),
+            kind=kind,
+            uid=meta.uid,
+            name=meta.name,
+            created_ms=time_ms(meta.creation_timestamp) or now_ms,
+            stage=stage,
+            owner=meta.label(JOBSET_UID) if kind == "JobSet" else meta.controller.uid if meta.controller else "",
+            slot=_slot(meta),
+            node=pod.spec.node_name,
+            running_ms=running_ms if stage == "running" else None,
+            restarts=restarts,
+            attempt=int(label) + 1 if label.isdecimal() and len(label) < 9 else 0,
+            ending=_ending(pod, stage, restarts, now_ms),
+            waiting=_waiting(pod, stage),
+            left_ms=time_ms(meta.deletion_timestamp),
+        )
+
+    def _workload(
+        self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
+    ) -> Workload | None:
+        """As its templates say; None where none of them wants a GPU."""
+        asked = [(part, *gpus_of(part.template.spec, self.terms.gpu_resources)) for part in parts]
+        asked = [row for row in asked if row[1] > 0 and row[0].pods > 0]
+        if not asked:
+            return None
+        members = sum(part.pods for part, _, _ in asked)
+        largest, gpus, profile = max(asked, key=lambda row: row[1])
+        spec = largest.template.spec
+        kept = {label: value for label in self.terms.keep_labels if (value := self._label(meta, label))}
+        stated = self._label(meta, self.terms.class_label)
+        submitted = Submitted(
+            job=self.name(meta, name),
+            sequence=SUBMITTED,
+            time_ms=time_ms(meta.creation_timestamp) or 0,
+            cluster=self.terms.cluster,
+            tenant=self._label(meta, self.terms.tenant_label) or meta.namespace,
+            queue=self._label(meta, self.terms.queue_label),
+            user=self._label(meta, self.terms.user_label),
+            name=name or meta.name,
+            class_=stated if stated in CLASSES else "training",  # type: ignore[arg-type]
+            gang=members,
+            gpus_per_node=gpus,
+            gpu_model=_model(spec),
+            priority=self._priority(spec),
+            preemptible=self._label(meta, self.terms.preemptible_label).lower() in ("true", "yes", "1"),
+            limit_s=limit_s,
+            cpus=round(_sum(spec, "cpu")) or None,
+            host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
+            labels=kept | ({"mig": profile} if profile else {}) | {"kind": kind},
+        )
+        return Workload(kind, meta.uid, submitted, members, members, deleted_ms=time_ms(meta.deletion_timestamp))
+
+    def _priority(self, spec: PodSpec) -> int:
+        return self._priorities.get(spec.priority_class_name, 0) if spec.priority is None else spec.priority
+
+    def _label(self, meta: Meta, name: str) -> str:
+        return meta.label(name) or (meta.annotations or {}).get(name, "") if name else ""
+
+
+def _with(row: S, **changes: object) -> S:
+    return msgspec.structs.replace(row, **changes)
+
+
+def _of_class(made: Workload, name: JobClass) -> Workload:
+    return _with(made, submitted=_with(made.submitted, class_=name))
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _pods(spec: JobSpec) -> int:
+    """Pods of a Job that run at once."""
+    pods = _or(spec.parallelism, 1)
+    return pods if spec.completions is None else min(pods, spec.completions)
+
+
+def _sum(spec: PodSpec, resource: str) -> float:
+    return sum(container.resources.amount(resource) for container in _containers(spec))
+
+
+def _model(spec: PodSpec) -> str:
+    """The GPU model that a pod insists on."""
+    wanted = (spec.node_selector or {}).get
+    stated = next((value for label in MODEL_SELECTORS if (value := wanted(label))), "")
+    return short_model(stated) if stated else ""
+
+
+def _ended(
+    conditions: Sequence[Condition] | None, good: str, now_ms: int, completed: datetime | None = None
+) -> dict[str, object]:
+    """`finished_ms` or `failed`, as the conditions say."""
+    done, failed = condition(conditions, good), condition(conditions, "Failed")
+    if done is not None and done.is_true:
+        return {"finished_ms": time_ms(completed) or time_ms(done.last_transition_time) or now_ms}
+    if failed is not None and failed.is_true:
+        at_ms = time_ms(failed.last_transition_time) or now_ms
+        return {"failed": Ending(at_ms, category_of_condition(failed.reason or ""), failed.text)}
+    return {}
+
+
+def _slot(meta: Meta) -> tuple[int, ...]:
+    """The place in the gang that labels or annotations tell; empty where they do not."""
+    index = _number(meta, POD_INDEX)
+    if index is None:
+        return ()
+    if meta.label(REPLICA_TYPE):
+        return int(meta.label(REPLICA_TYPE).lower() not in ("master", "chief")), index
+    outer = _number(meta, (*JOB_INDEX, GROUP_INDEX))
+    return (index,) if outer is None else (outer, index)
+
+
+def _number(meta: Meta, names: Sequence[str]) -> int | None:
+    for table in (meta.labels or {}, meta.annotations or {}):
+        for name in names:
+            text = table.get(name, "")
+            if text.isdecimal() and text.isascii() and len(text) < 10:
+                return int(text)
+    return None
+
+
+def _stage(pod: Pod) -> Stage:
+    if pod.status.phase in ("Failed", "Succeeded"):
+        return "failed" if pod.status.phase == "Failed" else "succeeded"
+    if pod.status.phase not in ("Running", "Unknown"):
+        return "pending"
+    states = [status.state for status in pod.status.container_statuses or ()]
+    crashed = any(state.terminated and state.terminated.exit_code != 0 for state in states)
+    return "broken" if crashed or any(state.waiting for state in states) else "running"
+
+
+def _ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
+    """How it ended, or did before it was restarted; of one that has to leave, why."""
+    if stage == "succeeded":
+        ends = [row.state.terminated for row in pod.status.container_statuses or () if row.state.terminated]
+        return Ending(max((time_ms(row.finished_at) or 0 for row in ends), default=0) or now_ms)
+    if stage in ("failed", "broken") or restarts:
+        return ending_of(pod, now_ms)
+    leaves = pod.condition("DisruptionTarget")
+    return disrupted(leaves, now_ms) if leaves is not None and leaves.is_true else None
+
+
+def _waiting(pod: Pod, stage: Stage) -> str:
+    """Why it does not run yet."""
+    if stage != "pending":
+        return ""
+    scheduled = pod.condition("PodScheduled")
+    if scheduled is not None and not scheduled.is_true:
+        return scheduled.text or "not scheduled yet"
+    states = [status.state.waiting for status in pod.status.container_statuses or ()]
+    return next((": ".join(filter(None, (row.reason, row.message))) for row in states if row), "")

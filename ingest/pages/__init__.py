@@ -1,0 +1,1 @@
+"""Exporter pages: fetch them, parse the text and turn lines into series."""

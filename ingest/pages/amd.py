@@ -1,0 +1,158 @@
+"""AMD's device metrics exporter → the same GPU series that DCGM fills (docs/sources/amd.md lists them).
+
+    gpu_power_usage{gpu_id="0",serial_number="…",card_model="…",hostname="n1"}
+
+Names and units: its metrics list and source, 1.0 to 1.5, with or without `amd_`. A partition is a GPU, as the exporter
+numbers it. Only totals are read: neither the RAS blocks behind an ECC total nor raw profiler counters.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet import clock_reasons as reasons
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind
+from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
+from ingest.pages.resolver import Resolver
+from ingest.pages.text import Target
+from ingest.series import Fold, Form, Series
+
+PREFIX = "amd_"
+_OURS = ("gpu_", "pcie_")
+_MARKS = ("serial_number", "card_model")  # one of these is on every line of the exporter
+_PASSED = re.compile(  # known, and not read
+    r"gpu_(ecc_|xgmi_nbr_|prof_|violation_|m(in|ax)_clock$|nodes_total$|health$|afid_errors$|hbm_temperature$)"
+    r"|gpu_\w*(_visible_vram|_gtt|voltage|_instantaneous|(mma|vcn|jpeg)_activity)$|pcie_"
+)
+_BLANK = 65_535.0  # "not available" in fields of 16 bits; those of 31 and 64 bits are among DCGM's blanks
+_INSTINCT = re.compile(r"MI\d{3}[A-Z]?")
+# PCI device ids (amdgpu.ids), where a driver knows no name.
+_DEVICES = {
+    **{"0x738c": "MI100", "0x740f": "MI210", "0x7408": "MI250X", "0x740c": "MI250X", "0x74a0": "MI300A"},
+    **{"0x74a1": "MI300X", "0x74a2": "MI308X", "0x74a5": "MI325X", "0x75a0": "MI350X", "0x75a3": "MI355X"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    metric: int
+    scale: float = 1.0
+    fold: Fold = Fold.WHOLE
+    form: Form = Form.PLAIN
+    ceiling: float = float("nan")
+
+
+def _gauge(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
+    return _Reading(metric_row(EntityKind.GPU, metric), scale, fold, Form.DCGM, _BLANK)
+
+
+def _total(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
+    return _Reading(metric_row(EntityKind.GPU, metric), scale, fold, Form.DCGM)
+
+
+def _reason(bit: int) -> _Reading:
+    return _Reading(metric_row(EntityKind.GPU, "clock_event_reasons"), bit, Fold.SUM, Form.FLAG, _BLANK)
+
+
+THROTTLING = {
+    f"gpu_violation_{name}_residency_percentage": _reason(bit)
+    for name, bit in (
+        ("processor_hot", reasons.SLOWDOWN),
+        ("ppt", reasons.POWER_CAP),
+        ("socket_thermal", reasons.SOFTWARE_THERMAL),
+        ("vr_thermal", reasons.HARDWARE_THERMAL),
+        ("hbm_thermal", reasons.MEMORY_THERMAL),
+    )
+}
+_CLOCKS = {
+    "system": _gauge("sm_clock_mhz", fold=Fold.MEAN),
+    "memory": _gauge("mem_clock_mhz", fold=Fold.MEAN),
+}
+_MIB = 2.0**20
+# Of several names of one series the first on a page counts: older drivers and cards have others.
+READINGS = {
+    "gpu_gfx_activity": _gauge("gpu_util", 0.01),
+    "gpu_umc_activity": _gauge("mem_copy_util", 0.01),
+    "gpu_prof_sm_active": _gauge("sm_active", 0.01),
+    "gpu_prof_tensor_active_percent": _gauge("tensor_active", 0.01),
+    "gpu_prof_occupancy_percent": _gauge("sm_occupancy", 0.01),
+    "gpu_prof_gui_util_percent": _gauge("graphics_active", 0.01),
+    "gpu_power_usage": _gauge("power_w"),
+    "gpu_package_power": _gauge("power_w"),
+    "gpu_average_package_power": _gauge("power_w"),
+    "gpu_junction_temperature": _gauge("gpu_temp_c"),
+    "gpu_edge_temperature": _gauge("gpu_temp_c"),
+    "gpu_memory_temperature": _gauge("memory_temp_c"),
+    "gpu_total_vram": _total("fb_total_bytes", _MIB),
+    "gpu_used_vram": _total("fb_used_bytes", _MIB),
+    "gpu_free_vram": _total("fb_free_bytes", _MIB),
+    "gpu_energy_consumed": _total("energy_j", 1e-6),
+    "gpu_ecc_correct_total": _total("ecc_sbe_volatile"),
+    "gpu_ecc_uncorrect_total": _total("ecc_dbe_volatile"),
+    "gpu_xgmi_link_rx": _total("nvlink_rx_bytes_per_s", 1024.0, Fold.RATE),
+    "gpu_xgmi_link_tx": _total("nvlink_tx_bytes_per_s", 1024.0, Fold.RATE),
+    "pcie_replay_count": _total("pcie_replays"),
+    **THROTTLING,
+}
+
+
+class AmdResolver(Resolver):
+    """Answers what a line of AMD's exporter stands for."""
+
+    together = frozenset(prefix + name for prefix in ("", PREFIX) for name in THROTTLING)
+
+    @classmethod
+    def claims(cls, name: str) -> bool:
+        return name.removeprefix(PREFIX).startswith(_OURS)
+
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        bare = name.removeprefix(PREFIX)
+        return bare in READINGS or bare == "gpu_clock"
+
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
+        """None for what we do not keep, and for pages of others. RecordError bad_label: no GPU, no node."""
+        if not any(mark in labels for mark in _MARKS):
+            return None
+        bare = name.removeprefix(PREFIX)
+        reading = _CLOCKS.get(_clock_type(labels)) if bare == "gpu_clock" else READINGS.get(bare)
+        if reading is None:
+            if bare != "gpu_clock" and _PASSED.match(bare) is None:
+                self.note_unknown(name)
+            return None
+        index = gpu_index(labels.get("gpu_id", ""), "gpu_id")
+        node = self.node(labels, target)
+        uuid = labels.get("gpu_uuid", "")  # the serial number is one for all partitions
+        self.inventory.learn(node, index, GpuFacts(_model(labels), uuid))
+        learn_devices(self.entities, node, index, uuid)
+        gpu = self.entities.of_node(EntityKind.GPU, node, index)
+        return Series(
+            EntityKind.GPU,
+            reading.metric,
+            gpu,
+            self.entities.node(node),
+            gpu,
+            reading.scale,
+            reading.form,
+            reading.ceiling,
+            reading.fold,
+        )
+
+
+def _clock_type(labels: Mapping[str, str]) -> str:
+    return labels.get("clock_type", "").lower().removeprefix("gpu_clock_type_")
+
+
+def _model(labels: Mapping[str, str]) -> str:
+    """Return the card's short name from its series, model or PCI device id; empty where none names it.
+
+    >>> _model({"card_model": "0x74a1"}), _model({"card_series": "AMD INSTINCT MI300X OAM", "card_model": "102-G30218"})
+    ('MI300X', 'MI300X')
+    """
+    series, model = labels.get("card_series", ""), labels.get("card_model", "")
+    if found := _INSTINCT.search(f"{series} {model}".upper()):
+        return found[0]
+    if model.lower() in _DEVICES:
+        return _DEVICES[model.lower()]
+    return next((short_model(name) for name in (series, model) if name[:1].isalpha()), "")

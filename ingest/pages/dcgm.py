@@ -1,0 +1,162 @@
+"""dcgm-exporter lines → GPU and MIG-instance series, whatever version printed them.
+
+    labels of       2.x to 4.x                main since May 2026       NVLink totals
+    node            Hostname                  hostname                  hostname
+    GPU             gpu, UUID, modelName      gpu, UUID, modelName      gpu, gpu_uuid, model_name
+    MIG instance    GPU_I_ID                  GPU_I_ID
+
+A field of the whole GPU (temperature, power) repeats on each MIG instance's line and goes to the GPU. Links, switches
+and CPUs are not read. Names go without prefix: `DEV` and `PROF` fields do not overlap. A field renamed in DCGM 4.6 has
+two names. Source: dcgm_fields.h of DCGM 3.3, 4.5 and 4.6.
+"""
+
+from collections.abc import Mapping
+
+from fleet.errors import RecordError
+from fleet.metrics import dcgm_row
+from fleet.samples import EntityKind
+from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
+from ingest.pages.resolver import Resolver
+from ingest.pages.text import Target
+from ingest.series import Form, Series
+
+_NAMES: dict[int, tuple[str, ...]] = {
+    100: ("DEV_SM_CLOCK",),
+    101: ("DEV_MEM_CLOCK",),
+    112: ("DEV_CLOCKS_EVENT_REASONS", "DEV_CLOCK_THROTTLE_REASONS"),
+    140: ("DEV_MEMORY_TEMP", "DEV_MEMORY_TEMP_CELSIUS"),
+    150: ("DEV_GPU_TEMP", "DEV_GPU_TEMP_CELSIUS"),
+    155: ("DEV_POWER_USAGE", "DEV_BOARD_POWER_WATTS"),
+    156: ("DEV_TOTAL_ENERGY_CONSUMPTION",),
+    202: ("DEV_PCIE_REPLAY_COUNTER", "DEV_PCIE_REPLAY_TOTAL"),
+    203: ("DEV_GPU_UTIL", "DEV_GPU_UTIL_RATIO"),
+    204: ("DEV_MEM_COPY_UTIL", "DEV_MEM_COPY_UTIL_RATIO"),
+    206: ("DEV_ENC_UTIL", "DEV_ENC_UTIL_RATIO"),
+    207: ("DEV_DEC_UTIL", "DEV_DEC_UTIL_RATIO"),
+    230: ("DEV_XID_ERRORS", "DEV_XID_ERROR"),
+    235: ("DEV_PCIE_MAX_LINK_GEN",),
+    236: ("DEV_PCIE_MAX_LINK_WIDTH",),
+    237: ("DEV_PCIE_LINK_GEN",),
+    238: ("DEV_PCIE_LINK_WIDTH",),
+    240: ("DEV_POWER_VIOLATION",),
+    241: ("DEV_THERMAL_VIOLATION",),
+    250: ("DEV_FB_TOTAL",),
+    251: ("DEV_FB_FREE",),
+    252: ("DEV_FB_USED",),
+    253: ("DEV_FB_RESERVED",),
+    310: ("DEV_ECC_SBE_VOL_TOTAL",),
+    311: ("DEV_ECC_DBE_VOL_TOTAL",),
+    312: ("DEV_ECC_SBE_AGG_TOTAL",),
+    313: ("DEV_ECC_DBE_AGG_TOTAL",),
+    390: ("DEV_RETIRED_SBE", "DEV_PAGE_RETIRED_SBE_TOTAL"),
+    391: ("DEV_RETIRED_DBE", "DEV_PAGE_RETIRED_DBE_TOTAL"),
+    392: ("DEV_RETIRED_PENDING", "DEV_PAGE_RETIRED_PENDING"),
+    393: ("DEV_UNCORRECTABLE_REMAPPED_ROWS", "DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
+    394: ("DEV_CORRECTABLE_REMAPPED_ROWS", "DEV_ROW_REMAP_CORRECTABLE_TOTAL"),
+    395: ("DEV_ROW_REMAP_FAILURE", "DEV_ROW_REMAP_FAILED"),
+    409: ("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "DEV_NVLINK_CRC_FLIT_ERROR_TOTAL"),
+    419: ("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "DEV_NVLINK_CRC_DATA_ERROR_TOTAL"),
+    429: ("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "DEV_NVLINK_REPLAY_ERROR_TOTAL"),
+    439: ("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "DEV_NVLINK_RECOVERY_ERROR_TOTAL"),
+    1001: ("PROF_GR_ENGINE_ACTIVE", "PROF_GR_ENGINE_UTIL_RATIO"),
+    1002: ("PROF_SM_ACTIVE", "PROF_SM_UTIL_RATIO"),
+    1003: ("PROF_SM_OCCUPANCY", "PROF_SM_OCCUPANCY_RATIO"),
+    1004: ("PROF_PIPE_TENSOR_ACTIVE", "PROF_TENSOR_UTIL_RATIO"),
+    1005: ("PROF_DRAM_ACTIVE", "PROF_DRAM_UTIL_RATIO"),
+    1006: ("PROF_PIPE_FP64_ACTIVE", "PROF_FP64_UTIL_RATIO"),
+    1007: ("PROF_PIPE_FP32_ACTIVE", "PROF_FP32_UTIL_RATIO"),
+    1008: ("PROF_PIPE_FP16_ACTIVE", "PROF_FP16_UTIL_RATIO"),
+    1009: ("PROF_PCIE_TX_BYTES",),
+    1010: ("PROF_PCIE_RX_BYTES",),
+    1011: ("PROF_NVLINK_TX_BYTES",),
+    1012: ("PROF_NVLINK_RX_BYTES",),
+}
+
+FIELD_IDS = {f"DCGM_FI_{name}": field for field, names in _NAMES.items() for name in names}
+
+# Made by the exporter, not by DCGM: windowed counts of what fields 230 and 112 tell us anyway. Ignored on purpose.
+EXPORTER_ONLY = frozenset(
+    {
+        "DCGM_EXP_XID_ERRORS_COUNT",
+        "DCGM_FI_DEV_XID_ERRORS_ACTIVE",
+        "DCGM_EXP_CLOCK_EVENTS_COUNT",
+        "DCGM_EXP_GPU_HEALTH_STATUS",
+        "DCGM_EXP_P2P_STATUS",
+    }
+)
+
+_PERCENT = frozenset({203, 204, 206, 207})
+_RATIO = frozenset(range(1001, 1009))
+_SCALE = dict.fromkeys(_PERCENT, 0.01) | {
+    156: 1e-3,  # mJ
+    240: 1e-9,  # ns
+    241: 1e-9,
+    250: 2.0**20,  # MiB
+    251: 2.0**20,
+    252: 2.0**20,
+    253: 2.0**20,
+}
+
+
+def unit_of(name: str, field: int) -> tuple[float, Form]:
+    """Return (scale to our unit, how to read the number).
+    Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them `_RATIO`; only
+    a fraction below 1, which no int64 can hold, is a ratio (a collector converted it)."""
+    if field in _RATIO:
+        return 1.0, Form.DCGM_RATIO
+    if field in _PERCENT and name.endswith("_RATIO"):
+        return 0.01, Form.DCGM_PERCENT
+    return _SCALE.get(field, 1.0), Form.DCGM
+
+
+_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
+
+
+class DcgmResolver(Resolver):
+    """Answers what a DCGM line stands for."""
+
+    @classmethod
+    def claims(cls, name: str) -> bool:
+        return name.startswith("DCGM_")
+
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        return name in FIELD_IDS
+
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
+        """None for what is no GPU field of the catalogue; RecordError("bad_label") when the GPU cannot be told."""
+        if name in EXPORTER_ONLY or any(labels.get(key) for key in _OTHER_ENTITIES):
+            return None
+        field = FIELD_IDS.get(name)
+        if field is None:
+            self.note_unknown(name)
+            return None
+        node, index = self._locate(labels, target)
+        scale, form = unit_of(name, field)
+        gpu = self.entities.of_node(EntityKind.GPU, node, index)
+        kind, entity = EntityKind.GPU, gpu
+        instance = labels.get("GPU_I_ID", "")
+        if instance and dcgm_row(EntityKind.GPU_INSTANCE, field) is not None:
+            number = gpu_index(instance, "GPU_I_ID")
+            kind, entity = (
+                EntityKind.GPU_INSTANCE,
+                self.entities.of_node(EntityKind.GPU_INSTANCE, node, index, number),
+            )
+        metric = dcgm_row(kind, field)
+        assert metric is not None, f"field {field} has a name but no row in the catalogue"
+        return Series(kind, metric, entity, self.entities.node(node), gpu, scale, form)
+
+    def _locate(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
+        """(node, GPU index); a line without `gpu` is found by its UUID if another line named that in full."""
+        uuid = labels.get("UUID") or labels.get("gpu_uuid", "")
+        if not labels.get("gpu"):
+            slot = self.inventory.slot(uuid)
+            if slot is None:
+                raise RecordError("bad_label", f"no gpu label, and UUID {uuid!r} is unknown")
+            return slot
+        index = gpu_index(labels["gpu"], "gpu")
+        node = self.node(labels, target)
+        model = short_model(labels.get("modelName") or labels.get("model_name", ""))
+        self.inventory.learn(node, index, GpuFacts(model, uuid))
+        learn_devices(self.entities, node, index, labels.get("pci_bus_id", ""), uuid)
+        return node, index

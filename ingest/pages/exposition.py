@@ -1,0 +1,111 @@
+"""One line of the Prometheus text format, parsed strictly: the cold path, taken once for each new series.
+
+    name{label="value",...} value [timestamp_ms]
+
+Escapes in label values are \\\\, \\" and \\n; blanks and tabs may stand between tokens; a comma may end the labels.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fleet.errors import RecordError
+
+MAX_LINE_BYTES = 8192
+
+_NAME = re.compile(r"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(\{)?")
+_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(,|(?=\}))')
+_END = re.compile(r"[ \t]*\}")
+_ESCAPE = re.compile(r"\\(.)")
+_NO_LABELS: Mapping[str, str] = {}
+_ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`prefix` is everything before the value, separator included: what a later scrape repeats byte by byte."""
+
+    prefix: bytes
+    name: str
+    labels: Mapping[str, str]  # shared between lines: nobody changes it
+    value: bytes
+    timestamp: bytes  # empty when the line carries none
+
+
+def parse_line(raw: bytes) -> Line:
+    """Parse a line. Raises RecordError: line_too_long, bad_encoding, bad_line or bad_label.
+
+    >>> parse_line(b'up{node="n1"} 1').labels
+    {'node': 'n1'}
+    """
+    if len(raw) > MAX_LINE_BYTES:
+        raise RecordError("line_too_long", f"{len(raw)} bytes: {raw[:60]!r}")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise RecordError("bad_encoding", repr(raw[:80])) from None
+    head = _NAME.match(text)
+    if head is None:
+        raise RecordError("bad_line", text[:80])
+    end = head.end()
+    labels: Mapping[str, str] = _NO_LABELS
+    if head.group(2):
+        end = text.rfind("}") + 1
+        labels = _parse_labels(text[head.end() : end])
+        end = end + len(text[end:]) - len(text[end:].lstrip(" \t"))
+    tokens = text[end:].encode().split()  # as bytes: there are more blanks in Unicode than in the format
+    if not 1 <= len(tokens) <= 2 or text[end - 1] not in "} \t":
+        raise RecordError("bad_line", text[:80])
+    return Line(
+        prefix=text[:end].encode(),
+        name=head.group(1),
+        labels=labels,
+        value=tokens[0],
+        timestamp=tokens[1] if len(tokens) == 2 else b"",
+    )
+
+
+@lru_cache(4096)  # the fields of one GPU all carry the same labels
+def _parse_labels(text: str) -> Mapping[str, str]:
+    """Labels of `name="value",...}`, brace included."""
+    labels: dict[str, str] = {}
+    at = 0
+    while (end := _END.match(text, at)) is None:
+        pair = _LABEL.match(text, at)
+        if pair is None:
+            raise RecordError("bad_label", text[at : at + 80])
+        name, value = pair.group(1), pair.group(2)
+        if name in labels:
+            raise RecordError("bad_label", f"{name} is given twice: {text[:80]}")
+        labels[name] = _ESCAPE.sub(_unescape, value) if "\\" in value else value
+        at = pair.end()
+    if end.end() != len(text):
+        raise RecordError("bad_label", text[:80])
+    return labels
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return _ESCAPES.get(match.group(1), match.group(0))
+
+
+def parse_value(token: bytes) -> float:
+    """Parse a number as the format allows it (also NaN, +Inf). Raises RecordError("bad_value").
+
+    >>> parse_value(b"1e3")
+    1000.0
+    """
+    try:
+        if b"_" in token:  # Python reads 1_000, the format does not
+            raise ValueError
+        return float(token)
+    except ValueError:
+        raise RecordError("bad_value", repr(token[:40])) from None
+
+
+def parse_timestamp(token: bytes) -> int:
+    """Unix ms; raises RecordError("bad_timestamp")."""
+    digits = token[1:] if token[:1] == b"-" else token
+    if not digits.isdigit() or len(digits) > 15:
+        raise RecordError("bad_timestamp", repr(token[:40]))
+    return int(token)

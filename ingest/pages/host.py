@@ -1,0 +1,88 @@
+"""node_exporter's metrics of a host beyond its ports: CPUs, pressure, memory, NUMA, NVMe drives, network, power.
+
+CPU times are means over CPUs; traffic is a sum over NVMe drives or physical interfaces (a bond would count twice).
+Pressure is seconds in which some task waited (PSI). Power comes from the meter that sees the whole board.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind
+from ingest.node_names import node_name
+from ingest.pages.resolver import Resolver
+from ingest.pages.text import Target
+from ingest.series import Fold, Series
+
+_NVME = re.compile(r"nvme\d+n\d+")
+_PHYSICAL = re.compile(r"(?:eth|em|ib)\d+|en[a-z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+")
+_POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Metric row; how lines add up; the label that must match, if one does."""
+
+    metric: int
+    fold: Fold = Fold.WHOLE
+    label: str = ""
+    pattern: re.Pattern[str] | None = None
+    optional: bool = False  # a line without the label counts
+
+
+def _reading(
+    metric: str,
+    fold: Fold = Fold.WHOLE,
+    label: str = "",
+    pattern: re.Pattern[str] | None = None,
+    optional: bool = False,
+) -> _Reading:
+    return _Reading(metric_row(EntityKind.NODE, metric), fold, label, pattern, optional)
+
+
+_MODES = {"steal": _reading("cpu_steal_s", Fold.MEAN), "idle": _reading("cpu_idle_s", Fold.MEAN)}
+_READINGS = {
+    "node_pressure_cpu_waiting_seconds_total": _reading("cpu_pressure"),
+    "node_pressure_memory_waiting_seconds_total": _reading("memory_pressure"),
+    "node_pressure_io_waiting_seconds_total": _reading("io_pressure"),
+    "node_memory_MemTotal_bytes": _reading("memory_total_bytes"),
+    "node_memory_MemAvailable_bytes": _reading("memory_available_bytes"),
+    "node_memory_numa_numa_hit_total": _reading("numa_hits", Fold.SUM),
+    "node_memory_numa_numa_miss_total": _reading("numa_misses", Fold.SUM),
+    "node_disk_read_bytes_total": _reading("nvme_read_bytes", Fold.SUM, "device", _NVME),
+    "node_disk_written_bytes_total": _reading("nvme_written_bytes", Fold.SUM, "device", _NVME),
+    "node_disk_io_time_seconds_total": _reading("nvme_busy_s", Fold.MEAN, "device", _NVME),
+    "node_network_receive_bytes_total": _reading("net_rx_bytes", Fold.SUM, "device", _PHYSICAL),
+    "node_network_transmit_bytes_total": _reading("net_tx_bytes", Fold.SUM, "device", _PHYSICAL),
+    "node_network_receive_errs_total": _reading("net_errors", Fold.SUM, "device", _PHYSICAL),
+    "node_network_transmit_errs_total": _reading("net_errors", Fold.SUM, "device", _PHYSICAL),
+    "node_hwmon_power_average_watt": _reading("bmc_power_w", label="chip", pattern=_POWER_METER, optional=True),
+}
+_CPU = "node_cpu_seconds_total"
+HOST_NAMES = frozenset({*_READINGS, _CPU})
+
+
+class HostResolver(Resolver):
+    """Answers what a line of node_exporter stands for; all of them are of the target's node."""
+
+    together = frozenset({"node_network_receive_errs_total", "node_network_transmit_errs_total"})
+
+    @classmethod
+    def claims(cls, name: str) -> bool:
+        return name in HOST_NAMES
+
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
+        """None for what we do not keep. Raises RecordError where the target has no node name."""
+        reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
+        if reading is None or not _counts(reading, labels):
+            return None
+        node = self.entities.node(node_name(target.node, self.entities))
+        return Series(EntityKind.NODE, reading.metric, node, node, fold=reading.fold)
+
+
+def _counts(reading: _Reading, labels: Mapping[str, str]) -> bool:
+    if reading.pattern is None:
+        return True
+    stated = labels.get(reading.label)
+    return reading.optional if stated is None else reading.pattern.fullmatch(stated) is not None

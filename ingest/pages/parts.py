@@ -1,0 +1,151 @@
+"""Samples made of several lines: per CPU, drive, network interface, or reason a request ended.
+
+A sum or mean needs all parts of one moment. On a page they stand together (`Folding`). In remote write each comes
+alone: `PartSums` holds a moment back until a later one begins, and passes it when it is as complete as the one before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingest.series import Fold, Series
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Turns n rows of a page into k samples. `group`: (n,) sample of each row; `first`: (k,) a row of each sample.
+    grows: which samples are rates; identity: (k,) a number for (metric, entity)."""
+
+    group: NDArray[np.intp]
+    first: NDArray[np.intp]
+    divisor: NDArray[np.float64]  # (k,) parts of a mean, else 1
+    identity: NDArray[np.int64]
+    grows: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, series: Sequence[Series]) -> "Folding | None":
+        """None where each row is a sample of its own."""
+        if all(one.fold is Fold.WHOLE for one in series):
+            return None
+        samples: dict[object, int] = {}
+        group = [
+            samples.setdefault((one.metric, one.entity) if one.fold else row, len(samples))
+            for row, one in enumerate(series)
+        ]
+        found, first, count = np.unique(np.array(group, np.intp), return_index=True, return_counts=True)
+        mean = np.array([series[row].fold is Fold.MEAN for row in first.tolist()])
+        names = [series[row].metric << 32 | series[row].entity for row in first.tolist()]
+        grows = np.flatnonzero([series[row].fold is Fold.RATE for row in first.tolist()])
+        divisor = np.where(mean, count, 1).astype(np.float64)[: len(found)]
+        return cls(np.array(group, np.intp), first, divisor, np.array(names, np.int64), grows)
+
+    def values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(k,) sums and means of (n,) values; NaN where a part is NaN: without it the sum would be wrong."""
+        totals: NDArray[np.float64] = np.bincount(self.group, value, len(self.first)) / self.divisor
+        return totals
+
+
+class Growth:
+    """Growth of counters per second since the moment before. A restart costs one moment."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, float]] = {}  # identity -> time in ms, total
+
+    def per_second(
+        self,
+        grows: NDArray[np.intp],
+        identity: NDArray[np.int64],
+        time_ms: NDArray[np.int64],
+        total: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """(k,) `total`, in rows `grows` its growth per second: NaN at first, and where a counter fell."""
+        value = total.copy()
+        for row in grows[np.isfinite(total[grows])].tolist():
+            name, at_ms = int(identity[row]), int(time_ms[row])
+            before_ms, before = self._last.get(name, (at_ms, 0.0))
+            grown, span_s = total[row] - before, (at_ms - before_ms) / 1000
+            value[row] = grown / span_s if span_s > 0 and grown >= 0 else np.nan
+            self._last[name] = (at_ms, float(total[row]))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """Parts as they came: columns of n. identity: number of (kind, metric, entity); part: number of the series."""
+
+    identity: NDArray[np.int64]
+    part: NDArray[np.int64]
+    time_ms: NDArray[np.int64]
+    value: NDArray[np.float64]
+    mean: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.identity)
+
+    def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "PartRows":
+        return PartRows(self.identity[keep], self.part[keep], self.time_ms[keep], self.value[keep], self.mean[keep])
+
+    @classmethod
+    def joined(cls, one: "PartRows", other: "PartRows") -> "PartRows":
+        return cls(
+            np.concatenate([one.identity, other.identity]),
+            np.concatenate([one.part, other.part]),
+            np.concatenate([one.time_ms, other.time_ms]),
+            np.concatenate([one.value, other.value]),
+            np.concatenate([one.mean, other.mean]),
+        )
+
+    @classmethod
+    def none(cls) -> "PartRows":
+        empty = np.empty(0, np.int64)
+        return cls(empty, empty, empty, np.empty(0), np.empty(0, np.bool_))
+
+
+class PartSums:
+    """Sums of parts that arrive one by one. A restart costs the moments under way."""
+
+    def __init__(self, *, max_rows: int = 1_000_000) -> None:
+        self._pending = PartRows.none()
+        self._expected: dict[int, int] = {}  # identity -> parts of the last whole moment
+        self._max_rows = max_rows
+        self.dropped = 0  # moments with fewer parts than the one before, and what was beyond `max_rows`
+
+    def take(self, rows: PartRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """(identity, time_ms, value) of the moments that are complete now, in order of time."""
+        rows = PartRows.joined(self._pending, rows)
+        if not len(rows):
+            return rows.identity, rows.time_ms, rows.value
+        order = np.lexsort((rows.part, rows.time_ms, rows.identity))
+        rows = rows.rows(order)
+        same = (np.diff(rows.identity) == 0) & (np.diff(rows.time_ms) == 0)
+        rows = rows.rows(~np.r_[same & (np.diff(rows.part) == 0), False])  # told twice: the later one
+        begins = np.r_[True, (np.diff(rows.identity) != 0) | (np.diff(rows.time_ms) != 0)]
+        first = np.flatnonzero(begins)
+        identity = rows.identity[first]
+        newest = np.r_[identity[1:] != identity[:-1], True]
+        moment = np.cumsum(begins) - 1
+        waits = newest[moment]
+        self._pending = rows.rows(waits)
+        if len(self._pending) > self._max_rows:
+            self.dropped += int(newest.sum())
+            self._pending = PartRows.none()
+        counts = np.diff(np.r_[first, len(rows)])
+        totals = np.add.reduceat(rows.value, first) / np.where(rows.mean[first], counts, 1)
+        done = self._whole(identity, counts, ~newest) & np.isfinite(totals)
+        times = rows.time_ms[first]
+        order = np.flatnonzero(done)[np.argsort(times[done], kind="stable")]
+        return identity[order], times[order], totals[order]
+
+    def _whole(
+        self, identity: NDArray[np.int64], counts: NDArray[np.intp], closed: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """(moment,) closed, and no part fewer than in the moment before; a loop over samples made of parts."""
+        whole = np.zeros(len(identity), np.bool_)
+        for row in np.flatnonzero(closed).tolist():
+            name, count = int(identity[row]), int(counts[row])
+            whole[row] = count >= self._expected.get(name, count + 1)
+            self.dropped += int(not whole[row])
+            self._expected[name] = count
+        return whole

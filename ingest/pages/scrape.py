@@ -1,0 +1,293 @@
+"""The scraper: pulls exporter pages, each target in its own rhythm, and measures how well they answer.
+
+    target ── every interval_s (fleet time), at a phase of its own ── fetch ── decode ── pending
+    next() ── waits for the first page, gathers what arrives in the next 50 ms ── one large Batch
+
+A target has at most one request in flight; one that hangs stops counting against `concurrency` after a second.
+"""
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import aiohttp
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import ConfigError
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.fetch import FetchError, fetch, open_session
+from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, is_junk
+from ingest.pages.target_groups import read_groups
+from ingest.pages.target_spec import TargetSpec
+from ingest.pages.targets import TargetList
+from ingest.pages.text import PageDecoder, Target
+from ingest.source import Batch, Source
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.05  # wall
+SLOW_S = 1.0  # wall; a request older than this no longer counts against `concurrency`
+RELOAD_S = 2.0  # wall; how often a target file is looked at, and a service that lists targets and is away is asked
+ASK_S = 30.0  # wall; how often one that answers is asked
+MAX_PENDING = 4096  # pages
+RATE_WINDOW_MS = 60_000
+
+
+class ScrapeOptions(Protocol):
+    """The configuration's [scrape]."""
+
+    @property
+    def interval_s(self) -> float: ...  # fleet time
+    @property
+    def timeout_s(self) -> float: ...  # wall time
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ScrapeTarget(PageTarget):
+    """One exporter, and what its last scrapes said."""
+
+    spec: TargetSpec
+    phase: float  # share of the interval
+    up: bool | None = None  # None: not tried yet
+
+
+class Scraper(Source):
+    """A Source over all exporters of a configuration. Its position is empty: missed pages are gone."""
+
+    name = "scrape"
+    misses = True  # what nobody scrapes is gone
+
+    def __init__(
+        self,
+        entities: Entities,
+        targets: Sequence[str],
+        options: ScrapeOptions,
+        clock: Clock,
+        *,
+        future_limit_s: float = 60.0,
+    ) -> None:
+        self.targets: dict[str, ScrapeTarget] = {}
+        self.resolver = ExporterResolver(entities)
+        self.failures: Counter[str] = Counter()  # scrapes without a page, by reason
+        self.noted: Counter[str] = Counter()  # lines that are neither good nor bad, by reason
+        self.skipped_rounds = 0
+        self.choose: Callable[[TargetSpec], bool] = _any  # which targets of the list are this process's to scrape
+        self._list = TargetList(targets)
+        self._options = options
+        self._clock = clock
+        self._future_limit_ms = round(future_limit_s * 1000)
+        self._beside = ScrapeSamples(entities, self.failures)
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: set[str] = set()
+        self._pending: list[Batch] = []
+        self._wake = asyncio.Event()
+        self._crash: BaseException | None = None
+        self._taken: deque[tuple[int, int, int]] = deque()  # (fleet ms, samples, bad records)
+        self._bad = 0
+
+    async def next(self) -> Batch:
+        if not self._tasks:
+            self._start()
+        await self._wake.wait()
+        if self._crash is not None:
+            raise self._crash
+        await asyncio.sleep(GATHER_S)
+        pages, self._pending = self._pending, []
+        self._wake.clear()
+        batch = Batch.merge(pages)
+        self._count(batch)
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        return {}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Nothing to do: the next scrape is the next scrape."""
+
+    async def close(self) -> None:
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def models(self) -> dict[str, str]:
+        """Node -> GPU model, as the pages say."""
+        return self.resolver.inventory.models()
+
+    def health(self) -> dict[str, Any]:
+        """Return numbers for the ingestion document; rates are per second of fleet time, over the last minute."""
+        up = sum(target.up is True for target in self.targets.values())
+        down = sum(target.up is False for target in self.targets.values())
+        now_ms = self._clock.now_ms()
+        newest_ms = self._taken[-1][0] if self._taken else None
+        return {
+            "name": self.name,
+            "kind": "scrape",
+            "rate_per_s": self._rate(now_ms),
+            "lag_s": None if newest_ms is None else round(max(0, now_ms - newest_ms) / 1000, 3),
+            "bad": self._bad,
+            "up": up,
+            "down": down,
+            "targets_up": up,
+            "targets_down": down,
+            "failures": dict(self.failures),
+            "noted": {**self.noted, "unknown_metric": len(self.resolver.unknown())},
+            "skipped_rounds": self.skipped_rounds,
+            "refused_lists": self._list.refused(),
+        }
+
+    def _rate(self, now_ms: int) -> float:
+        recent = [samples for at_ms, samples, _ in self._taken if at_ms > now_ms - RATE_WINDOW_MS]
+        span_ms = min(RATE_WINDOW_MS, now_ms - self._taken[0][0]) if self._taken else 0
+        return round(sum(recent) / (span_ms / 1000), 1) if span_ms > 0 else 0.0
+
+    def _count(self, batch: Batch) -> None:
+        now_ms = self._clock.now_ms()
+        self._bad += len(batch.bad)
+        if self._taken and self._taken[-1][0] > now_ms:  # the clock was set back
+            self._taken.clear()
+        self._taken.append((now_ms, len(batch), len(batch.bad)))
+        while self._taken[0][0] < now_ms - RATE_WINDOW_MS:
+            self._taken.popleft()
+
+    def _start(self) -> None:
+        interval_wall_s = self._clock.wall_s(self._options.interval_s)
+        self._session = open_session(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
+        self._scrape_these(self._list.read())
+        self._spawn("", self._watch_list())
+        for url in self._list.queried:
+            self._spawn(f"http_sd:{url}", self._ask_for_targets(url))
+
+    def _spawn(self, key: str, work: Any) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks[key] = task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """A task that ends by itself has a bug: `next` raises it, and this scraper is of no more use."""
+        if not task.cancelled() and task.exception() is not None:
+            self._crash = task.exception()
+            self._wake.set()
+
+    async def _watch_list(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if self._list.watched:
+                self._scrape_these(await asyncio.to_thread(self._list.read))
+
+    async def _ask_for_targets(self, url: str) -> None:
+        """HTTP service discovery: what it says counts until it says something else; away, it says nothing."""
+        while True:
+            assert self._session is not None, "asked before next"
+            wait_s = ASK_S
+            try:
+                page = await fetch(self._session, url, self._options.max_body_bytes)
+                self._list.learn(url, await asyncio.to_thread(read_groups, page, url))
+            except (FetchError, ConfigError) as error:
+                wait_s = RELOAD_S
+                if self._list.refuse(url, str(error)):
+                    logger.warning("cannot read targets from %s: %s, going on with those of before", url, error)
+            await asyncio.sleep(wait_s)
+
+    def _scrape_these(self, listed: dict[str, TargetSpec]) -> None:
+        """Start what the list names, stop what it no longer names."""
+        wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
+        for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
+            self._tasks.pop(url).cancel()
+            self._beside.forget(self.targets.pop(url))
+        for url, spec in wanted.items():
+            if url not in self.targets:
+                self.targets[url] = self.target(spec)
+                self._spawn(url, self._scrape_forever(self.targets[url]))
+
+    def target(self, spec: TargetSpec) -> ScrapeTarget:
+        return ScrapeTarget(spec=spec, decoder=self._decoder(spec), phase=zlib.crc32(spec.url.encode()) / 2**32)
+
+    def _decoder(self, spec: TargetSpec) -> PageDecoder:
+        return PageDecoder(
+            self.resolver,
+            Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address),
+            noted=self.noted,
+            future_limit_ms=self._future_limit_ms,
+        )
+
+    async def _scrape_forever(self, target: ScrapeTarget) -> None:
+        period_ms = self._options.interval_s * 1000
+        due_ms = self._due_ms(target)
+        while True:
+            if due_ms > self._clock.now_ms() + 2 * period_ms:  # the clock was set back
+                due_ms = self._due_ms(target)
+            await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
+            if len(self._running) < self._options.concurrency and len(self._pending) < MAX_PENDING:
+                batch = await self.scrape(target)
+                self._pending.append(batch)  # not before the await: `next` takes the list away meanwhile
+                self._wake.set()
+            else:
+                self.skipped_rounds += 1
+            late = max(0, int((self._clock.now_ms() - due_ms) // period_ms))
+            self.skipped_rounds += late
+            due_ms += (late + 1) * period_ms
+
+    def _due_ms(self, target: ScrapeTarget) -> float:
+        """When the next round of a target begins."""
+        now_ms, period_ms = self._clock.now_ms(), self._options.interval_s * 1000
+        return now_ms + (target.phase * period_ms - now_ms) % period_ms
+
+    async def scrape(self, target: ScrapeTarget) -> Batch:
+        """One round of one target. Never raises on what an exporter does."""
+        assert self._session is not None, "scrape before next"
+        url = target.spec.url
+        self._running.add(url)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._running.discard, url)
+        began = time.perf_counter()
+        try:
+            page = await fetch(self._session, url, self._options.max_body_bytes)
+        except FetchError as error:
+            self.failures[error.reason] += 1
+            return self._node_samples(target, Batch(), False, time.perf_counter() - began, str(error))
+        finally:
+            slow.cancel()
+            self._running.discard(url)
+        duration_s = time.perf_counter() - began
+        try:
+            batch = target.decoder.decode(page, self._clock.now_ms())
+        except Exception as error:  # a bug, and that of one page: the other exporters go on
+            return self._node_samples(target, Batch(), False, duration_s, self._undecoded(target, error))
+        junk = is_junk(batch)
+        if junk:
+            self.failures["no_samples"] += 1
+        return self._node_samples(target, batch, not junk, duration_s, "the page holds bad lines only")
+
+    def _undecoded(self, target: ScrapeTarget, error: Exception) -> str:
+        """Count a page that ends in a bug of the decoder, and begin anew with a decoder that did not see it."""
+        self.failures["decoder_bug"] += 1
+        if target.up is not False:
+            logger.error("%s: its page cannot be decoded, a bug", target.spec.url, exc_info=error)
+        target.decoder = self._decoder(target.spec)
+        return f"its page cannot be decoded: {type(error).__name__}: {error}"
+
+    def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
+        """The batch, with what the scrape tells of the target's nodes."""
+        if up is not target.up and (not up or target.up is False):
+            logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
+        target.up = up
+        beside = self._beside.of(target, up, duration_s, self._clock.now_ms())
+        return replace(batch, samples=(*batch.samples, *beside))
+
+
+def _any(target: TargetSpec) -> bool:
+    return True

@@ -1,0 +1,95 @@
+"""Samples of kind node that a scrape adds to its page.
+
+    scrape_up, scrape_duration_s (wall seconds)    of every scrape
+    gpus_reported, ports_reported                  of a page, where its exporter ever reported any of that node
+
+Where a node has several exporters, the one that reports GPUs gives the first two.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from ingest.node_names import node_name
+from ingest.pages.serving import NOWHERE
+from ingest.pages.text import PageDecoder
+from ingest.source import Batch
+
+UNNAMED_ROUNDS = 3  # a target that never named its node is named after its host from this round on
+
+_UP = metric_row(EntityKind.NODE, "scrape_up")
+_DURATION = metric_row(EntityKind.NODE, "scrape_duration_s")
+_GPUS = metric_row(EntityKind.NODE, "gpus_reported")
+_PORTS = metric_row(EntityKind.NODE, "ports_reported")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PageTarget:
+    """One exporter. nodes: node row -> did it ever report that node's (GPUs, ports)."""
+
+    decoder: PageDecoder
+    rounds: int = 0
+    nodes: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+
+
+class ScrapeSamples:
+    """The samples of all scrapes of a process. `failures`: targets whose node cannot be named, by reason."""
+
+    def __init__(self, entities: Entities, failures: Counter[str] | None = None) -> None:
+        self._entities = entities
+        self._failures: Counter[str] = Counter() if failures is None else failures
+        self._gpu_targets: dict[int, set[PageTarget]] = {}  # node row -> those that report its GPUs
+
+    def decode(self, target: PageTarget, page: bytes | None, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
+        """The samples of one scrape. `page`: None where the exporter did not answer."""
+        batch = Batch() if page is None else target.decoder.decode(page, now_ms)
+        return (*batch.samples, *self.of(target, page is not None and not is_junk(batch), duration_s, now_ms))
+
+    def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
+        """One batch about the target's nodes, or none. `up`: its decoder has just read a page."""
+        target.rounds += 1
+        rows: list[tuple[int, int, int, float]] = []
+        for node in self._nodes_of(target, up):
+            if target in self._gpu_targets.get(node, (target,)):
+                rows += [(_UP, node, now_ms, float(up)), (_DURATION, node, now_ms, duration_s)]
+            reports_gpus, reports_ports = target.nodes[node]
+            seen = target.decoder.reported.get(node)
+            if up and reports_gpus:
+                rows.append((_GPUS, node, now_ms, float(seen.gpus if seen else 0)))
+            if up and reports_ports:
+                rows.append((_PORTS, node, now_ms, float(seen.ports if seen else 0)))
+        return (SampleBatch.of(EntityKind.NODE, rows),) if rows else ()
+
+    def forget(self, target: PageTarget) -> None:
+        """Forget a target that is no longer scraped: others report its nodes."""
+        for node, targets in list(self._gpu_targets.items()):
+            targets.discard(target)
+            if not targets:
+                del self._gpu_targets[node]
+
+    def _nodes_of(self, target: PageTarget, up: bool) -> list[int]:
+        """Rows of the nodes that the target speaks of; its host's when it has not named any for some rounds."""
+        reported = {node: seen for node, seen in target.decoder.reported.items() if up and node != NOWHERE}
+        if reported.keys() - target.nodes.keys():  # a new name: those that are gone were its old ones
+            target.nodes = {node: devices for node, devices in target.nodes.items() if node in reported}
+        for node, seen in reported.items():
+            gpus, ports = target.nodes.get(node, (False, False))
+            target.nodes[node] = (gpus or seen.gpus > 0, ports or seen.ports > 0)
+            if seen.gpus:
+                self._gpu_targets.setdefault(node, set()).add(target)
+        serves = NOWHERE in target.decoder.reported  # a model, which may be anywhere
+        if not target.nodes and not serves and target.rounds >= UNNAMED_ROUNDS:
+            try:
+                node = self._entities.node(node_name(target.decoder.target.node, self._entities))
+                target.nodes[node] = (False, False)
+            except RecordError as error:
+                self._failures[error.reason] += 1
+        return list(target.nodes)
+
+
+def is_junk(batch: Batch) -> bool:
+    """A page whose lines are all bad is no answer."""
+    return bool(batch.bad) and not batch.samples

@@ -1,0 +1,164 @@
+"""Serving engines: pages of vLLM, SGLang, TensorRT-LLM and Triton → series of served models.
+
+An entity is one *instance* (an engine behind one port), named `pool/model/instance`. Readers add up or average a
+model's instances, so that a replica that comes or goes is no counter that fell.
+
+    pool       label `pool`, else `namespace`, else "default"
+    model      label `model_name` (vLLM, SGLang, TensorRT-LLM) or `model` (Triton)
+    instance   label `instance`, else host:port of the page; "#1" behind it for the second engine of a data-parallel one
+
+Only the first rank of an engine (tensor or pipeline parallel) counts, and only the total of SGLang's queue lengths.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import RecordError
+from fleet.metrics import TTFT_EDGES_MS, metric_row
+from fleet.samples import EntityKind
+from ingest.pages.resolver import Resolver
+from ingest.pages.text import Target
+from ingest.series import Fold, Series
+
+MAX_INSTANCES = 20_000
+PREFIXES = ("vllm:", "vllm_", "sglang:", "sglang_", "trtllm:", "trtllm_", "nv_trt_llm_", "nv_inference_")
+NOWHERE = -1  # a served model belongs to no node: its page may come from a service that stands before several
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    metric: int
+    fold: Fold = Fold.WHOLE
+    scale: float = 1.0
+    label: str = ""  # the line counts where this label has this value
+    value: str = ""
+
+
+def _reading(metric: str, fold: Fold = Fold.WHOLE, scale: float = 1.0, label: str = "", value: str = "") -> _Reading:
+    return _Reading(metric_row(EntityKind.SERVED_MODEL, metric), fold, scale, label, value)
+
+
+_TRITON_KV = "nv_trt_llm_kv_cache_block_metrics"
+_TRITON_REQUESTS = "nv_trt_llm_request_metrics"
+# (name, with '_' behind the prefix; label value where one name says several things) -> reading
+_READINGS: dict[tuple[str, str], _Reading] = {
+    (name, ""): _reading(metric, fold)
+    for metric, fold, names in (
+        (
+            "requests_running",
+            Fold.WHOLE,
+            ("vllm_num_requests_running", "sglang_num_running_reqs", "trtllm_num_requests_running"),
+        ),
+        (
+            "requests_waiting",
+            Fold.WHOLE,
+            ("vllm_num_requests_waiting", "sglang_num_queue_reqs", "trtllm_num_requests_waiting"),
+        ),
+        (
+            "kv_cache_used",
+            Fold.WHOLE,
+            (
+                "vllm_kv_cache_usage_perc",
+                "vllm_gpu_cache_usage_perc",
+                "sglang_token_usage",
+                "trtllm_kv_cache_utilization",
+            ),
+        ),
+        (
+            "prompt_tokens",
+            Fold.SUM,
+            ("vllm_prompt_tokens_total", "sglang_prompt_tokens_total", "trtllm_prompt_tokens_total"),
+        ),
+        (
+            "generated_tokens",
+            Fold.SUM,
+            ("vllm_generation_tokens_total", "sglang_generation_tokens_total", "trtllm_generation_tokens_total"),
+        ),
+        (
+            "requests_finished",
+            Fold.SUM,
+            (
+                "vllm_request_success_total",
+                "sglang_num_requests_total",
+                "trtllm_request_success_total",
+                "nv_inference_request_success",
+            ),
+        ),
+    )
+    for name in names
+} | {
+    (_TRITON_REQUESTS, "scheduled"): _reading("requests_running"),
+    (_TRITON_REQUESTS, "waiting"): _reading("requests_waiting"),
+    (_TRITON_KV, "fraction"): _reading("kv_cache_used"),
+}
+_KEYED = {_TRITON_REQUESTS: "request_type", _TRITON_KV: "kv_cache_block_type"}
+# Histograms of the time to first token, and how many ms their unit is.
+_TTFT = {
+    "vllm_time_to_first_token_seconds": 1000.0,
+    "sglang_time_to_first_token_seconds": 1000.0,
+    "trtllm_time_to_first_token_seconds": 1000.0,
+    "nv_inference_first_response_histogram_ms": 1.0,
+}
+_EDGES = {float(edge): metric_row(EntityKind.SERVED_MODEL, f"ttft_le_{edge}ms") for edge in TTFT_EDGES_MS}
+_SUM = metric_row(EntityKind.SERVED_MODEL, "ttft_s")
+_COUNT = metric_row(EntityKind.SERVED_MODEL, "ttft_requests")
+_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+
+
+class ServingResolver(Resolver):
+    """Answers what a line of a serving engine stands for."""
+
+    @classmethod
+    def claims(cls, name: str) -> bool:
+        return name.startswith(PREFIXES)
+
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
+        """None for what we do not keep. Raises RecordError: bad_label, too_many_models."""
+        reading = _find(name.replace(":", "_", 1), labels)
+        if reading is None or labels.get("priority") or any(labels.get(rank, "0") not in ("", "0") for rank in _RANKS):
+            return None
+        entity = self._instance(labels, target)
+        return Series(EntityKind.SERVED_MODEL, reading.metric, entity, NOWHERE, scale=reading.scale, fold=reading.fold)
+
+    def _instance(self, labels: Mapping[str, str], target: Target) -> int:
+        model = labels.get("model_name") or labels.get("model") or ""
+        pool = labels.get("pool") or labels.get("namespace") or "default"
+        instance = labels.get("instance") or target.address or target.node
+        engine = labels.get("engine") or labels.get("dp_rank") or "0"
+        name = f"{pool}/{model}/{instance}" + ("" if engine == "0" else f"#{engine}")
+        table = self.entities[EntityKind.SERVED_MODEL]
+        row = table.row(name)
+        if row is not None:
+            return row
+        if not model or not instance or "/" in pool + instance + engine:
+            raise RecordError("bad_label", f"no name of a served model: {name[:80]!r}")
+        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            raise RecordError("bad_label", f"no name of a served model: {name[:80]!r}")
+        if len(table) >= MAX_INSTANCES:
+            raise RecordError("too_many_models", f"more than {MAX_INSTANCES:,} instances: {name[:80]!r}")
+        return table.add(name)
+
+
+def _find(name: str, labels: Mapping[str, str]) -> _Reading | None:
+    found = _READINGS.get((name, labels.get(_KEYED.get(name, ""), "")))
+    if found is not None:
+        return found
+    head, _, end = name.rpartition("_")
+    unit_ms = _TTFT.get(head)
+    if unit_ms is None:
+        return None
+    if end == "sum":
+        return _Reading(_SUM, Fold.SUM, unit_ms / 1000)
+    if end == "count":
+        return _Reading(_COUNT, Fold.SUM)
+    return _bucket(labels.get("le", ""), unit_ms) if end == "bucket" else None
+
+
+def _bucket(le: str, unit_ms: float) -> _Reading | None:
+    """The reading of a bucket that we keep, else None: we know some edges, and most engines have most of them."""
+    try:
+        row = _EDGES.get(round(float(le) * unit_ms, 6))
+    except (ValueError, OverflowError):
+        raise RecordError("bad_label", f"le={le[:40]!r} is no number") from None
+    return None if row is None else _Reading(row, Fold.SUM)

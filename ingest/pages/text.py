@@ -1,0 +1,325 @@
+"""Exposition text → samples, with a cache per target: labels are parsed once in the life of a series.
+
+The decoder caches the shape of the last clean page (`page_shape`) and the columns of its samples: a page that fits
+costs some numpy calls. Any other page (a GPU vanished, a line is broken) takes the line path: look every prefix up in a
+dict, parse new ones, count bad ones, and learn the new shape if there were none. A shape frees the dict (4x as large).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import RecordError
+from fleet.metrics import METRICS
+from fleet.samples import EntityKind, SampleBatch
+from ingest.pages.exposition import parse_line, parse_timestamp, parse_value
+from ingest.pages.page_shape import LineRole, PageShape
+from ingest.pages.parts import Folding, Growth
+from ingest.series import Conversion, Fold, Series
+from ingest.source import Batch
+
+MAX_SERIES = 50_000
+MAX_BAD_LINES = 1000
+MAX_LINES = 250_000
+_UNAME = b"node_uname_info{"
+
+
+@dataclass(slots=True)
+class Target:
+    """The origin of a page. `node` owns series that name none, or all if `fixed`. `address`: its process' host:port."""
+
+    node: str
+    fixed: bool = False
+    address: str = ""
+
+
+Resolve = Callable[[str, Mapping[str, str], Target], Series | None]
+"""What (metric name, labels, target) stands for; None to ignore the line. Raises RecordError on bad labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """How many devices of a node were on a page."""
+
+    gpus: int = 0
+    ports: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of n series in page order, without numbers. kinds: (kind, its rows, metric, entity).
+    folds: one a kind, None where each of its rows is a sample; fold: how each row counts."""
+
+    conversion: Conversion
+    kinds: tuple[tuple[EntityKind, slice | NDArray[np.intp], NDArray[np.int16], NDArray[np.int32]], ...]
+    folds: tuple[Folding | None, ...]
+    fold: bytes
+    node: NDArray[np.int32]
+    device: NDArray[np.int32]
+    reported: dict[int, Reported]  # node row -> devices
+
+    @classmethod
+    def of(cls, series: Sequence[Series]) -> "_Columns":
+        metric = np.array([one.metric for one in series], np.int16)
+        entity = np.array([one.entity for one in series], np.int32)
+        present = list(dict.fromkeys(one.kind for one in series))
+        kinds, folds = [], []
+        for kind in present:
+            rows = np.array([row for row, one in enumerate(series) if one.kind is kind], np.intp)
+            folds.append(Folding.of([one for one in series if one.kind is kind]))
+            kinds.append((kind, slice(None) if len(present) == 1 else rows, metric[rows], entity[rows]))
+        return cls(
+            Conversion.of(series),
+            tuple(kinds),
+            tuple(folds),
+            bytes(one.fold for one in series),
+            np.array([one.node for one in series], np.int32),
+            np.array([one.device for one in series], np.int32),
+            _count_devices(series),
+        )
+
+    def series(self) -> list[Series]:
+        """The series of the columns."""
+        folds = map(Fold, self.fold)
+        rows = list(zip(self.node.tolist(), self.device.tolist(), *self.conversion.columns(), folds, strict=True))
+        found: dict[int, Series] = {}
+        for kind, at, metric, entity in self.kinds:
+            numbers = np.arange(len(rows))[at].tolist()
+            for row, one, where in zip(numbers, metric.tolist(), entity.tolist(), strict=True):
+                found[row] = Series(kind, one, where, *rows[row])
+        return [found[row] for row in range(len(rows))]
+
+    def name(self, row: int) -> str:
+        """Name a sample in words."""
+        for kind, rows, metric, entity in self.kinds:
+            at = np.flatnonzero(np.arange(len(self.node))[rows] == row)
+            if len(at):
+                return f"{METRICS[kind][metric[at[0]]].name} of {kind} {entity[at[0]]}"
+        raise IndexError(row)
+
+
+def _count_devices(series: Sequence[Series]) -> dict[int, Reported]:
+    devices: dict[int, tuple[set[int], set[int]]] = {}
+    for one in series:
+        gpus, ports = devices.setdefault(one.node, (set(), set()))
+        if one.device >= 0:
+            (ports if one.kind is EntityKind.PORT else gpus).add(one.device)
+    return {node: Reported(len(gpus), len(ports)) for node, (gpus, ports) in devices.items()}
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page on the line path: what was read so far."""
+
+    arrival_ms: int
+    prefixes: list[bytes] = field(default_factory=list)
+    roles: list[LineRole] = field(default_factory=list)
+    series: list[Series] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    time_ms: list[int] = field(default_factory=list)
+    bad: list[RecordError] = field(default_factory=list)
+    keys: set[bytes] = field(default_factory=set)
+    entities: set[tuple[EntityKind, int, int]] = field(default_factory=set)
+    repeatable: bool = True
+
+    def note(self, prefix: bytes, role: LineRole) -> None:
+        self.prefixes.append(prefix)
+        self.roles.append(role)
+
+
+class PageDecoder:
+    """Decodes the pages of one target. `noted` counts by reason what is neither good nor bad (blank, saturated, …)."""
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        target: Target,
+        *,
+        noted: Counter[str] | None = None,
+        max_series: int = MAX_SERIES,
+        future_limit_ms: int = 60_000,
+    ) -> None:
+        self.target = target
+        self.noted: Counter[str] = Counter() if noted is None else noted
+        self.reported: dict[int, Reported] = {}  # of the last page
+        self._resolve = resolve
+        self._max_series = max_series
+        self._future_limit_ms = future_limit_ms
+        self._cache: dict[bytes, Series | None] = {}  # by prefix, less its last blank; empty while there is a shape
+        self._shape: PageShape | None = None  # of the last page, if that was clean
+        self._columns = _Columns.of(())  # of the last page
+        self._parts: Counter[tuple[EntityKind, int, int]] = Counter()  # of each sum or mean, on the last clean page
+        self._growth = Growth()
+
+    def decode(self, page: bytes, arrival_ms: int) -> Batch:
+        """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds."""
+        if self._shape is not None:
+            raw = self._shape.read(page)
+            if raw is not None:
+                time_ms = np.empty(len(raw), np.int64)
+                time_ms.fill(arrival_ms)
+                return self._batch(raw, time_ms, [])
+            self._recall(self._shape)
+        return self._decode_lines(page, arrival_ms)
+
+    def _recall(self, shape: PageShape) -> None:
+        """Go back to prefixes and what they stand for: the page has another shape than the last one."""
+        series = iter(self._columns.series())
+        for prefix, role in shape.prefixes():
+            if role is LineRole.WANTED:
+                self._cache[prefix[:-1]] = next(series)
+            elif role is LineRole.IGNORED:
+                self._cache[prefix[:-1]] = None
+        self._shape = None
+
+    def _decode_lines(self, page: bytes, arrival_ms: int) -> Batch:
+        *lines, rest = page.split(b"\n", MAX_LINES)
+        self._learn_node(page)
+        state = _Page(arrival_ms)
+        for line in lines:
+            try:
+                self._read_line(line, state)
+            except RecordError as error:
+                state.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
+                if len(state.bad) >= MAX_BAD_LINES:
+                    state.bad.append(RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines"))
+                    break
+        if b"\n" in rest:
+            state.bad.append(RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read"))
+        elif rest.strip():
+            state.bad.append(RecordError("truncated", repr(rest[:80])))
+        self._drop_partial(state)
+        self._columns = _Columns.of(state.series)
+        self._remember(state, len(lines))
+        return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
+
+    def _read_line(self, line: bytes, page: _Page) -> None:
+        key, _, value = line.rpartition(b" ")
+        timestamp = b""
+        found = self._cache.get(key, _NEW)
+        if found is _NEW and line.lstrip(b" \t\r")[:1] in (b"", b"#"):
+            page.note(line, LineRole.NOTHING)
+            return
+        if found is _NEW:
+            head, _, middle = key.rpartition(b" ")
+            if middle and head in self._cache:
+                found, key, value, timestamp = self._cache[head], head, middle, value
+        if b"\t" in value and not timestamp:  # of a known series: a tab may stand before the timestamp, too
+            value, _, timestamp = value.strip().partition(b"\t")
+        prefix = key + b" "
+        if found is _NEW:
+            found, prefix, value, timestamp = self._parse(line)
+            key = prefix[:-1]
+        assert not isinstance(found, _New)
+        if found is None:
+            page.note(prefix, LineRole.IGNORED)
+            return
+        if key in page.keys:
+            raise RecordError("duplicate", repr(line[:80]))
+        self._add(found, prefix, value, timestamp, page)
+        page.keys.add(key)
+
+    def _parse(self, line: bytes) -> tuple[Series | None, bytes, bytes, bytes]:
+        """(series, prefix, value, timestamp) of a line that the cache does not hold."""
+        parsed = parse_line(line)
+        parse_value(parsed.value)
+        if len(self._cache) >= self._max_series:
+            raise RecordError("too_many_series", f"more than {self._max_series:,}: {line[:60]!r}")
+        series = self._resolve(parsed.name, parsed.labels, self.target)
+        if parsed.prefix.endswith(b" "):  # else rpartition would not find it again
+            self._cache[parsed.prefix[:-1]] = series
+        return series, parsed.prefix, parsed.value, parsed.timestamp
+
+    def _add(self, series: Series, prefix: bytes, value: bytes, timestamp: bytes, page: _Page) -> None:
+        raw = parse_value(value)
+        time_ms = parse_timestamp(timestamp.strip()) if timestamp else page.arrival_ms
+        if time_ms > page.arrival_ms + self._future_limit_ms:
+            raise RecordError("future", f"{(time_ms - page.arrival_ms) / 1000:.0f} s ahead: {prefix[:60]!r}")
+        identity = (series.kind, series.metric, series.entity)
+        if (
+            identity in page.entities and series.fold is Fold.WHOLE
+        ):  # one GPU under several pods: the same number under other labels
+            self.noted["folded"] += 1
+            page.note(prefix, LineRole.FOLDED)
+            return
+        page.entities.add(identity)
+        page.note(prefix, LineRole.WANTED)
+        page.series.append(series)
+        page.raw.append(raw)
+        page.time_ms.append(time_ms)
+        page.repeatable = page.repeatable and not timestamp
+
+    def _drop_partial(self, page: _Page) -> None:
+        """Leave out sums of which a broken line took a part: they would look like counters that fell."""
+        identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
+        parts = Counter(identity for identity in identities if identity is not None)
+        if not page.bad:
+            self._parts = parts
+            return
+        partial = {identity for identity, count in parts.items() if count < self._parts[identity]}
+        if partial:
+            self.noted["partial"] += len(partial)
+            keep = [row for row, identity in enumerate(identities) if identity not in partial]
+            page.series = [page.series[row] for row in keep]
+            page.raw = [page.raw[row] for row in keep]
+            page.time_ms = [page.time_ms[row] for row in keep]
+
+    def _learn_node(self, page: bytes) -> None:
+        """Name the target after `node_uname_info`, which node_exporter prints, unless configuration named it."""
+        at = -1 if self.target.fixed else page.find(_UNAME)
+        if at < 0 or (at > 0 and page[at - 1 : at] != b"\n"):
+            return
+        try:
+            node = parse_line(page[at:].split(b"\n", 1)[0]).labels.get("nodename", "")
+        except RecordError:
+            return  # counted when the line itself is read
+        if node and node != self.target.node:
+            self.target.node = node
+            self._cache.clear()
+
+    def _remember(self, page: _Page, lines: int) -> None:
+        """Learn the page's shape if it was clean, and forget series of long ago."""
+        if any(page.roles) and page.repeatable and not page.bad:
+            self._shape = PageShape(page.prefixes, page.roles)
+            self._cache = {}
+        elif len(self._cache) > 2 * lines + 256:
+            kept = {prefix[:-1] for prefix in page.prefixes}
+            self._cache = {key: series for key, series in self._cache.items() if key in kept}
+
+    def _batch(self, raw: NDArray[np.float64], time_ms: NDArray[np.int64], bad: list[RecordError]) -> Batch:
+        columns = self._columns
+        self.reported = columns.reported
+        value = columns.conversion.values(raw)
+        missing = columns.conversion.missing(raw)
+        good: NDArray[np.bool_] | slice = slice(None)
+        finite = np.isfinite(raw)
+        if len(missing) or np.count_nonzero(finite) < len(raw):
+            infinite = np.flatnonzero(~finite).tolist()
+            bad = bad + [RecordError("not_finite", columns.name(row)) for row in infinite[:1]] * len(infinite)
+            self.noted["blank"] += len(missing)
+            finite[missing] = False
+            good = finite
+        samples = []
+        for (kind, rows, metric, entity), fold in zip(columns.kinds, columns.folds, strict=True):
+            keep = good if isinstance(good, slice) else good[rows]
+            if fold is not None:
+                whole = fold.values(value[rows] if isinstance(keep, slice) else np.where(keep, value[rows], np.nan))
+                if len(fold.grows):
+                    whole = self._growth.per_second(fold.grows, fold.identity, time_ms[rows][fold.first], whole)
+                at = fold.first[np.isfinite(whole)]
+                if len(at):
+                    whole = whole[np.isfinite(whole)]
+                    samples.append(SampleBatch(kind, metric[at], entity[at], time_ms[rows][at], whole))
+            elif isinstance(keep, slice) or keep.any():
+                samples.append(SampleBatch(kind, metric[keep], entity[keep], time_ms[rows][keep], value[rows][keep]))
+        return Batch(samples=tuple(samples), bad=tuple(bad))
+
+
+class _New:
+    """Marks a prefix that the cache does not hold (None marks one to ignore)."""
+
+
+_NEW = _New()

@@ -1,0 +1,1 @@
+"""InfiniBand port counters read without an exporter: sysfs trees and perfquery output."""

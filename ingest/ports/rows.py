@@ -1,0 +1,119 @@
+"""Port counters that were read one by one (sysfs files, perfquery text): columns of a batch, and their base source."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from ingest.gpus import GpuInventory
+from ingest.node_names import node_name
+from ingest.pages.infiniband import PORT_READINGS, InfinibandResolver
+from ingest.pages.text import Target
+from ingest.series import Series
+from ingest.source import Batch, Source
+
+_PORTS = metric_row(EntityKind.NODE, "ports_reported")
+
+
+class PortRows:
+    """Collects one round; `batch` hands it over and begins the next. Series are looked up once in their life."""
+
+    def __init__(self, entities: Entities) -> None:
+        self.saturated = 0  # readings that stood at their counter's width, since the beginning
+        self._entities = entities
+        self._resolve = InfinibandResolver(entities, GpuInventory())
+        self._series: dict[tuple[str, str, int, str], Series] = {}
+        self._rows: list[tuple[int, int, int, float]] = []
+        self._taken: set[tuple[int, int]] = set()
+        self._ports: dict[int, tuple[int, set[int]]] = {}  # node -> newest time, its ports
+        self._bad: list[RecordError] = []
+
+    def add(self, node: str, device: str, port: int, readings: Mapping[str, float], time_ms: int) -> None:
+        """One port's numbers by their sysfs or perfquery names; of two that mean the same the first counts."""
+        try:
+            for name, raw in readings.items():
+                if name in PORT_READINGS:
+                    self._add(self._find(node, device, port, name), raw, time_ms)
+        except RecordError as error:
+            self.bad(error)
+
+    def bad(self, error: RecordError) -> None:
+        self._bad.append(error.with_traceback(None))
+
+    def batch(self) -> Batch:
+        """Everything since the last call."""
+        rows, ports, bad = self._rows, self._ports, self._bad
+        self._rows, self._taken, self._ports, self._bad = [], set(), {}, []
+        samples = [SampleBatch.of(EntityKind.PORT, rows)] if rows else []
+        if ports:
+            nodes = [(_PORTS, node, time_ms, float(len(seen))) for node, (time_ms, seen) in ports.items()]
+            samples.append(SampleBatch.of(EntityKind.NODE, nodes))
+        return Batch(samples=tuple(samples), bad=tuple(bad))
+
+    def _find(self, node: str, device: str, port: int, name: str) -> Series:
+        key = (node, device, port, name)
+        series = self._series.get(key)
+        if series is None:
+            target = Target(node_name(node, self._entities), fixed=True)
+            series = self._resolve(name, {"device": device, "port": str(port)}, target)
+            assert series is not None, name
+            self._series[key] = series
+        return series
+
+    def _add(self, series: Series, raw: float, time_ms: int) -> None:
+        if (series.metric, series.entity) in self._taken:
+            return
+        self._taken.add((series.metric, series.entity))
+        newest, ports = self._ports.setdefault(series.node, (time_ms, set()))
+        ports.add(series.entity)
+        self._ports[series.node] = (max(newest, time_ms), ports)
+        if raw == series.ceiling:
+            self.saturated += 1
+        else:
+            self._rows.append((series.metric, series.entity, time_ms, raw * series.scale))
+
+
+class PortSource(Source):
+    """A source of port counters, read in rounds of `interval_s` of fleet time; it resumes nowhere and holds nothing."""
+
+    misses = True  # what nobody reads is gone
+    kind: str
+
+    def __init__(self, name: str, interval_s: float, entities: Entities, clock: Clock) -> None:
+        self.name = name
+        self._interval_s = interval_s
+        self._clock = clock
+        self._rows = PortRows(entities)
+        self._due_ms = self._bad = self._up = 0
+        self._last: tuple[int, int] | None = None  # fleet ms and samples of the last round
+
+    def position(self) -> dict[str, Any]:
+        return {}
+
+    def seek(self, position: dict[str, Any]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def _round(self) -> None:
+        """Wait until the next round is due."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._due_ms <= now_ms + 2000 * self._interval_s:
+            await self._clock.sleep((self._due_ms - now_ms) / 1000)
+        self._due_ms = self._clock.now_ms() + round(self._interval_s * 1000)
+
+    def _health(self, inputs: int) -> dict[str, Any]:
+        """Return its row of the ingestion document. `up`: inputs that answered in the last round."""
+        at_ms, samples = self._last or (0, 0)
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "rate_per_s": round(samples / self._interval_s, 1),
+            "lag_s": round(max(0, self._clock.now_ms() - at_ms) / 1000, 3) if self._last else None,
+            "bad": self._bad,
+            "up": self._up,
+            "down": max(0, inputs - self._up),
+            "saturated": self._rows.saturated,
+        }

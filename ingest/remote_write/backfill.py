@@ -1,0 +1,198 @@
+"""Backfill: imports a Prometheus into the archive hour by hour, each hour once.
+
+    for each window    names of metrics we know ─ ranges of each ─ series of the catalogue ─ archive ─ done, on disk
+
+An interrupted run repeats its window; the archive looks every row up, so each sample is there once.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from clients.prometheus import MatrixRow, TooManySamples
+from fleet import files
+from fleet.entities import Entities
+from fleet.topology import Topology
+from ingest.archive.archive import Archive
+from ingest.pages.exporters import ExporterResolver, names_read
+from ingest.remote_write.decoder import WriteDecoder
+from ingest.remote_write.request import Write
+from ingest.source import Batch
+
+UNAME = "node_uname_info"  # names hosts: first in each window
+SHORTEST_MS = 60_000
+
+Window = tuple[int, int]  # from, up to but not with; Unix milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Bounds of a run: a span of time, label matchers (`cluster="a"`, or nothing), steps (0: samples as recorded)."""
+
+    url: str
+    first_ms: int
+    end_ms: int
+    match: str = ""
+    step_ms: int = 0
+    window_ms: int = 3_600_000
+
+    @property
+    def key(self) -> str:
+        """Names what a run may go on with: the same question, whatever its span."""
+        return hashlib.sha256(repr((self.url, self.match, self.step_ms)).encode()).hexdigest()[:16]
+
+    def windows(self) -> list[Window]:
+        """Whole hours (or what `window_ms` is), less what the span does not cover."""
+        starts = range(self.first_ms // self.window_ms * self.window_ms, self.end_ms, self.window_ms)
+        return [(max(start, self.first_ms), min(start + self.window_ms, self.end_ms)) for start in starts]
+
+    def selector(self, name: str) -> str:
+        """The series of a name, or of several that `|` joins."""
+        matchers = f'__name__{"=~" if "|" in name else "="}"{name}"' + (f",{self.match}" if self.match else "")
+        return f"{{{matchers}}}"
+
+
+class Progress:
+    """Which windows are done, in a file that is replaced after each. One file a state folder, one row a question."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Raises OSError, ValueError for a file that is not ours."""
+        self._path = path
+        self._key = key
+        rows: dict[str, list[Window]] = {}
+        if path.exists():
+            rows = msgspec.json.decode(path.read_bytes(), type=dict[str, list[Window]])
+        self._rows = rows
+        self._done = merged(rows.get(key, []))
+
+    def has(self, window: Window) -> bool:
+        return any(first <= window[0] and window[1] <= end for first, end in self._done)
+
+    def add(self, window: Window) -> None:
+        """Returns once it is on disk."""
+        self._done = merged([*self._done, window])
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace_file(self._path, [msgspec.json.encode({**self._rows, self._key: self._done})], "progress")
+
+
+def merged(windows: Iterable[Window]) -> list[Window]:
+    """
+    >>> merged([(5, 9), (0, 3), (3, 4), (8, 10)])
+    [(0, 4), (5, 10)]
+    """
+    found: list[Window] = []
+    for first, end in sorted(windows):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((first, end))
+    return found
+
+
+class Ranges(Protocol):
+    """The client that backfill needs; see clients.prometheus.PrometheusClient."""
+
+    def names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
+
+    def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]: ...
+
+    def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]: ...
+
+
+@dataclass(slots=True)
+class Taken:
+    """Counts of a run."""
+
+    samples: int = 0
+    skipped: int = 0  # windows that were done before
+    bad: Counter[str] = field(default_factory=Counter)
+
+
+class PrometheusBackfill:
+    """Reads windows into an archive. Blocking; nothing else may write to `archive` meanwhile."""
+
+    def __init__(self, client: Ranges, archive: Archive, entities: Entities, topology: Topology) -> None:
+        self.taken = Taken()
+        self._client = client
+        self._archive = archive
+        self._topology = topology
+        self._decoder = WriteDecoder(ExporterResolver(entities))
+
+    def run(self, wish: Wish, progress: Progress, now_ms: int) -> Iterator[Window]:
+        """Each window after it is done. Raises SourceError, ConfigError, OSError: the next run goes on there."""
+        for window in wish.windows():
+            if progress.has(window):
+                self.taken.skipped += 1
+            else:
+                self._read(wish, window, now_ms)
+                self._flush(now_ms)
+                progress.add(window)
+            yield window
+
+    def _read(self, wish: Wish, window: Window, now_ms: int) -> None:
+        selector = f"{{{wish.match}}}" if wish.match else '{__name__!=""}'
+        for name in known(self._client.names(selector, *window)):
+            for rows in self._pieces(wish, name, window):
+                batch = self._decoder.read(write_of(rows), window[1])
+                self.taken.samples += len(batch)
+                self.taken.bad.update(error.reason for error in batch.bad)
+                self._add(batch)
+                if self._archive.due:
+                    self._flush(now_ms)
+
+    def _pieces(self, wish: Wish, name: str, window: Window) -> Iterator[list[MatrixRow]]:
+        """The rows of one metric, in as many answers as Prometheus needs."""
+        first, end = window
+        selector = wish.selector(name)
+        try:
+            if wish.step_ms:
+                yield self._client.resampled(selector, first, end, wish.step_ms)
+            else:
+                yield self._client.recorded(selector, first, end)
+        except TooManySamples:
+            half = first + (end - first) // 2 // SHORTEST_MS * SHORTEST_MS
+            if half <= first:
+                raise
+            yield from self._pieces(wish, name, (first, half))
+            yield from self._pieces(wish, name, (half, end))
+
+    def _add(self, batch: Batch) -> None:
+        for samples in batch.samples:
+            self._archive.add(samples, np.zeros(len(samples), np.bool_))
+
+    def _flush(self, now_ms: int) -> None:
+        self._archive.hand_over(self._topology, now_ms)()
+
+
+def known(names: Sequence[str]) -> list[str]:
+    """Those that some series of the catalogue may come from, what names hosts first; see `names_read`."""
+    return [*([UNAME] if UNAME in names else []), *names_read(names)]
+
+
+def write_of(rows: Sequence[MatrixRow]) -> Write:
+    """An answer as a remote write of 2.0 would say it, so that series are looked up in the same way."""
+    symbols: dict[str, int] = {}
+    refs: list[int] = []
+    ends = []
+    for row in rows:
+        refs += [symbols.setdefault(word, len(symbols)) for pair in sorted(row.metric.items()) for word in pair]
+        ends.append(len(refs))
+    counts = np.array([len(row.values) for row in rows], np.intp)
+    points = np.array([point for row in rows for point in row.values], np.float64).reshape(-1, 2)
+    end = np.array(ends, np.intp)
+    return Write(
+        np.repeat(np.arange(len(rows)), counts),
+        np.rint(points[:, 0] * 1000).astype(np.int64),
+        np.ascontiguousarray(points[:, 1]),
+        [],
+        [symbol.encode() for symbol in symbols],
+        np.array(refs, np.uint32),
+        np.concatenate([[0], end[:-1]]).astype(np.intp) if len(end) else end,
+        end,
+    )

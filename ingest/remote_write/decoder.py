@@ -1,0 +1,348 @@
+"""Remote write → samples, with a cache: the labels of a series are parsed once, then found by their bytes.
+
+1.0 sends all labels with each series: their bytes are the key. 2.0 sends numbers into a request's table of symbols:
+symbols get stable numbers of ours, whose row is the key. A series belongs to the label `node` (`kubernetes_node`), else
+to the exporter's `Hostname`, else to the host of `instance`, or the `nodename` that node_exporter reported for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import RecordError
+from fleet.metrics import METRICS
+from fleet.samples import EntityKind, SampleBatch
+from ingest.pages.parts import Growth, PartRows, PartSums
+from ingest.pages.text import Resolve, Target
+from ingest.remote_write.protobuf import BYTES, fields
+from ingest.remote_write.request import Version, Write, walk
+from ingest.remote_write.snappy import unpack
+from ingest.series import Conversion, Fold, Series
+from ingest.source import Batch
+
+MAX_UNPACKED_BYTES = 2**26
+MAX_SERIES = 1_000_000
+MAX_UNWANTED = 250_000
+MAX_SYMBOLS = 1_000_000
+MAX_HELD_BYTES = 2**29  # of labels and symbols
+MAX_LABEL_BYTES = 65_536  # of one series
+NODE_LABELS = ("node", "kubernetes_node")
+_STALE = 0x7FF0000000000002  # the NaN that says: this series has ended
+_UNWANTED, _NEW, _BAD = -1, -2, -3
+_KINDS = tuple(EntityKind)
+_COLUMNS = np.dtype(
+    [
+        *(("kind", "i1"), ("form", "i1"), ("fold", "i1"), ("metric", "<i2"), ("entity", "<i4")),
+        *(("scale", "<f8"), ("ceiling", "<f8")),
+    ]
+)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The series of a request: the bytes they are known by, and rows of columns; labels of those that are new."""
+
+    keys: list[bytes]
+    rows: NDArray[np.int64]
+    labels: dict[int, dict[str, str]] = field(default_factory=dict)
+    bad: list[RecordError] = field(default_factory=list)
+
+
+class WriteDecoder:
+    """Decodes the requests of all senders. `noted` counts by reason what is neither good nor bad."""
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        future_limit_ms: int = 60_000,
+        models: Callable[[], dict[str, str]] = dict,
+    ) -> None:
+        """`models`: node -> GPU model, from labels."""
+        self.noted: Counter[str] = Counter()
+        self.models = models
+        self._resolve = resolve
+        self._future_limit_ms = future_limit_ms
+        self._table = _Table()
+        self._rows: dict[bytes, int] = {}  # by labels, as 1.0 sends them or as our numbers of symbols
+        self._unwanted = 0
+        self._held = 0  # bytes of the keys of `_rows` and `_symbols`
+        self._symbols: dict[bytes, int] = {}
+        self._nodes: dict[str, str] = {}  # `instance` -> what node_exporter calls its host
+        self._of_instance: dict[str, list[bytes]] = {}  # keys of series that belong to the host of an `instance`
+        self._sums = PartSums()
+        self._growth = Growth()
+        self._grows: set[int] = set()  # identities of Fold.RATE
+
+    def decode(self, body: bytes, version: Version, received_ms: int) -> Batch:
+        """The samples of one body. RecordError where nothing can be read: bad_snappy, too_large, bad_protobuf, …"""
+        message = unpack(body, MAX_UNPACKED_BYTES)
+        write = walk(message, version)
+        found = self._look_up(write)
+        if found.bad and version is Version.V1:
+            write = walk(message, version, exact=True)
+            found = self._look_up(write)
+        return self._take(write, found, received_ms)
+
+    def read(self, write: Write, received_ms: int) -> Batch:
+        """The samples of a request that was walked exactly."""
+        return self._take(write, self._look_up(write), received_ms)
+
+    def _take(self, write: Write, found: "_Found", received_ms: int) -> Batch:
+        self._place(found)
+        unwanted = int(np.count_nonzero(found.rows[write.of] == _UNWANTED))
+        self._count(unknown_metric=unwanted, histogram=write.histograms, exemplar=write.exemplars)
+        return self._batch(write, found.rows, received_ms, found.bad)
+
+    def _bound(self) -> None:
+        """Forget everything rather than grow without end."""
+        many = len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED
+        if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
+            self._table = _Table()
+            self._rows, self._symbols, self._of_instance, self._nodes = {}, {}, {}, {}
+            self._unwanted = self._held = 0
+
+    def _keys(self, write: Write) -> list[bytes]:
+        """Of each series of a 2.0 request."""
+        numbers, known = self._symbols, len(self._symbols)
+        own = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in write.symbols], "<u4")
+        self._held += sum(map(len, islice(reversed(numbers), len(numbers) - known)))
+        text = own[write.refs].tobytes() if len(write.refs) else b""
+        begin, end = (write.begin * 4).tolist(), (write.end * 4).tolist()
+        return [text[first:last] for first, last in zip(begin, end, strict=True)]
+
+    def _look_up(self, write: Write) -> "_Found":
+        """What is known of the series of a request, and the labels of those that are new."""
+        self._bound()
+        keys = self._keys(write) if len(write.begin) else write.labels
+        get = self._rows.get
+        found = _Found(keys, np.array([get(key, _NEW) for key in keys], np.int64))
+        for row in np.flatnonzero(found.rows == _NEW).tolist():
+            try:
+                if len(keys[row]) > MAX_LABEL_BYTES:
+                    raise RecordError("bad_label", f"labels of {len(keys[row]):,} bytes: {keys[row][:80]!r}")
+                found.labels[row] = _labels_of(write, row) if len(write.begin) else parse_labels(keys[row])
+            except RecordError as error:
+                found.rows[row] = _BAD
+                found.bad.append(error.with_traceback(None))
+        return found
+
+    def _place(self, found: "_Found") -> None:
+        """Find out what new series are, once all hosts are named; its rows and errors are filled in."""
+        for labels in found.labels.values():
+            self._name_host(labels)
+        for row, labels in found.labels.items():
+            try:
+                found.rows[row] = self._row(found.keys[row], labels)
+            except RecordError as error:
+                found.rows[row] = _BAD
+                found.bad.append(error.with_traceback(None))
+
+    def _name_host(self, labels: Mapping[str, str]) -> None:
+        """Learn from `node_uname_info` how the host of an `instance` is called; its series are looked up anew."""
+        instance, node = labels.get("instance", ""), labels.get("nodename", "")
+        if labels["__name__"] == "node_uname_info" and instance and node and self._nodes.get(instance) != node:
+            self._nodes[instance] = node
+            for key in self._of_instance.pop(instance, ()):
+                self._rows.pop(key, None)
+
+    def _row(self, key: bytes, labels: Mapping[str, str]) -> int:
+        """The row of a series' columns, remembered. RecordError: bad labels."""
+        known = self._rows.get(key)
+        if known is not None:
+            return known
+        self._held += len(key)
+        target = self._target(labels)
+        series = self._resolve(labels["__name__"], labels, target)
+        if series is None:
+            self._unwanted += 1
+            self._rows[key] = _UNWANTED
+            return _UNWANTED
+        self._rows[key] = row = self._table.add(series)
+        if not target.fixed and "instance" in labels:
+            self._of_instance.setdefault(labels["instance"], []).append(key)
+        return row
+
+    def _target(self, labels: Mapping[str, str]) -> Target:
+        address = labels.get("instance", "")
+        for label in NODE_LABELS:
+            if is_name(labels.get(label, "")):
+                return Target(labels[label], fixed=True, address=address)
+        return Target(self._nodes.get(address) or host_of(address), address=address)
+
+    def _count(self, **counts: int) -> None:
+        self.noted.update({reason: count for reason, count in counts.items() if count})
+
+    def _batch(self, write: Write, rows: NDArray[np.int64], received_ms: int, bad: list[RecordError]) -> Batch:
+        at = rows[write.of]
+        wanted = np.flatnonzero(at >= 0)
+        finite = np.isfinite(write.value[wanted])
+        odd, wanted = wanted[~finite], wanted[finite]
+        stale = write.value[odd].view(np.uint64) == _STALE
+        bad = bad + _errors("not_finite", self._table.columns[at[odd[~stale]]])
+        columns = self._table.columns[at[wanted]]
+        raw, time_ms = write.value[wanted], write.time_ms[wanted]
+        conversion = Conversion.of_columns(np.ascontiguousarray(columns["scale"]), columns["form"], columns["ceiling"])
+        value, missing = conversion.values(raw), conversion.missing(raw)
+        good = time_ms <= received_ms + self._future_limit_ms
+        bad += _errors("future", columns[~good])
+        good[missing] = False
+        self._count(stale=int(np.count_nonzero(stale)), blank=len(missing))
+        parts = good & (columns["fold"] != Fold.WHOLE)
+        samples = _by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
+        if parts.any():
+            samples += self._summed(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
+        return Batch(samples=tuple(samples), bad=tuple(bad))
+
+    def _summed(
+        self,
+        columns: NDArray[np.void],
+        row: NDArray[np.int64],
+        time_ms: NDArray[np.int64],
+        value: NDArray[np.float64],
+    ) -> list[SampleBatch]:
+        """Samples of the moments whose parts are all there now."""
+        identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
+        identity |= columns["entity"]
+        rows = PartRows(identity, row, time_ms, value, columns["fold"] == Fold.MEAN)
+        dropped = self._sums.dropped
+        self._grows.update(identity[columns["fold"] == Fold.RATE].tolist())
+        identity, time_ms, value = self._sums.take(rows)
+        self._count(incomplete_sum=self._sums.dropped - dropped)
+        if self._grows:
+            grows = np.flatnonzero(np.isin(identity, list(self._grows)))
+            value = self._growth.per_second(grows, identity, time_ms, value)
+            known = np.isfinite(value)
+            identity, time_ms, value = identity[known], time_ms[known], value[known]
+        whole = np.zeros(len(identity), _COLUMNS)
+        whole["kind"], whole["metric"], whole["entity"] = (
+            identity >> 48,
+            (identity >> 32) & 0xFFFF,
+            identity & 0xFFFFFFFF,
+        )
+        return _by_kind(whole, time_ms, value)
+
+
+def _by_kind(columns: NDArray[np.void], time_ms: NDArray[np.int64], value: NDArray[np.float64]) -> list[SampleBatch]:
+    samples = []
+    for kind in np.unique(columns["kind"]).tolist():
+        keep = columns["kind"] == kind
+        part = columns[keep]
+        metric, entity = np.ascontiguousarray(part["metric"]), np.ascontiguousarray(part["entity"])
+        samples.append(SampleBatch(_KINDS[kind], metric, entity, time_ms[keep], value[keep]))
+    return samples
+
+
+def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
+    """As many as there are rows, all one object that names the first."""
+    if not len(columns):
+        return []
+    kind = _KINDS[int(columns["kind"][0])]
+    name = METRICS[kind][int(columns["metric"][0])].name
+    return [RecordError(reason, f"{name} of {kind} {int(columns['entity'][0])}")] * len(columns)
+
+
+@dataclass(slots=True)
+class _Table:
+    """Series as rows of columns, appended to."""
+
+    _columns: NDArray[np.void]
+    _size: int
+
+    def __init__(self) -> None:
+        self._columns = np.zeros(1024, _COLUMNS)
+        self._size = 0
+
+    @property
+    def columns(self) -> NDArray[np.void]:
+        """(rows,) of `_COLUMNS`; a view."""
+        return self._columns[: self._size]
+
+    def add(self, one: Series) -> int:
+        if self._size == len(self._columns):
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+        kind = _KINDS.index(one.kind)
+        self._columns[self._size] = (kind, one.form, one.fold, one.metric, one.entity, one.scale, one.ceiling)
+        self._size += 1
+        return self._size - 1
+
+
+def parse_labels(text: bytes) -> dict[str, str]:
+    """Parse consecutive label fields of 1.0. RecordError bad_label: other fields, no UTF-8, no name.
+
+    >>> parse_labels(bytes.fromhex("0A0D 0A08 5F5F6E616D655F5F 1201 61".replace(" ", "")))
+    {'__name__': 'a'}
+    """
+    labels: dict[str, str] = {}
+    at = 0
+    try:
+        while at < len(text):
+            name, value, at = _short_label(text, at) or _any_label(text, at)
+            labels[name.decode()] = value.decode()
+    except (IndexError, UnicodeDecodeError):
+        raise RecordError("bad_label", repr(text[:80])) from None
+    return _named(labels)
+
+
+def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
+    """(name, value, what follows) of a label as all senders write it: 0A len 0A n name 12 n value, each below 128."""
+    end = at + 2 + text[at + 1]
+    name_end = at + 4 + text[at + 3]
+    if text[at] != 0x0A or text[at + 2] != 0x0A or end >= at + 130 or name_end + 2 > end or text[name_end] != 0x12:
+        return None
+    if name_end + 2 + text[name_end + 1] != end or end > len(text):
+        return None
+    return text[at + 4 : name_end], text[name_end + 2 : end], end
+
+
+def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
+    """The same of a label however it is written; the last of two names counts."""
+    for number, kind, begin, end in fields(text, at, len(text)):
+        if number != 1 or kind != BYTES:
+            break
+        parts = {1: b"", 2: b""}
+        for part, wire, first, last in fields(text, begin, end):
+            if part in parts and wire == BYTES:
+                parts[part] = text[first:last]
+        return parts[1], parts[2], end
+    raise RecordError("bad_label", f"no label at byte {at} of {text[:80]!r}")
+
+
+def _labels_of(write: Write, row: int) -> dict[str, str]:
+    """Of a series of 2.0."""
+    refs = write.refs[write.begin[row] : write.end[row]].tolist()
+    try:
+        words = [write.symbols[ref].decode() for ref in refs]
+    except UnicodeDecodeError:
+        raise RecordError("bad_label", "a symbol that is no UTF-8") from None
+    if len(words) % 2:
+        raise RecordError("bad_label", f"a name without a value: {words[-1][:80]!r}")
+    return _named(dict(zip(words[::2], words[1::2], strict=True)))
+
+
+def _named(labels: dict[str, str]) -> dict[str, str]:
+    if not labels.get("__name__"):
+        raise RecordError("bad_label", f"a series without __name__: {str(labels)[:80]}")
+    return labels
+
+
+def is_name(text: str) -> bool:
+    """Whether a node can be called so."""
+    return bool(text) and "/" not in text and " " not in text and len(text) <= MAX_NAME_LENGTH and text.isprintable()
+
+
+def host_of(instance: str) -> str:
+    """
+    >>> host_of("n001:9400"), host_of("http://n001:9400/metrics"), host_of("[::1]:9100"), host_of("n001")
+    ('n001', 'n001', '::1', 'n001')
+    """
+    try:
+        return urlsplit(instance if "://" in instance else f"//{instance}").hostname or instance
+    except ValueError:
+        return instance

@@ -1,0 +1,25 @@
+"""Snappy's block format, bounded: a body says how long it gets before a byte of it is unpacked."""
+
+import cramjam
+
+from fleet.errors import RecordError
+from ingest.remote_write.protobuf import varint
+
+
+def unpacked_bytes(body: bytes) -> int:
+    """Read the unpacked size that a snappy block states. RecordError: bad_snappy."""
+    try:
+        return varint(body, 0)[0]
+    except IndexError:
+        raise RecordError("bad_snappy", "the body is empty or ends in its length") from None
+
+
+def unpack(body: bytes, most: int) -> bytes:
+    """The message in a body in snappy's block format, of at most `most` bytes. RecordError: too_large, bad_snappy."""
+    size = unpacked_bytes(body)
+    if size > most:
+        raise RecordError("too_large", f"{size:,} bytes unpacked, at most {most:,} are taken")
+    try:
+        return bytes(cramjam.snappy.decompress_raw(body))
+    except cramjam.DecompressionError as error:
+        raise RecordError("bad_snappy", str(error)[:200]) from None

@@ -1,0 +1,186 @@
+"""The small notations of Slurm: GRES, TRES, times, durations, exit codes, arrays. Each function takes any text.
+
+Unreadable text is None or empty. An impossible exit code costs its record: any other answer would be a guess.
+"""
+
+import re
+from datetime import datetime, tzinfo
+from functools import lru_cache
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import RecordError
+from ingest.gpus import short_model
+from ingest.inbox.job_events import YEAR_2000_MS
+
+MAX_GPUS = 1024
+MAX_TASKS = 1000
+_GPU = re.compile(r"(?:^|[,:])(?:gres[:/])?gpu((?:[:=][^,:=()]{1,64})*)(?:\(([^()]*)\))?(?=,|$)")
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGTP]?)i?B?[nc]?", re.IGNORECASE)
+_MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+
+def gpus(text: str) -> tuple[int, str, tuple[int, ...]]:
+    """(count, type, indices) of the GPUs in a GRES or TRES list, on one node or in all.
+
+    >>> gpus("gpu:h100:4(IDX:0-1,6-7)")
+    (4, 'h100', (0, 1, 6, 7))
+    >>> gpus("cpu=2,mem=8000M,node=2,gres/gpu=16,gres/gpu:a100=16"), gpus("gres:gpu:2"), gpus("billing=2")
+    ((16, 'a100', ()), (2, '', ()), (0, '', ()))
+    """
+    return _gpus_again(text) if len(text) < 256 else _gpus(text)
+
+
+def _gpus(text: str) -> tuple[int, str, tuple[int, ...]]:
+    typed = plain = 0
+    model = ""
+    held: list[int] = []
+    for words, note in _GPU.findall(text[:10_000]) if "gpu" in text else ():
+        parts = [part for part in re.split("[:=]", words) if part]
+        count = int(parts.pop()) if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 else 1
+        if parts:
+            model = model or parts[0]
+            typed += count
+        else:
+            plain += count
+        if note.startswith("IDX:"):
+            held += indices(note[4:])
+    return max(typed, plain), model[:MAX_NAME_LENGTH], tuple(dict.fromkeys(held))
+
+
+_gpus_again = lru_cache(16_384)(_gpus)  # polls repeat themselves, and half of a poll's time would go here
+
+
+def indices(text: str) -> list[int]:
+    """
+    >>> indices("0-3,7"), indices("N/A")
+    ([0, 1, 2, 3, 7], [])
+    """
+    found = numbers(text, MAX_GPUS)
+    return found if found and max(found) < MAX_GPUS else []
+
+
+def numbers(text: str, most: int) -> list[int]:
+    """
+    >>> numbers("1-3,7-11:2", 100), numbers("1-9", 4), numbers("x", 4)
+    ([1, 2, 3, 7, 9, 11], [1, 2, 3, 4], [])
+    """
+    found: list[int] = []
+    for part in text.split(",", most)[:most]:
+        match = _SPAN.fullmatch(part.strip())
+        if match is None:
+            return []
+        first = int(match[1])
+        last, step = int(match[2] or first), max(1, int(match[3] or 1))
+        found += range(first, min(last, first + (most - len(found)) * step) + 1, step)
+        if len(found) >= most:
+            return found[:most]
+    return found
+
+
+def tasks(text: str) -> list[int]:
+    """The tasks that an array still has, as `1-3,5%2` says, at most MAX_TASKS.
+
+    >>> tasks("[7-8%1]")
+    [7, 8]
+    """
+    return numbers(text.strip("[]").partition("%")[0].removesuffix(",..."), MAX_TASKS)
+
+
+def model_name(kind: str) -> str:
+    """The GPU model that a site's GRES type stands for: theirs in capitals where it looks like a product.
+
+    >>> model_name("h100"), model_name("nvidia_a100_80gb"), model_name("gen")
+    ('H100', 'A100', 'gen')
+    """
+    name = short_model(kind.replace("_", " "))
+    return name.upper() if re.fullmatch(r"[a-z]{1,3}[0-9]{1,5}[a-z]?", name, re.IGNORECASE) else kind
+
+
+def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
+    """Unix ms of seconds or of an ISO time, which is local in `zone` (None: this machine's).
+
+    >>> from datetime import UTC
+    >>> time_ms("1617588440"), time_ms("2021-04-05T02:07:20", UTC), time_ms("Unknown")
+    (1617588440000, 1617588440000, None)
+    """
+    text = text.strip()
+    if text.isdecimal() and text.isascii():
+        return _after_2000(int(text) * 1000) if len(text) < 13 else None
+    try:
+        found = datetime.fromisoformat(text)
+        return _after_2000(round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000))
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _after_2000(time_ms: int) -> int | None:
+    return time_ms if time_ms >= YEAR_2000_MS else None
+
+
+def limit_s(text: str) -> float | None:
+    """
+    >>> limit_s("3-00:00:00"), limit_s("4:59"), limit_s("1:00:00"), limit_s("60"), limit_s("UNLIMITED")
+    (259200.0, 299.0, 3600.0, 3600.0, None)
+    """
+    if text.isdecimal() and text.isascii() and len(text) < 12:
+        return 60.0 * int(text)
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def size_gib(text: str) -> float | None:
+    """GiB of `1600G`, `8000M` or `60G`; a bare number is MiB.
+
+    >>> size_gib("1536M"), size_gib("2T"), size_gib("?")
+    (1.5, 2048.0, None)
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    return round(float(match[1]) * _MIB[match[2].upper()] / 1024, 3)
+
+
+def tres(text: str, name: str) -> str:
+    """
+    >>> tres("cpu=320,mem=1600G,node=4", "mem")
+    '1600G'
+    """
+    return next((part.partition("=")[2] for part in text.split(",") if part.startswith(f"{name}=")), "")
+
+
+def exit_code(text: str) -> tuple[int, int]:
+    """
+    >>> exit_code("0:9"), exit_code("")
+    ((0, 9), (0, 0))
+    """
+    status, _, signal = text.partition(":")
+    return _small(status), _small(signal)
+
+
+def _small(text: str) -> int:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 6 else 0
+
+
+def wait_status(value: float) -> tuple[int, int]:
+    """(status, signal) of the number that wait(2) gives. Raises RecordError where no machine has such a number.
+
+    >>> wait_status(768), wait_status(9), wait_status(4294967294)
+    ((3, 0), (0, 9), (0, 0))
+    """
+    if abs(value) >= 2**63:
+        raise RecordError("out_of_range", f"an exit code of {len(str(value))} digits")
+    number = int(value) if 0 <= value < 2**31 else 0  # Slurm's NO_VAL is none
+    return number >> 8 & 0xFF, number & 0x7F
+
+
+def label(text: str | None) -> str:
+    """A name that others may show: printable and not too long; nothing for Slurm's words for nothing."""
+    if text is None or text in ("(null)", "N/A", "None", "none", "Unknown", "n/a"):
+        return ""
+    shown = text if text.isprintable() else "".join(part if part.isprintable() else "?" for part in text)
+    return shown[:MAX_NAME_LENGTH]

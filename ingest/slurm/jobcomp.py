@@ -1,0 +1,248 @@
+"""Pushed Slurm data: completed jobs of its jobcomp plugins, and the environments of its prologs and epilogs.
+
+    jobcomp/elasticsearch, /kafka   {"jobid": 7, "state": "FAILED", "@end": "2026-11-21T17:03:39", …}, times in UTC
+    jobcomp/script                  the environment of the script: JOBID=7, JOBSTATE=FAILED, END=1795280721, …
+    jobcomp/filetxt                 JobId=7 UserId=ada(1) Name=x JobState=FAILED …, local times
+    PrologSlurmctld, EpilogSlurmctld  SLURM_SCRIPT_CONTEXT=epilog_slurmctld, SLURM_JOB_ID=7, …: now it starts, or ends
+    squeue --json                   as the source reads it
+
+A requeued job completes as PENDING. Records omit restarts: `Attempts` tells attempts by their time of submission.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, tzinfo
+
+import msgspec
+
+from fleet.errors import RecordError
+from ingest.inbox.event_body import split
+from ingest.inbox.job_events import malformed
+from ingest.slurm.fields import exit_code, gpus, limit_s, time_ms, wait_status
+from ingest.slurm.jobs import SlurmJob, job_id, node_list
+from ingest.slurm.json import Read, number, read_queue
+from ingest.slurm.shapes import Number
+
+MAX_RECORDS = 10_000
+MAX_JOBS = 10_000
+MAX_ATTEMPTS = 1_000  # of one job
+_KEYS = (
+    *("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset", "UserId", "GroupId", "Name", "JobState"),
+    *("Partition", "TimeLimit", "StartTime", "EndTime", "NodeList", "NodeCnt", "ProcCnt", "WorkDir", "ReservationName"),
+    *("Tres", "Account", "QOS", "WcKey", "Cluster", "SubmitTime", "EligibleTime", "DerivedExitCode", "ExitCode"),
+)
+_SCRIPT_NAMES = {  # where jobcomp/script has another name than the capitals of filetxt's
+    **{"SubmitTime": "SUBMIT", "StartTime": "START", "EndTime": "END", "NodeList": "NODES", "ProcCnt": "PROCS"},
+    **{"UserId": "USERNAME", "GroupId": "GROUPNAME", "Name": "JOBNAME", "TimeLimit": "LIMIT"},
+}
+_PAIR = re.compile(rf"(?:^|(?<= ))({'|'.join(_KEYS)})=")
+
+
+class _Completed(msgspec.Struct, kw_only=True):
+    """A document of jobcomp/elasticsearch or jobcomp/kafka."""
+
+    jobid: Number
+    state: str
+    submit: str = msgspec.field(default="", name="@submit")
+    start: str = msgspec.field(default="", name="@start")
+    end: str = msgspec.field(default="", name="@end")
+    array_job_id: Number = None
+    array_task_id: Number = None
+    het_job_id: Number = None
+    het_job_offset: Number = None
+    username: str | None = None
+    groupname: str | None = None
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    job_name: str | None = None
+    cluster: str | None = None
+    nodes: str | None = None
+    total_nodes: Number = None
+    total_cpus: Number = None
+    time_limit: Number = None
+    tres_req: str | None = None
+    tres_alloc: str | None = None
+    exit_code: str | int | None = None
+    state_reason_prev: str | None = None
+
+
+_completed = msgspec.json.Decoder(_Completed).decode
+
+
+def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Read[SlurmJob]:
+    """Jobs of a body in any of the forms. `zone`: in which jobcomp/filetxt's times are local."""
+    text = body.strip()
+    if text[:1] == b"{" and b'"jobs"' in text and b'"jobid"' not in text:
+        return read_queue(text)
+    read: Read[SlurmJob] = Read()
+    if text[:1] in (b"{", b"["):
+        for place, part in enumerate(split(text, {})):
+            if place >= MAX_RECORDS:
+                read.bad.append(RecordError("too_many", f"at most {MAX_RECORDS} records in a body"))
+                break
+            read.take(lambda part=part: [_of_document(part)])  # type: ignore[misc]
+        return read
+    lines = text.decode("utf-8", "replace").split("\n")
+    if _PAIR.match(lines[0]):
+        for line in lines[:MAX_RECORDS]:
+            read.take(lambda line=line: [_of_line(line, zone)])  # type: ignore[misc]
+        return read
+    read.take(lambda: [_of_environment(lines, now_ms)])
+    return read
+
+
+def _of_document(part: bytes | RecordError) -> SlurmJob:
+    if isinstance(part, RecordError):
+        raise part
+    try:
+        row = _completed(part)
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, part) from None
+    id_, array, task = number(row.jobid), number(row.array_job_id) or 0, number(row.array_task_id)
+    if id_ is None:
+        raise RecordError("no_job_id", f"jobid {row.jobid!r}")
+    total, kind, _ = gpus(row.tres_alloc or row.tres_req or "")
+    limit = number(row.time_limit)
+    code = row.exit_code
+    return _completed_job(
+        SlurmJob(
+            id=job_id(id_, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
+            states=(row.state.partition(" ")[0].upper(),),
+            submit_ms=time_ms(row.submit, UTC),
+            start_ms=time_ms(row.start, UTC),
+            end_ms=time_ms(row.end, UTC),
+            nodes=node_list(row.nodes or ""),
+            node_count=number(row.total_nodes) or 0,
+            gpus=total,
+            gpu_kind=kind,
+            user=row.username or "",
+            group=row.groupname or "",
+            account=row.account or "",
+            partition=row.partition or "",
+            qos=row.qos or "",
+            name=row.job_name or "",
+            cluster=row.cluster or "",
+            limit_s=float(limit) if limit else None,
+            cpus=number(row.total_cpus),
+            reason=row.state_reason_prev or "",
+            status=exit_code(code) if isinstance(code, str) else wait_status(code or 0),
+        )
+    )
+
+
+def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
+    """A line of jobcomp/filetxt; a name may hold blanks and `=`, but not the next key."""
+    marks = list(_PAIR.finditer(line))
+    ends = [*(mark.start() for mark in marks), len(line)][1:]
+    row = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}
+    if not row.get("JobId"):
+        raise RecordError("no_job_id", line[:80])
+    renamed = {_SCRIPT_NAMES.get(key, key.upper()): value for key, value in row.items()}
+    for name in ("USERNAME", "GROUPNAME"):
+        renamed[name] = renamed.get(name, "").partition("(")[0]
+    return _of_script(renamed, zone)
+
+
+def _of_environment(lines: list[str], now_ms: int) -> SlurmJob:
+    row = dict(line.partition("=")[::2] for line in lines if "=" in line)
+    if "JOBID" in row:
+        return _of_script(row, UTC)
+    if "SLURM_JOB_ID" in row:
+        return _of_hook(row, now_ms)
+    raise RecordError("no_job_id", "neither JSON nor JobId=… nor JOBID=… nor SLURM_JOB_ID=…")
+
+
+def _whole(row: Mapping[str, str], name: str) -> int | None:
+    return number(row.get(name, "").strip())
+
+
+def _of_script(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
+    """The environment of jobcomp/script, which names only what the job has."""
+    total, kind, _ = gpus(row.get("TRES", ""))
+    array, het = _whole(row, "ARRAYJOBID") or 0, (_whole(row, "HETJOBID") or 0, _whole(row, "HETJOBOFFSET") or 0)
+    restarts = _whole(row, "RESTARTS")
+    return _completed_job(
+        SlurmJob(
+            id=job_id(row["JOBID"].strip(), (array, _whole(row, "ARRAYTASKID")), het),
+            states=(row.get("JOBSTATE", "").strip().partition(" ")[0].upper(),),
+            attempt=None if restarts is None else min(restarts, 1_000_000) + 1,
+            submit_ms=time_ms(row.get("SUBMIT", ""), zone),
+            start_ms=time_ms(row.get("START", ""), zone),
+            end_ms=time_ms(row.get("END", ""), zone),
+            nodes=node_list(row.get("NODES", "")),
+            node_count=_whole(row, "NODECNT") or 0,
+            gpus=total,
+            gpu_kind=kind,
+            user=row.get("USERNAME", ""),
+            group=row.get("GROUPNAME", ""),
+            account=row.get("ACCOUNT", ""),
+            partition=row.get("PARTITION", ""),
+            qos=row.get("QOS", ""),
+            name=row.get("JOBNAME", ""),
+            cluster=row.get("CLUSTER", "").replace("unknown", ""),
+            limit_s=limit_s(row.get("LIMIT", "").strip()),
+            cpus=_whole(row, "PROCS"),
+            reason=row.get("STATEREASONPREV", ""),
+            status=exit_code(row.get("EXITCODE", "").strip()),
+        )
+    )
+
+
+def _completed_job(job: SlurmJob) -> SlurmJob:
+    if not job.states[0]:
+        raise RecordError("no_state", f"job {job.id}")
+    return replace(job, states=("REQUEUED",)) if job.states == ("PENDING",) else job
+
+
+def _of_hook(row: Mapping[str, str], now_ms: int) -> SlurmJob:
+    """A prolog or epilog of slurmctld: its moment is the time. It does not name GPUs, nor why a job ended."""
+    context = row.get("SLURM_SCRIPT_CONTEXT", "").strip()
+    starts = context.startswith("prolog")
+    if not starts and context != "epilog_slurmctld":
+        raise RecordError("bad_context", f"SLURM_SCRIPT_CONTEXT {context!r}: expected prolog_… or epilog_slurmctld")
+    status = exit_code(row.get("SLURM_JOB_EXIT_CODE2", "").strip())
+    array = _whole(row, "SLURM_ARRAY_JOB_ID") or 0, _whole(row, "SLURM_ARRAY_TASK_ID")
+    het = _whole(row, "SLURM_HET_JOB_ID") or 0, _whole(row, "SLURM_HET_JOB_OFFSET") or 0
+    restarts = _whole(row, "SLURM_JOB_RESTART_COUNT")
+    return SlurmJob(
+        id=job_id(row["SLURM_JOB_ID"].strip(), array, het),
+        states=("RUNNING",) if starts else ("FAILED",) if any(status) else ("COMPLETED",),
+        attempt=None if restarts is None else min(restarts, 1_000_000) + 1,
+        start_ms=now_ms if starts else None,
+        end_ms=None if starts else now_ms,
+        nodes=node_list(row.get("SLURM_JOB_NODELIST", "")),
+        status=status,
+    )
+
+
+class Attempts:
+    """Finds a record's attempt by its time of submission. Drops the job longest unheard, a job's oldest attempts."""
+
+    def __init__(self, most: int = MAX_JOBS) -> None:
+        self._most = most
+        self._known: OrderedDict[str, dict[int, int]] = OrderedDict()
+
+    def of(self, job: str, submit_ms: int | None, recorded: Iterable[tuple[int, int]] = ()) -> int:
+        """Return the attempt of `job` with this submission. `recorded`: (submission, attempt) from elsewhere.
+
+        >>> attempts = Attempts()
+        >>> attempts.of("7", 1000), attempts.of("7", 5000), attempts.of("7", 1000), attempts.of("8", 1000, [(5000, 3)])
+        (1, 2, 1, 2)
+        """
+        known = self._known.setdefault(job, {})
+        self._known.move_to_end(job)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+        known.update(recorded)
+        while len(known) >= MAX_ATTEMPTS:
+            del known[min(known)]
+        if submit_ms is None:
+            return max(known.values(), default=1)
+        if submit_ms not in known:
+            later = [attempt for then, attempt in known.items() if then > submit_ms]
+            earlier = max((attempt for then, attempt in known.items() if then < submit_ms), default=0)
+            known[submit_ms] = max(earlier + 1, 1, min(later) - 1) if later else earlier + 1
+        return known[submit_ms]

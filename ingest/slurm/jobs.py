@@ -1,0 +1,230 @@
+"""A Slurm job in one form, and its events. Attempt = restarts + 1.
+
+squeue, sacct, slurmrestd and the plugins all give a `SlurmJob`; equal facts have one identity (`ingest.lifecycle`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from fleet.errors import ConfigError, RecordError
+from fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
+from fleet.requests import RankPlacement
+from ingest.inbox.job_events import MAX_GANG, decode_event
+from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
+from ingest.node_names import expand_nodes
+from ingest.slurm.failures import ENDED as ENDED_STATES
+from ingest.slurm.failures import UNEXPLAINED, category
+from ingest.slurm.fields import MAX_GPUS, label, model_name
+
+HOLDS = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
+)
+NO_NODES = ("", "(null)", "None assigned", "None", "N/A")
+MESSAGE_LENGTH = 1000
+LISTS_KEPT, LIST_KEPT = 8192, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """The known facts of one attempt; unknown counts are 0, times None. states: the base state, then flags. gpus: of
+    all nodes. indices: of its GPUs, a row a node. attempt: None without restarts."""
+
+    id: str
+    states: tuple[str, ...]
+    attempt: int | None = None
+    submit_ms: int | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    resize_ms: int | None = None
+    nodes: tuple[str, ...] = ()
+    node_count: int = 0
+    gpus: int = 0
+    gpus_per_node: int = 0
+    gpu_kind: str = ""
+    indices: tuple[tuple[int, ...], ...] = ()
+    user: str = ""
+    group: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    name: str = ""
+    cluster: str = ""
+    priority: int = 0
+    limit_s: float | None = None
+    cpus: int | None = None
+    memory_gib: float | None = None
+    reason: str = ""
+    comment: str = ""
+    status: tuple[int, int] = (0, 0)
+    failed_node: str = ""
+
+    @property
+    def ended(self) -> str:
+        """The state in which it ended; empty while it holds nodes or waits."""
+        first = self.states[0] if self.states and "COMPLETING" not in self.states else ""
+        return first if first in ENDED_STATES else ""
+
+    @property
+    def holds(self) -> bool:
+        """It has nodes now."""
+        return not self.ended and any(state in HOLDS for state in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """How a site's names become ours. classes: partition or QOS → class."""
+
+    prefix: str = ""
+    cluster: str = ""
+    classes: dict[str, JobClass] = field(default_factory=dict)
+    preemptible: frozenset[str] = frozenset()
+    cpu_jobs: bool = False
+
+
+def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
+    """All that a record says has happened, in order. Raises RecordError: no_job_id, no_state, no_time."""
+    if not job.id:
+        raise RecordError("no_job_id", repr(job.name[:80]))
+    if not job.states:
+        raise RecordError("no_state", f"job {job.id}")
+    return list(_events(job, site))
+
+
+def check(event: JobEvent, now_ms: int) -> bytes:
+    """The event as JSON. Raises RecordError where the door would refuse it, as a time ahead of the clock."""
+    raw = msgspec.json.encode(event)
+    decode_event(raw, now_ms)
+    return raw
+
+
+def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
+    name, attempt = site.prefix + job.id, job.attempt or 1
+    began = job.start_ms is not None and bool(job.nodes) and (job.holds or bool(job.ended))
+    if job.submit_ms is not None:
+        yield _submitted(job, site)
+        if not began and not job.ended:
+            reason = job.reason[:MESSAGE_LENGTH]
+            yield Queued(job=name, attempt=attempt, sequence=QUEUED, time_ms=job.submit_ms, reason=reason)
+    if began and job.start_ms is not None:
+        ranks, nodes = _places(job)
+        yield Started(job=name, attempt=attempt, sequence=STARTED, time_ms=job.start_ms, ranks=ranks, nodes=nodes)
+        if job.resize_ms is not None and job.resize_ms > job.start_ms:
+            since = min((job.resize_ms - job.start_ms) // 1000, ENDED - RESIZED - 1)
+            yield Resized(
+                job=name, attempt=attempt, sequence=RESIZED + since, time_ms=job.resize_ms, ranks=ranks, nodes=nodes
+            )
+    if job.ended:
+        yield _end(job, name)
+
+
+def _submitted(job: SlurmJob, site: Site) -> Submitted:
+    gang, per_node = shape(job)
+    places = {job.partition, job.qos, job.account}
+    classes = [site.classes[place] for place in (job.qos, job.partition, job.account) if place in site.classes]
+    labels = {"qos": label(job.qos)} if label(job.qos) else {}
+    return Submitted(
+        job=site.prefix + job.id,
+        attempt=job.attempt or 1,
+        sequence=SUBMITTED,
+        time_ms=job.submit_ms or 0,
+        cluster=label(site.cluster or job.cluster),
+        tenant=label(job.account),
+        queue=label(job.partition),
+        user=label(job.user),
+        group=label(job.group),
+        name=label(job.name),
+        class_=classes[0] if classes else "training",
+        gang=gang,
+        gpus_per_node=per_node,
+        gpu_model=label(model_name(job.gpu_kind)) if job.gpu_kind else "",
+        priority=job.priority,
+        preemptible=bool(places & site.preemptible),
+        limit_s=job.limit_s,
+        cpus=-(-job.cpus // gang) if job.cpus else None,
+        host_memory_gib=round(job.memory_gib / gang, 3) if job.memory_gib else None,
+        labels=labels,
+    )
+
+
+def shape(job: SlurmJob) -> tuple[int, int]:
+    """(nodes, GPUs on each): what the job holds, or asked for."""
+    gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
+    total = sum(map(len, job.indices)) or job.gpus
+    per_node = -(-total // gang) if total else job.gpus_per_node
+    return gang, min(max(0, per_node), MAX_GPUS)
+
+
+def _places(job: SlurmJob) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
+    """Ranks with their GPUs, one a node, where the indices are known; else the nodes."""
+    if len(job.indices) != len(job.nodes) or not all(job.indices):
+        return (), job.nodes
+    pairs = enumerate(zip(job.nodes, job.indices, strict=True))
+    return tuple(RankPlacement(rank, node, held) for rank, (node, held) in pairs), ()
+
+
+def _end(job: SlurmJob, name: str) -> JobEvent:
+    attempt = job.attempt or 1
+    time_ms = job.end_ms if job.end_ms is not None else job.start_ms if job.start_ms is not None else job.submit_ms
+    if time_ms is None:
+        raise RecordError("no_time", f"job {job.id} is {job.ended} and has no time")
+    if job.ended == "COMPLETED":
+        return Finished(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms)
+    words = [job.ended, *(part for part in (job.reason, job.comment) if label(part))]
+    said = "; ".join(words)[:MESSAGE_LENGTH]
+    if job.ended == "PREEMPTED":
+        return Preempted(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, reason=said)
+    code, signal = job.status
+    said += f" (exit {code}, signal {signal})" if code or signal else ""
+    why = category(job.ended, job.reason, job.comment, job.status)
+    return Failed(
+        job=name,
+        attempt=attempt,
+        sequence=ENDED if why in UNEXPLAINED else EXPLAINED,
+        time_ms=time_ms,
+        category=why,
+        node=label(job.failed_node),
+        message=said,
+    )
+
+
+def requeued(name: str, attempt: int, time_ms: int) -> Failed:
+    """The end of an attempt of which only a later one, or no record, is known."""
+    said = "Slurm holds it no more, and its accounting does not tell how it ended"
+    return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)
+
+
+_lists: dict[str, tuple[str, ...]] = {}  # short ones, by text: polls repeat themselves
+
+
+def node_list(text: str) -> tuple[str, ...]:
+    """Names of `n[1-4],m7`. Raises RecordError: bad_nodes."""
+    if (known := _lists.get(text)) is not None:
+        return known
+    if text.strip() in NO_NODES:
+        return ()
+    try:
+        names = tuple(expand_nodes(text.strip()))
+    except ConfigError as error:
+        raise RecordError("bad_nodes", str(error)[:200]) from None
+    if len(names) <= LIST_KEPT:
+        if len(_lists) >= LISTS_KEPT:
+            _lists.clear()
+        _lists[text] = names
+    return names
+
+
+def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int]) -> str:
+    """
+    >>> job_id(12, (5, 7), (0, 0)), job_id(12, (0, None), (9, 1)), job_id(12, (0, None), (0, 0))
+    ('5_7', '9+1', '12')
+    """
+    if array[0] and array[1] is not None:
+        return f"{array[0]}_{array[1]}"
+    return f"{het[0]}+{het[1]}" if het[0] else str(number)
+
+
+def each_task(job: SlurmJob, array: int, waiting: list[int]) -> list[SlurmJob]:
+    """One record a task of an array that Slurm keeps as one while it waits."""
+    return [replace(job, id=f"{array}_{task}") for task in waiting]

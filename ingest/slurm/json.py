@@ -1,0 +1,247 @@
+"""Slurm's JSON → jobs and nodes, in the shapes that its versions give it.
+
+    22.05 (openapi v0.0.38)      "job_state": "RUNNING",   "time_limit": 5 | null,    "exit_code": 768
+    24.11 (data_parser v0.0.42)  "job_state": ["RUNNING"], "time_limit": {"set": true, "infinite": false, "number": 5},
+                                 "exit_code": {"status": ["SUCCESS"], "return_code": {…}, "signal": {…}}
+
+`squeue --json` and slurmrestd's /slurm/…/jobs have one shape, `sacct --json` and /slurmdb/…/jobs another. Nodes come
+from `sinfo --json` (22.05; in 24.11 in groups), `scontrol show nodes --json` and /nodes.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from fleet.errors import RecordError
+from ingest.inbox.job_events import YEAR_2000_MS, malformed
+from ingest.slurm.fields import gpus, size_gib, tasks, tres, wait_status
+from ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
+from ingest.slurm.nodes import SlurmNode
+from ingest.slurm.shapes import (
+    Accounted,
+    Amount,
+    Comments,
+    Exit,
+    NodeGroup,
+    NodeInfo,
+    Number,
+    SlurmAnswer,
+    SlurmQueued,
+    SlurmReason,
+    Tres,
+    Words,
+)
+
+MAX_SECONDS = 2**40
+MAX_NUMBER = 2**53
+Told = TypeVar("Told")
+
+
+class Read(Generic[Told]):
+    """The good records of a text, and its errors."""
+
+    __slots__ = ("bad", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Told] = []
+        self.bad: list[RecordError] = []
+
+    def take(self, make: Callable[[], Iterable[Told]]) -> None:
+        """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
+        try:
+            self.rows += make()
+        except RecordError as error:
+            self.bad.append(error.with_traceback(None))
+        except (ValueError, ArithmeticError) as error:
+            self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
+
+
+_answer = msgspec.json.Decoder(SlurmAnswer).decode
+_queued = msgspec.json.Decoder(SlurmQueued).decode
+_accounted = msgspec.json.Decoder(Accounted).decode
+_node = msgspec.json.Decoder(NodeInfo).decode
+_group = msgspec.json.Decoder(NodeGroup).decode
+
+
+def read_queue(body: bytes) -> Read[SlurmJob]:
+    """Jobs of `squeue --json`. A body that is no such answer is one error."""
+    return _read(body, "jobs", lambda raw: _of_queue(_typed(_queued, raw)))
+
+
+def read_accounting(body: bytes) -> Read[SlurmJob]:
+    """Jobs of `sacct --json`; their steps are not looked at."""
+    return _read(body, "jobs", lambda raw: _of_accounting(_typed(_accounted, raw)))
+
+
+def read_nodes(body: bytes) -> Read[SlurmNode]:
+    """Nodes of `sinfo --json` or `scontrol show nodes --json`."""
+    if b'"sinfo"' in body[:100_000] or b'"sinfo"' in body[-100_000:]:
+        read = _read(body, "sinfo", lambda raw: _of_group(_typed(_group, raw)))
+        if read.rows:
+            return read
+    return _read(body, "nodes", lambda raw: _of_node(_typed(_node, raw)))
+
+
+def _read(body: bytes, key: str, make: Callable[[msgspec.Raw], Iterable[Told]]) -> Read[Told]:
+    read: Read[Told] = Read()
+    try:
+        answer = _answer(body)
+    except (ValueError, RecursionError) as error:
+        read.bad.append(malformed(error))
+        return read
+    records = getattr(answer, key)
+    if not records:
+        read.bad += [RecordError("slurm_error", f"{row.description}: {row.error}"[:300]) for row in answer.errors or ()]
+    if records is None and not read.bad:
+        read.bad.append(RecordError("missing_field", f"the answer has no list `{key}`"))
+    for raw in records or ():
+        read.take(lambda raw=raw: make(raw))  # type: ignore[misc]
+    return read
+
+
+def _typed(decode: Callable[[msgspec.Raw], Told], raw: msgspec.Raw) -> Told:
+    try:
+        return decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise malformed(error, bytes(raw)) from None
+
+
+def number(value: Number, most: float = MAX_NUMBER) -> int | None:
+    """A whole number of either shape; None where it is not set, infinite, or out of 0..most."""
+    found = (value.number if value.set and not value.infinite else None) if isinstance(value, Amount) else value
+    if isinstance(found, str):
+        return int(found) if found.isdecimal() and found.isascii() and len(found) < 16 else None
+    return int(found) if found is not None and 0 <= found <= most else None
+
+
+def _ms(value: Number) -> int | None:
+    """A time; Slurm writes 0 where there is none, and NO_VAL where it does not care."""
+    seconds = number(value, MAX_SECONDS)
+    return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
+
+
+def _words(value: Words) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _upper(value: Words) -> tuple[str, ...]:
+    return tuple(word.upper() for word in _words(value))
+
+
+def _status(value: int | Exit | None) -> tuple[int, int]:
+    if not isinstance(value, Exit):
+        return wait_status(value or 0)
+    signal = value.signal
+    return number(value.return_code, 65_535) or 0, (
+        number(signal.id, 255) or number(signal.signal_id, 255) or 0 if signal else 0
+    )
+
+
+def _limit_s(value: Number) -> float | None:
+    minutes = number(value, MAX_SECONDS)
+    return 60.0 * minutes if minutes else None
+
+
+def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
+    array, task = number(row.array_job_id) or 0, number(row.array_task_id)
+    waiting = [] if task is not None or not array else tasks(row.array_task_string or "")
+    asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
+    details = [gpus(text) for text in row.gres_detail or ()]
+    total, kind, _ = max(gpus(had), gpus(asked), key=lambda found: found[0])
+    per_node, kind_per_node, _ = gpus(row.tres_per_node or "")
+    comments = (row.state_description, row.comment, row.admin_comment, row.system_comment)
+    job = SlurmJob(
+        id=job_id(row.job_id, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
+        states=_upper(row.job_state),
+        attempt=(number(row.restart_cnt, 1e6) or 0) + 1,
+        submit_ms=_ms(row.submit_time),
+        start_ms=_ms(row.start_time),
+        end_ms=_ms(row.end_time),
+        resize_ms=_ms(row.resize_time),
+        nodes=node_list(row.nodes or ""),
+        node_count=number(row.node_count) or 0,
+        gpus=total,
+        gpus_per_node=per_node,
+        gpu_kind=next((found[1] for found in details if found[1]), kind or kind_per_node),
+        indices=tuple(found[2] for found in details),
+        user=row.user_name or "",
+        group=row.group_name or "",
+        account=row.account or "",
+        partition=row.partition or "",
+        qos=row.qos or "",
+        name=row.name or "",
+        cluster=row.cluster or "",
+        priority=number(row.priority) or 0,
+        limit_s=_limit_s(row.time_limit),
+        cpus=number(row.cpus),
+        memory_gib=size_gib(tres(asked or had, "mem")),
+        reason=row.state_reason or "",
+        comment="; ".join(part for part in comments if part),
+        status=_status(row.exit_code),
+        failed_node=row.failed_node or "",
+    )
+    return each_task(job, array, waiting) if waiting else [job]
+
+
+def _gpus_of(rows: list[Tres]) -> tuple[int, str]:
+    """(count, type) of the GPUs in a list of TRES, in which a typed count repeats the plain one."""
+    named = [row for row in rows if row.type == "gres" and (row.name or "").partition(":")[0] == "gpu"]
+    kinds = [(row.name or "").partition(":")[2] for row in named]
+    return max((row.count or 0 for row in named), default=0), next((kind for kind in kinds if kind), "")
+
+
+def _of_accounting(row: Accounted) -> list[SlurmJob]:
+    times = row.time
+    asked, had = _gpus_of(row.tres.requested), _gpus_of(row.tres.allocated)
+    total, kind = max(had, asked, key=lambda found: found[0])
+    memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
+    told = row.comment
+    texts = (told.administrator, told.job, told.system) if isinstance(told, Comments) else (told,)
+    restarts = number(row.restart_cnt, 1e6)
+    array, task = number(row.array.job_id) or 0, number(row.array.task_id)
+    waiting = [] if task is not None or not array else tasks(row.array.task or "")
+    job = SlurmJob(
+        id=job_id(row.job_id, (array, task), (number(row.het.job_id) or 0, number(row.het.job_offset) or 0)),
+        states=_upper(row.state.current),
+        attempt=None if restarts is None else restarts + 1,
+        submit_ms=_ms(times.submission),
+        start_ms=_ms(times.start),
+        end_ms=_ms(times.end),
+        nodes=node_list(row.nodes or ""),
+        node_count=number(row.allocation_nodes) or 0,
+        gpus=total,
+        gpu_kind=kind or asked[1],
+        user=row.user or "",
+        group=row.group or "",
+        account=row.account or "",
+        partition=row.partition or "",
+        qos=row.qos or "",
+        name=row.name or "",
+        cluster=row.cluster or "",
+        priority=number(row.priority) or 0,
+        limit_s=_limit_s(times.limit),
+        cpus=number(row.required.cpus),
+        memory_gib=round(memory / 1024, 3) if memory and 0 < memory < 2**40 else None,
+        reason=row.state.reason or "",
+        comment="; ".join(part for part in texts if part),
+        status=_status(row.exit_code),
+        failed_node=row.failed_node or "",
+    )
+    return each_task(job, array, waiting) if waiting else [job]
+
+
+def _of_node(row: NodeInfo) -> list[SlurmNode]:
+    told_ms = _ms(row.reason_changed_at)
+    states = (*_upper(row.state), *_upper(row.state_flags))
+    count = gpus(row.gres or "")[0]
+    return [SlurmNode(name, states, row.reason or "", told_ms, count) for name in node_list(row.name)]
+
+
+def _of_group(group: NodeGroup) -> list[SlurmNode]:
+    told = group.reason
+    reason = told.description or "" if isinstance(told, SlurmReason) else told or ""
+    told_ms = _ms(told.time) if isinstance(told, SlurmReason) else None
+    states = _upper(group.node.state)
+    names: Any = (name for entry in group.nodes.nodes for name in node_list(entry))
+    return [SlurmNode(name, states, reason, told_ms, 0) for name in names]

@@ -1,0 +1,81 @@
+"""JobScan: the new events of one Slurm answer, and which jobs live or ended in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fleet.errors import RecordError
+from fleet.events import JobEvent
+from ingest.slurm.jobs import Site, SlurmJob, check, job_events
+
+Identity = tuple[str, int, int]
+
+
+class JobScan:
+    """One answer: new events, and which jobs live or ended in it."""
+
+    def __init__(self, site: Site, now_ms: int) -> None:
+        self.site = site
+        self.now_ms = now_ms
+        self.fresh: list[JobEvent] = []
+        self.issued: set[Identity] = set()
+        self.live: dict[str, int] = {}
+        self.attempts: dict[str, int] = {}  # of every job in it, the latest
+        self.submitted: dict[str, int] = {}
+        self.ended: set[tuple[str, int]] = set()
+        self.bad: list[RecordError] = []
+        self.without_gpus = 0
+
+    def take(self, jobs: Sequence[SlurmJob], issued: set[Identity]) -> None:
+        """Add the events of `jobs`; those in `issued` are no news."""
+        for job in jobs:
+            if not (self.site.cpu_jobs or job.gpus or job.gpus_per_node or any(job.indices)):
+                self.without_gpus += 1
+                continue
+            try:
+                events = {identity(event): event for event in job_events(job, self.site)}
+                fresh = [event for key, event in events.items() if key not in issued and key not in self.issued]
+                for event in fresh:
+                    check(event, self.now_ms)
+            except RecordError as error:
+                self.bad.append(error.with_traceback(None))
+                continue
+            self._note(job)
+            self.fresh += fresh
+            self.issued.update(events)
+
+    def _note(self, job: SlurmJob) -> None:
+        name, attempt = self.site.prefix + job.id, job.attempt or 1
+        if attempt >= self.attempts.get(name, 0):
+            self.attempts[name] = attempt
+            if job.submit_ms is not None:
+                self.submitted[name] = job.submit_ms
+        if job.ended:
+            self.ended.add((name, attempt))
+            if self.live.get(name, attempt + 1) <= attempt:
+                del self.live[name]
+        elif attempt > self.live.get(name, 0) and (name, attempt) not in self.ended:
+            self.live[name] = attempt
+
+
+def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
+    """Number the attempts of accounts without restart counts by submission, up to the latest.
+    A requeue submits anew, so the record with the queue's time of submission is the queue's attempt."""
+    by_job: dict[str, list[SlurmJob]] = {}
+    for job in jobs:
+        by_job.setdefault(job.id, []).append(job)
+    numbered: list[SlurmJob] = []
+    for number, rows in by_job.items():
+        rows.sort(key=lambda row: (row.submit_ms or 0, row.start_ms or 2**62))
+        name = prefix + number
+        latest = max(len(rows), known.get(name, 1))
+        if name in scan.attempts:
+            behind = rows[-1].submit_ms is not None and rows[-1].submit_ms < scan.submitted.get(name, 0)
+            latest = max(len(rows), scan.attempts[name] - behind)
+        for place, row in enumerate(rows):
+            attempt = row.attempt or latest - (len(rows) - 1 - place)
+            numbered.append(replace(row, attempt=attempt))
+    return numbered
+
+
+def identity(event: JobEvent) -> Identity:
+    return event.job, event.attempt, event.sequence

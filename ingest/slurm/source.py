@@ -1,0 +1,304 @@
+"""The source "slurm": polls a Slurm, and delivers new job and node events.
+
+    every interval_s    the queue (jobs that wait, run, lately ended) and the nodes
+    every accounting_s  the accounts since the last poll: jobs that came and went between two polls, or meanwhile
+    when one is missing the accounts of jobs that ran and are gone, or were requeued: how did they end?
+
+A record always gives the same events (`ingest.slurm.jobs`), so rereading is safe.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from clients.slurm import NoAccounting, SlurmClient, SlurmCommands, SlurmFolder, SlurmRest
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import ConfigError, RecordError, SourceError
+from fleet.events import JobClass, JobEvent, NodeEvent
+from ingest.slurm import json as slurm_json
+from ingest.slurm import text as slurm_text
+from ingest.slurm.jobs import Site, SlurmJob, requeued
+from ingest.slurm.json import Read
+from ingest.slurm.nodes import Conditions, SlurmNode, changes
+from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
+from ingest.source import Batch, Source, read_options
+
+logger = logging.getLogger(__name__)
+
+OVERLAP_S = 120
+GIVEN_UP_MS = 600_000  # how long the accounts may be silent about a job that is gone
+RATE_WINDOW_MS = 60_000
+LONGEST_S = 31_536_000.0  # of any period among the options
+Told = TypeVar("Told")
+
+
+class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a row of pipeline.sources; docs/sources/slurm.md says what each means."""
+
+    name: str = "slurm"
+    url: str = ""
+    api_version: str = ""
+    user: str = ""
+    folder: str = ""
+    shell: list[str] = []
+    form: str = "auto"  # auto | json | text
+    interval_s: float = 10.0
+    accounting_s: float = 300.0  # 0: never
+    lookback_s: float = 86_400.0
+    timeout_s: float = 30.0
+    prefix: str = ""
+    cluster: str = ""
+    classes: list[str] = []
+    preemptible: list[str] = []
+    cpu_jobs: bool = False
+
+
+def check_options(options: SlurmOptions) -> Site:
+    """The site that the options describe. Raises ConfigError: names the key, the value and what is expected."""
+    if options.url and options.folder:
+        raise ConfigError("pipeline.sources slurm: url and folder exclude each other")
+    if options.url and not options.url.startswith(("http://", "https://", "unix:/")):
+        raise ConfigError(f"pipeline.sources slurm: url {options.url!r}, expected http://…, https://… or unix:/…")
+    if options.form not in ("auto", "json", "text"):
+        raise ConfigError(f"pipeline.sources slurm: form {options.form!r}, expected auto, json or text")
+    for key in ("interval_s", "timeout_s"):
+        if not 0 < getattr(options, key) <= LONGEST_S:
+            expected = f"expected more than 0, at most {LONGEST_S:g}"
+            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, {expected}")
+    for key in ("accounting_s", "lookback_s"):
+        if not 0 <= getattr(options, key) <= LONGEST_S:
+            expected = f"expected 0 or more, at most {LONGEST_S:g}"
+            raise ConfigError(f"pipeline.sources slurm: {key} {getattr(options, key)}, {expected}")
+    if not options.name:
+        raise ConfigError("pipeline.sources slurm: name '', expected a name that no other source has")
+    classes: dict[str, JobClass] = {}
+    known: tuple[JobClass, ...] = get_args(JobClass)
+    for text in options.classes:
+        place, _, named = text.partition("=")
+        class_ = next((class_ for class_ in known if class_ == named), None)
+        if not place or class_ is None:
+            wanted = f"PARTITION=CLASS, of the classes {', '.join(known)}"
+            raise ConfigError(f"pipeline.sources slurm: classes {text!r}, expected {wanted}")
+        classes[place] = class_
+    return Site(options.prefix, options.cluster, classes, frozenset(options.preemptible), options.cpu_jobs)
+
+
+def open_client(options: SlurmOptions) -> SlurmClient:
+    if options.folder:
+        return SlurmFolder(Path(options.folder))
+    if options.url:
+        return SlurmRest(options.url, options.api_version, options.user, options.timeout_s)
+    return SlurmCommands(options.shell, options.timeout_s, {"json": True, "text": False}.get(options.form))
+
+
+def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
+    """Decode jobs of either form, which the first byte tells apart."""
+    if body.lstrip()[:1] == b"{":
+        return slurm_json.read_accounting(body) if accounting else slurm_json.read_queue(body)
+    return slurm_text.read_jobs(body)
+
+
+def decode_nodes(body: bytes) -> Read[SlurmNode]:
+    return slurm_json.read_nodes(body) if body.lstrip()[:1] == b"{" else slurm_text.read_nodes(body)
+
+
+@dataclass(slots=True)
+class PollState:
+    """What lasts between polls; the first three are the position. live: job that waits or runs → its attempt; nodes:
+    with a condition; gone: job → attempt, and since when it is missing; queued, accounted: events of the last polls."""
+
+    since_ms: int = 0
+    live: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, Conditions] = field(default_factory=dict)
+    gone: dict[str, tuple[int, int]] = field(default_factory=dict)
+    queued: set[Identity] = field(default_factory=set)
+    accounted: set[Identity] = field(default_factory=set)
+
+    def copy(self) -> "PollState":
+        """One that may be changed; the sets are replaced, never changed."""
+        return PollState(self.since_ms, dict(self.live), dict(self.nodes), dict(self.gone), self.queued, self.accounted)
+
+
+class SlurmSource(Source):
+    """A Source over one cluster."""
+
+    def __init__(
+        self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, client: SlurmClient | None = None
+    ) -> None:
+        self.options = read_options("slurm", options, SlurmOptions)
+        self.name = self.options.name
+        self._site = check_options(self.options)
+        self._clock = clock
+        self._client = client or open_client(self.options)
+        self._state = PollState()
+        self._due_ms = self._accounts_due_ms = -(2**62)  # of the steady clock
+        self._without_accounts = False
+        self._up: bool | None = None
+        self._bad = 0
+        self._noted: Counter[str] = Counter()
+        self._took_ms = 0
+        self._polled_ms: int | None = None
+        self._rates: deque[tuple[int, int]] = deque(maxlen=1000)
+
+    async def next(self) -> Batch:
+        while True:
+            wait_s = (self._due_ms - self._clock.steady_ms()) / 1000
+            if wait_s > 0:
+                await self._clock.sleep(wait_s)
+            self._due_ms = self._clock.steady_ms() + round(self.options.interval_s * 1000)
+            state = self._state.copy()
+            try:
+                batch = await self._poll(state)
+            except SourceError:
+                self._up = False
+                raise
+            self._up = True
+            self._bad += len(batch.bad)
+            self._rates.append((self._clock.now_ms(), len(batch)))
+            self._state = state  # no await until the batch is taken: a snapshot holds both or neither
+            if len(batch) or batch.bad:
+                return batch
+
+    def position(self) -> dict[str, Any]:
+        state = self._state
+        live = {**{job: attempt for job, (attempt, _) in state.gone.items()}, **state.live}
+        return {
+            "since_ms": state.since_ms,
+            "live": live,
+            "nodes": {name: dict(row) for name, row in state.nodes.items()},
+        }
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._state = msgspec.convert(position, PollState)
+        self._due_ms = self._accounts_due_ms = -(2**62)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def health(self) -> dict[str, Any]:
+        """Rates are events per second of fleet time, over the last minute."""
+        now_ms = self._clock.now_ms()
+        recent = [count for at_ms, count in self._rates if at_ms > now_ms - RATE_WINDOW_MS]
+        return {
+            "name": self.name,
+            "kind": "slurm",
+            "rate_per_s": round(sum(recent) * 1000 / RATE_WINDOW_MS, 2),
+            "lag_s": None if self._polled_ms is None else round(max(0, now_ms - self._polled_ms) / 1000, 3),
+            "bad": self._bad,
+            "up": self._up is not False,
+            "jobs": len(self._state.live),
+            "nodes_out": len(self._state.nodes),
+            "accounting": not self._without_accounts,
+            "poll_ms": self._took_ms,
+            "noted": dict(self._noted),
+        }
+
+    async def _poll(self, state: PollState) -> Batch:
+        """One look at everything that is due, into `state`. Raises SourceError: then nothing of it counts."""
+        began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
+        queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
+        queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
+        scan = JobScan(self._site, now_ms)
+        await asyncio.to_thread(scan.take, queue.rows, state.queued)
+        _miss(state, scan)
+        bad = [*queue.bad, *scan.bad]
+        events = scan.fresh + await self._accounts(state, scan, bad)
+        node_events: list[NodeEvent] = []
+        if nodes_body:
+            nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes")
+            node_events = _follow(state, nodes.rows, self.name, now_ms)
+            bad += nodes.bad
+        state.queued, state.live = scan.issued, scan.live
+        self._polled_ms = now_ms
+        self._took_ms = self._clock.steady_ms() - began_ms
+        self._noted["jobs_without_gpus"] = scan.without_gpus
+        return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad))
+
+    async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
+        """Events out of the accounts: of all jobs where a look is due, and of those that are missing."""
+        events: list[JobEvent] = []
+        try:
+            if self.options.accounting_s and not self._without_accounts:
+                events += await self._recent_accounts(state, scan, bad)
+            if state.gone and not self._without_accounts:
+                names = [job.removeprefix(self._site.prefix) for job in state.gone]
+                found = await self._ask_accounts((0, names), state, scan, bad)
+                events += found.fresh
+        except NoAccounting as error:
+            self._without_accounts = True
+            logger.warning("%s: %s; how jobs ended is known while slurmctld remembers them", self.name, error)
+        except SourceError as error:
+            self._noted["accounting_away"] += 1
+            logger.warning("%s: accounts: %s, asking again with the next poll", self.name, error)
+        return events + self._give_up(state, scan)
+
+    async def _recent_accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
+        if self._clock.steady_ms() < self._accounts_due_ms:
+            return []
+        since_ms = state.since_ms or scan.now_ms - round(self.options.lookback_s * 1000)
+        found = await self._ask_accounts((max(0, scan.now_ms - since_ms) // 1000 + OVERLAP_S, ()), state, scan, bad)
+        events = [event for event in found.fresh if identity(event) not in state.accounted]
+        state.accounted, state.since_ms = found.issued, scan.now_ms
+        self._accounts_due_ms = self._clock.steady_ms() + round(self.options.accounting_s * 1000)
+        return events
+
+    async def _ask_accounts(
+        self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
+    ) -> JobScan:
+        """What the accounts say of `which` (as the client takes it); jobs that ended in it are missing no more."""
+        found = JobScan(self._site, scan.now_ms)
+        known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
+        issued = scan.issued | state.queued
+        for answer in await self._client.accounting(*which):
+            read = _readable(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
+            bad += read.bad
+            rows = number_attempts(read.rows, self._site.prefix, scan, known)
+            await asyncio.to_thread(found.take, rows, issued)
+        bad += found.bad
+        state.gone = {job: row for job, row in state.gone.items() if (job, row[0]) not in found.ended}
+        return found
+
+    def _give_up(self, state: PollState, scan: JobScan) -> list[JobEvent]:
+        """Return an end for jobs that no record will mention any more."""
+        patience_ms = GIVEN_UP_MS if self.options.accounting_s and not self._without_accounts else 0
+        lost = {job: row for job, row in state.gone.items() if scan.now_ms - row[1] >= patience_ms}
+        self._noted["ends_not_told"] += len(lost)
+        for job in lost:
+            del state.gone[job]
+        return [requeued(job, attempt, scan.submitted.get(job, since_ms)) for job, (attempt, since_ms) in lost.items()]
+
+
+def _readable(read: Read[Told], what: str) -> Read[Told]:
+    """An answer without one good record, and with bad ones, is none: no job is over because of it."""
+    if read.bad and not read.rows:
+        raise SourceError(f"{what} cannot be read: {read.bad[0]}", retry_after_s=10.0)
+    return read
+
+
+def _miss(state: PollState, scan: JobScan) -> None:
+    """Note attempts without a known end: jobs that are gone, and attempts that gave way to a later one."""
+    for job, attempt in state.live.items():
+        if scan.attempts.get(job, 0) != attempt and (job, attempt) not in scan.ended:
+            state.gone.setdefault(job, (attempt, scan.now_ms))
+    for job, (attempt, _) in list(state.gone.items()):
+        if (job, attempt) in scan.ended or scan.live.get(job) == attempt:
+            del state.gone[job]
+
+
+def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: int) -> list[NodeEvent]:
+    """Events of the nodes since the last poll."""
+    events: list[NodeEvent] = []
+    for node in nodes:
+        told, now = changes(node, state.nodes.get(node.name, {}), source, now_ms)
+        events += told
+        state.nodes[node.name] = now
+        if not now:
+            del state.nodes[node.name]
+    return events

@@ -1,0 +1,178 @@
+"""Slurm's text with separators → jobs and nodes: `sacct -P`, `squeue -O`, `sinfo -O`, each with its header line.
+
+Real outputs are broken: a name or comment holds a newline (lines are joined until the record is complete, or dropped
+where a whole line follows) or the separator (a last column that is a name takes the rest, else `field_count`), bytes
+are no UTF-8 (replaced), lines are cut, columns come twice (the first counts), the separator is `|#`, numbers are `N/A`.
+Steps (`7.batch`) are not jobs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import tzinfo
+from typing import TypeVar
+
+from fleet.errors import RecordError
+from ingest.slurm.fields import exit_code, gpus, limit_s, size_gib, tasks, time_ms, tres, wait_status
+from ingest.slurm.jobs import SlurmJob, each_task, node_list
+from ingest.slurm.json import Read
+from ingest.slurm.nodes import SlurmNode
+
+MOST_LINES = 64  # of one record
+FREE_TEXT = ("JobName", "NAME", "REASON", "Comment")
+_FLAGS = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT",
+    "^": "REBOOT",
+    "-": "PLANNED",
+}
+_SHORT = {"ALLOC": "ALLOCATED", "COMP": "COMPLETING", "DRNG": "DRAINING", "MAINT": "MAINTENANCE", "MIX": "MIXED"}
+
+Row = Mapping[str, str]
+Told = TypeVar("Told")
+
+
+def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
+    """Jobs of `sacct -P` or `squeue -O` with a header. `zone`: in which their times are local."""
+    return _read(body, ("JobID", "JOBID"), lambda row: _job(row, zone))
+
+
+def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
+    """Nodes of `sinfo -N` with a header; a node of two partitions is there once."""
+    read = _read(body, ("NODELIST", "HOSTNAMES"), lambda row: _nodes(row, zone))
+    read.rows = list({node.name: node for node in reversed(read.rows)}.values())[::-1]
+    return read
+
+
+def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Told]]) -> Read[Told]:
+    read: Read[Told] = Read()
+    for row in _rows(body, keys):
+        if isinstance(row, RecordError):
+            read.bad.append(row)
+        else:
+            read.take(lambda row=row: make(row))  # type: ignore[misc]
+    return read
+
+
+def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
+    """Records as column → text. A header without one of `keys` is the only error."""
+    lines = body.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    start = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
+    if start == len(lines):
+        return
+    separator = "|#" if "|#" in lines[start] else "|"
+    names = [name.strip() for name in lines[start].split(separator)]
+    if not set(keys) & set(names):
+        yield RecordError("no_header", f"{lines[start][:80]!r} names no column {' or '.join(keys)}")
+        return
+    yield from _records(lines[start + 1 :], names, separator)
+
+
+def _records(lines: list[str], names: list[str], separator: str) -> Iterator[Row | RecordError]:
+    """Physical lines joined to records of as many columns as the header has."""
+    most, held, size = len(names) - 1, "", 0
+    ends_free = next((name for name in reversed(names) if name), "") in FREE_TEXT
+    for line in lines:
+        count = line.count(separator)
+        if (size and count >= most) or size >= MOST_LINES:  # whole by itself: what was held will never be
+            yield RecordError("field_count", f"{held.count(separator) + 1} instead of {most + 1}: {held[:80]!r}")
+            held, size = "", 0
+        if not size and (not line.strip() or (ends_free and not count)):  # the rest of the name before
+            continue
+        held, size = (f"{held} {line}" if size else line), size + 1
+        if held.count(separator) >= most:
+            yield _fields(held, names, separator)
+            held, size = "", 0
+    if held.strip():
+        yield RecordError("field_count", f"{held.count(separator) + 1} instead of {most + 1}: {held[:80]!r}")
+
+
+def _fields(line: str, names: list[str], separator: str) -> Row | RecordError:
+    values = line.split(separator)
+    if names[-1] == "":  # `squeue -O` ends each line with a separator
+        names, values = names[:-1], values[: -1 if values[-1] == "" else None]
+    while len(values) > len(names) and not values[-1].strip():
+        values.pop()
+    if len(values) > len(names) and names[-1] in FREE_TEXT:
+        values[len(names) - 1 :] = [separator.join(values[len(names) - 1 :])]
+    if len(values) != len(names):
+        return RecordError("field_count", f"{len(values)} instead of {len(names)}: {line[:80]!r}")
+    return dict(zip(reversed(names), (value.strip() for value in reversed(values)), strict=True))
+
+
+def _first(row: Row, *names: str) -> str:
+    return next((row[name] for name in names if row.get(name)), "")
+
+
+def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
+    """The job of a line; none of a step's. An array that waits in one line is its tasks."""
+    name = _first(row, "JobID", "JOBID")
+    if "." in name:
+        return []
+    asked, had = _first(row, "ReqTRES"), _first(row, "AllocTRES", "TRES_ALLOC")
+    total, kind, _ = max(gpus(had), gpus(asked), gpus(_first(row, "AllocGRES")), key=lambda found: found[0])
+    per_node, kind_per_node, _ = gpus(_first(row, "TRES_PER_NODE", "ReqGRES"))
+    restarts = _whole(_first(row, "RESTART_COUNT", "Restarts"))
+    job = SlurmJob(
+        id=name,
+        states=_states(_first(row, "State", "STATE")),
+        attempt=None if restarts is None else restarts + 1,
+        submit_ms=time_ms(_first(row, "Submit", "SUBMIT_TIME"), zone),
+        start_ms=time_ms(_first(row, "Start", "START_TIME"), zone),
+        end_ms=time_ms(_first(row, "End", "END_TIME"), zone),
+        resize_ms=time_ms(_first(row, "RESIZE_TIME"), zone),
+        nodes=node_list(_first(row, "NodeList", "NODELIST")),
+        node_count=_whole(_first(row, "NNodes", "ReqNodes", "NODES")) or 0,
+        gpus=total,
+        gpus_per_node=per_node,
+        gpu_kind=kind or kind_per_node,
+        user=_first(row, "User", "USER"),
+        group=_first(row, "Group", "GROUP"),
+        account=_first(row, "Account", "ACCOUNT"),
+        partition=_first(row, "Partition", "PARTITION"),
+        qos=_first(row, "QOS"),
+        name=_first(row, "JobName", "NAME"),
+        cluster=_first(row, "Cluster", "CLUSTER"),
+        priority=_whole(_first(row, "Priority", "PRIORITY")) or 0,
+        limit_s=limit_s(_first(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
+        cpus=_whole(_first(row, "ReqCPUS", "CPUS")),
+        memory_gib=size_gib(tres(asked or had, "mem")),
+        reason=_first(row, "Reason", "REASON"),
+        comment="; ".join(row[name] for name in ("Comment", "AdminComment", "SystemComment") if row.get(name)),
+        status=_status(_first(row, "ExitCode", "EXIT_CODE")),
+    )
+    array, _, waiting = name.partition("_")
+    if waiting.startswith("[") and array.isdecimal() and len(array) < 16:
+        return each_task(job, int(array), tasks(waiting))
+    return [job]
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
+
+
+def _status(text: str) -> tuple[int, int]:
+    return exit_code(text) if ":" in text else wait_status(_whole(text) or 0)
+
+
+def _states(text: str) -> tuple[str, ...]:
+    """
+    >>> _states("CANCELLED by 0"), _states("idle+drain"), _states("drng*")
+    (('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'))
+    """
+    words = text.partition(" ")[0].upper()
+    bare = words.rstrip("".join(_FLAGS))
+    flags = tuple(_FLAGS[mark] for mark in words[len(bare) :])
+    return (*(_SHORT.get(part, part) for part in bare.split("+") if part), *flags)
+
+
+def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
+    names = node_list(_first(row, "NODELIST", "HOSTNAMES"))
+    states = _states(_first(row, "STATECOMPLETE", "STATE"))
+    reason = _first(row, "REASON")
+    told_ms = time_ms(_first(row, "TIMESTAMP"), zone)
+    count = gpus(_first(row, "GRES"))[0]
+    return [SlurmNode(name, states, "" if reason == "none" else reason, told_ms, count) for name in names]

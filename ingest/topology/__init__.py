@@ -1,0 +1,1 @@
+"""Places of nodes: topology files, fabric maps and the wiring inside hosts."""

@@ -1,0 +1,172 @@
+"""Places of nodes in a fabric: from `ibnetdiscover`, and from NetQ's graph as topograph reads it.
+
+    adapters of a node at one leaf switch          rack = that leaf, as in topology.conf
+    at several (a rail-optimised fabric)           rail_group = the nodes that share their leaves
+    switches above                                 block = the leaves below one set of them
+
+Leaves and groups that share more than half are one, so a pulled cable splits no group. A node's adapters are numbered
+by rail in the order of their names, unless its wiring says otherwise.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from fleet.errors import ConfigError
+from fleet.topology import Device, Level, NodeSpec
+from ingest.node_names import MAX_NODES, check_name, too_many
+from ingest.topology.ibnetdiscover import Fabric, cabled_devices
+
+
+def fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
+    """Nodes of an ibnetdiscover output. Raises ConfigError when it names none."""
+    leaves: dict[str, set[str]] = {}
+    devices: dict[str, dict[str, Device]] = {}
+    for host, device, leaf, bytes_per_s in cabled_devices(fabric):
+        leaves.setdefault(host, set()).add(leaf)
+        devices.setdefault(host, {}).setdefault(device, Device(device, bytes_per_s=bytes_per_s))
+    above = _above(fabric, set().union(*leaves.values()))
+    names = dict(fabric.switches)
+    places = place(leaves, above, names)
+    if not places:
+        raise ConfigError("no adapter in this ibnetdiscover output names its host")
+    return [
+        NodeSpec(host, domains=domains, devices=_by_rail(devices[host].values())) for host, domains in places.items()
+    ]
+
+
+def _above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
+    above: dict[str, set[str]] = {leaf: set() for leaf in leaves}
+    for (guid, _), link in fabric.links.items():
+        if guid in above and link.peer in fabric.switches and link.peer not in above:
+            above[guid].add(link.peer)
+    return above
+
+
+def _by_rail(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """In the order of their numbers; the only one has no rail."""
+    ordered = sorted(devices, key=lambda device: _natural(device.name))
+    if len(ordered) == 1:
+        return tuple(ordered)
+    return tuple(Device(device.name, rail=rail, bytes_per_s=device.bytes_per_s) for rail, device in enumerate(ordered))
+
+
+def _natural(name: str) -> tuple[str, int]:
+    digits = re.search(r"\d{1,9}$", name)
+    return (name[: digits.start()], int(digits.group())) if digits else (name, -1)
+
+
+def place(
+    leaves: Mapping[str, set[str]], above: Mapping[str, set[str]], names: Mapping[str, str]
+) -> dict[str, dict[Level, str]]:
+    """Domains of each node, by what it is cabled to. leaves: node -> its switches; above: switch -> those above it."""
+    groups = _alike([frozenset(found) for found in leaves.values()])
+    tops = _alike([frozenset(found) for found in above.values() if found])
+    places: dict[str, dict[Level, str]] = {}
+    for node, found in sorted(leaves.items()):
+        group = groups[frozenset(found)]
+        domains = {Level.NVLINK_DOMAIN: check_name(node)}
+        level = Level.RACK if len(group) == 1 else Level.RAIL_GROUP
+        domains[level] = _called(group, names)
+        up = frozenset().union(*(above.get(leaf, set()) for leaf in group))
+        if up:
+            domains[Level.BLOCK] = _called(tops.get(up) or up, names)
+        places[node] = domains
+        if len(places) > MAX_NODES:
+            raise too_many(node)
+    return places
+
+
+def _alike(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
+    """Each set -> the group that it belongs to: the most frequent set that it shares more than half with."""
+    counts: dict[frozenset[str], int] = {}
+    for one in sets:
+        counts[one] = counts.get(one, 0) + 1
+    heads: dict[str, list[frozenset[str]]] = {}  # member -> groups that hold it
+    groups: dict[frozenset[str], frozenset[str]] = {}
+    for one in sorted(counts, key=lambda found: (-counts[found], -len(found), min(found, default=""))):
+        near = {group for member in one for group in heads.get(member, ())}
+        best = max(near, key=lambda group: (len(group & one), sorted(group)), default=one)
+        same = best if 2 * len(best & one) > min(len(best), len(one)) and (len(best) > 1) == (len(one) > 1) else one
+        groups[one] = same
+        if same is one:
+            for member in one:
+                heads.setdefault(member, []).append(one)
+    return groups
+
+
+def _called(group: Iterable[str], names: Mapping[str, str]) -> str:
+    return min(names.get(guid) or guid for guid in group)
+
+
+class _Member(msgspec.Struct):
+    id: str
+    name: str = ""
+    tier: int = -1
+    device_type: str = ""
+
+
+class _Tier(msgspec.Struct):
+    compounded_nodes: list[_Member] = []
+
+
+class _Edge(msgspec.Struct):
+    src: str
+    target: str
+
+
+class _Graph(msgspec.Struct):
+    nodes: list[_Tier]
+    links: list[_Edge]
+
+
+class _Compute(msgspec.Struct):
+    Name: str
+    DomainUUID: str = ""
+    GpuIDList: list[str] = []
+
+
+def is_netq(document: Any) -> bool:
+    """A list of graphs (topologyGraph.json) or of compute nodes (computeNodes.json)."""
+    first = document[0] if isinstance(document, list) and document else None
+    return isinstance(first, dict) and ({"links", "nodes"} <= first.keys() or {"Name", "DomainUUID"} <= first.keys())
+
+
+def netq_nodes(document: Any) -> list[NodeSpec]:
+    """Nodes of either of NetQ's documents. Raises ConfigError."""
+    try:
+        if "Name" in document[0]:
+            return [
+                NodeSpec(
+                    check_name(node.Name),
+                    gpus=min(len(node.GpuIDList), 1024),
+                    domains={Level.NVLINK_DOMAIN: node.DomainUUID or node.Name},
+                )
+                for node in msgspec.convert(document, list[_Compute])
+            ]
+        graphs = msgspec.convert(document, list[_Graph])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"NetQ: {error}") from None
+    found = [node for graph in graphs for node in _graph_nodes(graph)]
+    if not found:
+        raise ConfigError("NetQ: no host of the graph is linked to a switch")
+    return found
+
+
+def _graph_nodes(graph: _Graph) -> list[NodeSpec]:
+    members = {member.id: member for tier in graph.nodes for member in tier.compounded_nodes}
+    leaves: dict[str, set[str]] = {}
+    above: dict[str, set[str]] = {}
+    for edge in graph.links:
+        for one, other in ((edge.src, edge.target), (edge.target, edge.src)):
+            low, high = members.get(one), members.get(other)
+            if low is None or high is None or high.device_type != "switch":
+                continue
+            if low.device_type != "switch":
+                leaves.setdefault(low.name or low.id, set()).add(other)
+            elif low.tier < high.tier:
+                above.setdefault(one, set()).add(other)
+    names = {key: member.name for key, member in members.items()}
+    return [NodeSpec(node, domains=domains) for node, domains in place(leaves, above, names).items()]

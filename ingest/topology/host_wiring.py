@@ -1,0 +1,164 @@
+"""Wiring inside a node: which GPUs sit nearest to which network adapter, and its rail.
+
+    nvidia-smi topo -m      a matrix of GPUs and NICs; PIX and PXB mean the same PCIe switch, NODE and SYS do not
+    NCCL topology XML       the PCI tree, as NCCL dumps it or a cloud ships it for its instances
+
+Without a legend NIC3 is mlx5_3; in a cloud's XML the n-th adapter by bus is mlx5_n. An adapter's rail is the place of
+its first GPU among all that have one, as rail-optimised fabrics are cabled; where two share it, the first has it.
+"""
+
+import re
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from fleet.errors import ConfigError
+from fleet.topology import Device
+
+MAX_DEVICES = 256
+MAX_DEPTH = 64
+_NEAR = {"PIX": 0, "PXB": 1, "PHB": 2}  # the same PCIe switch, several of them, the same host bridge
+_HEADER = re.compile(r"^\s*GPU0\s", re.MULTILINE)
+_LEGEND = re.compile(r"^\s*NIC(\d{1,3}): (\S{1,64})\s*$", re.MULTILINE)
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header
+_GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300"), ("0x0207", "0x0200")
+
+
+def is_matrix(text: str) -> bool:
+    plain = _ESCAPES.sub("", text[:4096])
+    return _HEADER.match(plain) is not None and "\tGPU" in plain
+
+
+def parse_matrix(text: str) -> tuple[Device, ...]:
+    """The adapters of a `nvidia-smi topo -m`. Raises ConfigError on a row that does not fit its header."""
+    lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
+    header = lines[0].split("\t")
+    names = [cell.strip() for cell in header[1:]]
+    columns = {name: at for at, name in enumerate(names) if re.fullmatch(r"(GPU|NIC)\d{1,3}", name)}
+    legend = {f"NIC{number}": name for number, name in _LEGEND.findall(_ESCAPES.sub("", text))}
+    gpus: list[list[str]] = []
+    for line in lines[1:]:
+        cells = [cell.strip() for cell in line.split("\t")]
+        if cells[0] == f"GPU{len(gpus)}" and len(gpus) < MAX_DEVICES:
+            if len(cells) - 2 < max(columns.values()):
+                raise ConfigError(f"nvidia-smi topo: row {cells[0]} has {len(cells) - 1} cells, expected {len(names)}")
+            gpus.append(cells[1:])
+    nics = [name for name in columns if name.startswith("NIC")]
+    near = {nic: _nearest([row[columns[nic]] for row in gpus]) for nic in nics}
+    return _railed([(legend.get(nic, f"mlx5_{nic[3:]}"), near[nic]) for nic in nics])
+
+
+def _nearest(codes: list[str]) -> tuple[int, ...]:
+    """GPUs at the shortest distance of a column; none where that is not within one host bridge, or is all of them."""
+    found = [_NEAR.get(code, 9) for code in codes]
+    best = min(found, default=9)
+    gpus = tuple(gpu for gpu, distance in enumerate(found) if distance == best)
+    return () if best == 9 or (best == 2 and len(gpus) == len(codes) > 1) else gpus
+
+
+def _railed(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...]:
+    """Devices of (name, nearest GPUs), in that order."""
+    first = sorted({gpus[0] for _, gpus in found if gpus})
+    rails = {gpu: rail for rail, gpu in enumerate(first)}
+    shared: dict[tuple[int, ...], int] = {}
+    devices = []
+    for name, gpus in found:
+        turn = shared[gpus] = shared.get(gpus, -1) + 1
+        own = gpus[turn % len(gpus)] if gpus else -1  # several adapters before the same GPUs: one each, in order
+        devices.append(Device(name, gpus, rails.get(own, rails.get(gpus[0], -1)) if gpus else -1))
+    return tuple(devices)
+
+
+@dataclass(slots=True)
+class _Bus:
+    """A PCI device or bridge of the XML, or the CPU above them."""
+
+    kind: str  # "gpu", "nic" or ""
+    bus: str
+    names: list[str] = field(default_factory=list)  # adapters that NCCL names under it
+    gpu: int = -1
+    children: list["_Bus"] = field(default_factory=list)
+
+
+def is_nccl(text: str) -> bool:
+    return text[:4096].lstrip("\ufeff \t\r\n").startswith("<") and (
+        "<system" in text[:8192] or "<graphs" in text[:8192]
+    )
+
+
+def parse_nccl(text: str) -> tuple[Device, ...]:
+    """The adapters of an NCCL topology XML. Raises ConfigError when it is none, or names no PCI device."""
+    root = _read_xml(text)
+    buses = list(_walk(root))
+    gpus = sorted((bus for bus in buses if bus.kind == "gpu"), key=lambda bus: bus.bus)
+    nics = sorted((bus for bus in buses if bus.kind == "nic"), key=lambda bus: bus.bus)
+    if not gpus and not nics:
+        raise ConfigError("this NCCL XML names no GPU and no adapter by its PCI class")
+    index = {id(bus): bus.gpu if bus.gpu >= 0 else at for at, bus in enumerate(gpus)}
+    near: dict[int, tuple[int, ...]] = {}
+    _pair(root, index, near)
+    found = [(name, near.get(id(nic), ())) for at, nic in enumerate(nics) for name in (nic.names or [f"mlx5_{at}"])]
+    return _railed(found)
+
+
+def _walk(top: _Bus) -> list[_Bus]:
+    found, waiting = [], [top]
+    while waiting:
+        bus = waiting.pop()
+        found.append(bus)
+        waiting += bus.children
+    return found
+
+
+def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
+    """Give each adapter the GPUs below its lowest bridge that has any; as many of both: one each, in their order."""
+    for bridge in reversed(_walk(top)):  # the lowest first
+        below = _walk(bridge)
+        gpus = sorted(index[id(bus)] for bus in below if bus.kind == "gpu")
+        nics = sorted((bus for bus in below if bus.kind == "nic" and id(bus) not in near), key=lambda bus: bus.bus)
+        if gpus and nics and bridge.bus:
+            for at, nic in enumerate(nics):
+                near[id(nic)] = (gpus[at],) if len(gpus) == len(nics) else tuple(gpus)
+
+
+def _read_xml(text: str) -> _Bus:
+    """The tree of PCI devices. A document type is refused: entities are what makes XML dangerous."""
+    top = _Bus("", "")
+    stack = [top]
+    count = 0
+
+    def begin(tag: str, given: dict[str, str]) -> None:
+        nonlocal count
+        count += 1
+        if len(stack) > MAX_DEPTH or count > 100 * MAX_DEVICES:
+            raise ConfigError(f"NCCL XML: deeper than {MAX_DEPTH} or of more than {100 * MAX_DEVICES} elements")
+        here = stack[-1]
+        if tag == "pci":
+            here = _Bus(_kind(given.get("class", "")), given.get("busid", ""))
+            stack[-1].children.append(here)
+        elif tag == "net" and given.get("name"):
+            here.names.append(given["name"][:64])
+            here.kind = "nic"
+        elif tag == "gpu" and given.get("dev", "").isdecimal() and len(given["dev"]) <= 3:
+            here.kind, here.gpu = "gpu", int(given["dev"])
+        stack.append(here)
+
+    def end(tag: str) -> None:
+        stack.pop()
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("NCCL XML with a document type is refused")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(text.lstrip("\ufeff \t\r\n"), True)
+    except expat.ExpatError as error:
+        raise ConfigError(f"not valid XML: {error}") from None
+    return top
+
+
+def _kind(pci_class: str) -> str:
+    if pci_class.startswith(_GPU_CLASSES):
+        return "gpu"
+    return "nic" if pci_class.startswith(_NIC_CLASSES) else ""

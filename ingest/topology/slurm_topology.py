@@ -1,0 +1,162 @@
+"""Slurm's topology.conf: the tree plugin (SwitchName, Switches, Nodes) and the block plugin (BlockName, Nodes).
+
+    leaf switch                                   rack
+    its parent ... child of the root, if one      block
+                                      if more     rail_group (lowest), block (highest)
+    root                                          cluster, and block where nothing lies between leaf and root
+
+A node of a tree of leaves alone knows its rack only. Several roots are several clusters.
+"""
+
+import re
+from dataclasses import dataclass
+
+from fleet.errors import ConfigError
+from fleet.topology import Level, NodeSpec
+from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
+
+MAX_LEVELS = 32
+
+_ITEM = re.compile(r"^[ \t]*+(switchname|blockname)[ \t]*+=", re.IGNORECASE | re.MULTILINE)
+_PAIR = re.compile(r"(?<!\w)(\w++)\s*+=\s*+(\S++)")  # possessive: a long line costs its length, not its square
+_KNOWN = {
+    "switchname": {"switchname", "nodes", "switches", "linkspeed"},
+    "blockname": {"blockname", "nodes"},
+    "blocksizes": {"blocksizes"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    name: str
+    nodes: tuple[str, ...]
+    children: tuple[str, ...]
+
+
+def is_slurm(text: str) -> bool:
+    return _ITEM.search(text) is not None
+
+
+def parse_slurm(text: str) -> list[NodeSpec]:
+    """Nodes in the order of the file. Raises ConfigError with the line number and the offending value."""
+    switches: dict[str, _Switch] = {}
+    blocks: dict[str, str] = {}
+    named = 0
+    for number, line in _lines(text):
+        pairs = _pairs(number, line)
+        if "blockname" in pairs:
+            named += _add_block(blocks, number, pairs)
+        elif "switchname" in pairs:
+            named += _add_switches(switches, number, pairs)
+        if named > MAX_NODES:
+            raise too_many(line)
+    if blocks and switches:
+        raise ConfigError("SwitchName and BlockName in one file: Slurm takes one topology plugin")
+    if blocks:
+        return [_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
+    return _tree_nodes(switches)
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """(number, content) of the lines that say something; a trailing backslash continues a line."""
+    lines: list[tuple[int, str]] = []
+    pending, start = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.split("#", 1)[0].strip()
+        start = start if pending else number
+        if line.endswith("\\"):
+            pending += line[:-1] + " "
+            continue
+        if pending + line:
+            lines.append((start, pending + line))
+        pending = ""
+    return lines
+
+
+def _pairs(number: int, line: str) -> dict[str, str]:
+    pairs = {key.lower(): value for key, value in _PAIR.findall(line)}
+    left = _PAIR.sub("", line).strip()
+    first = next((key for key in _KNOWN if key in pairs), None)
+    if left or first is None:
+        raise ConfigError(f"line {number}: {left or line!r}: expected SwitchName=, BlockName= or BlockSizes= first")
+    unknown = pairs.keys() - _KNOWN[first]
+    if unknown:
+        raise ConfigError(f"line {number}: unknown key {min(unknown)!r}, expected one of {sorted(_KNOWN[first])}")
+    return pairs
+
+
+def _need(pairs: dict[str, str], key: str, number: int) -> str:
+    if key not in pairs:
+        raise ConfigError(f"line {number}: {key} is missing")
+    return pairs[key]
+
+
+def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> int:
+    """How many nodes the line named."""
+    nodes = expand_nodes(_need(pairs, "nodes", number))
+    for node in nodes:
+        _place(blocks, node, check_name(pairs["blockname"]))
+    return len(nodes)
+
+
+def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, str]) -> int:
+    """How many nodes and switches the line named, each as often as it would be kept."""
+    names = expand_nodes(pairs["switchname"])
+    nodes = tuple(expand_nodes(pairs["nodes"])) if "nodes" in pairs else ()
+    children = tuple(expand_nodes(pairs["switches"])) if "switches" in pairs else ()
+    for name in names:
+        if name in switches:
+            raise ConfigError(f"line {number}: switch {name!r} is named twice")
+        if bool(nodes) == bool(children):
+            raise ConfigError(f"line {number}: switch {name!r} needs either Nodes or Switches")
+        switches[name] = _Switch(name, nodes, children)
+    return len(names) * (len(nodes) + len(children))
+
+
+def _place(placed: dict[str, str], node: str, domain: str) -> None:
+    if node in placed:
+        raise ConfigError(f"node {node!r} is in {placed[node]!r} and in {domain!r}")
+    placed[node] = domain
+
+
+def _tree_nodes(switches: dict[str, _Switch]) -> list[NodeSpec]:
+    parents: dict[str, str] = {}
+    for switch in switches.values():
+        for child in switch.children:
+            if child not in switches:
+                raise ConfigError(f"switch {switch.name!r} names {child!r}, which no line defines")
+            _place(parents, child, switch.name)
+    leaf_of: dict[str, str] = {}
+    for switch in switches.values():
+        for node in switch.nodes:
+            _place(leaf_of, node, switch.name)
+    levels = {leaf: _levels(_path(leaf, parents)) for leaf in set(leaf_of.values())}
+    return [_spec(node, levels[leaf]) for node, leaf in leaf_of.items()]
+
+
+def _path(leaf: str, parents: dict[str, str]) -> list[str]:
+    """Switches from the leaf up to the root. Raises ConfigError on a cycle."""
+    path = [leaf]
+    while path[-1] in parents:
+        path.append(parents[path[-1]])
+        if path[-1] in path[:-1]:
+            raise ConfigError(f"switch {path[-1]!r} is above itself")
+        if len(path) > MAX_LEVELS:
+            raise ConfigError(f"switch {leaf!r} lies below more than {MAX_LEVELS} others")
+    return path
+
+
+def _levels(path: list[str]) -> dict[Level, str]:
+    levels = {Level.RACK: path[0]}
+    if len(path) == 1:
+        return levels
+    between = path[1:-1]
+    if len(between) > 1:
+        levels[Level.RAIL_GROUP] = between[0]
+    levels[Level.BLOCK] = between[-1] if between else path[-1]
+    levels[Level.CLUSTER] = path[-1]
+    return levels
+
+
+def _spec(node: str, levels: dict[Level, str]) -> NodeSpec:
+    return NodeSpec(node, domains={Level.NVLINK_DOMAIN: node, **levels})

@@ -1,0 +1,1 @@
+"""GPU demand: forecasters, the contest between them, and calibrated quantiles."""

@@ -1,0 +1,205 @@
+"""Fit the trees of one target, a quantile model per band of leads. LightGBM is imported only where it is used."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.features import DAY_S, FEATURES, HOUR_S, PanelPast, Rows, features
+from models.forecast import QUANTILES, Panel
+
+Array = NDArray[np.float64]
+
+LONG_S = 56 * DAY_S
+"""With so much history all trees are fitted; below, the last LATE_SHARE of it says how many help."""
+LATE_SHARE = 0.25
+PARSIMONY = 0.005
+DEPTH, LEAF_SHARE = 3, 0.01
+"""Of a long history; a short one has a level more and leaves of `leaf_rows`: there the number of trees is held out."""
+CHANGE = FEATURES.index("change")
+# The usual change of a series that hardly moves, as a share of its scale.
+SMALLEST_CHANGE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Leads up to `end_s`, and the leads that its model is fitted at: some of its neighbours', too."""
+
+    name: str
+    end_s: float
+    leads_s: tuple[int, ...]
+
+
+BANDS = (
+    Band("near", HOUR_S, (60, 300, 600, 1200, 1800, 3600)),
+    Band("mid", 6 * HOUR_S, tuple(hours * HOUR_S for hours in (1, 2, 3, 4, 6, 9))),
+    Band("far", float("inf"), tuple(hours * HOUR_S for hours in (6, 9, 12, 18, 24, 36, 48, 72))),
+)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to fit a model. rows: at most so many a band; threads: for the quantiles. A leaf holds at least `leaf_rows`
+    rows, and LEAF_SHARE of a long history: neighbouring rows tell nearly the same."""
+
+    trees: int = 100
+    learning_rate: float = 0.08
+    leaf_rows: int = 80
+    columns: float = 0.9
+    row_share: float = 0.6
+    rows: int = 40_000
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BandModel:
+    """boosters: a LightGBM booster of each of QUANTILES. by_change: z is in units of the usual change."""
+
+    boosters: Sequence[Any]
+    by_change: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """x: (row, feature). z: (row,) scaled changes. early: outcomes before the split; late: origins after it."""
+
+    x: Rows
+    z: Array
+    early: NDArray[np.bool_]
+    late: NDArray[np.bool_]
+
+
+Bands = dict[str, BandModel]
+
+
+def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Bands:
+    """A model of every band of one target; bands without an outcome are left out."""
+    found: Bands = {}
+    long = max(past.panel.bins * past.panel.bin_s for past in pasts) >= LONG_S
+    for number, band in enumerate(BANDS):
+        rows = training_rows(pasts, band, settings.rows, np.random.default_rng((seed, number)))
+        if len(rows.z) < 2 * settings.leaf_rows:
+            continue
+        parameters = _parameters(settings, LEAF_SHARE * len(rows.z) if long else 0, DEPTH + (not long), seed)
+        by_change, trees = not long, settings.trees
+        if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
+            trees = _trees_that_help(rows, settings.trees, parameters)
+        boosters = _fit_levels(rows.x, rows.z, by_change, trees, parameters, settings.threads)
+        found[band.name] = BandModel(boosters, by_change)
+    return found
+
+
+def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int) -> list[Any]:
+    """A booster of each quantile; they share the binned columns."""
+    import lightgbm
+
+    data = _data(x, z, by_change, parameters).construct()
+
+    def fit(level: float) -> Any:
+        return lightgbm.train({**parameters, "alpha": level}, data, trees)
+
+    return each_level(fit, QUANTILES, threads)
+
+
+def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) -> list[Any]:
+    """work(level) of every level, on threads of one core each: LightGBM's own wait for one another after every leaf."""
+    if threads == 1:
+        return [work(level) for level in levels]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, levels))
+
+
+def _trees_that_help(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
+    """The fewest trees, fitted on the early rows, whose loss on the late ones is within PARSIMONY of the least. One
+    tree counts as none: its leaves add only `learning_rate` of what they found."""
+    import lightgbm
+
+    early = _data(rows.x[rows.early], rows.z[rows.early], True, parameters)
+    late = _data(rows.x[rows.late], rows.z[rows.late], True, parameters, early)
+    losses = np.zeros(most)
+    for level in QUANTILES:
+        found: dict[str, Any] = {}
+        tell = [lightgbm.record_evaluation(found)]
+        lightgbm.train({**parameters, "alpha": level}, early, most, [late], ["late"], callbacks=tell)
+        curve = np.array(found["late"]["quantile"])
+        losses += np.pad(curve, (0, most - len(curve)), mode="edge")
+    return int(np.flatnonzero(losses <= (1 + PARSIMONY) * losses.min())[0]) + 1
+
+
+def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: Any = None) -> Any:
+    import lightgbm
+
+    unit = usual_change(x) if by_change else None
+    label = z if unit is None else z / unit  # the weight makes the loss that of z again
+    return lightgbm.Dataset(x, label, weight=unit, reference=like, params={**parameters, "feature_pre_filter": False})
+
+
+def usual_change(x: Rows) -> Array:
+    """(...) the change that was usual over the lead, as a share of the scale and never 0: the other unit of z."""
+    return np.nan_to_num(x[..., CHANGE].astype(np.float64)) + SMALLEST_CHANGE
+
+
+def _parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> dict[str, Any]:
+    return {
+        "objective": "quantile",
+        "learning_rate": settings.learning_rate,
+        "num_leaves": 2**depth,
+        "max_depth": depth,
+        "min_data_in_leaf": max(settings.leaf_rows, round(leaf_rows)),
+        "extra_trees": True,
+        "feature_fraction": settings.columns,
+        "bagging_fraction": settings.row_share,
+        "bagging_freq": 1,
+        "max_bin": 63,
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbosity": -1,
+    }
+
+
+def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
+    """At most `most` rows of a band with known outcomes, evenly over the panels' origins. Neighbouring origins tell
+    nearly the same, so the far band has at most one an hour, the near one six."""
+    parts = [_panel_rows(past, band, most, rng) for past in pasts]
+    x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    kept = np.sort(rng.choice(len(z), most, replace=False)) if len(z) > most else np.arange(len(z))
+    return TrainingRows(x[kept], z[kept], early[kept], late[kept])
+
+
+def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
+    """The columns of TrainingRows of one panel."""
+    panel = past.panel
+    steps = sorted({round(lead / panel.bin_s) for lead in band.leads_s} - {0})
+    first, last = DAY_S // panel.bin_s, panel.bins - 1 - (steps[0] if steps else 0)
+    if not steps or last < first or not len(panel.names):
+        nothing = np.empty(0, np.bool_)
+        return np.empty((0, len(FEATURES)), np.float32), np.empty(0), nothing, nothing
+    dense = max(1, round((HOUR_S if band.end_s > HOUR_S else HOUR_S / 6) / panel.bin_s))
+    sparse = -(-(last - first) * len(steps) * len(panel.names) // (2 * most))
+    stride = max(dense, sparse)
+    origins = np.arange(last - int(rng.integers(min(stride, last - first + 1))), first - 1, -stride)[::-1]
+    x = features(past, origins, steps)
+    z = (_outcomes(panel, origins, steps) - past.anchor(origins)) / past.scale(origins)
+    split = first + round((1 - LATE_SHARE) * (last - first))
+    targets = np.broadcast_to((origins + np.array(steps)[:, None])[..., None], z.shape)
+    late = np.broadcast_to((origins >= split)[:, None], z.shape)
+    known = np.isfinite(z) & serves(past, origins)
+    return x[known], z[known], (targets < split)[known], late[known]
+
+
+def _outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+    """(step, origin, series), NaN after the end."""
+    bins = origins + np.array(steps)[:, None]
+    found = panel.values.T[np.minimum(bins, panel.bins - 1)]
+    found[bins >= panel.bins] = np.nan
+    return np.asarray(found)
+
+
+def serves(past: PanelPast, origins: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """(origin, series) whether there is a day of history."""
+    return np.asarray(np.isfinite(past.at(origins, past.bins(DAY_S) - 1)))

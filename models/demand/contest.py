@@ -1,0 +1,124 @@
+"""A contest between the forecasters of one panel of series: their gate, and the origins yet to be tested.
+
+    refresh(panel)   bins that ended since the last call mature; origins among them are issued
+    serve(panel)     what the gate serves as of the last bin, which may not be over yet
+
+A first call finds a whole history. It tests those origins as if they had been issued then, a bounded number a call, and
+serves by what the gate knows so far. On the span that it was fitted on, a forecaster forecasts nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.gate import Gate, Served
+from models.forecast import Forecaster, Panel
+
+Array = NDArray[np.float64]
+
+WARM_BINS = 144  # before the first origin: a day of ten minutes, two hours and a half of minutes
+TESTS_A_CALL = 3_000  # origins times series: about two seconds
+
+
+class Contest:
+    """One writer. `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`;
+    the number of a bin is its end time in bins."""
+
+    def __init__(
+        self,
+        forecasters: Sequence[Forecaster],
+        steps: Sequence[int],
+        bin_s: int,
+        origin_bins: int,
+        shadows: Sequence[str] = (),
+    ) -> None:
+        self.steps = tuple(steps)
+        self.bin_s = bin_s
+        self._forecasters = tuple(forecasters)
+        self._origin_bins = origin_bins
+        self._shadows = tuple(shadows)
+        self._gate = self._new_gate(())
+        self._done = -1  # the last bin that matured
+
+    def _new_gate(self, series: Sequence[str]) -> Gate:
+        names = [forecaster.name for forecaster in self._forecasters]
+        return Gate(names, self.steps, series, self.bin_s, shadows=self._shadows)
+
+    def _first_bin(self, panel: Panel) -> int:
+        """The number of column 0."""
+        return panel.end_ms(-1) // (self.bin_s * 1000)
+
+    def _over(self, panel: Panel) -> NDArray[np.intp]:
+        """Numbers of the bins that are over and have not matured."""
+        first_bin = self._first_bin(panel)
+        known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
+        begins = first_bin + (int(known[0]) if len(known) else panel.bins)
+        start = max(self._done + 1, begins + WARM_BINS)
+        return np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
+
+    def is_behind(self, panel: Panel) -> bool:
+        """Whether a refresh has more to do than time has brought since the last one."""
+        return len(self._over(panel)) > 2 * self._origin_bins
+
+    def refresh(self, panel: Panel, tests: int | None = None) -> None:
+        """Take in what is over since the last call: at most `tests` origins times series, but one origin at least."""
+        tests = TESTS_A_CALL if tests is None else tests
+        first_bin, bins = self._first_bin(panel), self._over(panel)
+        self._fit(panel, self._done + 1 - first_bin)
+        most = max(1, tests // max(1, len(panel.names))) * self._origin_bins
+        bins = bins[:most]
+        origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
+        raw = self._raw(panel, origins) if len(origins) else np.zeros(0)
+        waiting = dict(zip((origins + first_bin).tolist(), range(len(origins)), strict=True))
+        for bin in bins.tolist():
+            self._gate.mature(bin, panel.values[:, bin - first_bin])
+            if bin in waiting:
+                self._gate.issue(bin, raw[:, :, :, waiting[bin]])
+            self._done = bin
+
+    def serve(self, panel: Panel, back: int = 0) -> Served:
+        """As of `back` bins before the last one."""
+        origin = panel.bins - 1 - back
+        self._fit(panel, origin + 1)
+        return self._gate.serve(self._raw(panel, np.array([origin]))[:, :, :, 0])
+
+    def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
+        """(forecaster, quantile, step, origin, series)."""
+        return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
+
+    def _fit(self, panel: Panel, seen: int) -> None:
+        """Fit the gate to the panel: series that stayed keep their state. No ceiling is below the `seen` columns."""
+        if self._gate.series != panel.names:
+            known, self._gate = self._gate, self._new_gate(panel.names)
+            if known.series:
+                self._gate.load(*known.dump())
+        highest = np.nan_to_num(panel.values[:, : max(0, seen)], nan=0.0).max(axis=1, initial=0.0)
+        self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
+
+    def forget(self, name: str) -> None:
+        """Switch a forecaster to another version: the gate forgets the one before."""
+        self._gate.forget(name)
+
+    def record(self) -> list[dict[str, float | int | None]]:
+        """The gate's record, a row per series of the last panel."""
+        return self._gate.record()
+
+    def losses(self) -> dict[str, tuple[float, int]]:
+        """Forecaster -> mean loss in units of persistence's, over series and leads; and how many were scored."""
+        return self._gate.losses()
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """JSON-able, and arrays by name, all of it copied."""
+        about, arrays = self._gate.dump()
+        exact = ("offset", "size")
+        return {"done": self._done, "gate": about}, {
+            name: array if name in exact else array.astype(np.float32) for name, array in arrays.items()
+        }
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into a new one; where the gate cannot take it, the history is tested again."""
+        self._gate = self._new_gate(about["gate"]["series"])
+        if self._gate.load(about["gate"], arrays):
+            self._done = int(about["done"])

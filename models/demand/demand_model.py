@@ -1,0 +1,211 @@
+"""Model GPU demand for capacity planning: steady level, bursts, and how long users wait.
+
+    floor      GPUs in use 99 % of the time            bands   GPUs in use at least for a share of the time
+    burst      a time above the level that is held a quarter of the day; one shorter than the measured cold start is
+               noise: who scales up for it is ready when it is over
+    tolerated  what requests say; else the wait after which a tenth has given up (Kaplan-Meier: starts are censored)
+
+Floor and bands: ten-minute bins of up to 35 days; bursts: minutes of the last day. None, with a reason: unknown.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.job_records import JobRecord
+
+Array = NDArray[np.float64]
+Key = tuple[str, str]  # pool, class; "all" where it is not divided
+
+EVERYTHING = "all"
+FLOOR_SHARE = 0.99
+BAND_SHARES = (0.95, 0.75, 0.5, 0.25, 0.05)
+BURST_SHARE = 0.25
+BIN_S, MINUTE_S = 600, 60
+FEWEST_BINS = 6  # an hour
+FEWEST_MINUTES = 60
+FEWEST_RUNS = 5
+FEWEST_COLD = 3
+FEWEST_TOLD = 3
+FEWEST_GAVE_UP = 10
+GIVE_UP_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGpus:
+    """GPUs that jobs of one pool and class hold, (bin,), oldest first, NaN unknown."""
+
+    minutes: Array
+    ten_minute: Array
+
+
+def demand_model(
+    running: Mapping[Key, RunningGpus], records: Iterable[JobRecord], residency: Mapping[Key, tuple[float, float]]
+) -> list[dict[str, Any]]:
+    """A row a pool and class, in the order of `running`, which has (pool, "all") for each of its pools. residency:
+    shares of held GPU time with a model loaded, and active."""
+    of = _by_key(records)
+    return [_row(key, running, of, residency.get(key)) for key in running]
+
+
+def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
+    """(pool, class) -> (job,) seconds from start to work, of those with FEWEST_COLD of them."""
+    found = {}
+    for key, rows in _by_key(records).items():
+        cold = _known(row.cold_s for row in rows)
+        if len(cold) >= FEWEST_COLD:
+            found[key] = cold
+    return found
+
+
+def nearest(table: Mapping[Key, Array], key: Key) -> Array | None:
+    """What is known of a pool and class, else of the class, else of the pool, else of everything."""
+    pool, class_ = key
+    wider = (key, (EVERYTHING, class_), (pool, EVERYTHING), (EVERYTHING, EVERYTHING))
+    return next((table[one] for one in wider if one in table), None)
+
+
+def _by_key(records: Iterable[JobRecord]) -> dict[Key, list[JobRecord]]:
+    of = defaultdict(list)
+    for row in records:
+        for pool in {row.pool, EVERYTHING}:
+            for class_ in (row.class_, EVERYTHING):
+                of[pool, class_].append(row)
+    return of
+
+
+def _row(
+    key: Key,
+    running: Mapping[Key, RunningGpus],
+    of: Mapping[Key, list[JobRecord]],
+    residency: tuple[float, float] | None,
+) -> dict[str, Any]:
+    records, reasons = of.get(key, []), {}
+    cold = {wider: _known(row.cold_s for row in of.get(wider, ())) for wider in _wider(key)}
+    cold = {wider: values for wider, values in cold.items() if len(values) >= FEWEST_COLD}
+    known = running[key].ten_minute[np.isfinite(running[key].ten_minute)]
+    parts = {
+        "bands": _bands(known),
+        "burst": burst(running[key].minutes, nearest(cold, key)),
+        "mix": _mix(key, running),
+        "residency": "no GPU that such jobs held told its memory and its activity" if residency is None else residency,
+        "duration_s": _durations(_known(row.run_s for row in records)),
+        "tolerated_wait": tolerated_wait(records),
+        "cold_start_s": _cold(cold.get(key)),
+    }
+    for name, part in parts.items():
+        if isinstance(part, str):
+            reasons[name] = part
+    told: dict[str, Any] = {name: None if name in reasons else part for name, part in parts.items()}
+    if residency is not None:
+        told["residency"] = {"loaded_share": round(residency[0], 3), "active_share": round(residency[1], 3)}
+    if told["burst"] is not None and told["burst"]["shortest_s"] is None:
+        reasons["burst.shortest_s"] = "no cold start was measured" if nearest(cold, key) is None else "all was noise"
+    floor = held(known, FLOOR_SHARE) if "bands" not in reasons else None
+    if floor is None:
+        reasons["floor_gpus"] = reasons["bands"]
+    head = {"pool": key[0], "class": key[1], "window_s": len(known) * BIN_S, "floor_gpus": floor}
+    return {**head, **told, "reasons": reasons}
+
+
+def _wider(key: Key) -> list[Key]:
+    return list(dict.fromkeys((key, (EVERYTHING, key[1]), (key[0], EVERYTHING), (EVERYTHING, EVERYTHING))))
+
+
+def _known(values: Iterable[float | None]) -> Array:
+    return np.array([value for value in values if value is not None], np.float64)
+
+
+def held(levels: Array, share: float) -> float:
+    """The most GPUs that are in use for at least this share of the bins.
+
+    >>> held(np.array([1.0, 2.0, 3.0, 4.0]), 0.5)
+    3.0
+    """
+    return float(np.sort(levels)[::-1][max(0, int(np.ceil(share * len(levels) - 1e-9)) - 1)])
+
+
+def _bands(known: Array) -> list[dict[str, float]] | str:
+    if len(known) < FEWEST_BINS:
+        return "less than an hour of history"
+    return [{"share_of_time": share, "gpus": held(known, share)} for share in BAND_SHARES]
+
+
+def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
+    """Bursts of the last day. cold: (job,) seconds; without them nothing is noise. ceiling_gpus: highest level outside
+    noise; shortest_s: its shortest burst; noise_share: part of GPU time above the quarter-day level that is noise."""
+    known = np.isfinite(minutes)
+    if known.sum() < FEWEST_MINUTES:
+        return "less than an hour of history"
+    base = held(minutes[known], BURST_SHARE)
+    above = np.where(known, minutes, -np.inf) > base
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], above, [False]]).astype(np.int8)))
+    runs = edges.reshape(-1, 2)  # (burst, [first, end))
+    if not len(runs):
+        return "no burst in the last day"
+    length_s = (runs[:, 1] - runs[:, 0]) * float(MINUTE_S)
+    highest = np.array([minutes[first:end].max() for first, end in runs])
+    extra = np.array([(minutes[first:end] - base).sum() for first, end in runs])
+    if cold is None:
+        return {"ceiling_gpus": float(highest.max()), "shortest_s": None, "noise_share": None}
+    real = length_s >= float(np.median(cold))
+    return {
+        "ceiling_gpus": float(highest[real].max()) if real.any() else base,
+        "shortest_s": float(length_s[real].min()) if real.any() else None,
+        "noise_share": round(float(extra[~real].sum() / extra.sum()), 3),
+    }
+
+
+def _mix(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
+    """Shares of the pool's GPU time: of every class, or of the one that the row is of."""
+    total = np.nansum(running[key[0], EVERYTHING].ten_minute)
+    if not total > 0:
+        return "no GPU was in use"
+    classes = [other for other in running if other[0] == key[0] and other[1] != EVERYTHING]
+    chosen = classes if key[1] == EVERYTHING else [key]
+    return {class_: round(float(np.nansum(running[pool, class_].ten_minute) / total), 3) for pool, class_ in chosen}
+
+
+def _durations(runs: Array) -> dict[str, float] | str:
+    if len(runs) < FEWEST_RUNS:
+        return f"{len(runs)} jobs finished, at least {FEWEST_RUNS} are needed"
+    p50, p90, p99 = np.quantile(runs, (0.5, 0.9, 0.99)).round(1).tolist()
+    mean = float(runs.mean())
+    return {"p50": p50, "p90": p90, "p99": p99, "cv": round(float(runs.std()) / mean, 2) if mean > 0 else 0.0}
+
+
+def _cold(cold: Array | None) -> dict[str, float] | str:
+    if cold is None:
+        return f"fewer than {FEWEST_COLD} jobs told a step or their steady phase"
+    p50, p90 = np.quantile(cold, (0.5, 0.9)).round(1).tolist()
+    return {"p50": p50, "p90": p90}
+
+
+def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
+    """Seconds, and how many queued jobs start within them at the rate at which such jobs have started."""
+    told = _known(row.tolerated_s for row in records)
+    if len(told) >= FEWEST_TOLD:
+        wait_s: float | None = float(np.median(told))
+    else:
+        if sum(row.gave_up for row in records) < FEWEST_GAVE_UP:
+            return f"requests do not say, and fewer than {FEWEST_GAVE_UP} were cancelled while they waited"
+        wait_s = _given_up(records)
+    if wait_s is None:
+        return "fewer than a tenth gave up however long they waited"
+    starts = [row.started_ms for row in records if row.started_ms is not None]
+    span_s = (max(starts) - min(starts)) / 1000 if len(starts) > 1 else 0.0
+    return {"s": round(wait_s, 1), "jobs": round(wait_s * (len(starts) - 1) / span_s, 1) if span_s > 0 else None}
+
+
+def _given_up(records: Sequence[JobRecord]) -> float | None:
+    """The wait by which GIVE_UP_SHARE has given up; None when it never comes to that."""
+    rows = sorted((row.waited_s, row.gave_up) for row in records if row.waited_s is not None)
+    waited = np.array([wait for wait, _ in rows])
+    gave_up = np.array([gone for _, gone in rows])
+    staying = np.cumprod(1 - gave_up / np.arange(len(rows), 0, -1))
+    gone = np.flatnonzero(staying <= 1 - GIVE_UP_SHARE)
+    return float(waited[gone[0]]) if len(gone) else None

@@ -1,0 +1,326 @@
+"""Features of regular series at an origin, scaled alike for small pools and large ones.
+
+Each is a difference from the last value, over a scale known at the origin (capacity, or the past week's level). So one
+model also serves series that it never saw. Lags and windows are times, not bins: panels of a minute and of an hour have
+the same features. No bin after an origin is read; a missing bin carries the last known value on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.job_survival import JobSurvival
+from models.forecast import Panel
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.float32]
+
+HOUR_S, DAY_S = 3600, 86_400
+WEEK_S = 7 * DAY_S
+LAG_BINS = (1, 2, 3, 6)
+LAGS_S = (HOUR_S, 2 * HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, WEEK_S)
+WINDOWS_S = (1800, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
+FLOW_WINDOWS_S = (HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S)
+FLOW_TARGETS = ("arriving", "arriving_jobs", "started", "ended")
+"""Targets that are counts within a bin: told as differences from the level of the past week, not from the last bin."""
+LEVELS = ("running", "queued")
+FLOWS = FLOW_TARGETS
+AGE_GROUPS = (0, 3, 6, 9)
+"""First age class of models/demand/job_survival.py in each: below half an hour, up to 4 h, up to 2 days, longer."""
+DAYS, WEEKS = 7, 4
+CHANGE_WINDOW_S = 14 * DAY_S
+THURSDAY = 3  # 1 January 1970
+
+ORIGIN_FEATURES = (
+    "level",
+    *(f"lag_{bins}_bins" for bins in LAG_BINS),
+    *(f"lag_{lag // HOUR_S}h" for lag in LAGS_S),
+    *(f"mean_{window}s" for window in WINDOWS_S),
+    *LEVELS,
+    *(f"{flow}_{window // HOUR_S}h" for flow in FLOWS for window in FLOW_WINDOWS_S),
+    *(f"age_{start}" for start in AGE_GROUPS),
+)
+STEP_FEATURES = (
+    "ahead_h",
+    "target_hour",
+    "target_weekday",
+    "change",
+    "moved_yesterday",
+    "moved_last_week",
+    "moved_days",
+    "moved_weeks",
+    "was_yesterday",
+    "was_last_week",
+    "was_days",
+    "was_weeks",
+    "leaving",
+    "starts_days",
+    "starts_last_week",
+)
+FEATURES = (*ORIGIN_FEATURES, *STEP_FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelPast:
+    """Filled rows of one panel and their running sums, made once for all origins.
+
+    filled: (series, bin), NaN before the first known value. sums, squares, counts: (series, bin + 1) from bin `first`
+    on, a week before the first origin, of `filled` less its first known value, `centre` (series,). highest: (series,
+    bin) most `running` so far. ages: (series, aged, age) at bins `aged` (job_survival.py). started: (series, bin + 1).
+    """
+
+    panel: Panel
+    filled: Array
+    first: int
+    sums: Array
+    squares: Array
+    counts: Array
+    centre: Array
+    highest: Array | None
+    survival: JobSurvival | None
+    ages: NDArray[np.float32] | None
+    aged: NDArray[np.intp]
+    started: Array | None
+
+    @classmethod
+    def of(
+        cls, panel: Panel, survival: JobSurvival | None = None, origins: NDArray[np.intp] | None = None
+    ) -> "PanelPast":
+        """survival: how long jobs stay; without it, or starts and ends, its features are NaN. origins: None for any."""
+        aged = np.arange(panel.bins) if origins is None else np.unique(origins)
+        started = panel.covariates.get("started")
+        starts = None if started is None else _sums(np.nan_to_num(started))
+        filled = fill(panel.values)
+        known = np.isfinite(filled)
+        begin = np.argmax(known, axis=1) if panel.bins else np.zeros(len(panel.names), np.intp)
+        centre = np.nan_to_num(filled[np.arange(len(filled)), begin]) if panel.bins else np.zeros(len(filled))
+        first = max(0, int(aged.min(initial=panel.bins)) + 1 - max(1, round(WEEK_S / panel.bin_s)))
+        around = np.nan_to_num(filled[:, first:] - centre[:, None])
+        sums = _sums(around), _sums(around**2), _sums(known[:, first:].astype(np.float64))
+        ages = _ages(panel, survival, aged)
+        return cls(panel, filled, first, *sums, centre, _highest(panel), survival, ages, aged, starts)
+
+    def bins(self, seconds: float) -> int:
+        return max(1, round(seconds / self.panel.bin_s))
+
+    def at(self, origins: NDArray[np.intp], back: int) -> Array:
+        """(origin, series) the value `back` bins before each origin (never after it), NaN before the first one."""
+        return at(self.filled, origins - back)
+
+    def moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
+        """Mean and standard deviation, (origin, series) each, of the last `bins` bins (a week), or of what there is."""
+        last = origins - self.first
+        total, square, count = (window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = total / count
+            spread = np.sqrt(np.maximum(square / count - mean**2, 0.0))
+        return mean + self.centre, spread
+
+    def scale(self, origins: NDArray[np.intp]) -> Array:
+        """(origin, series) the capacity; else the most that ever ran; else the size of the last week. At least 1e-9."""
+        if self.highest is not None:
+            own = np.maximum(at(self.highest, origins), 1.0)
+        else:
+            mean, spread = self.moments(origins, self.bins(WEEK_S))
+            own = np.maximum(np.abs(mean) + spread, 1e-9)
+        return np.where(np.isfinite(self.panel.capacity) & (self.panel.capacity > 0), self.panel.capacity, own)
+
+    def anchor(self, origins: NDArray[np.intp]) -> Array:
+        """(origin, series) what a forecast is a change from: the last value; of counts, the mean of the last week."""
+        if self.panel.target in FLOW_TARGETS:
+            return self.moments(origins, self.bins(WEEK_S))[0]
+        return self.at(origins, 0)
+
+    def change(self, origins: NDArray[np.intp], step: int) -> Array:
+        """(origin, series) mean absolute change over `step` bins within the last two weeks, as known at the origin."""
+        bins = self.bins(CHANGE_WINDOW_S)
+        end = int(origins.max(initial=-1)) + 1
+        first = max(0, int(origins.min(initial=self.panel.bins)) - step + 1 - bins)
+        filled = self.filled[:, first:end]
+        moved = filled[:, step:] - filled[:, :-step]
+        np.abs(moved, out=moved)
+        if len(origins) == 1 and moved.shape[1] and np.isfinite(moved[:, 0]).all():  # what is known stays known
+            return np.asarray(moved.mean(axis=1)[None])
+        known = np.isfinite(moved)
+        sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
+        last = origins - step - first
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = window(sums, last, bins) / window(counts, last, bins)
+        return np.asarray(mean)
+
+
+def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
+    """(step, origin, series, feature) in the order of FEATURES; NaN is unknown.
+
+    >>> panel = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.array([1000.0]))
+    >>> rows = features(PanelPast.of(panel), np.array([299]), (6,))
+    >>> rows.shape == (1, 1, 1, len(FEATURES)), float(rows[0, 0, 0, FEATURES.index("lag_1h")])
+    (True, -0.006000000052154064)
+    """
+    scale = past.scale(origins)
+    now = past.anchor(origins)
+    shape = (len(steps), len(origins), len(past.filled), len(FEATURES))
+    rows = np.empty(shape, np.float32)
+    known = len(ORIGIN_FEATURES)
+    rows[..., :known] = _origin_features(past, origins, now, scale)
+    for row, step in enumerate(steps):
+        rows[row, ..., known:] = _step_features(past, origins, step, now, scale)
+    return rows
+
+
+def _origin_features(past: PanelPast, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
+    """(origin, series, feature) that are the same for every step."""
+    columns = [past.at(origins, 0) / scale]
+    lags = [*LAG_BINS, *(past.bins(lag) for lag in LAGS_S)]
+    columns += [(past.at(origins, lag) - now) / scale for lag in lags]
+    columns += [(past.moments(origins, past.bins(seconds))[0] - now) / scale for seconds in WINDOWS_S]
+    columns += _level_columns(past, origins, scale)
+    columns += _flow_columns(past, origins, scale)
+    columns += _age_columns(past, origins, scale)
+    return np.stack(columns, axis=-1)
+
+
+def _level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+    unknown = np.full(scale.shape, np.nan)
+    found = {name: at(fill(rows), origins) for name, rows in past.panel.covariates.items() if name in LEVELS}
+    found.setdefault(past.panel.target, past.at(origins, 0))
+    return [found.get(name, unknown) / scale for name in LEVELS]
+
+
+def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+    """Sums of the last hours, less the usual. The usual itself is no feature: trees would tell the months by it."""
+    unknown = np.full(scale.shape, np.nan)
+    recent = []
+    for name in FLOWS:
+        rows = past.panel.covariates.get(name)
+        if rows is None:
+            recent += [unknown] * len(FLOW_WINDOWS_S)
+            continue
+        week = past.bins(WEEK_S)
+        first = max(0, int(origins.min(initial=past.panel.bins)) + 1 - week)
+        told, last = rows[:, first:], origins - first
+        sums, counts = _sums(np.nan_to_num(told)), _sums(np.isfinite(told).astype(np.float64))
+        rate = window(sums, last, week) / np.maximum(window(counts, last, week), 1.0)
+        for seconds in FLOW_WINDOWS_S:
+            bins = past.bins(seconds)
+            recent.append((window(sums, last, bins) - rate * bins) / scale)
+    return recent
+
+
+def _age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+    """GPUs that run by how long they have, in a few groups of ages."""
+    if past.ages is None:
+        return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
+    now = past.ages[:, np.searchsorted(past.aged, origins)].transpose(1, 0, 2)
+    return [group.sum(axis=-1) / scale for group in np.split(now, AGE_GROUPS[1:], axis=-1)]
+
+
+def _survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
+    """GPUs expected to end by the target, and how many began in that span of the last days, and a week ago."""
+    unknown = np.full(scale.shape, np.nan)
+    sums = past.started
+    if past.ages is None or past.survival is None or sums is None:
+        return [unknown] * 3
+    leaving = np.einsum("sok,k->os", past.ages[:, np.searchsorted(past.aged, origins)], past.survival.leaving(step))
+    day, week = past.bins(DAY_S), past.bins(WEEK_S)
+    first = -(-step // day)
+    days = [_span(sums, origins - day * (first + more), step) for more in range(DAYS)]
+    weeks = _span(sums, origins - week * -(-step // week), step)
+    return [leaving / scale, mean_known(days) / scale, weeks / scale]
+
+
+def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
+    """(bin, series) sums over the `step` bins after each bin; NaN before the first bin."""
+    found = window(sums, np.maximum(bins, 0) + step, step)
+    found[bins < 0] = np.nan
+    return found
+
+
+def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
+    """(origin, series, feature) of one step. `moved`: the move over the same span of the day or week; `was`: the value
+    at the target's time of day, less now."""
+    seconds = step * past.panel.bin_s
+    day, week = past.bins(DAY_S), past.bins(WEEK_S)
+    days, weeks = -(-step // day), -(-step // week)
+    daily = [_back(past, origins, step, day * (days + more)) for more in range(DAYS)]
+    weekly = [_back(past, origins, step, week * (weeks + more)) for more in range(WEEKS)]
+    target_s = (past.panel.first_ms // 1000 + (origins + 1) * past.panel.bin_s + seconds)[:, None]
+    everywhere = np.ones(now.shape)
+    columns = [
+        everywhere * (seconds / HOUR_S),
+        everywhere * (target_s % DAY_S / HOUR_S),
+        everywhere * ((target_s // DAY_S + THURSDAY) % 7),
+        past.change(origins, step) / scale,
+        (daily[0][1] - daily[0][0]) / scale,
+        (weekly[0][1] - weekly[0][0]) / scale,
+        mean_known([after - before for before, after in daily]) / scale,
+        mean_known([after - before for before, after in weekly]) / scale,
+        (daily[0][1] - now) / scale,
+        (weekly[0][1] - now) / scale,
+        (mean_known([after for _, after in daily]) - now) / scale,
+        (mean_known([after for _, after in weekly]) - now) / scale,
+        *_survival_columns(past, origins, step, scale),
+    ]
+    return np.stack(columns, axis=-1)
+
+
+def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
+    """The values `back` bins before the origin and before the target; `back` >= step, so both are known."""
+    return past.at(origins, back), past.at(origins, back - step)
+
+
+def _highest(panel: Panel) -> Array | None:
+    """(series, bin) the most that ran so far; None where the panel does not tell what runs."""
+    running = panel.values if panel.target in ("running", "active_nodes") else panel.covariates.get("running")
+    return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)
+
+
+def _ages(panel: Panel, survival: JobSurvival | None, bins: NDArray[np.intp]) -> NDArray[np.float32] | None:
+    started, ended = panel.covariates.get("started"), panel.covariates.get("ended")
+    running = panel.values if panel.target == "running" else panel.covariates.get("running")
+    if survival is None or survival.bin_s != panel.bin_s or started is None or ended is None or running is None:
+        return None
+    return survival.ages(started, ended, running, bins)
+
+
+def fill(values: Array) -> Array:
+    """(series, bin) with every unknown bin as the last known one before it; NaN before the first."""
+    known = np.isfinite(values)
+    if known.all():
+        return values
+    last = np.maximum.accumulate(np.where(known, np.arange(values.shape[1]), 0), axis=1)
+    return np.take_along_axis(np.where(known, values, np.nan), last, axis=1)
+
+
+def at(values: Array, bins: NDArray[np.intp]) -> Array:
+    """(bin, series) values at these bins, NaN before the first."""
+    if not values.shape[1]:
+        return np.full((len(bins), len(values)), np.nan)
+    found = values.T[np.maximum(bins, 0)]
+    found[bins < 0] = np.nan
+    return found
+
+
+def window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
+    """(origin, series) sums over the `bins` bins that end with each origin, from running sums (series, bin + 1)."""
+    end = np.clip(origins + 1, 0, sums.shape[1] - 1)
+    start = np.clip(origins + 1 - bins, 0, sums.shape[1] - 1)
+    return np.asarray((sums[:, end] - sums[:, start]).T)
+
+
+def mean_known(parts: Sequence[Array]) -> Array:
+    """The mean over the parts that are known, element by element; NaN where none is.
+
+    >>> mean_known([np.array([1.0, np.nan]), np.array([3.0, np.nan])])
+    array([ 2., nan])
+    """
+    stack = np.stack(parts)
+    known = np.isfinite(stack)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(known, stack, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+def _sums(values: Array) -> Array:
+    return np.concatenate((np.zeros((len(values), 1)), np.cumsum(values, axis=1)), axis=1)

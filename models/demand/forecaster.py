@@ -1,0 +1,343 @@
+"""Forecast demand a minute to three days ahead: arriving, running, queued and wanted GPUs, and request rates.
+
+`DemandForecaster` turns histories into rows of `/demand`. Each target has contests (models/demand/contest.py): of all
+series by the minute for the nearest horizons; of pools and classes by ten minutes, with the costliest forecasters; of
+user groups, which are sparse, by ten minutes. Medians of classes, and of groups, add up to their pool's (hierarchy.py).
+
+Every call forecasts anew from the newest values; the gates move when a bin is over. A call tests a part of each long
+history, so that all contests soon have a record.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.stateful import Dump, Stateful
+from models.demand import contest as demand_contest
+from models.demand.contest import Contest
+from models.demand.hierarchy import MEDIAN, reconciled
+from models.demand.largest import Largest
+from models.demand.naive import FORECASTERS, forward_filled
+from models.demand.rows import DemandRow
+from models.demand.theta import Theta
+from models.forecast import QUANTILES, Forecaster, Panel
+
+Array = NDArray[np.float64]
+
+EVERYTHING = "all"
+MINUTE_S, BIN_S = 60, 600
+MINUTE_MS, BIN_MS = MINUTE_S * 1000, BIN_S * 1000
+MINUTE_HORIZONS_S = (60, 300)
+BIN_HORIZONS_S = (600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 259_200)
+HORIZONS_S = (*MINUTE_HORIZONS_S, *BIN_HORIZONS_S)
+TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
+MINUTES, POOLS, GROUPS = "minutes", "pools", "groups"  # the contests of a target
+ORIGIN_BINS = {MINUTES: 5, POOLS: 6, GROUPS: 12}
+OLD_MS = 3_600_000
+ISSUED_KEPT = 10  # forecasts, one a bin: a good hour and a half
+DRAWN_BINS = 144
+DRAWN_SERIES = 300
+MOST_SMOOTHED = 32  # series of a target that Theta forecasts
+FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95))
+OLD_FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.5, 0.95))
+Points = list[list[float]]
+
+
+class SeriesKey(NamedTuple):
+    """Pool, job class and user group of a series; EVERYTHING where it is not divided."""
+
+    pool: str
+    class_: str = EVERYTHING
+    group: str = EVERYTHING
+
+    @property
+    def is_part(self) -> bool:
+        """Of a user group (or, of request rates, of one served model)."""
+        return self.group != EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Series of one target that end now, NaN unknown. minutes, ten_minute: (series, bin); capacity: (series,) the
+    ceiling, NaN for none; covariates: name -> (series, bin) of ten minutes."""
+
+    target: str
+    keys: tuple[SeriesKey, ...]
+    minutes: Array
+    ten_minute: Array
+    capacity: Array
+    covariates: Mapping[str, Array] = field(default_factory=dict)
+
+    def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
+        """Some of the series as what a forecaster sees; the last bin is the one that holds `now_ms`."""
+        values = self.minutes if bin_s == MINUTE_S else self.ten_minute
+        names = tuple("|".join(self.keys[row]) for row in rows.tolist())
+        first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
+        covariates = {} if bin_s == MINUTE_S else {name: table[rows] for name, table in self.covariates.items()}
+        return Panel(self.target, names, bin_s, first_ms, values[rows], self.capacity[rows], covariates)
+
+
+@dataclass(slots=True)
+class ForecastSeries:
+    """State of one series: its last forecast, the history drawn beside it, recently issued forecasts."""
+
+    values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(HORIZONS_S))))
+    history: Array = field(default_factory=lambda: np.zeros(0))
+    issued: deque[tuple[int, Points]] = field(default_factory=lambda: deque(maxlen=ISSUED_KEPT))
+    old: tuple[int, Points] | None = None
+    bin: int = -1
+
+
+class DemandForecaster(Stateful):
+    """Forecasts of all series of a fleet. One writer. challengers compete with the built-in forecasters by ten minutes,
+    sparse ones for groups alone; shadows are scored and never serve. Names must not change afterwards."""
+
+    def __init__(
+        self,
+        challengers: Sequence[Forecaster] = (),
+        sparse: Sequence[Forecaster] = (),
+        shadows: Sequence[Forecaster] = (),
+    ) -> None:
+        self._forecasters = {
+            MINUTES: FORECASTERS,
+            POOLS: (*FORECASTERS, Largest(Theta(), MOST_SMOOTHED), *challengers, *shadows),
+            GROUPS: (*FORECASTERS, *sparse),
+        }
+        self._shadows = tuple(shadow.name for shadow in shadows)
+        self._contests: dict[tuple[str, str], Contest] = {}  # target, which
+        self._series: dict[tuple[SeriesKey, str], ForecastSeries] = {}
+        self._versions: dict[str, str] = {}  # forecaster -> the version that its record is of
+        self._now_ms = 0
+        self._behind = 0  # contests with more history to test than the last call did
+        self._tests = 0  # of history for each of them in this call
+
+    @property
+    def forecasters(self) -> tuple[Forecaster, ...]:
+        """Every forecaster of its contests, once."""
+        return tuple({id(one): one for which in self._forecasters.values() for one in which}.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more history to test than the last call did."""
+        return self._behind > 0
+
+    def update(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
+        """Rows of `/demand`, in order; a series without any known value has no row."""
+        self._now_ms = now_ms
+        among = self._behind or sum(len(_contested(inputs)) for inputs in histories)
+        self._behind, self._tests = 0, demand_contest.TESTS_A_CALL // max(1, among)
+        known = {(key, inputs.target) for inputs in histories for key in inputs.keys}
+        self._series = {key: series for key, series in self._series.items() if key in known}
+        return [row for inputs in histories for row in self._rows(inputs)]
+
+    def _contest(self, target: str, which: str) -> Contest:
+        if (target, which) not in self._contests:
+            bin_s, horizons_s = (MINUTE_S, MINUTE_HORIZONS_S) if which == MINUTES else (BIN_S, BIN_HORIZONS_S)
+            steps = [horizon_s // bin_s for horizon_s in horizons_s]
+            origin_bins = ORIGIN_BINS[which]
+            shadows = self._shadows if which == POOLS else ()
+            made = Contest(self._forecasters[which], steps, bin_s, origin_bins, shadows)
+            self._contests[target, which] = made
+        return self._contests[target, which]
+
+    def _rows(self, inputs: Histories) -> Iterator[DemandRow]:
+        heard = _heard(inputs)
+        forecast = _Forecast.of(len(inputs.keys))
+        old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
+        for which, rows in _contested(inputs).items():
+            contest = self._contest(inputs.target, which)
+            panel = inputs.panel(rows, self._now_ms, contest.bin_s)
+            self._refresh(contest, panel)
+            forecast.take(rows, which == MINUTES, contest.serve(panel), contest.record())
+            if which == POOLS and self._lacks_old(inputs, rows):
+                back = OLD_MS // BIN_MS
+                if panel.bins > back:
+                    old[:, :, rows] = contest.serve(panel, back).values
+        _add_up(forecast.values, inputs.keys, heard)
+        for row in np.flatnonzero(heard).tolist():
+            yield self._row(inputs, row, forecast, old[:, :, row])
+
+    def _refresh(self, contest: Contest, panel: Panel) -> None:
+        if not contest.is_behind(panel):
+            contest.refresh(panel)
+            return
+        contest.refresh(panel, self._tests)
+        self._behind += contest.is_behind(panel)
+
+    def _lacks_old(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
+        """Whether a forecast of an hour ago must be made up, after a start, from what was known then."""
+        return any(not self._of(inputs.keys[row], inputs.target).issued for row in rows.tolist())
+
+    def _of(self, key: SeriesKey, target: str) -> ForecastSeries:
+        return self._series.setdefault((key, target), ForecastSeries())
+
+    def _row(self, inputs: Histories, row: int, forecast: "_Forecast", old: Array) -> DemandRow:
+        key = inputs.keys[row]
+        series = self._of(key, inputs.target)
+        series.values = forecast.values[:, :, row]
+        if not key.is_part:
+            self._keep(series, inputs.ten_minute[row], old)
+        models = forecast.models[:, row].tolist()
+        minutes = inputs.minutes[row]
+        now = float(minutes[np.flatnonzero(np.isfinite(minutes))[-1]])
+        digits = 3 if inputs.target == "request_rate" else 1
+        return DemandRow(
+            pool=key.pool,
+            class_=key.class_,
+            group=key.group,
+            target=inputs.target,
+            now=round(now, max(digits, 2)),
+            model="+".join(dict.fromkeys(models)),
+            models=models,
+            issued_ms=self._now_ms,
+            horizons_s=list(HORIZONS_S),
+            quantiles=list(QUANTILES),
+            values=np.round(series.values, digits).tolist(),
+            record=forecast.record(row),
+        )
+
+    def _keep(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
+        """Keep what the fan is drawn from. old: (quantile, horizon) of an hour ago, NaN where it was not made up."""
+        now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
+        series.history = _drawn(ten_minute)
+        if now_bin == series.bin:
+            return
+        series.bin = now_bin
+        kept = [issued for issued in series.issued if now_ms - issued[0] >= OLD_MS]
+        if kept:
+            series.old = kept[-1]
+        elif np.isfinite(old).all() and np.isfinite(ten_minute[: len(ten_minute) - OLD_MS // BIN_MS]).any():
+            series.old = now_ms - OLD_MS, _points(old, now_ms - OLD_MS, BIN_HORIZONS_S, OLD_FAN)
+        series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
+
+    def use(self, name: str, version: str) -> None:
+        """Switch a forecaster to a version; the record of another version is replaced by persistence's."""
+        if self._versions.get(name, "") == version:
+            return
+        self._versions[name] = version
+        for (_, which), contest in self._contests.items():
+            if any(forecaster.name == name for forecaster in self._forecasters[which]):
+                contest.forget(name)
+
+    def losses(self) -> dict[str, dict[str, tuple[float, int]]]:
+        """target -> forecaster of pools and classes -> mean loss in units of persistence's, and of how many."""
+        return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
+
+    def record(self) -> dict[str, Any]:
+        """`pool|target` or `pool|target|class` -> history, fan and forecast of an hour ago, of the DRAWN_SERIES
+        largest. Points: [time_ms, value], [time_ms, p05, p25, p50, p75, p95], and `old` [time_ms, p05, p50, p95]."""
+        drawn = {key: series for key, series in self._series.items() if len(series.history)}
+        largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
+        whole = [key for key in largest if key[0].pool == EVERYTHING]
+        shown = dict.fromkeys([*whole, *largest][: DRAWN_SERIES + len(whole)])
+        return {_name(*key): self._fan(drawn[key]) for key in shown}
+
+    def _fan(self, series: ForecastSeries) -> dict[str, Any]:
+        history = series.history.tolist()
+        times = [self._now_ms - BIN_MS * back for back in range(len(history) - 1, -1, -1)]
+        return {
+            "history": [[time_ms, round(value, 2)] for time_ms, value in zip(times, history, strict=True)],
+            "forecast": _points(series.values, self._now_ms, HORIZONS_S, FAN),
+            "old": series.old[1] if series.old else [],
+            "old_issued_ms": series.old[0] if series.old else None,
+        }
+
+    def dump(self) -> Dump:
+        """Copies for a snapshot: JSON-able parts, and arrays by name."""
+        contests: list[dict[str, Any]] = []
+        arrays: dict[str, NDArray[Any]] = {}
+        for number, ((target, which), contest) in enumerate(self._contests.items()):
+            about, parts = contest.dump()
+            contests.append({"target": target, "which": which, **about})
+            arrays |= {f"{number} {name}": array for name, array in parts.items()}
+        issued = [
+            {**key._asdict(), "target": target, "rows": [[issued_ms, points] for issued_ms, points in series.issued]}
+            for (key, target), series in self._series.items()
+            if series.issued
+        ]
+        return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`. What gates lack there is tested again, from the histories."""
+        self._versions = dict(about["versions"])
+        for row in about["issued"]:
+            key = SeriesKey(row["pool"], row["class_"], row["group"])
+            issued = [(int(issued_ms), points) for issued_ms, points in row["rows"]]
+            self._of(key, row["target"]).issued.extend(issued)
+        for number, row in enumerate(about["contests"]):
+            begins = f"{number} "
+            parts = {name.removeprefix(begins): rows for name, rows in arrays.items() if name.startswith(begins)}
+            self._contest(row["target"], row["which"]).load(row, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """values: (quantile, horizon, series); models: (horizon, series); records: by series, of minutes, ten minutes."""
+
+    values: Array
+    models: NDArray[np.object_]
+    records: dict[int, list[dict[str, float | int | None]]]
+
+    @classmethod
+    def of(cls, series: int) -> "_Forecast":
+        shape = (len(HORIZONS_S), series)
+        return cls(np.full((len(QUANTILES), *shape), np.nan), np.full(shape, "", object), {})
+
+    def take(self, rows: NDArray[np.intp], nearest: bool, served: Any, records: list[dict[str, Any]]) -> None:
+        at = slice(0, len(MINUTE_HORIZONS_S)) if nearest else slice(len(MINUTE_HORIZONS_S), None)
+        self.values[:, at, rows] = served.values
+        self.models[at, rows] = served.model
+        for row, record in zip(rows.tolist(), records, strict=True):
+            self.records.setdefault(row, []).append(record)
+
+    def record(self, row: int) -> dict[str, float | int | None]:
+        """Of ten minutes and more, once any of that has matured."""
+        nearest, *others = self.records[row]
+        return next((record for record in others if record["origins"]), nearest)
+
+
+def _heard(inputs: Histories) -> NDArray[np.bool_]:
+    """(series,) with any known value."""
+    return np.asarray(np.isfinite(inputs.ten_minute).any(axis=1) & np.isfinite(inputs.minutes).any(axis=1))
+
+
+def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
+    """The series of each contest; contests without any are left out."""
+    heard, is_part = _heard(inputs), np.array([key.is_part for key in inputs.keys], bool)
+    chosen = {MINUTES: heard, POOLS: heard & ~is_part, GROUPS: heard & is_part}
+    return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
+
+
+def _add_up(values: Array, keys: Sequence[SeriesKey], heard: NDArray[np.bool_]) -> None:
+    """Classes and groups made to sum to their pool, in place. values: (quantile, horizon, series)."""
+    at = {one: row for row, one in enumerate(keys) if heard[row]}
+    parts: dict[tuple[SeriesKey, str], list[int]] = {}
+    for one, row in at.items():
+        if one.is_part:
+            parts.setdefault((one._replace(group=EVERYTHING), "group"), []).append(row)
+        elif one.class_ != EVERYTHING:
+            parts.setdefault((one._replace(class_=EVERYTHING), "class"), []).append(row)
+    for (whole, _), rows in parts.items():
+        if whole in at:
+            values[:, :, rows] = reconciled(values[:, :, rows], values[MEDIAN, :, at[whole]])
+
+
+def _drawn(ten_minute: Array) -> Array:
+    """The newest DRAWN_BINS from the first known one on; a gap carries the last value on."""
+    newest = ten_minute[-DRAWN_BINS:]
+    known = np.flatnonzero(np.isfinite(newest))
+    return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
+
+
+def _name(key: SeriesKey, target: str) -> str:
+    return f"{key.pool}|{target}" if key.class_ == EVERYTHING else f"{key.pool}|{target}|{key.class_}"
+
+
+def _points(values: Array, issued_ms: int, horizons_s: Sequence[int], levels: tuple[int, ...]) -> Points:
+    """[[time_ms, quantile...]...], a point a horizon."""
+    rows = np.round(values[list(levels)].T, 2).tolist()
+    return [[issued_ms + horizon_s * 1000, *row] for horizon_s, row in zip(horizons_s, rows, strict=True)]

@@ -1,0 +1,30 @@
+"""Make the medians of a pool's classes, or of its groups, sum to the pool's own median.
+
+The whole is forecast better, so the parts give way. Where they fall short, each rises in proportion to the width of its
+80 % band: the least sure gives way most. Where they exceed it, all quantiles scale down alike. Quantiles stay in order.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.forecast import QUANTILES
+
+Array = NDArray[np.float64]
+
+MEDIAN = QUANTILES.index(0.5)
+LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
+
+
+def reconciled(parts: Array, whole: Array) -> Array:
+    """(quantile, horizon, part) whose medians sum to `whole`, (horizon,) the median of the sum.
+
+    >>> reconciled(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
+    [[3.0, 3.0]]
+    """
+    total = parts[MEDIAN].sum(axis=1)
+    missing = np.maximum(whole - total, 0.0)
+    width = parts[HIGH_80] - parts[LOW_80]
+    width = np.where(width.sum(axis=1, keepdims=True) > 0, width, 1.0)
+    lift = missing[:, None] * width / width.sum(axis=1, keepdims=True)
+    scale = np.where(total > whole, np.maximum(whole, 0.0) / np.where(total > 0, total, 1.0), 1.0)
+    return np.asarray(parts * scale[:, None] + lift)

@@ -1,0 +1,120 @@
+"""Estimate how long started GPUs stay, from counts of starts and ends per bin without job identities.
+
+    ages     a[k]   expected GPUs that run now, by how long they have, in classes of growing width
+    hazard   h[k]   share of a class that ends within a bin
+
+    a bin:   a class of w bins passes 1 / w of it on, and what started enters the first class;
+             departures are shared among the classes by h[k] * a[k], so that they add up to what really ended
+
+Expectation and maximisation in turn find the hazard. The ages at a bin depend on that bin and earlier ones alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+AGES_S = (0, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 259_200, 604_800)
+"""From where each class reaches up to the next; the last one has no end."""
+ROUNDS = 4
+SMALLEST_HAZARD, LARGEST_HAZARD = 1e-5, 0.95
+FIRST_MEAN_S = 3
+SMALLEST_GONE = 1e-9  # GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class JobSurvival:
+    """bin_s: of the series. hazard: (age,) share that ends within a bin; mix: (age,) of an average moment."""
+
+    bin_s: int
+    hazard: Array
+    mix: Array
+
+    @classmethod
+    def fit(cls, started: Array, ended: Array, running: Array, bin_s: int) -> "JobSurvival":
+        """From (series, bin) GPUs that started, ended, ran at the end of a bin. NaN counts as nothing seen."""
+        widths = _widths(bin_s)
+        fit = cls(bin_s, np.minimum(1 / (FIRST_MEAN_S * widths), 0.5), np.full(len(AGES_S), 1 / len(AGES_S)))
+        bins = np.arange(started.shape[1])
+        for _ in range(ROUNDS):
+            ages, gone = fit._follow(started, ended, running, bins)
+            seen = ages.sum(axis=(0, 1), dtype=np.float64)
+            hazard = np.clip(gone / np.maximum(seen + gone, 1e-9), SMALLEST_HAZARD, LARGEST_HAZARD)
+            fit = cls(bin_s, hazard, seen / max(float(seen.sum()), 1e-9))
+        return fit
+
+    def ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
+        """(series, len(bins), age) expected GPUs by age at the end of these bins, each from bins up to it."""
+        return self._follow(started, ended, running, bins)[0]
+
+    def leaving(self, step: int) -> Array:
+        """(age,) share of each class that ends within `step` bins.
+
+        >>> JobSurvival(600, np.full(13, 0.5), np.full(13, 1 / 13)).leaving(2).round(2)[0].item()
+        0.75
+        """
+        pass_on = _pass_on(self.bin_s)
+        stay = 1 - self.hazard
+        move = np.diag((1 - pass_on) * stay) + np.diag(pass_on[:-1] * stay[1:], 1)
+        return np.asarray(1 - np.linalg.matrix_power(move, step).sum(axis=1))
+
+    def _follow(
+        self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
+    ) -> tuple[NDArray[np.float32], Array]:
+        """(series, len(bins), age) at the end of these bins, and (age,) what left up to the last of them."""
+        begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
+        pass_on, hazard = _pass_on(self.bin_s)[:, None], self.hazard[:, None]
+        ages = np.empty((len(begins), len(bins), len(AGES_S)), np.float32)
+        left = np.zeros(len(AGES_S))
+        wanted: dict[int, list[int]] = {}
+        for row, bin in enumerate(bins.tolist()):
+            wanted.setdefault(bin, []).append(row)
+        now = self.mix[:, None] * _before(running, begins - ends)  # (age, series)
+        older = np.empty_like(now)
+        for bin in range(max(wanted, default=-1) + 1):
+            np.multiply(now, pass_on, out=older)
+            now -= older
+            now[1:] += older[:-1]
+            now[0] += begins[:, bin]
+            gone = _share_out(now, hazard, ends[:, bin])
+            now -= gone
+            left += gone.sum(axis=1)
+            if bin in wanted:
+                ages[:, wanted[bin]] = now.T[:, None]
+        return ages, left
+
+
+def _share_out(ages: Array, hazard: Array, ended: Array) -> Array:
+    """(age, series) departures that add up to `ended` (series,), or to all there is, by hazard and never below 0."""
+    gone = ages * hazard
+    gone *= ended / np.maximum(gone.sum(axis=0), 1e-12)
+    np.minimum(gone, ages, out=gone)
+    lacking = ended - gone.sum(axis=0)
+    if lacking.max(initial=0.0) > SMALLEST_GONE:
+        room = ages - gone
+        gone += room * np.clip(lacking / np.maximum(room.sum(axis=0), 1e-12), 0.0, 1.0)
+    return gone
+
+
+def _before(running: Array, net: Array) -> Array:
+    """(series,) what ran before the first bin: the first known value less the net of the bins up to it."""
+    if not running.shape[1]:
+        return np.zeros(len(running))
+    rows = np.arange(len(running))
+    first = np.argmax(np.isfinite(running), axis=1)
+    before = np.nan_to_num(running[rows, first]) - np.cumsum(net, axis=1)[rows, first]
+    return np.asarray(np.maximum(before, 0.0))
+
+
+def _widths(bin_s: int) -> Array:
+    """(age,) bins that a class spans; at least one. The last is as wide as all others together."""
+    widths = np.diff((*AGES_S, 2 * AGES_S[-1])) / bin_s
+    return np.maximum(widths, 1.0)
+
+
+def _pass_on(bin_s: int) -> Array:
+    share = 1 / _widths(bin_s)
+    share[-1] = 0.0
+    return np.asarray(share)

@@ -1,0 +1,166 @@
+"""Naive forecasters, checkable by hand.
+
+Each is a *bet* (a point forecast from what was known then) plus the quantiles of its own past errors at the same lead,
+over two weeks. Persistence bets on the last value. On real GPU demand that is hard to beat, so it serves unless a
+rolling back-test shows a challenger to be better (`gate.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.forecast import QUANTILES, Forecaster, Panel
+
+Array = NDArray[np.float64]
+Bins = NDArray[np.intp]
+
+DAY_S = 86_400
+ERRORS_DAYS = 14
+MOST_ERRORS = 672  # of two weeks: every third one at ten minutes
+FEWEST_ERRORS = 20
+THIN_STEPS = 6
+LEVEL_DAYS = 7
+# Without any history: about 3 % of what there is within an hour, growing with the root of time (Venus: 1.7 % sMAPE).
+PRIOR_SHARE_1H = 0.03
+NORMAL_QUANTILES = np.array([-1.6449, -1.2816, -0.6745, 0.0, 0.6745, 1.2816, 1.6449])  # at QUANTILES
+CHUNK = 4_000_000  # values that are sorted at once
+
+
+class Bet(Protocol):
+    """A point forecast of every bin."""
+
+    def __call__(self, panel: Panel, filled: Array, step: int) -> Array:
+        """(series, bin) what bin b, knowing nothing after it, bets that bin b + step will hold; NaN where it cannot."""
+
+
+def day_bins(bin_s: int) -> int:
+    return max(1, DAY_S // bin_s)
+
+
+def forward_filled(values: Array) -> Array:
+    """Unknown bins carry the last known value on; NaN before the first.
+
+    >>> forward_filled(np.array([[np.nan, 1.0, np.nan]])).tolist()
+    [[nan, 1.0, 1.0]]
+    """
+    known = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(known, np.arange(values.shape[-1]), 0), axis=-1)
+    return np.asarray(np.take_along_axis(values, last, axis=-1))
+
+
+def shifted(values: Array, bins: int) -> Array:
+    """(series, bin) moved to later bins (negative: to earlier ones); NaN where nothing comes in."""
+    moved = np.full_like(values, np.nan)
+    size = values.shape[-1]
+    if abs(bins) >= size:
+        return moved
+    if bins >= 0:
+        moved[:, bins:] = values[:, : size - bins]
+    else:
+        moved[:, : size + bins] = values[:, -bins:]
+    return moved
+
+
+def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: Bet) -> Array:
+    """(quantile, step, origin, series): a bet plus the quantiles of its past errors, outcomes up to the origin."""
+    filled = forward_filled(panel.values)
+    spread = short_spread(panel, filled, origins)
+    out = np.empty((len(QUANTILES), len(steps), len(origins), len(panel.names)))
+    for at, step in enumerate(steps):
+        bets = bet(panel, filled, step)
+        errors = panel.values - shifted(bets, step)
+        quantiles, counts = window_quantiles(errors, origins, *error_window(step, panel.bin_s))
+        guess = NORMAL_QUANTILES[:, None, None] * spread * np.sqrt(step)
+        out[:, at] = bets[:, origins].T + np.where(counts < FEWEST_ERRORS, guess, quantiles)
+    return out
+
+
+def error_window(step: int, bin_s: int) -> tuple[int, int]:
+    """(how many, how far apart): errors of two weeks, thinned at long leads, where neighbours tell the same."""
+    window = ERRORS_DAYS * day_bins(bin_s)
+    thin = max(min(max(step // THIN_STEPS, 1), THIN_STEPS), -(-window // MOST_ERRORS))
+    return -(-window // thin), thin
+
+
+def window_quantiles(values: Array, origins: Bins, count: int, thin: int) -> tuple[Array, NDArray[np.intp]]:
+    """(quantile, origin, series) QUANTILES of the last `count` known values, `thin` bins apart; how many were known."""
+    series = len(values)
+    padded = np.concatenate([np.full((series, 1), np.nan), values], axis=1)  # column 0 stands for "before the first"
+    back = np.arange(count) * thin
+    out = np.empty((len(QUANTILES), len(origins), series))
+    counts = np.empty((len(origins), series), np.intp)
+    chunk = max(1, CHUNK // max(1, series * count))
+    for first in range(0, len(origins), chunk):
+        at = np.maximum(origins[first : first + chunk, None] - back, -1) + 1
+        window = np.sort(padded[:, at], axis=-1)  # (series, origin, value), NaN last
+        known = np.isfinite(window).sum(axis=-1)
+        counts[first : first + chunk] = known.T
+        out[:, first : first + chunk] = sorted_quantiles(window, known).transpose(0, 2, 1)
+    return out, counts
+
+
+def sorted_quantiles(ordered: Array, known: NDArray[np.intp]) -> Array:
+    """(quantile, ...) of the first `known` of ascending rows (..., value), linear between them; NaN without any.
+
+    >>> sorted_quantiles(np.array([1.0, 3.0, np.nan]), np.array(2))[3].item()
+    2.0
+    """
+    at = np.multiply.outer(np.asarray(QUANTILES), np.maximum(known - 1, 0))
+    low = np.floor(at).astype(np.intp)
+    high = np.minimum(low + 1, np.maximum(known - 1, 0))
+    rows = np.moveaxis(ordered, -1, 0)
+    below = np.take_along_axis(rows, low, axis=0)
+    # Rounding in the interpolation must not make two equal neighbours cross.
+    return np.maximum.accumulate(below + (at - low) * (np.take_along_axis(rows, high, axis=0) - below), axis=0)
+
+
+def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
+    """(origin, series) typical move within one bin, from all moves so far, and never below a prior."""
+    moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
+    known = np.isfinite(moves)
+    count = known.cumsum(axis=1)[:, origins].T
+    squares = np.where(known, moves, 0.0).cumsum(axis=1)[:, origins].T
+    seen = np.where(count >= 3, np.sqrt(squares / np.maximum(count, 1)), 0.0)
+    prior = PRIOR_SHARE_1H * np.maximum(np.abs(filled[:, origins].T), 1.0) * np.sqrt(panel.bin_s / 3600)
+    return np.asarray(np.maximum(prior, seen))
+
+
+class Persistence:
+    """The last value, and how far values moved over the same lead in the past two weeks."""
+
+    name = "persistence"
+
+    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+        return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: filled)
+
+
+class SeasonalNaive:
+    """The value at the same time of the last whole day that is known, and how far days differed."""
+
+    name = "seasonal_naive"
+
+    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+        day = day_bins(panel.bin_s)
+
+        def yesterday(panel: Panel, filled: Array, step: int) -> Array:
+            return shifted(filled, -(-step // day) * day - step)
+
+        return forecast_by_errors(panel, origins, steps, yesterday)
+
+
+class RecentLevel:
+    """The quantiles of the last week: what spiky arrivals are best foretold by."""
+
+    name = "recent_level"
+
+    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+        window = LEVEL_DAYS * day_bins(panel.bin_s)
+        thin = -(-window // MOST_ERRORS)
+        values, counts = window_quantiles(panel.values, origins, window // thin, thin)
+        values[:, counts < day_bins(panel.bin_s) // thin] = np.nan
+        return np.repeat(values[:, None], len(steps), axis=1)
+
+
+FORECASTERS: tuple[Forecaster, ...] = (Persistence(), SeasonalNaive(), RecentLevel())

@@ -1,0 +1,38 @@
+"""Compute when to scale up a served model so that new instances are warm before demand exceeds capacity."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.rows import DemandRow, Prescale
+
+Array = NDArray[np.float64]
+
+SURE = 0.9
+
+
+def prescale(row: DemandRow, instances: int, peak_per_instance: float | None, cold: Array | None) -> Prescale:
+    """When to scale up, for a `/demand` row of request_rate. cold: seconds of measured starts, None without any.
+    serves_per_s: the most that the instances were seen to serve; passes_ms: when the p90 first passes it, null if not
+    within the horizons; lead_s: the p90 of starts; scale_ms: `passes_ms` less the lead, which may be over."""
+    lead_s = None if cold is None else round(float(np.quantile(cold, SURE)), 1)
+    found = Prescale(instances, lead_s=lead_s)
+    if not instances or not peak_per_instance:
+        found.reason = "no instance was seen to serve"
+        return found
+    serves = instances * peak_per_instance
+    found.serves_per_s = round(serves, 3)
+    times = np.array([0.0, *row.horizons_s])
+    rates = np.array([row.now, *row.values[row.quantiles.index(SURE)]], np.float64)
+    passed = np.flatnonzero(rates[1:] > serves)
+    if not len(passed):
+        found.reason = "the p90 does not pass what now serves"
+        return found
+    at = int(passed[0]) + 1
+    rise = rates[at] - rates[at - 1]
+    part = min(1.0, max(0.0, (serves - rates[at - 1]) / rise)) if rise > 0 else 0.0
+    found.passes_ms = row.issued_ms + round(1000 * float(times[at - 1] + part * (times[at] - times[at - 1])))
+    if lead_s is None:
+        found.reason = "no cold start was measured"
+    else:
+        found.scale_ms = found.passes_ms - round(1000 * lead_s)
+    return found

@@ -1,0 +1,181 @@
+"""Forecast intermittent series: demand of small groups, which is zero most of the time.
+
+A hurdle: whether there is any demand at a lead, and how much where there is. It suits levels that come and go (running
+GPUs of one user) as well as bursts (arrivals).
+
+    P(any at b + step | none / any at b)   transitions at that very lead, older ones counting ever less; with few of
+                                           them drawn to the decaying share of bins with any (TSB: Teunter, Syntetos
+                                           and Babai, 2011)
+    size given any                         recent sizes; with demand now also the last value plus recent changes over
+                                           the lead, whichever lay within the narrower band
+
+    quantile(level) = 0 where level <= P(none), else the size's quantile at (level - P(none)) / P(any)
+
+It forecasts only series whose mean interval between bins with demand, over two weeks up to the origin, is above
+MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.naive import day_bins, forward_filled
+from models.forecast import QUANTILES, Panel
+
+Array = NDArray[np.float64]
+Bins = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+MOST_INTERVAL = 1.32
+WINDOW_DAYS = 14
+FEWEST_DAYS = 1  # known bins before anything is said
+FEWEST_SIZES = 8
+HALF_LIFE_DAYS = 14.0
+PRIOR_PAIRS = 1.0  # transitions that the share of bins with any is worth; those at a long lead overlap, so per bin
+SIZES = 128  # a forecast's sample, even over the last RECENT bins with any
+RECENT = 2048
+LEVELS = np.array(QUANTILES)
+
+
+class Sparse:
+    """Forecasts where demand is intermittent, NaN elsewhere. Values are not negative."""
+
+    name = "sparse"
+
+    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+        out = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
+        chosen = intermittent(panel.values, origins, day_bins(panel.bin_s))  # (series, origin)
+        rows = np.flatnonzero(chosen.any(axis=1))
+        if not len(rows):
+            return out
+        past = _Past.of(panel.values[rows], origins, day_bins(panel.bin_s))
+        for at, step in enumerate(steps):
+            found = past.forecast(step)
+            found[:, ~chosen[rows].T] = np.nan
+            out[:, at][:, :, rows] = found
+        return out
+
+
+def intermittent(values: Array, origins: Bins, day: int) -> Mask:
+    """(series, origin) whether the bins of WINDOW_DAYS up to an origin have demand, and seldom enough."""
+    known = _window_count(np.isfinite(values), origins, WINDOW_DAYS * day)
+    sized = _window_count(values > 0, origins, WINDOW_DAYS * day)
+    return np.asarray((known >= FEWEST_DAYS * day) & (sized >= FEWEST_SIZES) & (known > MOST_INTERVAL * sized))
+
+
+def _window_count(mask: Mask, origins: Bins, window: int) -> Array:
+    """(series, bin) -> (series, origin) how many of the last `window` bins."""
+    return sums_upto(mask, origins) - sums_upto(mask, origins - window)
+
+
+def sums_upto(rows: NDArray[Any], origins: Bins) -> Array:
+    """(series, bin) -> (series, origin) the sum up to and with each origin; 0 for one before the first bin.
+
+    >>> sums_upto(np.array([[1.0, 2.0, 4.0]]), np.array([1, -3, 2])).tolist()
+    [[3.0, 0.0, 7.0]]
+    """
+    ends = np.unique(origins[origins >= 0]) + 1
+    if not len(ends):
+        return np.zeros((len(rows), len(origins)))
+    parts = np.add.reduceat(rows[:, : ends[-1]], np.append(0, ends[:-1]), axis=1, dtype=np.float64)
+    sums = np.concatenate([np.zeros((len(rows), 1)), parts.cumsum(axis=1)], axis=1)
+    return np.asarray(sums[:, np.searchsorted(ends, origins + 1, side="right")])
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Intermittent series at some origins. values, some (any demand), none: (series, bin). last, share (bins with any):
+    (series, origin). sizes: (series, origin, SIZES). age: (bin,) weights: an origin's bin weighs 1, older ones less."""
+
+    values: Array
+    some: Mask
+    none: Mask
+    age: Array
+    origins: Bins
+    last: Array
+    share: Array
+    sizes: Array
+
+    @classmethod
+    def of(cls, values: Array, origins: Bins, day: int) -> "_Past":
+        some, none = values > 0, values == 0
+        age = 2.0 ** (np.arange(values.shape[1]) / (HALF_LIFE_DAYS * day))
+        seen = sums_upto(some * age, origins), sums_upto(none * age, origins)
+        share = seen[0] / np.maximum(seen[0] + seen[1], 1.0)
+        last = forward_filled(values)[:, origins]
+        return cls(values, some, none, age, origins, last, share, recent(values, some, origins))
+
+    def forecast(self, step: int) -> Array:
+        """(quantile, origin, series)."""
+        now, p_any = self.last > 0, self.p_any(step)
+        values, some, ends = self.values[:, step:], self.some[:, step:], self.origins - step
+        began = recent(values, some & self.none[:, :-step], ends)
+        began = np.where(_enough(began), began, self.sizes)
+        both = some & self.some[:, :-step]
+        moved = np.maximum(self.last[..., None] + recent(values - self.values[:, :-step], both, ends), 0.0)
+        follows = _enough(moved) & (_width(moved) < _width(self.sizes))
+        given = np.where(now[..., None], np.where(follows, moved, self.sizes), began)
+        return mixture(p_any, np.sort(given, axis=-1)).transpose(0, 2, 1)
+
+    def p_any(self, step: int) -> Array:
+        """(series, origin) of any demand a lead after the origin, given whether there is any now."""
+        age, own, ends = self.age[step:], self.age[self.origins], self.origins - step
+        prior = PRIOR_PAIRS * step
+        found = []
+        for start in (self.none[:, :-step], self.some[:, :-step]):
+            hits = sums_upto((start & self.some[:, step:]) * age, ends) / own
+            misses = sums_upto((start & self.none[:, step:]) * age, ends) / own
+            found.append((hits + prior * self.share) / (hits + misses + prior))
+        return np.where(self.last > 0, found[1], found[0])
+
+
+def recent(values: Array, mask: Mask, origins: Bins) -> Array:
+    """(series, bin) -> (series, origin, SIZES) spread over the last RECENT masked ones up to an origin; NaN for fewer.
+
+    >>> recent(np.array([[1.0, 2.0, 3.0]]), np.array([[True, False, True]]), np.array([2]))[0, 0, :3].tolist()
+    [3.0, 1.0, nan]
+    """
+    picked, counts = values[mask], np.count_nonzero(mask, axis=1)
+    begin = counts.cumsum() - counts
+    upto = sums_upto(mask, origins).astype(np.intp)
+    held = np.minimum(upto, RECENT)[..., None]
+    back = np.arange(SIZES) * np.maximum(held, SIZES) // SIZES
+    missing = back >= held
+    if not len(picked):
+        return np.full(missing.shape, np.nan)
+    at = np.where(missing, 0, begin[:, None, None] + upto[..., None] - 1 - back)
+    return np.where(missing, np.nan, picked[at])
+
+
+def _enough(sample: Array) -> Mask:
+    """(..., value) -> (..., 1)."""
+    return np.asarray(np.isfinite(sample).sum(axis=-1, keepdims=True) >= FEWEST_SIZES)
+
+
+def _width(sample: Array) -> Array:
+    """(..., value) -> (..., 1) mean distance from the mean."""
+    known = np.isfinite(sample)
+    count = np.maximum(known.sum(axis=-1, keepdims=True), 1)
+    mean = np.where(known, sample, 0.0).sum(axis=-1, keepdims=True) / count
+    return np.asarray(np.where(known, np.abs(sample - mean), 0.0).sum(axis=-1, keepdims=True) / count)
+
+
+def mixture(p_any: Array, sizes: Array) -> Array:
+    """QUANTILES of what is 0 but with p_any (...) of ascending sizes (..., value), NaN last: (quantile, ...).
+
+    >>> mixture(np.array([0.5]), np.array([[1.0, 2.0, 3.0]]))[:, 0].tolist()
+    [0.0, 0.0, 0.0, 0.0, 2.0, 2.6, 2.8]
+    """
+    levels = LEVELS.reshape(-1, *[1] * p_any.ndim)
+    beyond = levels - (1 - p_any)
+    within = np.clip(np.divide(beyond, p_any, out=np.zeros_like(beyond), where=p_any > 0), 0.0, 1.0)
+    top = np.maximum(np.isfinite(sizes).sum(axis=-1) - 1, 0)
+    at = within * top
+    low = np.floor(at).astype(np.intp)
+    rows = np.moveaxis(sizes, -1, 0)
+    below, above = np.take_along_axis(rows, low, axis=0), np.take_along_axis(rows, np.minimum(low + 1, top), axis=0)
+    quantiles = np.where(beyond > 0, below + (at - low) * (above - below), 0.0)
+    return np.asarray(np.maximum.accumulate(quantiles, axis=0))

@@ -1,0 +1,120 @@
+"""Theta: exponential smoothing of the series without its daily shape, plus half of its drift.
+
+Assimakopoulos and Nikolopoulos (2000), in the closed form of Hyndman and Billah (2003). It consists of running sums and
+recursive filters, so one pass serves all origins of all series:
+
+    shape    mean over two weeks, by time of day, of how far values lay from the mean of the day before;
+             shrunk by how well yesterday's shape foretold today's, so that a walk has none
+    level    smoothed with the factor that erred least at this very lead over two weeks
+    drift    slope of the least-squares line through two weeks
+
+The quantiles are those of its own past errors (models/demand/naive.py).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.naive import day_bins, forecast_by_errors, forward_filled, shifted
+from models.forecast import Panel
+
+Array = NDArray[np.float64]
+
+FACTORS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+SHAPE_DAYS = 14
+SMOOTH_S = 1800  # the shape is smoothed over as much on either side
+WARM_DAYS = 2
+
+
+class Theta:
+    """One pass over the whole panel; what does not depend on the lead is made once for all of them."""
+
+    name = "theta"
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        filled = forward_filled(panel.values)
+        day = day_bins(panel.bin_s)
+        shape, edge = daily_shape(filled, day, SMOOTH_S // panel.bin_s)
+        plain = filled - shifted(shape, day)
+        levels = [smoothed(plain, factor) for factor in FACTORS]
+        drift = slope(plain, SHAPE_DAYS * day) / 2
+        young = np.isfinite(filled).cumsum(axis=1) < WARM_DAYS * day
+
+        def bet(panel: Panel, filled: Array, step: int) -> Array:
+            level = best_level(levels, plain, step, SHAPE_DAYS * day)
+            back = -(-(step + edge) // day) * day - step
+            bets = level + drift * step + shifted(shape, back)
+            bets[young] = np.nan
+            return bets
+
+        return forecast_by_errors(panel, origins, steps, bet)
+
+
+def daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
+    """(series, bin) how far bins at this time of day lie above the day's mean, 0 unknown; and bins it looks ahead."""
+    usual = rolling_mean(filled, day)
+    above = filled - usual
+    lagged = np.stack([shifted(above, number * day) for number in range(SHAPE_DAYS)])
+    known = np.isfinite(lagged)
+    shape = np.where(known, lagged, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    if smooth:  # the mean of the bins around it, which are a day old when it is used
+        shape = shifted(rolling_mean(shape, 2 * smooth + 1), -smooth)
+        shape = np.nan_to_num(shape)
+    past = shifted(shape, day)
+    both = rolling_mean(np.nan_to_num(above * past), SHAPE_DAYS * day)
+    own = rolling_mean(np.nan_to_num(past**2), SHAPE_DAYS * day)
+    fit = np.divide(both, own, out=np.zeros_like(both), where=own > 0)
+    # The fit is as of the bin itself, the shape looks `smooth` bins ahead of it.
+    return shape * np.clip(fit, 0.0, 1.0), smooth
+
+
+def smoothed(values: Array, factor: float) -> Array:
+    """(series, bin) simple exponential smoothing from the first known value on."""
+    from scipy.signal import lfilter
+
+    if not values.shape[1]:
+        return values
+    known = np.isfinite(values)
+    first = np.take_along_axis(values, known.argmax(axis=1)[:, None], axis=1)
+    start = np.nan_to_num(first)
+    whole = np.where(known, values, start)
+    level, _ = lfilter([factor], [1.0, factor - 1.0], whole - start, axis=1, zi=np.zeros((len(values), 1)))
+    return np.where(np.maximum.accumulate(known, axis=1), level + start, np.nan)
+
+
+def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
+    """(series, bin) of the smoothed level whose errors at this lead were the smallest within the window."""
+    best = levels[-1].copy()
+    least = np.full_like(best, np.inf)
+    for level in levels:
+        cost = rolling_mean(np.abs(plain - shifted(level, step)), window)
+        cost = np.where(np.isfinite(cost), cost, np.inf)
+        better = cost < least
+        best[better], least[better] = level[better], cost[better]
+    return best
+
+
+def rolling_mean(values: Array, window: int) -> Array:
+    """(series, bin) mean of the known ones of the last `window` bins; NaN without any."""
+    known = np.isfinite(values)
+    sums, counts = (_window_sum(rows, window) for rows in (np.where(known, values, 0.0), known.astype(np.float64)))
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def slope(values: Array, window: int) -> Array:
+    """(series, bin) of the least-squares line through the last `window` bins; 0 until there are as many."""
+    known = np.isfinite(values)
+    at = np.broadcast_to(np.arange(values.shape[1], dtype=np.float64), values.shape)
+    centre = np.nan_to_num(values[:, :1]) if values.shape[1] else 0.0
+    level = np.where(known, values - centre, 0.0)
+    mean_at = at - (window - 1) / 2
+    both = _window_sum(level * at, window) - mean_at * _window_sum(level, window)
+    full = _window_sum(known.astype(np.float64), window) >= window
+    return np.asarray(np.where(full, both / (window * (window**2 - 1) / 12), 0.0))
+
+
+def _window_sum(values: Array, window: int) -> Array:
+    sums = np.concatenate([np.zeros((len(values), 1)), values.cumsum(axis=1)], axis=1)
+    first = np.maximum(np.arange(1, sums.shape[1]) - window, 0)
+    return np.asarray(sums[:, 1:] - sums[:, first])

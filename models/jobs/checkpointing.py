@@ -1,0 +1,44 @@
+"""Compute the best checkpoint interval (Young) from a gang's failure rate and its checkpoint cost.
+
+    interval  D = sqrt(2 w / r)                                        Young, 1974; Daly, 2006, to first order
+    ETTR      (1 - w / D) (1 - r (u + D / 2))                          first order of Meta's, HPCA 2025
+
+w: seconds that a checkpoint stops the work; r: failures a second of the gang; u: seconds from a failure until work goes
+on. ETTR, the effective training time ratio: the share of a running job's time that it neither repeats nor waits.
+"""
+
+import math
+from dataclasses import dataclass
+
+DAY_S = 86_400.0
+RESTART_S = 300.0  # where nobody told what a restart takes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """`expected_ettr` at `interval_s`."""
+
+    interval_s: float
+    failure_rate_per_day: float
+    expected_ettr: float
+
+
+def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:
+    """The ratio at any interval, 0..1.
+
+    >>> round(ettr(1200.0, 30.0, 512 * 0.0065), 3)
+    0.941
+    """
+    working = max(0.0, 1 - cost_s / interval_s)
+    return working * max(0.0, 1 - rate_per_day / DAY_S * (restart_s + interval_s / 2))
+
+
+def plan_of(cost_s: float, rate_per_day: float) -> CheckpointPlan:
+    """The best interval, never so short that more than half of the time goes to checkpoints. Both above 0.
+
+    >>> plan = plan_of(30.0, 512 * 0.0065)
+    >>> round(plan.interval_s), round(plan.expected_ettr, 2)
+    (1248, 0.94)
+    """
+    interval_s = max(math.sqrt(2 * cost_s * DAY_S / rate_per_day), 2 * cost_s)
+    return CheckpointPlan(interval_s, rate_per_day, ettr(interval_s, cost_s, rate_per_day))

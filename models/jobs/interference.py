@@ -1,0 +1,212 @@
+"""Predict how fast a job runs beside another one, relative to alone.
+
+    prior       on one GPU 1 - u_a u_b / 2 of their compute loads; elsewhere what the caller says, usually 1
+    residuals   what observed co-runs add to it: the mean of a Gaussian process over (job beside partner)
+    bound       conformal: nine in ten errors of those co-runs lie above it, leave-one-out errors for a job seen often
+                (SEEN_OFTEN), else those on each kind with all its co-runs left out
+
+Where their turns are independent, both want the GPU for u_a u_b of the time, and each then has half. This prior never
+rises with either load, and has no fitted constant. The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid),
+assumes perfect turns; it is judged beside the prior.
+
+The process has a variance for each likeness of two co-runs: same job, partner, kind of either, both kinds, alike loads.
+So one co-run counts a little, three count much, and a job's own co-runs speak before those of its kind (shrinkage as of
+random effects; Rasmussen and Williams, 2006, ch. 2 and 5.4).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.co_runs import FASTEST, SLOWEST
+
+Array = NDArray[np.float64]
+Basis = Literal["rule", "residuals", "observed"]
+
+LOADS = ("compute", "bandwidth", "memory")
+VICTIM, VICTIM_KIND, PARTNER, PARTNER_KIND, BOTH_KINDS = 0.05, 0.05, 0.03, 0.03, 0.03  # standard deviations of speed
+ALIKE_LOAD = 0.05
+LOAD_SPAN = (0.5, 0.5, 1.0)  # over which distance of loads co-runs are alike
+NOISE = 0.05
+SEEN_OFTEN = 9  # co-runs of a job, from which on leave-one-out errors are its own
+BOUND = 0.9
+MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the other one is known
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """n jobs, each beside a partner; NaN and key 0: unknown. load, partner_load: (n, LOADS) ratios of each alone; keys,
+    partner_keys: (n, 2) the job and its kind."""
+
+    load: Array
+    partner_load: Array
+    keys: NDArray[np.uint64]
+    partner_keys: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.load)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Pairs":
+        return Pairs(self.load[rows], self.partner_load[rows], self.keys[rows], self.partner_keys[rows])
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Sequence[float], Sequence[float], Sequence[int], Sequence[int]]]) -> "Pairs":
+        """From (load, partner's load, keys, partner's keys) a row."""
+        load, partner, keys, partner_keys = zip(*rows, strict=True) if rows else ((), (), (), ())
+        n = len(rows)
+        return cls(
+            np.array(load, np.float64).reshape(n, len(LOADS)),
+            np.array(partner, np.float64).reshape(n, len(LOADS)),
+            np.array(keys, np.uint64).reshape(n, 2),
+            np.array(partner_keys, np.uint64).reshape(n, 2),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """What n observed co-runs teach. weight: (n,) of each in the mean; errors: (n,) actual less the mean without that
+    one; strange: (k,) actual less the mean without all co-runs of one of its two kinds."""
+
+    pairs: Pairs
+    weight: Array
+    errors: Array
+    strange: Array
+
+    def correction(self, pairs: Pairs) -> Array:
+        """(m,) to be added to the prior of these pairs."""
+        if not len(self.pairs) or not len(pairs):
+            return np.zeros(len(pairs))
+        return np.asarray(kernel(pairs, self.pairs) @ self.weight)
+
+    def observed(self, pairs: Pairs) -> NDArray[np.int64]:
+        """(m,) co-runs of the job itself; where there is none, of its kind."""
+        seen = [(_same(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
+        return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
+
+    def slack(self, pairs: Pairs) -> Array:
+        """(m,) of the bound: as of one more co-run where both are known well, else as of a kind that is new."""
+        own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
+        partner = _same(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
+        return np.where(own & partner, margin(self.errors), margin(self.strange))
+
+    def met(self, pairs: Pairs) -> NDArray[np.bool_]:
+        """(m,) the job was observed beside this very partner."""
+        own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0])
+        return np.asarray((own & _same(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Speeds relative to alone, (n,). lower_90: NaN where too few co-runs were seen for a bound; known: not a guess."""
+
+    p50: Array
+    lower_90: Array
+    known: NDArray[np.bool_]
+    basis: tuple[Basis, ...]
+    observed: NDArray[np.int64]
+
+
+def rule(load: Array, partner_load: Array) -> Array:
+    """(n,) min(1, 1 / (u_a + u_b)), as others publish it: jobs share one GPU's compute time and waste none.
+
+    >>> rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
+    [0.5, 1.0]
+    """
+    both = np.asarray(load, np.float64) + np.asarray(partner_load, np.float64)
+    return np.minimum(1.0, 1.0 / np.maximum(both, 1e-9))
+
+
+def gpu_prior(pairs: Pairs) -> Array:
+    """(n,) 1 - u_a u_b / 2; a job of which nothing is known takes all there is, NaN where neither is known.
+
+    >>> gpu_prior(Pairs.of([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
+    [0.75]
+    """
+    own, other = (np.minimum(load[:, 0], MOST_LOAD) for load in (pairs.load, pairs.partner_load))
+    both = np.where(np.isnan(own), MOST_LOAD, own) * np.where(np.isnan(other), MOST_LOAD, other)
+    return np.where(np.isnan(own) & np.isnan(other), np.nan, 1.0 - both / 2)
+
+
+def kernel(left: Pairs, right: Pairs) -> Array:
+    """(n, m) covariance of the residuals of two sets of co-runs."""
+    kinds = _same(left.keys[:, 1], right.keys[:, 1])
+    partner_kinds = _same(left.partner_keys[:, 1], right.partner_keys[:, 1])
+    return np.asarray(
+        VICTIM**2 * _same(left.keys[:, 0], right.keys[:, 0])
+        + VICTIM_KIND**2 * kinds
+        + PARTNER**2 * _same(left.partner_keys[:, 0], right.partner_keys[:, 0])
+        + PARTNER_KIND**2 * partner_kinds
+        + BOTH_KINDS**2 * (kinds & partner_kinds)
+        + ALIKE_LOAD**2 * _alike(left, right)
+    )
+
+
+def _alike(left: Pairs, right: Pairs) -> Array:
+    """(n, m) 1 where all loads are the same, 0 where one is unknown."""
+    x, y = (np.concatenate((rows.load, rows.partner_load), axis=1) / np.array(LOAD_SPAN * 2) for rows in (left, right))
+    far = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * (x @ y.T)
+    return np.asarray(np.nan_to_num(np.exp(-0.5 * np.maximum(far, 0.0))))
+
+
+def _same(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n, m)"""
+    return np.asarray((left[:, None] == right[None, :]) & (left[:, None] != 0))
+
+
+def learn(pairs: Pairs, residual: Array) -> Residuals:
+    """From observed co-runs: speed less prior, (n,). Costs n^3: some hundred are enough."""
+    if not len(pairs):
+        return Residuals(pairs, np.zeros(0), np.zeros(0), np.zeros(0))
+    inverse: Array = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs))).astype(np.float64)
+    weight = inverse @ residual
+    return Residuals(pairs, weight, weight / np.diag(inverse), _strange(pairs, inverse, weight))
+
+
+def _strange(pairs: Pairs, inverse: Array, weight: Array) -> Array:
+    """Errors on each kind of a mean that knows nothing of it (Rasmussen and Williams, 2006, 5.4.2, in blocks)."""
+    kinds = np.column_stack([pairs.keys[:, 1], pairs.partner_keys[:, 1]])
+    found = []
+    for kind in np.unique(kinds[kinds != 0]):
+        out = (kinds == kind).any(axis=1)
+        found.append(np.linalg.solve(inverse[np.ix_(out, out)], weight[out]))
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def margin(errors: Array) -> float:
+    """What to add to a prediction so that BOUND of outcomes lie above it; NaN with too few errors. It is the k-th
+    smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005).
+
+    >>> margin(np.arange(-9.0, 0.0)), margin(np.arange(-8.0, 0.0))
+    (-9.0, nan)
+    """
+    k = int((len(errors) + 1) * (1 - BOUND) + 1e-9)
+    return float(np.sort(errors)[k - 1]) if k else float("nan")
+
+
+def margins_without(errors: Array) -> Array:
+    """(n,) `margin` of all errors but each one: what its own outcome may be held against.
+
+    >>> margins_without(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
+    [-9.0, -10.0, -10.0]
+    """
+    k = int(len(errors) * (1 - BOUND) + 1e-9)
+    if not k:
+        return np.full(len(errors), np.nan)
+    ordered = np.sort(errors)
+    return np.asarray(np.where(errors <= ordered[k - 1], ordered[k], ordered[k - 1]))
+
+
+def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
+    """Speeds of these pairs. `prior`: (n,), NaN where it cannot tell: such a pair is known by co-runs or not at all."""
+    observed, met = residuals.observed(pairs), residuals.met(pairs)
+    known = np.isfinite(prior) | (observed > 0)
+    p50 = np.clip(np.nan_to_num(prior, nan=1.0) + residuals.correction(pairs), SLOWEST, FASTEST)
+    lower = np.clip(p50 + residuals.slack(pairs), 0.0, p50)
+    basis: list[Basis] = []
+    for seen, beside in zip(observed.tolist(), met.tolist(), strict=True):
+        basis.append("observed" if beside else "residuals" if seen else "rule")
+    unknown = np.where(known, 0.0, np.nan)
+    return Prediction(p50 + unknown, lower + unknown, known, tuple(basis), observed)

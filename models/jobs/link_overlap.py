@@ -1,0 +1,156 @@
+"""Circular compatibility: whether two jobs that send in turns on one link collide.
+
+    one turn    period_s, of which `busy_share` sends at `rate` of the link's capacity, the rest computes
+    circle      both turns go round a circle of their least common multiple (periods rounded to a small ratio);
+                a shift turns one against the other, 5 degrees at a time
+    overload    the share of a job's sending that falls on the other's, times what the two want beyond the capacity
+    speed       period / (period + sending * overload)
+    compatible  1 - the mean over the circle of what all want beyond the capacity, at the best shift
+
+Jobs whose periods have no such ratio drift through all shifts: they get the mean. Of more than two, each gets the best
+shift beside those before it. After CASSINI (Rajasekaran et al., NSDI'24); the formula of the slowdown is ours.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+STEP_DEGREES = 5
+MOST_TURNS = 12
+RATIO_ERROR = 0.02  # a ratio of periods that is nearer than this to small whole numbers is that
+CELLS = 720  # of the circle
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How a job uses a link: every `period_s` it sends for `busy_share` of the time at `rate` of the capacity."""
+
+    period_s: float
+    busy_share: float
+    rate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """(shift,) speeds of a and b relative to alone at each shift of b; `locked`: the shift stays as it is."""
+
+    speed_a: Array
+    speed_b: Array
+    locked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """How well jobs fit on a link. compatibility: 0..1; shifts_s: how long after the first each should begin, None
+    where they drift, so that no shift stays."""
+
+    compatibility: float
+    shifts_s: tuple[float, ...] | None
+
+
+def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
+    """Turns of a and of b that take about as long; None where no small numbers do, or a period is none.
+
+    >>> ratio_of(1.0, 2.01), ratio_of(1.0, 1.0), ratio_of(1.0, 1.387)
+    ((2, 1), (1, 1), None)
+    """
+    if not (0 < a_s < math.inf and 0 < b_s < math.inf and math.isfinite(b_s / a_s)):
+        return None
+    found = Fraction(b_s / a_s).limit_denominator(MOST_TURNS)
+    turns = found.numerator, found.denominator
+    near = 0 < max(turns) <= MOST_TURNS and abs(turns[0] * a_s / (turns[1] * b_s) - 1) <= RATIO_ERROR
+    return turns if near and min(turns) > 0 and math.lcm(*turns) <= MOST_TURNS else None
+
+
+def overlap(a: Turns, b: Turns) -> Overlap:
+    """Speeds at every shift of one circle.
+
+    >>> half = Turns(1.0, 0.5)
+    >>> both = overlap(half, half)
+    >>> round(float(both.speed_a[0]), 2), float(both.speed_a[180 // STEP_DEGREES])
+    (0.67, 1.0)
+    """
+    turns = ratio_of(a.period_s, b.period_s)
+    beyond = max(0.0, a.rate + b.rate - 1.0)
+    shifts = np.arange(0, 360, STEP_DEGREES)
+    if turns is None:
+        return Overlap(
+            np.full(len(shifts), _speed(a, beyond * b.busy_share)),
+            np.full(len(shifts), _speed(b, beyond * a.busy_share)),
+            False,
+        )
+    sends_a, sends_b = _circle(a.busy_share, turns[0]), _circle(b.busy_share, turns[1])
+    both = _meetings(sends_a, sends_b)[shifts * CELLS // 360]
+    return Overlap(
+        _speed(a, beyond * both / max(sends_a.mean(), 1 / CELLS)),
+        _speed(b, beyond * both / max(sends_b.mean(), 1 / CELLS)),
+        True,
+    )
+
+
+def fit(jobs: Sequence[Turns]) -> LinkFit:
+    """Two are fitted exactly (5 degrees at a time), more of them one after the other.
+
+    >>> fit([Turns(2.0, 0.5), Turns(2.0, 0.5)])
+    LinkFit(compatibility=1.0, shifts_s=(0.0, 1.0))
+    """
+    turns = _common(jobs)
+    if turns is None:
+        return LinkFit(1.0 - _excess_of_drifting(jobs), None)
+    circle_s = turns[0] * jobs[0].period_s
+    steps = np.arange(0, CELLS, CELLS * STEP_DEGREES // 360)
+    places = (np.arange(CELLS)[None, :] - steps[:, None]) % CELLS
+    taken, shifts_s, excess = np.zeros(CELLS), [], 0.0
+    for number, (job, of) in enumerate(zip(jobs, turns, strict=True)):
+        wants = job.rate * _circle(job.busy_share, of)[places[: 1 if number == 0 else None]]
+        beyond = np.maximum(0.0, taken + wants - 1.0).mean(axis=1)
+        best = int(np.argmin(beyond))
+        taken, excess = taken + wants[best], float(beyond[best])
+        shifts_s.append(float(steps[best]) / CELLS * circle_s % job.period_s)
+    return LinkFit(max(0.0, 1.0 - excess), tuple(shifts_s))
+
+
+def _common(jobs: Sequence[Turns]) -> list[int] | None:
+    """Turns of each on the circle of all; None where there is none of at most MOST_TURNS."""
+    ratios = [ratio_of(jobs[0].period_s, job.period_s) for job in jobs]
+    if None in ratios:
+        return None
+    known = [ratio for ratio in ratios if ratio is not None]
+    first = math.lcm(*(own for own, _ in known))
+    turns = [other * first // own for own, other in known]
+    return turns if max(turns) <= MOST_TURNS else None
+
+
+def _excess_of_drifting(jobs: Sequence[Turns]) -> float:
+    """Mean demand beyond the capacity of jobs that send independently; exact in steps of 1 % of it."""
+    cells = 100
+    chance = np.ones(1)
+    for job in jobs:
+        rate, share = round(min(job.rate, 1.0) * cells), min(max(job.busy_share, 0.0), 1.0)
+        both = np.zeros(len(chance) + rate)
+        both[: len(chance)] += (1 - share) * chance
+        both[rate:] += share * chance
+        chance = both
+    beyond = np.maximum(0, np.arange(len(chance)) - cells) / cells
+    return min(1.0, float(chance @ beyond))
+
+
+def _speed(job: Turns, overload: Array | float) -> Array:
+    return np.asarray(1.0 / (1.0 + job.busy_share * np.asarray(overload)))
+
+
+def _meetings(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Array:
+    """(CELLS,) share of the circle on which both send, at each shift of b: a circular correlation."""
+    turned = np.fft.rfft(a.astype(np.float64)) * np.conj(np.fft.rfft(b.astype(np.float64)))
+    return np.asarray(np.fft.irfft(turned, CELLS).clip(min=0.0) / CELLS)
+
+
+def _circle(busy_share: float, turns: int) -> NDArray[np.bool_]:
+    """(CELLS,) whether the job sends there."""
+    return np.asarray((np.arange(CELLS) * turns / CELLS) % 1.0 < busy_share)

@@ -1,0 +1,146 @@
+"""Classify a job's phase from levels relative to its own, since absolute ones do not transfer between jobs.
+
+    init         nothing in memory yet
+    loading      memory fills, nothing computes
+    warmup       the first half minute of computing (or, of a job that does not compute, of full memory)
+    steady       after that
+    evaluation   less than its usual activity, and next to no exchange between GPUs
+    checkpoint   no activity, memory kept, more host traffic than usual
+    cooldown     after computing, memory given back, or no activity for long
+
+Each sample is judged by itself and those before it, so the last one is the phase now.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+PHASES = ("init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown")
+INIT, LOADING, WARMUP, STEADY, EVALUATION, CHECKPOINT, COOLDOWN = range(len(PHASES))
+
+CONTEXT_GIB = 0.25  # less is no more than a driver's context
+ACTIVE = 0.02  # of SM activity; below it nothing computes
+GONE = 0.25  # of the usual activity: it has stopped
+REDUCED = 0.8  # of the usual activity, with next to no exchange: evaluation
+NO_EXCHANGE = 0.1  # of the usual traffic between GPUs
+HOST = 2.0  # times the usual host traffic: something is written or read
+KEPT = 0.97  # of the most memory so far
+FULL_S = 20.0  # without more memory: loading is over, where nothing computes
+LONG_S = 120.0  # without activity
+USUAL_S = 120.0  # the usual is the median of so much active time
+
+
+@dataclass(frozen=True, slots=True)
+class JobLevels:
+    """Means over a job's GPUs, each (sample,), regular in time; NaN unreported. activity: SM activity 0..1; exchange:
+    bytes/s between GPUs (NVLink, InfiniBand); host: PCIe bytes/s; age_s: the job's at the first sample, 0 unknown."""
+
+    interval_s: float
+    activity: Array
+    memory_gib: Array
+    exchange: Array
+    host: Array
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRule:
+    """`warmup_s`: learnt from a site; half a minute in every recorded run."""
+
+    warmup_s: float = 30.0
+
+    def phases(self, levels: JobLevels) -> NDArray[np.int8]:
+        """(sample,) index into PHASES."""
+        track = _Track(levels, self.warmup_s)
+        activity, exchange, host = (np.nan_to_num(row) for row in (levels.activity, levels.exchange, levels.host))
+        columns = (activity, levels.memory_gib, exchange, host)
+        samples = zip(*(column.tolist() for column in columns), strict=True)
+        return np.array([track.step(at, *sample) for at, sample in enumerate(samples)], np.int8)
+
+
+class _Usual:
+    """The median of the last `many` values; 0 before the first."""
+
+    def __init__(self, many: int) -> None:
+        self.values: deque[float] = deque(maxlen=many)
+        self._median: float | None = 0.0
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+        self._median = None
+
+    @property
+    def median(self) -> float:
+        if self._median is None:
+            ordered, middle = sorted(self.values), len(self.values) // 2
+            self._median = (ordered[middle] + ordered[~middle]) / 2
+        return self._median
+
+
+class _Track:
+    """State of a job up to a sample."""
+
+    def __init__(self, levels: JobLevels, warmup_s: float) -> None:
+        self.interval_s, self.age_s = levels.interval_s, levels.age_s
+        self.warmup_s = warmup_s
+        many = max(3, round(USUAL_S / levels.interval_s))
+        self.activity, self.exchange, self.host = _Usual(many), _Usual(many), _Usual(many)
+        self.most_gib = 0.0
+        self.grew = 0  # the sample that last had more memory
+        self.began: int | None = None  # the first sample that computed
+        self.stopped: int | None = None  # since when it does not
+
+    def step(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
+        """The phase at the next sample."""
+        memory = memory if math.isfinite(memory) else self.most_gib
+        if memory > self.most_gib * 1.02:
+            self.most_gib, self.grew = memory, at
+        if activity > max(ACTIVE, GONE * self.activity.median):
+            self.stopped = None
+            if self.began is None:
+                self.began = at
+            return self._computing(at, activity, exchange, host)
+        if self.began is None:
+            return self._not_yet(at, memory)
+        return self._pausing(at, memory, host)
+
+    def _computing(self, at: int, activity: float, exchange: float, host: float) -> int:
+        usual = self.exchange.median
+        alone = usual > 0 and exchange < NO_EXCHANGE * usual
+        is_warm = self._is_warm(at)
+        if alone and activity < REDUCED * self.activity.median and not is_warm:
+            return EVALUATION
+        self.activity.add(activity)
+        self.exchange.add(exchange)
+        self.host.add(host)
+        return WARMUP if is_warm else STEADY
+
+    def _is_warm(self, at: int) -> bool:
+        """Whether it warms up still; a job that was older than that at the first sample computed before."""
+        assert self.began is not None
+        if self.began == 0 and self.age_s > self.warmup_s:
+            return False
+        return (at - self.began) * self.interval_s < self.warmup_s
+
+    def _not_yet(self, at: int, memory: float) -> int:
+        if memory < CONTEXT_GIB:
+            return INIT if self.most_gib < CONTEXT_GIB else COOLDOWN
+        full_s = (at - self.grew) * self.interval_s + (self.age_s if self.grew == 0 else 0.0)
+        if full_s < FULL_S:
+            return LOADING
+        return WARMUP if full_s < FULL_S + self.warmup_s else STEADY
+
+    def _pausing(self, at: int, memory: float, host: float) -> int:
+        if self.stopped is None:
+            self.stopped = at
+        long = (at - self.stopped) * self.interval_s >= LONG_S
+        if memory < KEPT * self.most_gib or long:
+            return COOLDOWN
+        if host > HOST * self.host.median:
+            return CHECKPOINT
+        return WARMUP if self._is_warm(at) else STEADY

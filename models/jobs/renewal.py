@@ -1,0 +1,53 @@
+"""Predict a job's next checkpoint or evaluation from the times of its earlier ones.
+
+It is the last beginning plus a quantile of the intervals, given that it has not begun yet. Jobs that count steps are
+regular in seconds, too, while their pace holds. One or two intervals get the spread of regular jobs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+SPREAD = 0.05  # of an interval, where fewer than ENOUGH are known
+ENOUGH = 4
+KEPT = 16
+LEVELS = (0.1, 0.5, 0.9)
+SOON_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Quantiles of when it begins, Unix ms; `intervals`: how many it is told from."""
+
+    p10_ms: int
+    p50_ms: int
+    p90_ms: int
+    intervals: int
+
+
+def next_of(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
+    """The next beginning after `begins_ms` (n,); None below two beginnings, or long after it was due.
+
+    >>> next_of(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
+    1800000
+    """
+    begins = np.unique(begins_ms[begins_ms <= now_ms])[-KEPT - 1 :]
+    if len(begins) < 2:
+        return None
+    intervals = np.diff(begins).astype(np.float64)
+    if len(intervals) < ENOUGH:
+        middle = float(np.median(intervals))
+        intervals = np.concatenate([intervals, middle * np.array([1 - SPREAD, 1, 1 + SPREAD])])
+    elapsed = float(now_ms - begins[-1])
+    left = intervals[intervals > elapsed]
+    if not len(left):
+        late = float(elapsed / np.median(intervals))
+        if late > 2:
+            return None
+        left = np.array([elapsed + SOON_S * 1000.0])
+    low, middle, high = np.quantile(left, LEVELS)
+    last = int(begins[-1])
+    return Next(last + round(low), last + round(middle), last + round(high), len(begins) - 1)

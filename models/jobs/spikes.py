@@ -1,0 +1,150 @@
+"""Predict peaks that jobs together cause on racks, power domains, rails and stores in the next 15 minutes.
+
+Every minute ahead draws again from each job's last readings, independently of other jobs, and from when its next
+checkpoint is due; draws are summed over a domain's jobs. A row tells the minute with the highest 90 % quantile. Jobs
+that move together (one gang restarted, one power event) are not foreseen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.jobs.renewal import Next
+
+Array = NDArray[np.float64]
+
+DRAWS = 200
+TOGETHER = 256  # jobs are drawn for at once: about 10 MB
+MINUTE_MS = 60_000
+MINUTES = 15
+DomainKind = Literal["rack", "rail", "power", "storage"]
+Domain = tuple[str, str]  # kind (rack, rail, power, storage), name
+NO_CAPACITY = {
+    "rack": "no topology tells what a rack may draw",
+    "power": "no topology tells what a power domain may draw",
+    "rail": "not all adapters of the group tell their speed",
+    "storage": "nothing tells how fast the store writes",
+}
+UNITS = {"power_w": "W", "sent_bytes_per_s": "B/s", "checkpoint_bytes_per_s": "B/s"}
+QUANTITY = {"rack": ("power_w",), "power": ("power_w",), "rail": ("sent_bytes_per_s",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """The next checkpoint of a job: when it begins, how long it takes and how fast it writes, to what."""
+
+    begins: Next
+    lasts_s: float
+    bytes_per_s: float
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLoad:
+    """shares: which part of the job lies in a domain; readings: quantity -> (k,) of the whole job, without NaN."""
+
+    job: str
+    shares: Mapping[Domain, float]
+    readings: Mapping[str, Array]
+    burst: Burst | None = None
+
+
+class Spike(msgspec.Struct):
+    """The minute of the next 15 whose p90 is highest; p50 and p90 are of that minute. capacity: null where unknown."""
+
+    domain_kind: DomainKind
+    domain: str
+    quantity: str
+    unit: str
+    peak_ms: int
+    p50: float
+    p90: float
+    capacity: float | None
+    capacity_reason: str
+    jobs: int
+
+
+def spikes(
+    loads: Sequence[JobLoad], now_ms: int, capacity: Mapping[Domain, float], rng: np.random.Generator
+) -> list[Spike]:
+    """A row a domain and quantity, in order of domains; capacity: of those where it is known."""
+    sums: dict[tuple[Domain, str], Array] = {}
+    jobs: dict[tuple[Domain, str], int] = {}
+    for name in ("power_w", "sent_bytes_per_s"):
+        told = [load for load in loads if len(load.readings.get(name, ()))]
+        for at in range(0, len(told), TOGETHER):
+            _add_readings(told[at : at + TOGETHER], name, sums, jobs, rng)
+    for load in loads:
+        if load.burst is not None:
+            key = (("storage", load.burst.target), "checkpoint_bytes_per_s")
+            sums[key] = sums.get(key, 0.0) + _burst(load.burst, now_ms, rng)
+            jobs[key] = jobs.get(key, 0) + 1
+    return [_row(*key, sums[key], now_ms, capacity.get(key[0]), jobs[key]) for key in sorted(sums)]
+
+
+def _add_readings(
+    loads: Sequence[JobLoad],
+    name: str,
+    sums: dict[tuple[Domain, str], Array],
+    jobs: dict[tuple[Domain, str], int],
+    rng: np.random.Generator,
+) -> None:
+    """Add draws of some jobs' readings to the sums of their domains, and count these jobs there."""
+    drawn = _drawn([load.readings[name] for load in loads], rng)
+    domains: dict[Domain, list[tuple[int, float]]] = {}
+    for at, load in enumerate(loads):
+        for domain, share in load.shares.items():
+            if name in QUANTITY[domain[0]]:
+                domains.setdefault(domain, []).append((at, share))
+    shares = np.zeros((len(domains), len(loads)), np.float32)
+    for row, parts in enumerate(domains.values()):
+        for at, share in parts:
+            shares[row, at] += share
+    added = (shares @ drawn.reshape(len(loads), -1)).reshape(len(domains), DRAWS, MINUTES)
+    for row, (domain, parts) in enumerate(domains.items()):
+        key = (domain, name)
+        sums[key] = sums.get(key, 0.0) + added[row].astype(np.float64)
+        jobs[key] = jobs.get(key, 0) + len(parts)
+
+
+def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.float32]:
+    """(job, draw, minute) of each job's own readings, again and again."""
+    many = np.array([len(values) for values in readings])
+    padded = np.zeros((len(readings), int(many.max())), np.float32)
+    for at, values in enumerate(readings):
+        padded[at, : len(values)] = values
+    picks = (rng.random((len(readings), DRAWS * MINUTES), np.float32) * many[:, None]).astype(np.intp)
+    drawn = np.take_along_axis(padded, np.minimum(picks, many[:, None] - 1), axis=1)
+    return drawn.reshape(len(readings), DRAWS, MINUTES)
+
+
+def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
+    """(draw, minute) bytes/s, where the checkpoint is under way at some moment of the minute."""
+    told = burst.begins
+    begins = np.interp(rng.random(DRAWS), (0.1, 0.5, 0.9), (told.p10_ms, told.p50_ms, told.p90_ms))[:, None]
+    from_ms = now_ms + MINUTE_MS * np.arange(MINUTES)[None, :]
+    under_way = (begins < from_ms + MINUTE_MS) & (begins + burst.lasts_s * 1000 > from_ms)
+    return np.asarray(under_way * burst.bytes_per_s)
+
+
+def _row(
+    domain: Domain, quantity: str, drawn: Array, now_ms: int, capacity: float | None, jobs: int
+) -> Spike:  # fmt: skip
+    middle, high = np.quantile(drawn, (0.5, 0.9), axis=0)
+    at = int(np.argmax(high))
+    return Spike(
+        domain_kind=cast(DomainKind, domain[0]),
+        domain=domain[1],
+        quantity=quantity,
+        unit=UNITS[quantity],
+        peak_ms=now_ms + MINUTE_MS * at + MINUTE_MS // 2,
+        p50=round(float(middle[at]), 1),
+        p90=round(float(high[at]), 1),
+        capacity=capacity,
+        capacity_reason="" if capacity is not None else NO_CAPACITY[domain[0]],
+        jobs=jobs,
+    )

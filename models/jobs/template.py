@@ -1,0 +1,103 @@
+"""Predict a periodic job's power and traffic minutes ahead: its template over phase, locked cycle by cycle.
+
+Plan:
+    1. fold the last cycles into a template: what comes at which phase
+    2. lock: shift each cycle to where it fits the template best, and move anchor and period by a part of the shift,
+       as a phase-locked loop does; what shifts remain tell how far the phase strays a cycle
+    3. read ahead: the phase then, as sure as the cycles until then leave it; quantiles of what came around that phase
+
+Where the phase strays so far that nothing is left of it, every sample counts alike: the level of the last cycles.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+BINS = 24
+CYCLES = 5  # that the template is made of, at least; more, while they lie within LEVEL_S
+LEVEL_S = 600.0
+FEWEST_CYCLES = 3
+SHIFTS = np.arange(-3, 4)  # bins, a cycle, at most
+ANCHOR_GAIN, PERIOD_GAIN = 0.5, 0.1  # of the shift, a cycle
+LEAST_SPREAD = 1.0 / BINS  # of phase: no template is finer than its bins
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """phase (sample,) 0..1 of each sample of the window; period in samples; strays: of the phase, a cycle."""
+
+    phase: Array
+    period: float
+    strays: float
+
+
+def locked(values: Array, period: float) -> Locked | None:
+    """Phases of `values` (sample,), regular in time, NaN unknown; None below FEWEST_CYCLES. period: samples."""
+    cycles = int(len(values) / period)
+    if cycles < FEWEST_CYCLES or period < 2:
+        return None
+    time = np.arange(len(values), dtype=np.float64)
+    began, length = len(values) - cycles * period, period
+    template = _folded(values, (time - began) / period % 1)
+    phase, shifts = (time - began) / length % 1, []
+    for _ in range(cycles):
+        inside = (time >= began) & (time < began + length)
+        shift = _best_shift(values[inside], (time[inside] - began) / length, template)
+        shifts.append(shift)
+        began += ANCHOR_GAIN * shift * length
+        length *= 1 + PERIOD_GAIN * shift
+        rest = time >= began
+        phase[rest] = (time[rest] - began) / length % 1
+        began += length
+    return Locked(phase, length, float(np.std(shifts)))
+
+
+def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels: tuple[float, ...]) -> list[float]:
+    """Quantiles of the reading that many samples after the last one."""
+    since = np.arange(len(values))[::-1]
+    lately = max(CYCLES * lock.period, LEVEL_S / interval_s)
+    known = np.isfinite(values) & (since < lately)
+    if not known.any():
+        return []
+    then = (lock.phase[-1] + samples / lock.period) % 1
+    apart = np.abs(lock.phase[known] - then)
+    apart = np.minimum(apart, 1 - apart)
+    spread = max(LEAST_SPREAD, lock.strays * float(np.sqrt(max(samples / lock.period, 1.0))))
+    return weighted_quantiles(values[known], np.exp(-0.5 * (apart / spread) ** 2), levels)
+
+
+def weighted_quantiles(values: Array, weights: Array, levels: tuple[float, ...]) -> list[float]:
+    """
+    >>> weighted_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.0, 1.0, 1.0]), (0.5, 0.9))
+    [1.5, 2.0]
+    """
+    counts = weights > 1e-9 * weights.max()
+    values, weights = values[counts], weights[counts]
+    order = np.argsort(values)
+    shares = np.cumsum(weights[order])
+    middles = (shares - weights[order] / 2) / shares[-1]
+    return [float(np.interp(level, middles, values[order])) for level in levels]
+
+
+def _folded(values: Array, phase: Array) -> Array:
+    """(bin,) mean over what came at each phase; the mean of all where nothing did."""
+    known = np.isfinite(values)
+    at = (phase[known] * BINS).astype(int) % BINS
+    many = np.bincount(at, minlength=BINS)
+    total = np.bincount(at, values[known], minlength=BINS)
+    mean = float(values[known].mean()) if known.any() else 0.0
+    folded: Array = np.divide(total, many, out=np.full(BINS, mean), where=many > 0)
+    return folded
+
+
+def _best_shift(values: Array, phase: Array, template: Array) -> float:
+    """By which part of a cycle the template has to be moved to fit this one best."""
+    known = np.isfinite(values)
+    if not known.any():
+        return 0.0
+    at = (phase[known] * BINS).astype(int)
+    errors = [float(((values[known] - template[(at - shift) % BINS]) ** 2).mean()) for shift in SHIFTS]
+    return float(SHIFTS[int(np.argmin(errors))]) / BINS

@@ -1,0 +1,167 @@
+"""Measure a job's use of its GPUs: computing time beside apparent load, and memory it holds while idle.
+
+"Busy" (GPU utilisation) says that some kernel ran in the interval, even a waiting one. SM activity is the share of
+multiprocessors with work. MFU is known only of a job that tells its FLOPs a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Step
+
+Array = NDArray[np.float64]
+
+Verdict = Literal[
+    "works", "busy_but_little_work", "waits_for_data", "waits_for_communication", "idle", "abandoned", "unknown"
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+GIB = 2.0**30
+LOADED_GIB = 0.5
+ACTIVE = 0.02
+LATELY_S = 600.0
+IDLE_S, ABANDONED_S = 300.0, 1800.0
+WAITS_SHARE = 0.3
+BUSY, LITTLE = 0.8, 0.2
+FLOPS_LABEL = "flops_per_token"
+# Dense BF16 (V100: FP16) tensor FLOP/s, data sheets; the first name that the GPU's model holds counts.
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "A100": 312e12, "V100": 125e12}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Of `span_s`, ten minutes at most; None where it is not known. idle_s: no GPU of it computed so long, at least."""
+
+    span_s: float | None
+    loaded_share: float | None
+    busy: float | None
+    sm_active: float | None
+    tensor_active: float | None
+    data_share: float | None
+    communication_share: float | None
+    idle_s: float | None
+    held_gpu_memory_gib: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Mfu:
+    """Model FLOPs utilisation 0..1, or None and why it is not known."""
+
+    value: float | None
+    reason: str = ""
+
+
+def use_of(
+    interval_s: float,
+    sm_active: Array,
+    tensor_active: Array,
+    busy: Array,
+    memory_bytes: Array,
+    steps: Sequence[Step],
+    idle_before_s: float = 0.0,
+) -> Use:
+    """The use from (slot, GPU) readings, oldest first, NaN unknown. idle_before_s: up to the first slot; 0: unknown."""
+    activity = np.where(np.isfinite(sm_active), sm_active, busy)
+    idle_s = _idle_s(activity, interval_s, idle_before_s)
+    lately = min(len(activity), max(1, round(LATELY_S / interval_s)))
+    newest = _newest(memory_bytes)
+    data, communication = shares_of(steps)
+    measured = {
+        "sm": _mean(sm_active[-lately:]),
+        "tensor": _mean(tensor_active[-lately:]),
+        "busy": _mean(busy[-lately:]),
+    }
+    held = float(np.nansum(newest) / GIB) if np.isfinite(newest).any() else None
+    loaded = _mean(np.where(np.isfinite(newest), newest > LOADED_GIB * GIB, np.nan))
+    verdict = _verdict(idle_s, loaded, measured["busy"], measured["sm"], data, communication)
+    return Use(
+        lately * interval_s if idle_s is not None else None,
+        loaded,
+        measured["busy"],
+        measured["sm"],
+        measured["tensor"],
+        data,
+        communication,
+        idle_s,
+        held,
+        verdict,
+    )
+
+
+def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
+    """The shares of step time that go to data loading and to communication; None where no step tells its parts."""
+    timed = [(step.duration_s, step.parts) for step in steps if step.parts is not None and step.duration_s > 0]
+    total = sum(duration for duration, _ in timed)
+    if not total:
+        return None, None
+    data, communication = (sum(getattr(parts, name) for _, parts in timed) for name in ("data", "communication"))
+    return min(data / total, 1.0), min(communication / total, 1.0)
+
+
+def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: str) -> Mfu:
+    """Model FLOPs utilisation: FLOPs a second of whole steps that tell their tokens, by the peak of all GPUs.
+
+    >>> step = Step(job="a", sequence=1, time_ms=0, step=1, duration_s=2.0, tokens=1_000_000)
+    >>> round(mfu_of([step], 8 * 989e6, 8, "NVIDIA H100 80GB HBM3").value, 2)
+    0.5
+    >>> mfu_of([step], 8 * 989e6, 8, "some GPU").reason
+    'the peak FLOP/s of its GPUs are not known (some GPU)'
+    """
+    if not (np.isfinite(flops_per_token) and flops_per_token > 0) or gpus < 1:
+        return Mfu(None, f"its label {FLOPS_LABEL} is no number above 0")
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu_model), None)
+    if peak is None:
+        return Mfu(None, f"the peak FLOP/s of its GPUs are not known ({gpu_model or 'no model told'})")
+    whole = [step for step in steps if step.rank is None and step.tokens and step.duration_s > 0]
+    if not whole:
+        return Mfu(None, "no whole step of it (without rank) tells its tokens")
+    rate = sum(step.tokens or 0 for step in whole) / sum(step.duration_s for step in whole)
+    share = rate * flops_per_token / (gpus * peak)
+    if share > 1:
+        return Mfu(None, f"its tokens and its label {FLOPS_LABEL} would be {share:.3g} times what its GPUs can do")
+    return Mfu(share)
+
+
+def _idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
+    """At least so long; where it computed nowhere in the window, as long as that and what is known of before."""
+    known = np.isfinite(activity).any(axis=1)
+    if not known.any():
+        return None
+    active = np.flatnonzero((np.where(np.isfinite(activity), activity, 0.0) > ACTIVE).any(axis=1))
+    if not len(active) and before_s > 0:
+        return len(activity) * interval_s + before_s
+    last = int(active[-1]) if len(active) else int(np.flatnonzero(known)[0]) - 1
+    return (len(activity) - 1 - last) * interval_s
+
+
+def _newest(values: Array) -> Array:
+    """(GPU,) the newest known value of each; NaN where there is none."""
+    known = np.isfinite(values)
+    last = values.shape[0] - 1 - np.argmax(known[::-1], axis=0)
+    return np.where(known.any(axis=0), values[last, np.arange(values.shape[1])], np.nan)
+
+
+def _mean(values: Array) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _verdict(
+    idle_s: float | None, loaded: float | None, busy: float | None, sm: float | None, data: float | None,
+    communication: float | None,
+) -> Verdict:  # fmt: skip
+    if idle_s is None:
+        return "unknown"
+    if idle_s >= IDLE_S:
+        return "abandoned" if idle_s >= ABANDONED_S and loaded else "idle"
+    if data is not None and data >= WAITS_SHARE:
+        return "waits_for_data"
+    if communication is not None and communication >= WAITS_SHARE:
+        return "waits_for_communication"
+    if busy is not None and sm is not None and busy >= BUSY and sm < LITTLE:
+        return "busy_but_little_work"
+    return "works"

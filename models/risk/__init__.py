@@ -1,0 +1,1 @@
+"""Node risk: rules, evidence, scores and reasons."""

@@ -1,0 +1,124 @@
+"""Detectors: the function of each rule, and what it works on.
+
+    @sees("xid_hard")       (view of all entities of a kind) -> Detection    what their own samples show
+    @reports("slow_nic")    makes Signals some other way: by comparing a gang, from node events, from ended jobs
+
+Every rule of `models.risk.rules` has exactly one of these functions; `check_complete` raises where one has none.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from features.frame import FeatureFrame
+from fleet.samples import EntityKind
+from models.risk.rules import OF_KIND, ROW, RULES
+from models.risk.signals import Array, Mask, Times
+
+
+class FeatureColumns:
+    """A frame's features as float64 columns. KeyError names a feature that the frame does not have."""
+
+    def __init__(self, frame: FeatureFrame) -> None:
+        self.frame = frame
+        self.rows = len(frame.values)
+        self.node = frame.node
+        self.now_ms = frame.time_ms
+        self._at = {name: column for column, name in enumerate(frame.names)}
+        self._read: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        """(entity,) one feature."""
+        if name not in self._read:
+            self._read[name] = self.frame.values[:, self._column(name)].astype(np.float64)
+        return self._read[name]
+
+    def since(self, name: str) -> Times:
+        """(entity,) when the signal behind a feature last changed, 0 where unknown."""
+        return self.frame.since_ms[:, self._column(name)]
+
+    def _column(self, name: str) -> int:
+        if name not in self._at:
+            near = difflib.get_close_matches(name, self._at)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise KeyError(f"frame of {self.frame.kind} has no feature {name!r}{hint}")
+        return self._at[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What one rule sees on the entities of its kind, all (entity,). on: the condition holds; telling: it would have
+    shown (an idle GPU shows no link downgrade); strength: 0..1; since_ms: 0 unknown."""
+
+    on: Mask
+    value: Array
+    usual: Array
+    strength: Array
+    since_ms: Times
+    telling: Mask
+
+    @classmethod
+    def of(
+        cls,
+        on: Mask,
+        value: Array,
+        usual: Array | float = np.nan,
+        strength: Array | float = 1.0,
+        since: Times | None = None,
+        telling: Mask | None = None,
+    ) -> "Detection":
+        """Strength is clipped to 0..1, NaN is 0; one number stands for all entities. Always telling by default."""
+        n = len(on)
+        return cls(
+            on,
+            value,
+            np.full(n, usual) if isinstance(usual, float) else usual,
+            np.full(n, strength) if isinstance(strength, float) else np.clip(np.nan_to_num(strength), 0.0, 1.0),
+            np.zeros(n, np.int64) if since is None else since,
+            np.ones(n, bool) if telling is None else telling,
+        )
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+DETECTORS: dict[str, Callable[[Any], Detection]] = {}  # by rule, of what samples show
+REPORTERS: dict[str, Callable[..., object]] = {}  # by rule, of what is raised elsewhere
+
+
+def sees(rule: str) -> Callable[[Function], Function]:
+    """Make the function the detector of a rule. It takes the view of the rule's kind, e.g. `GpuView`."""
+    return _register(DETECTORS, rule)
+
+
+def reports(*rules: str) -> Callable[[Function], Function]:
+    """Make the function the one that raises signals of these rules."""
+    return _register(REPORTERS, *rules)
+
+
+def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        for rule in rules:
+            if rule not in ROW:
+                raise ValueError(f"there is no rule {rule!r} in models.risk.rules")
+            if rule in DETECTORS or rule in REPORTERS:
+                raise ValueError(f"rule {rule!r} has a function already")
+            table[rule] = function
+        return function
+
+    return register
+
+
+def detect(kind: EntityKind, view: object, rows: int) -> list[Detection]:
+    """What each rule of a kind sees, in the order of OF_KIND; nothing of rules that are raised elsewhere."""
+    nothing = Detection.of(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
+    detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]
+    return [nothing if detector is None else detector(view) for detector in detectors]
+
+
+def check_complete() -> None:
+    """Raises ValueError if a rule has no function; called once all that have one are imported."""
+    missing = [rule.name for rule in RULES if rule.name not in DETECTORS and rule.name not in REPORTERS]
+    if missing:
+        raise ValueError(f"no function sees or reports {', '.join(missing)}")

@@ -1,0 +1,154 @@
+"""FaultLog: the faults of each node, from firm hard signals, and the hazard that follows from them.
+
+A fault lasts from the first firm hard signal until the last has gone; one that comes back within SAME_MS is the same.
+Where over a tenth of the fleet falls within TOGETHER_MS, the network or the scraper fell: none of these nodes gets a
+fault until it was well again.
+
+The hazard is the published one (models/risk/hazard.py, or what `fleetcast train history` wrote) until the site has
+OWN_FAULTS and OWN_DAYS of its own; then the code that `fleetcast evaluate risk` judges fits it on those.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at
+
+Array = NDArray[np.float64]
+
+DAY_MS = 86_400_000
+SAME_MS = 3_600_000
+KEPT_MS = 400 * DAY_MS
+MOST = 10_000  # faults
+COMMON, COMMON_LEAST = 0.1, 10  # of the nodes, falling together
+TOGETHER_MS = 120_000
+OWN_FAULTS, OWN_DAYS = 150, 60
+REFIT_MS = 7 * DAY_MS
+
+
+class LoggedFault(msgspec.Struct, array_like=True):
+    """seen_ms: when one of its hard signals was last there."""
+
+    node: str
+    start_ms: int
+    seen_ms: int
+    hardware: bool
+
+
+class FaultLog:
+    """Faults in the order in which they were found. `fit`: the site's own, None until it has enough history."""
+
+    def __init__(self) -> None:
+        self.faults: list[LoggedFault] = []
+        self.prior: HistoryFit = PUBLISHED
+        self.fit: HistoryFit | None = None
+        self.fitted_ms = 0
+        self.since_ms = 0  # when watching began
+        self._now_ms = 0
+        self._last: dict[str, LoggedFault] = {}
+        self._common: set[str] = set()  # nodes that fell with many others and are not back yet
+
+    def note(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
+        """Note the nodes with firm hard signals now: name → since when (0 unknown), and is it hardware."""
+        self.since_ms = self.since_ms or now_ms
+        self._now_ms = now_ms
+        self._common &= hard.keys()
+        begun = []
+        for name, (since_ms, hardware) in hard.items():
+            known = self._last.get(name)
+            start_ms = since_ms if 0 < since_ms <= now_ms else now_ms
+            if known is not None and start_ms <= known.seen_ms + SAME_MS:
+                known.seen_ms, known.hardware = now_ms, known.hardware or hardware
+            elif name not in self._common:
+                begun.append(LoggedFault(name, start_ms, now_ms, hardware))
+        if begun and self._together(begun, nodes, now_ms):
+            return
+        self.faults += begun
+        self._last |= {fault.node: fault for fault in begun}
+        if self.faults and (len(self.faults) > MOST or self.faults[0].seen_ms < now_ms - KEPT_MS):
+            self.faults = [fault for fault in self.faults[-MOST:] if fault.seen_ms >= now_ms - KEPT_MS]
+            self._last = {fault.node: fault for fault in self.faults}
+
+    def _together(self, begun: Sequence[LoggedFault], nodes: int, now_ms: int) -> bool:
+        """Whether too many fell together; if so, take back the faults noted of late."""
+        recent = {fault.node for fault in self.faults if fault.start_ms > now_ms - TOGETHER_MS}
+        if len(begun) + len(self._common | recent) <= max(COMMON_LEAST, COMMON * nodes):
+            return False
+        self.faults = [fault for fault in self.faults if fault.start_ms <= now_ms - TOGETHER_MS]
+        self._last = {fault.node: fault for fault in self.faults}
+        self._common |= recent | {fault.node for fault in begun}
+        return True
+
+    def last_seen(self) -> dict[str, int]:
+        """Node → when a hard signal was last there."""
+        return {name: fault.seen_ms for name, fault in self._last.items()}
+
+    def has_now(self, name: str) -> bool:
+        """Whether the node has a fault, or had one that may come back as the same."""
+        known = self._last.get(name)
+        return known is not None and known.seen_ms + SAME_MS >= self._now_ms
+
+    def begun(self, after_ms: int, until_ms: int) -> set[str]:
+        """The nodes of which a fault began in (after, until]."""
+        return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}
+
+    def history(self, rows: Mapping[str, int]) -> FaultHistory:
+        """The faults of known nodes, in days since 1970. rows: name → row."""
+        own = [fault for fault in self.faults if fault.node in rows]
+        seen = np.array([fault.seen_ms for fault in own], np.float64)
+        return FaultHistory(
+            node=np.array([rows[fault.node] for fault in own], np.int64),
+            start_day=np.array([fault.start_ms for fault in own], np.float64) / DAY_MS,
+            end_day=np.where(seen < self._now_ms, seen, np.nan) / DAY_MS,
+            hardware=np.array([fault.hardware for fault in own], bool),
+        )
+
+    def hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
+        """(horizon, node) faults that are expected of each node by its history alone."""
+        now_day = now_ms / DAY_MS
+        rows = {name: row for row, name in enumerate(names)}
+        columns = columns_at(self.history(rows).until(now_day), now_day, len(names))
+        return (self.fit or self.prior).hazard(columns, horizons_s)
+
+    def fit_due(self, now_ms: int) -> bool:
+        """Whether there is enough own history, and no fit of the last week."""
+        watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
+        return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
+
+    def fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
+        """What `fit_history` takes: a copy, so that it may fit in a thread. It begins where faults are still kept."""
+        rows = {name: row for row, name in enumerate(names)}
+        since_ms = max(self.since_ms, now_ms - KEPT_MS)
+        if len(self.faults) >= MOST:
+            since_ms = max(since_ms, self.faults[0].start_ms)
+        return self.history(rows), since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
+
+    def take(self, fit: HistoryFit, now_ms: int) -> None:
+        """Use this fit of the site from now on."""
+        self.fit, self.fitted_ms = fit, now_ms
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps."""
+        fit = None if self.fit is None else msgspec.to_builtins(self.fit, str_keys=True)
+        times = {"since_ms": self.since_ms, "now_ms": self._now_ms, "fitted_ms": self.fitted_ms}
+        return {"faults": msgspec.to_builtins(self.faults), "fit": fit, "common": sorted(self._common), **times}, {}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        self.faults = msgspec.convert(about["faults"], list[LoggedFault])
+        self._last = {fault.node: fault for fault in self.faults}
+        self._common = set(about["common"])
+        self.fit = None if about["fit"] is None else msgspec.convert(about["fit"], HistoryFit, str_keys=True)
+        self.since_ms, self._now_ms, self.fitted_ms = (about[name] for name in ("since_ms", "now_ms", "fitted_ms"))
+
+    def move(self, by_ms: int) -> None:
+        """Move all times; 0 is none."""
+        for fault in self.faults:
+            fault.start_ms += by_ms
+            fault.seen_ms += by_ms
+        self.since_ms, self._now_ms, self.fitted_ms = (
+            time_ms + by_ms if time_ms else 0 for time_ms in (self.since_ms, self._now_ms, self.fitted_ms)
+        )

@@ -1,0 +1,91 @@
+"""Gang risk: the probability that a gang is interrupted, from the risks of its nodes and shared domains.
+
+    hazard of a node    from its probabilities: in proportion between two horizons, beyond the last at the rate of the
+                        last piece
+    of the gang         the sum over its nodes, plus a shared part of each domain (rack, power, rail) that holds two
+                        or more of them: one cooling loop, breaker or leaf switch stops all that it serves
+    thermal carry-over  a node that is hot now starts its next job hot: its slow hazard begins higher and decays
+
+p = 1 - exp(-hazard). Every term is at least 0 and grows with the set and with the time, so p does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
+from models.risk.scores import RISK_HORIZONS_S
+
+Array = NDArray[np.float64]
+
+TINY = 1e-12
+FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class GangRisk:
+    """p_interrupted, p_slow: of the gang; node: (n,) the chance that each member interrupts it; hazard: expected
+    interruptions; weakest: index of the likeliest member; domains: the shared ones."""
+
+    hazard: float
+    p_interrupted: float
+    p_slow: float
+    node: Array
+    weakest: int
+    domains: tuple["SharedDomain", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDomain:
+    """A domain of two or more members; share: its part of the hazard of an interruption."""
+
+    level: str
+    name: str
+    nodes: int
+    share: float
+
+
+def gang_risk(
+    risk: Array,
+    domains: Sequence[tuple[str, Sequence[str]]],
+    duration_s: float,
+    prior: Array,
+    gpu_temp_c: Array | None = None,
+) -> GangRisk:
+    """Risk of a gang of n >= 1 members. risk: (kind, horizon, n) probabilities; where NaN, `prior` (kind, horizon)
+    stands in. domains: (level of FAULTS_PER_DAY, (n,) each member's domain, "" unknown); gpu_temp_c: (n,)."""
+    known = np.where(np.isfinite(risk), risk, prior[:, :, None])
+    hazard = hazard_within(known, RISK_HORIZONS_S, duration_s)
+    usual = hazard_within(prior[:, :, None], RISK_HORIZONS_S, duration_s)
+    interrupts, slows = hazard[FAIL], hazard[SLOW]
+    if gpu_temp_c is not None:
+        slows = slows + carried_heat(gpu_temp_c, duration_s)
+    excess = np.maximum(interrupts - usual[FAIL], 0.0)
+    found = [
+        (level, name, len(inside), float(shared_hazard(level, excess[inside].max(), duration_s)))
+        for level, names in domains
+        for name, inside in sorted(_members(names).items())
+        if len(inside) > 1
+    ]
+    total = float(interrupts.sum()) + sum(common for *_, common in found)
+    rows = [SharedDomain(level, name, nodes, common / max(total, TINY)) for level, name, nodes, common in found]
+    p = 1 - np.exp(-interrupts)
+    return GangRisk(
+        hazard=total,
+        p_interrupted=float(1 - np.exp(-total)),
+        p_slow=float(1 - np.exp(-slows.sum())),
+        node=p,
+        weakest=int(interrupts.argmax()),
+        domains=tuple(sorted(rows, key=lambda row: -row.share)),
+    )
+
+
+def _members(names: Sequence[str]) -> dict[str, list[int]]:
+    """Domain -> its members, in one pass: a gang of thousands has hundreds of racks."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        if name:
+            found.setdefault(name, []).append(row)
+    return found

@@ -1,0 +1,261 @@
+"""Detectors of GPU rules, one function a rule, over all GPUs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
+from fleet.xids import HARD, PART, SOFT
+from models.peers import MAD_TO_SIGMA, group_median, middle, most_have, spread
+from models.risk.detectors import Detection, FeatureColumns, sees
+from models.risk.learned import Learned
+from models.risk.signals import Array, Mask, Times
+
+LOW_CLOCK = 0.92  # of the usual clock
+LOW_CLOCK_WITHOUT_BITS = 0.8
+XID_FRESH_S = 86_400.0
+MISSED_SCRAPES = 2.2  # a series is gone when two pages in a row came without it
+REPLAYS_10M = 310  # 31 a minute: one bit error in 1e12 on a Gen5 x16 link
+SBE_10M = 50
+CRC_10M = 60_000  # 100 a second
+SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
+HOT_C, HOT_OVER_C = 84.0, 15.0
+HOT_FOR_LOAD_C, HOT_SIGMAS = 5.0, 5.0
+USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
+
+
+class UsualClocks(Learned):
+    """usual: (gpu,) MHz under load, NaN unknown."""
+
+    arrays = ("usual",)
+
+    def __init__(self) -> None:
+        self.usual = np.zeros(0)
+
+    def learn(self, clock: Array, ceiling: Array, healthy: Mask) -> Array:
+        """(gpu,) usual clock under load: rises at once, falls slowly, and only on `healthy` observations under load."""
+        before = np.pad(self.usual, (0, len(clock) - len(self.usual)), constant_values=np.nan)
+        eased = before - USUAL_DECAY * (before - clock)
+        after = np.where(healthy & np.isfinite(clock) & (clock < before), eased, np.fmax(before, clock))
+        self.usual = np.fmax(after, ceiling)
+        return self.usual
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """Columns of all GPUs with what every rule asks for."""
+
+    columns: FeatureColumns
+    nodes: int
+    interval_s: float
+    bits: NDArray[np.int64]  # clock event reasons, 0 where unknown
+    has_bits: Mask
+    loaded: Mask  # works, as far as anybody can tell
+    idle: Mask  # surely does not
+    clock: Array
+    usual_clock: Array
+    above_c: Array  # °C above what its slot has at its power; NaN unknown
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def since(self, name: str) -> Times:
+        return self.columns.since(name)
+
+    def known_before(self, feature: str) -> Mask:
+        """(gpu,) the value was another one when we first saw the GPU: the change is ours to report."""
+        first_ms = self.columns.now_ms - np.nan_to_num(self["first_seen_s"], nan=0.0) * 1000
+        return np.asarray(self.columns.since(feature) > first_ms + 1000)
+
+    def peer_median(self, values: Array) -> Array:
+        """(gpu,) median of the GPUs of its node."""
+        return spread(group_median(values, self.columns.node, self.nodes)[0], self.columns.node)
+
+
+def reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
+    """(gpu,) the clock event reasons as integers, 0 where unknown, and where they are known."""
+    raw = columns["clock_event_reasons"]
+    has = np.isfinite(raw)
+    return np.where(has, np.nan_to_num(raw), 0).astype(np.int64), has
+
+
+def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mask]:
+    """(gpu,) which work and which surely idle, by utilisation, activity, power or the idle bit, whichever there is."""
+    util = np.fmax(columns["gpu_util"], columns["sm_active"])
+    power = columns["power_w"]
+    idle = ((bits & IDLE) > 0) | (util < 0.05)
+    loaded = ~idle & ((util >= 0.3) | (np.isnan(util) & (power > 200)))
+    return loaded, idle & ~(util >= 0.3)
+
+
+@sees("thermal_throttle")
+def thermal_throttle(view: GpuView) -> Detection:
+    """A thermal or hardware slowdown bit, and a clock that fell. Bit 4 (software power cap) is normal under load. A
+    power brake sets the hardware bit, too, which then says nothing of heat."""
+    braked = (view.bits & BRAKE) > 0
+    return _slowed(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
+
+
+@sees("power_brake")
+def power_brake(view: GpuView) -> Detection:
+    return _slowed(view, (view.bits & BRAKE) > 0)
+
+
+def _slowed(view: GpuView, bit: Mask) -> Detection:
+    """A clock that fell while a bit says why, of GPUs that do not idle."""
+    ratio = view.clock / view.usual_clock
+    on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
+    strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
+    since = np.where(bit, view.since("clock_event_reasons"), 0)
+    return Detection.of(on, view.clock, view.usual_clock, strength, since, ~view.idle)
+
+
+@sees("clock_low")
+def clock_low(view: GpuView) -> Detection:
+    """Much slower than itself before and than its node's working GPUs now, where no reason is exported."""
+    peers = view.peer_median(np.where(view.loaded, view.clock, np.nan))
+    usual = np.fmin(view.usual_clock, peers)
+    plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
+    on = view.loaded & plain & (view.clock < LOW_CLOCK_WITHOUT_BITS * usual)
+    return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.loaded)
+
+
+@sees("gpu_hot")
+def gpu_hot(view: GpuView) -> Detection:
+    temp = view["gpu_temp_c"]
+    peers = view.peer_median(temp)
+    on = view.loaded & (temp >= HOT_C) & (temp - peers >= HOT_OVER_C)
+    return Detection.of(on, temp, peers, (temp - peers) / 40, None, view.loaded)
+
+
+@sees("gpu_hot_for_its_load")
+def gpu_hot_for_its_load(view: GpuView) -> Detection:
+    """Warmer than its slot's GPUs at that power, by more than degrees and than GPUs differ, for minutes."""
+    above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
+    known = above[np.isfinite(above)]
+    sigma = MAD_TO_SIGMA * middle(np.abs(known)) if len(known) else 0.0
+    on = view.loaded & (above >= max(HOT_FOR_LOAD_C, HOT_SIGMAS * sigma))
+    return Detection.of(on, temp, temp - above, 0.4 + above / 25, None, view.loaded)
+
+
+def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
+    code = view["xid"]
+    since = view.since("xid")
+    listed = np.isin(np.nan_to_num(code), list(codes))
+    ours = view.known_before("xid") & (view.columns.now_ms - since < XID_FRESH_S * 1000)
+    on = listed & (ours if fresh else ~ours)
+    return Detection.of(on, code, since=since if fresh else None)
+
+
+@sees("xid_hard")
+def xid_hard(view: GpuView) -> Detection:
+    """A hardware XID that appeared before our eyes: the gauge is sticky, an old code says nothing of today."""
+    return _xid(view, frozenset(HARD) - PART, fresh=True)
+
+
+@sees("xid_part")
+def xid_part(view: GpuView) -> Detection:
+    return _xid(view, PART, fresh=True)
+
+
+@sees("xid_soft")
+def xid_soft(view: GpuView) -> Detection:
+    return _xid(view, frozenset(SOFT), fresh=True)
+
+
+@sees("xid_old")
+def xid_old(view: GpuView) -> Detection:
+    return _xid(view, frozenset(HARD) | frozenset(SOFT), fresh=False)
+
+
+@sees("ecc_uncorrectable")
+def ecc_uncorrectable(view: GpuView) -> Detection:
+    count = np.fmax(view["ecc_dbe_volatile_count_30m"], view["ecc_dbe_aggregate_count_30m"])
+    return Detection.of(count >= 1, count, np.nan, 0.7 + 0.1 * count)
+
+
+@sees("ecc_burst")
+def ecc_burst(view: GpuView) -> Detection:
+    count = np.fmax(view["ecc_sbe_volatile_count_10m"], view["ecc_sbe_aggregate_count_10m"])
+    return Detection.of(count >= SBE_10M, count, np.nan, np.log10(np.fmax(count, 1)) / 4)
+
+
+@sees("ecc_corrected_few")
+def ecc_corrected_few(view: GpuView) -> Detection:
+    """Corrected errors again and again, fewer than a burst, where the fleet's GPUs have hardly any."""
+    count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
+    usual = most_have(count)
+    on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
+    return Detection.of(on, count, usual, 0.4 + np.log10(np.fmax(count, 1)) / 4)
+
+
+@sees("row_remap_failure")
+def row_remap_failure(view: GpuView) -> Detection:
+    flag = view["row_remap_failure"]
+    since = np.where(view.known_before("row_remap_failure"), view.since("row_remap_failure"), 0)
+    return Detection.of(flag > 0, flag, since=since)
+
+
+@sees("row_remapped")
+def row_remapped(view: GpuView) -> Detection:
+    rows = view["remapped_rows_uncorrectable"]
+    since = view.since("remapped_rows_uncorrectable")
+    recent = view.known_before("remapped_rows_uncorrectable") & (view.columns.now_ms - since < XID_FRESH_S * 1000)
+    return Detection.of((rows > 0) & recent, rows, np.nan, 0.4 + 0.1 * rows, since)
+
+
+@sees("page_retirement")
+def page_retirement(view: GpuView) -> Detection:
+    flag = view["retired_pages_pending"]
+    return Detection.of(flag > 0, flag)
+
+
+@sees("pcie_width")
+def pcie_width(view: GpuView) -> Detection:
+    """Fewer lanes than its maximum, or than its node's GPUs, while it works."""
+    width = view["pcie_link_width"]
+    full = np.fmax(view["pcie_max_link_width"], view.peer_median(width))
+    on = view.loaded & (width < 0.9 * full)
+    return Detection.of(on, width, full, 1.1 - width / full, view.since("pcie_link_width"), view.loaded)
+
+
+@sees("pcie_gen")
+def pcie_gen(view: GpuView) -> Detection:
+    """An older generation under load than its maximum or its node's GPUs. An idle link rests low: that says nothing."""
+    gen = view["pcie_link_gen"]
+    full = np.fmax(view["pcie_max_link_gen"], view.peer_median(np.where(view.loaded, gen, np.nan)))
+    on = view.loaded & (gen < full - 0.5)
+    return Detection.of(
+        on, gen, full, 1.1 - 2.0 ** np.minimum(gen - full, 0.0), view.since("pcie_link_gen"), view.loaded
+    )
+
+
+@sees("pcie_replays")
+def pcie_replays(view: GpuView) -> Detection:
+    count = view["pcie_replays_count_10m"]
+    return Detection.of(count >= REPLAYS_10M, count, np.nan, np.log10(np.fmax(count, 1)) / 5)
+
+
+@sees("nvlink_errors")
+def nvlink_errors(view: GpuView) -> Detection:
+    """CRC errors are retried and need a rate; replays beyond a handful and any recovery are a sick link."""
+    crc = np.fmax(view["nvlink_crc_flit_errors_count_10m"], view["nvlink_crc_data_errors_count_10m"])
+    replay, recovery = view["nvlink_replay_errors_count_10m"], view["nvlink_recovery_errors_count_10m"]
+    on = (crc >= CRC_10M) | (replay >= 5) | (recovery >= 1)
+    total = np.nan_to_num(crc) + np.nan_to_num(replay) + np.nan_to_num(recovery)
+    return Detection.of(on, total, np.nan, 0.4 + np.log10(np.fmax(total, 1)) / 8)
+
+
+@sees("gpu_vanished")
+def gpu_vanished(view: GpuView) -> Detection:
+    """Missing from the pages of an exporter that answers for the node's other GPUs."""
+    silent = np.nan_to_num(view["silent_s"])
+    missing = silent >= MISSED_SCRAPES * view.interval_s
+    node = view.columns.node
+    size = np.bincount(node[node >= 0], minlength=view.nodes)
+    lost = np.bincount(node[missing & (node >= 0)], minlength=view.nodes)
+    empty = (lost == size) & (size > 1)  # an empty page is the exporter's trouble
+    on = missing & ~(empty[np.maximum(node, 0)] & (node >= 0))
+    since = np.where(on, view.columns.now_ms - (silent * 1000).astype(np.int64), 0)
+    return Detection.of(on, silent, since=since)

@@ -1,0 +1,239 @@
+"""History hazard: the probability that a node fails again, from its own faults alone.
+
+A discrete-time logistic on what decays since the node's last fault, its last return from repair, and its last fault if
+that was of hardware. No weight is negative, so a fault never lowers the probability. Judging (training/judges/risk.py)
+and serving (models/risk/fault_log.py) both go through `columns_at`, `fit_history` and `HistoryFit`.
+
+Half of the faults hit nodes that never had one: to a history these are all alike. Times are in days of any one clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigError
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+FAULTS_PER_NODE_DAY = 4.2e-3  # InfiniteHBD; the fleet's rate as long as it has shown few faults of its own
+PRIOR_DAYS = 60.0  # of the fleet's rate, in a node's own: a gamma prior
+FEATURES = ("fault_30d", "return_2d", "hardware_60d")
+HISTORY_FILE = "fault_history.json"
+HORIZONS_DAYS = (1, 7)
+WARM_UP_DAYS = 14  # of history before the first row that is fitted on
+PENALTY = 400.0  # on squared weights of features scaled to one standard deviation
+STEPS, CLOSE = 50, 1e-8  # of Newton's method
+ROWS_AT_MOST = 400_000  # of a fit: of longer or wider histories every k-th day
+
+
+@dataclass(frozen=True, slots=True)
+class FaultHistory:
+    """f faults. node: (f,) row of the node; start_day: (f,); end_day: (f,) its return from repair, NaN unknown;
+    hardware: (f,) a part was at fault, False where nobody knows."""
+
+    node: NDArray[np.int64]
+    start_day: Array
+    end_day: Array
+    hardware: Mask
+
+    def until(self, at_day: float) -> "FaultHistory":
+        """What is known at a moment: faults that had begun, and returns that had happened."""
+        begun = self.start_day <= at_day
+        end_day = np.where(self.end_day <= at_day, self.end_day, np.nan)
+        return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
+
+    def latest(self, times: Array, nodes: int) -> Array:
+        """(nodes,) the greatest of (f,) times on each node, -inf where there is none; NaN is no time."""
+        found = np.full(nodes, -np.inf)
+        told = np.isfinite(times)
+        np.maximum.at(found, self.node[told], times[told])
+        return found
+
+    def counts(self, nodes: int) -> Array:
+        """(nodes,) faults of each node."""
+        return np.bincount(self.node, minlength=nodes).astype(np.float64)
+
+
+def in_repair(known: FaultHistory, nodes: int) -> Mask:
+    """(nodes,) away with a fault. known: as `until` gives it. A later fault shows that an open one had ended."""
+    last = known.latest(known.start_day, nodes)
+    away = np.zeros(nodes, bool)
+    away[known.node[np.isnan(known.end_day) & (known.start_day >= last[known.node])]] = True
+    return away
+
+
+def features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
+    """(n, feature) of FEATURES, from days since the last fault and the last return, inf for never."""
+    part = np.where(hardware, np.exp(-since_fault / 60), 0.0)
+    return np.stack((np.exp(-since_fault / 30), np.exp(-since_return / 2), part), axis=1)
+
+
+def columns_at(known: FaultHistory, at_day: float, nodes: int) -> Array:
+    """(nodes, feature) of every node at a moment. known: as `until` gives it."""
+    last = known.latest(known.start_day, nodes)
+    hardware = np.zeros(nodes, bool)
+    hardware[known.node[known.hardware & (known.start_day == last[known.node])]] = True
+    return features(at_day - last, at_day - known.latest(known.end_day, nodes), hardware)
+
+
+def fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
+    """Faults a node and day; the published rate weighs as much as one fault."""
+    return (len(known.node) + 1) / (nodes * watched_days + 1 / FAULTS_PER_NODE_DAY)
+
+
+def own_rate(known: FaultHistory, watched_days: float, nodes: int) -> Array:
+    """(nodes,) faults a day of each node, shrunk towards the fleet's rate.
+
+    >>> known = FaultHistory(np.array([0]), np.array([3.0]), np.array([4.0]), np.array([False]))
+    >>> own_rate(known, 10.0, 100)[:2].round(4).tolist()
+    [0.0157, 0.0014]
+    """
+    fleet = fleet_rate(known, watched_days, nodes)
+    return (known.counts(nodes) + fleet * PRIOR_DAYS) / (watched_days + PRIOR_DAYS)
+
+
+class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One horizon: intercept, and weights by feature. An isotonic step on top was tried: on later days it was worse."""
+
+    intercept: float
+    weights: dict[str, float]
+
+    def predict(self, columns: Array) -> Array:
+        """(n,) probability within the horizon, of (n, feature) columns."""
+        weights = np.array([self.weights.get(name, 0.0) for name in FEATURES])
+        return np.asarray(1 / (1 + np.exp(-(self.intercept + columns @ weights))))
+
+
+class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The horizons of HORIZONS_DAYS, by days. `notes`: where it comes from."""
+
+    horizons: dict[int, HorizonFit]
+    notes: dict[str, Any] = {}
+
+    def hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
+        """(horizon, node) faults expected in each time, of columns (n, feature): linear below a day, never falling."""
+        p = np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS])
+        fitted = np.maximum.accumulate(-np.log1p(-np.minimum(p, 1 - 1e-9)), axis=0)
+        days = np.array((0, *HORIZONS_DAYS), np.float64)
+        at = np.array(horizons_s, np.float64) / 86_400
+        upper = np.clip(np.searchsorted(days, at), 1, len(HORIZONS_DAYS))
+        known = np.concatenate((np.zeros_like(fitted[:1]), fitted))
+        share = (at - days[upper - 1]) / (days[upper] - days[upper - 1])
+        return np.asarray(known[upper - 1] + (known[upper] - known[upper - 1]) * share[:, None])
+
+
+def load_history(folder: Path) -> HistoryFit:
+    """What `fleetcast train history` wrote into a folder, PUBLISHED where nothing is. Raises ConfigError."""
+    path = folder / HISTORY_FILE
+    if not path.is_file():
+        return PUBLISHED
+    try:
+        fit = msgspec.json.decode(path.read_bytes(), type=HistoryFit)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no fitted history: {error}") from None
+    if set(HORIZONS_DAYS) - set(fit.horizons):
+        raise ConfigError(f"{path}: horizons of {sorted(fit.horizons)} days, need {list(HORIZONS_DAYS)}")
+    return fit
+
+
+# Fitted on days 14 to 160 of InfiniteHBD's trace (StepFun, SIGCOMM 2025, Apache-2.0: 400 servers of 8 GPUs, 294 faults)
+# by `fleetcast train history`; it stands for a site until that has a history of its own.
+PUBLISHED = HistoryFit(
+    {
+        1: HorizonFit(-5.67572, {"fault_30d": 0.8503, "return_2d": 2.23903, "hardware_60d": 0.49076}),
+        7: HorizonFit(-3.82559, {"fault_30d": 1.03836, "return_2d": 1.58997, "hardware_60d": 0.87671}),
+    },
+    {"source": "InfiniteHBD, days 14 to 160", "faults": 294, "nodes": 400, "days": 157},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PastDays:
+    """n rows: day (n,), node (n,), columns (n, feature): what was known of a working node at the day's beginning."""
+
+    day: NDArray[np.int64]
+    node: NDArray[np.int64]
+    columns: Array
+
+    def begins(self, history: FaultHistory, horizon_days: int) -> Mask:
+        """(n,) a fault of the node begins in (day, day + horizon]."""
+        first, days = int(self.day.min()), int(np.ptp(self.day)) + 1
+        nodes = max(int(self.node.max()), int(history.node.max(initial=0))) + 1
+        found = np.zeros((days, nodes), bool)
+        begin = np.clip(np.ceil(history.start_day - horizon_days) - first, 0, days).astype(np.int64)
+        end = np.clip(np.ceil(history.start_day) - first, 0, days).astype(np.int64)
+        for node, low, high in zip(history.node.tolist(), begin.tolist(), end.tolist(), strict=True):
+            found[low:high, node] = True
+        return np.asarray(found[self.day - first, self.node])
+
+
+def past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
+    """The working nodes on each of one or more days."""
+    parts = []
+    for day in days:
+        known = history.until(day)
+        works = np.flatnonzero(~in_repair(known, nodes))
+        parts.append((np.full(len(works), day), works, columns_at(known, day, nodes)[works]))
+    return PastDays(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: int) -> HistoryFit:
+    """Coefficients from what had matured by `until_day`; first_day: since when faults are recorded. Raises ValueError
+    where that is not longer than WARM_UP_DAYS and the longest horizon together."""
+    known = history.until(until_day)
+    begin = first_day + WARM_UP_DAYS
+    if until_day - begin <= HORIZONS_DAYS[-1]:
+        raise ValueError(f"{until_day - first_day} days of history are too few to fit on")
+    every = 1 + (until_day - begin) * nodes // ROWS_AT_MOST
+    rows = past_days(known, range(begin, until_day, every), nodes)
+    fits = {}
+    for days in HORIZONS_DAYS:
+        matured = rows.day + days <= until_day
+        fits[days] = fit_horizon(rows.columns[matured], rows.begins(known, days)[matured])
+    return HistoryFit(fits, {"faults": len(known.node), "nodes": nodes, "days": until_day - first_day})
+
+
+def fit_horizon(columns: Array, labels: Mask) -> HorizonFit:
+    """One horizon's coefficients. columns: (n, feature); labels: (n,)."""
+    intercept, weights = logistic(columns, labels)
+    named = {name: round(float(weight), 5) for name, weight in zip(FEATURES, weights, strict=True)}
+    return HorizonFit(round(intercept, 5), named)
+
+
+def logistic(columns: Array, labels: Mask) -> tuple[float, Array]:
+    """Intercept and (feature,) weights of at least 0, by maximum likelihood with a ridge of PENALTY. Features whose
+    weight would be negative are dropped, the most negative first."""
+    spread = columns.std(axis=0)
+    used = np.flatnonzero(spread > 0)
+    while True:
+        theta = _newton(columns[:, used] / spread[used], labels)
+        if not (theta[1:] < 0).any():
+            break
+        used = np.delete(used, theta[1:].argmin())
+    weights = np.zeros(columns.shape[1])
+    weights[used] = theta[1:] / spread[used]
+    return float(theta[0]), weights
+
+
+def _newton(scaled: Array, labels: Mask) -> Array:
+    """(1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1."""
+    rows = np.column_stack((np.ones(len(scaled)), scaled))
+    ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * PENALTY)))
+    share = float(np.clip(labels.mean(), 1e-6, 1 - 1e-6))
+    theta = np.zeros(rows.shape[1])
+    theta[0] = np.log(share / (1 - share))
+    for _ in range(STEPS):
+        p = 1 / (1 + np.exp(-(rows @ theta)))
+        slope = rows.T @ (p - labels) + ridge * theta
+        curve = (rows * (p * (1 - p))[:, None]).T @ rows + np.diag(ridge + 1e-9)
+        step = np.linalg.solve(curve, slope)
+        theta = theta - np.clip(step, -2.0, 2.0)
+        if np.abs(step).max() < CLOSE:
+            break
+    return np.asarray(theta)

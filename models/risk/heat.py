@@ -1,0 +1,107 @@
+"""Learn the usual temperature of each GPU slot by load; the residual is the GPU's own trouble.
+
+    residual = (T - usual(slot, P)) - median of the node's GPUs of the same
+
+A slot is an index in the chassis on nodes of one GPU model: at the same power, slots differ by more than ten degrees
+and nodes hardly. The usual of a slot and step of power is a running mean of the fleet's medians, so that small fleets
+and other powers have one, too. The median residual of a node tells of the room and its fans, and is taken off; where
+fewer than three GPUs work, there is no residual.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.topology import Topology
+from models.peers import group_median, spread
+
+STEP_W, STEPS = 25.0, 64  # of power
+LEAST_W = 150.0  # below it a GPU hardly warms
+LEAST_ROUNDS = 20  # of samples before a usual is one
+EASES_S = 7200.0
+LEAST_SIBLINGS = 3  # in the node, to tell of the room
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Slots:
+    """The usual temperatures, (slot, step of power): °C, NaN unknown, and how many rounds they were learned from."""
+
+    names: list[str] = field(default_factory=list)
+    usual_c: Array = field(default_factory=lambda: np.zeros((0, STEPS)))
+    rounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, STEPS), np.int64))
+    learned_ms: int = 0
+    _made_of: tuple[int, int] = (-1, -1)  # GPUs, topology generation
+    _of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def residual(self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows) -> Array:
+        """(gpu,) °C above the usual of its slot at its power, less what its node's GPUs share; NaN unknown. slot:
+        (gpu,) as `of` says. temp_c, power_w: means over minutes, NaN where the GPU does not work."""
+        key, known = self._key(temp_c, power_w, slot)
+        usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
+        above = temp_c - np.where(known, usual[key] if len(usual) else np.nan, np.nan)
+        room, count = group_median(above, node, nodes)
+        room = np.where(count >= LEAST_SIBLINGS, room, np.nan)
+        return above - spread(room, node)
+
+    def learn(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
+        """Learn a round of samples: a running mean of the fleet's medians, of all rounds, later of two hours."""
+        elapsed_s = (now_ms - self.learned_ms) / 1000
+        if 0 <= elapsed_s < 0.9 * interval_s:
+            return
+        self.learned_ms = now_ms
+        key, known = self._key(temp_c, power_w, slot)
+        middle, count = group_median(np.where(known, temp_c, np.nan), key, self.usual_c.size)
+        seen = np.flatnonzero(count)
+        rounds, usual = self.rounds.reshape(-1), self.usual_c.reshape(-1)
+        ease = np.maximum(1 / (rounds[seen] + 1), interval_s / EASES_S)
+        before = np.where(rounds[seen] > 0, usual[seen], middle[seen])
+        usual[seen] = before + ease * (middle[seen] - before)
+        rounds[seen] += 1
+
+    def of(self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology) -> NDArray[np.int64]:
+        """(gpu,) row of its slot, -1 where the topology does not know its node. gpus: "node/index"."""
+        key = (len(gpus), topology.generation)
+        if self._made_of == key and len(self._of) == len(gpus):
+            return self._of
+        rows = {name: row for row, name in enumerate(self.names)}
+        found = np.full(len(gpus), -1, np.int64)
+        for gpu, (name, row) in enumerate(zip(gpus, node.tolist(), strict=True)):
+            if 0 <= row < len(topology):
+                slot = f"{topology.nodes[row].gpu_model}/{name.partition('/')[2]}"
+                found[gpu] = rows.setdefault(slot, len(rows))
+        more = len(rows) - len(self.names)
+        self.names = list(rows)
+        self.usual_c = np.pad(self.usual_c, ((0, more), (0, 0)), constant_values=np.nan)
+        self.rounds = np.pad(self.rounds, ((0, more), (0, 0)))
+        self._made_of, self._of = key, found
+        return found
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps: the usuals that are known."""
+        slot, step = np.nonzero(self.rounds)
+        parts = (slot, step, self.usual_c[slot, step], self.rounds[slot, step])
+        rows = zip(*(part.tolist() for part in parts), strict=True)
+        return {"slots": self.names, "learned_ms": self.learned_ms, "rows": [list(row) for row in rows]}, {}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        self.names, self.learned_ms = list(about["slots"]), about["learned_ms"]
+        self.usual_c = np.full((len(self.names), STEPS), np.nan)
+        self.rounds = np.zeros((len(self.names), STEPS), np.int64)
+        for slot, step, usual, rounds in about["rows"]:
+            self.usual_c[slot, step], self.rounds[slot, step] = usual, rounds
+
+    def move(self, by_ms: int) -> None:
+        """Move the time of the last round, as when the clock stepped."""
+        self.learned_ms += by_ms if self.learned_ms else 0
+
+    def _key(self, temp_c: Array, power_w: Array, slot: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        known = np.isfinite(temp_c) & (power_w >= LEAST_W) & (slot >= 0)
+        step = np.clip(np.nan_to_num(power_w) / STEP_W, 0, STEPS - 1).astype(np.int64)
+        return np.where(known, slot * STEPS + step, 0), known

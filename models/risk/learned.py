@@ -1,0 +1,30 @@
+"""Base of parts that learn arrays tick by tick: save, load, and move with the clock."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+
+class Learned:
+    """Saves the attributes named by `arrays` and `times`, and moves the times with the clock; 0 is no time."""
+
+    arrays: ClassVar[tuple[str, ...]]
+    times: ClassVar[tuple[str, ...]] = ()
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps."""
+        arrays = {name: getattr(self, name).copy() for name in self.arrays}
+        return {name: getattr(self, name) for name in self.times}, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`."""
+        for name in self.arrays:
+            setattr(self, name, arrays[name].copy())
+        for name in self.times:
+            setattr(self, name, about[name])
+
+    def move(self, by_ms: int) -> None:
+        """Move all times."""
+        for name in self.times:
+            setattr(self, name, getattr(self, name) and getattr(self, name) + by_ms)

@@ -1,0 +1,168 @@
+"""Score one pipeline: frames to evidence of its own entities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from fleet.clock_reasons import BRAKE, THERMAL
+from fleet.entities import Entities
+from fleet.samples import EntityKind
+from fleet.topology import Topology
+from models.peers import group_median, spread
+from models.risk.detectors import FeatureColumns, detect
+from models.risk.gpu_signals import GpuView, load_of, reason_bits
+from models.risk.heat import Slots
+from models.risk.memory import Raised
+from models.risk.node_signals import NodeView, Quiet, newest_s
+from models.risk.port_peers import whereabouts
+from models.risk.port_signals import PortView
+from models.risk.rules import OF_KIND, ROW
+from models.risk.signals import Mask, Signals
+from models.risk.state import RiskState
+from models.stragglers.gang import GangColumns
+
+if TYPE_CHECKING:
+    from features.extract import Frames
+
+GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
+CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature still follows
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One pipeline's evidence, and the columns that gangs are compared by, in its own node rows. own: (node,) this
+    pipeline hears of the node itself; heard_ms: (2, node) the newest of its GPUs, of its ports."""
+
+    time_ms: int
+    nodes: tuple[str, ...]
+    known: NDArray[np.bool_]  # (node,) something was ever heard of it
+    own: NDArray[np.bool_]
+    heard_ms: NDArray[np.int64]  # 0 never
+    signals: Signals
+    gpu: GangColumns
+    port: GangColumns
+
+
+def score_local(frames: "Frames", entities: Entities, topology: Topology, state: RiskState, now_ms: int) -> Local:
+    """Evidence of a pipeline that owns all its nodes. Writes `rules`, `clocks`, `slots`, `links` and `scrapes`."""
+    names = tuple(entities[NODE].names)
+    nodes = len(names)
+    gpu, port, node = map(FeatureColumns, (frames.gpu, frames.port, _padded(frames.node, nodes)))
+    quiet = Quiet.of(gpu, port, node)
+    view = _gpu_view(gpu, nodes, state, entities, topology)
+    signals = [
+        _gpu_signals(view, entities, state, now_ms),
+        _port_signals(port, entities, topology, state, now_ms),
+        _node_signals(node, gpu, quiet, topology, state, now_ms, names),
+    ]
+    heard_s = np.stack([newest_s(gpu, nodes), newest_s(port, nodes)])
+    known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
+    return Local(
+        time_ms=now_ms,
+        nodes=names,
+        known=known,
+        own=np.ones(nodes, bool),
+        heard_ms=np.where(np.isfinite(heard_s), now_ms - np.nan_to_num(heard_s) * 1000, 0).astype(np.int64),
+        signals=Signals.concat(signals),
+        gpu=GangColumns.of_gpus(gpu, view, tuple(entities[GPU].names[: gpu.rows])),
+        port=GangColumns.of_ports(port, tuple(entities[PORT].names[: port.rows])),
+    )
+
+
+def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entities, topology: Topology) -> GpuView:
+    bits, has_bits = reason_bits(gpu)
+    loaded, idle = load_of(gpu, bits)
+    clock = gpu["sm_clock_mhz"]
+    ceiling = gpu["max_sm_clock_mhz"]
+    usual = state.clocks.learn(clock, ceiling, loaded & ((bits & (THERMAL | BRAKE)) == 0))
+    peers = spread(group_median(usual, gpu.node, nodes)[0], gpu.node)
+    slot = state.slots.of(entities[GPU].names[: gpu.rows], gpu.node, topology)
+    above = _above_usual_c(gpu, nodes, loaded, state.slots, slot, state.interval_s)
+    return GpuView(gpu, nodes, state.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers), above)
+
+
+def _above_usual_c(
+    gpu: FeatureColumns, nodes: int, loaded: Mask, slots: Slots, slot: NDArray[np.int64], interval_s: float
+) -> NDArray[np.float64]:
+    """(gpu,) °C above the usual of its slot at its power. Later rounds learn from what it shows now."""
+    power = gpu["power_w_mean_2m"]
+    steady = ~(np.abs(power - gpu["power_w_mean_30m"]) > CHANGED_W)
+    temp = np.where(loaded & steady, gpu["gpu_temp_c_mean_2m"], np.nan)
+    above = slots.residual(temp, power, gpu.node, nodes, slot)
+    slots.learn(temp, power, slot, gpu.now_ms, interval_s)
+    return above
+
+
+def _gpu_signals(view: GpuView, entities: Entities, state: RiskState, now_ms: int) -> Signals:
+    found = detect(GPU, view, view.columns.rows)
+    vanished = found[OF_KIND[GPU].index(ROW["gpu_vanished"])].on
+    raised = state.rules[GPU].settle(found, view["age_s"], now_ms, state.interval_s, vanished)
+    return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
+
+
+def _port_signals(
+    port: FeatureColumns, entities: Entities, topology: Topology, state: RiskState, now_ms: int
+) -> Signals:
+    names = entities[PORT].names
+    peers = state.links.peers(names[: port.rows], port.node, topology)
+    view = PortView.of(port, len(entities[NODE]), state.links, peers)
+    raised = state.rules[PORT].settle(detect(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
+    signals = _gathered(PORT, raised, names, port.node)
+    words = (_where(name, row, topology) for name, row in zip(signals.entity, signals.node.tolist(), strict=True))
+    return replace(signals, words=tuple(words))
+
+
+def _where(port: str, node: int, topology: Topology) -> str:
+    """Rail and GPU of a port, in words."""
+    device = port.split("/")[1]
+    devices = topology.devices(node) if node < len(topology) else ()
+    return whereabouts(port, next((found for found in devices if found.name == device), None))
+
+
+def _node_signals(
+    node: FeatureColumns,
+    gpu: FeatureColumns,
+    quiet: Quiet,
+    topology: Topology,
+    state: RiskState,
+    now_ms: int,
+    names: tuple[str, ...],
+) -> Signals:
+    stated = np.zeros(node.rows)
+    stated[: len(topology)] = topology.gpus[: node.rows]
+    view = NodeView.of(node, gpu, quiet, stated, state.scrapes, state.interval_s)
+    raised = state.rules[NODE].settle(detect(NODE, view, node.rows), node["age_s"], now_ms, state.interval_s)
+    return _gathered(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
+
+
+def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
+    """The raised ones as columns; entities that no node owns are left out."""
+    rule, entity = np.nonzero(raised.shown & (node >= 0)[None, :])
+    at = (rule, entity)
+    return Signals(
+        rule=np.array(OF_KIND[kind], np.int16)[rule],
+        node=node[entity].astype(np.int32),
+        entity=tuple(names[row] for row in entity.tolist()),
+        value=raised.value[at],
+        usual=raised.usual[at],
+        strength=raised.strength[at],
+        since_ms=raised.since_ms[at],
+        firm=raised.firm[at],
+    )
+
+
+def _padded(frame: FeatureFrame, rows: int) -> FeatureFrame:
+    """The node frame with unknown rows for nodes that joined after it was extracted."""
+    more = rows - len(frame.values)
+    if more <= 0:
+        return frame
+    return replace(
+        frame,
+        values=np.pad(frame.values, ((0, more), (0, 0)), constant_values=np.nan),
+        since_ms=np.pad(frame.since_ms, ((0, more), (0, 0))),
+        node=np.arange(rows, dtype=np.int32),
+    )

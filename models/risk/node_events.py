@@ -1,0 +1,114 @@
+"""Signals from node events of administrators, health checkers and kernel logs."""
+
+import re
+from collections.abc import Mapping
+
+from fleet.events import NodeEvent
+from fleet.nodes import NodeRecord
+from fleet.xids import gravity
+from models.risk.detectors import reports
+from models.risk.signals import Signal, Signals
+
+FRESH_MS = 86_400_000
+STANDS_MS = 7 * FRESH_MS  # health that nobody took back
+REPEAT_MS = 7 * FRESH_MS
+MESSAGE_SHOWN = 300
+PORT = re.compile(r"[A-Za-z]\w*/\d+")
+
+
+@reports("recent_fault")
+def event_signals(
+    nodes: Mapping[str, NodeRecord], rows: Mapping[str, int], faults: Mapping[str, int], now_ms: int
+) -> Signals:
+    """Signals of node events, and of faults that ended lately. faults: node -> when our rules last saw a hard one."""
+    found: list[Signal] = []
+    for record in nodes.values():
+        row = rows.get(record.node)
+        if row is not None:
+            found += _of_record(record, row, now_ms)
+    last = dict(faults)
+    for record in nodes.values():
+        times = [event.time_ms for event in record.events if _is_fault(event, record)]
+        if times:
+            last[record.node] = max(times[-1], last.get(record.node, 0))
+    found += [
+        Signal(
+            "recent_fault", rows[node], node, (now_ms - at) / 1000, strength=1 - (now_ms - at) / REPEAT_MS, since_ms=at
+        )
+        for node, at in last.items()
+        if node in rows and 0 <= now_ms - at < REPEAT_MS
+    ]
+    return Signals.of(found)
+
+
+@reports("node_lost", "drain_requested")
+def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
+    found = []
+    if record.lost:
+        found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_last(record, "lost")))
+    if record.drained:
+        since_ms, said = _last(record, "drain"), record.drain_message[:MESSAGE_SHOWN]
+        found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=since_ms, words=said))
+    over = [event for event in record.standing.values() if event.severity == "ok"]
+    for event in record.standing.values():
+        if any(ok.takes_back(event) for ok in over):
+            continue
+        if now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
+            signal = _of_xid(event, row) if event.type == "xid" else _of_health(event, row)
+            if signal is not None:
+                found.append(signal)
+    return found
+
+
+@reports("xid_reported", "xid_noted")
+def _of_xid(event: NodeEvent, row: int) -> Signal | None:
+    grave = gravity(event)
+    if grave not in ("fatal", "warning"):
+        return None
+    rule = "xid_reported" if grave == "fatal" else "xid_noted"
+    unplaced = event.device if event.gpu is None else ""  # which GPU that is, no exporter has told
+    return Signal(rule, row, _where(event), float(event.code or 0), since_ms=event.time_ms, words=unplaced)
+
+
+@reports("health_failed", "health_degraded", "link_predicted")
+def _of_health(event: NodeEvent, row: int) -> Signal | None:
+    grave, since, said = gravity(event), event.time_ms, _words(event)
+    if grave not in ("fatal", "warning"):
+        return None
+    if event.probability is not None:
+        p = event.probability
+        return Signal("link_predicted", row, _where(event), p, strength=p, since_ms=since, words=said)
+    rule = "health_failed" if grave == "fatal" else "health_degraded"
+    return Signal(rule, row, _where(event), 1.0, since_ms=since, words=said)
+
+
+def _where(event: NodeEvent) -> str:
+    """The entity that it speaks of: a GPU, a port such as mlx5_0/1, or else the node."""
+    if event.gpu is not None:
+        return f"{event.node}/{event.gpu}"
+    return f"{event.node}/{event.device}" if PORT.fullmatch(event.device) else event.node
+
+
+def _words(event: NodeEvent) -> str:
+    """The reporter's check, message and advice in a line."""
+    said = [text for text in (event.check, event.message[:MESSAGE_SHOWN]) if text]
+    about = f"{event.source}: {': '.join(said)}" if said else event.source
+    return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
+
+
+def drained_before(record: NodeRecord, time_ms: int) -> bool:
+    """Whether the node was drained when something happened to it: the last word before `time_ms` is a drain."""
+    told = [event for event in record.events if event.type in ("drain", "undrain")]
+    before = [event for event in told if event.time_ms < time_ms]
+    return before[-1].type == "drain" if before else record.drained and not told and time_ms > 0
+
+
+def _is_fault(event: NodeEvent, record: NodeRecord) -> bool:
+    """XIDs and health events are when they are grave; a loss is, unless an administrator had drained the node."""
+    if event.type == "lost":
+        return not drained_before(record, event.time_ms)
+    return event.type in ("xid", "health") and gravity(event) == "fatal"
+
+
+def _last(record: NodeRecord, type: str) -> int:
+    return max((event.time_ms for event in record.events if event.type == type), default=0)

@@ -1,0 +1,247 @@
+"""Node risk: signals to the probability that a node fails, needs a drain, or runs slow within a horizon.
+
+    hazard(kind, horizon) = history hazard(horizon)        of the node's own faults (fault_log.py, hazard.py),
+                                                           more where jobs fail oftener (job_outcomes.py)
+                          + excess hazard of the hour      the greater of rule priors and the fitted logistic
+
+p = 1 - exp(-hazard) grows with the horizon, as all terms do. The reasons' shares are their parts of the hazard.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleet.errors import ConfigError
+from fleet.samples import EntityKind
+from fleet.topology import Topology
+from fleet.xids import advice
+from models.calibrate import apply_isotonic
+from models.risk.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
+from models.risk.job_outcomes import MOST_TIMES
+from models.risk.part_risk import part_risks
+from models.risk.rules import ACTION_WORDS, ACTIONS, ROW, RULES
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
+from models.risk.signals import Array, Mask, Signals, sentence
+
+# Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
+# down first (temperature, fan, power supply, PCIe width, link down, NIC speed).
+BASE_SHARE = np.array([1.0, 1.0, 0.23])
+REASONS_KEPT = 8
+CERTAIN = 0.995
+FIT_FILE = "node_risk.json"
+REPEAT_ROW, OUTCOME_ROW = ROW["recent_fault"], ROW["failed_jobs"]
+DAY = RISK_HORIZONS_S.index(86_400)
+
+
+class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind's logistic on rule levels, then isotonic steps: p = iso(sigmoid(intercept + levels @ weights))."""
+
+    intercept: float
+    weights: dict[str, float]
+    isotonic_x: tuple[float, ...]
+    isotonic_y: tuple[float, ...]
+
+
+class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `fleetcast train risk` writes. `notes`: how it was made (seed, sizes, scores on held-out nodes)."""
+
+    version: int
+    kinds: dict[str, KindFit]
+    notes: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return f"rules+logistic-{self.version}"
+
+
+@cache
+def shipped_fit() -> RiskFit | None:
+    """The coefficients in the wheel; None when the build carries none (then rule priors stand alone)."""
+    file = resources.files("models") / "fitted" / FIT_FILE
+    return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
+
+
+def load_fit(folder: Path) -> RiskFit:
+    """The coefficients that `fleetcast train risk` wrote into a folder. Raises ConfigError when there are none."""
+    path = folder / FIT_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RiskFit)
+    except OSError as error:
+        raise ConfigError(f"cannot read the fitted model {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no fitted model: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Hazard of the next hour above the base: total (kind, node), and parts (kind, node, rule) that sum to it."""
+
+    total: Array
+    parts: Array
+
+
+def base_hazard(horizon_s: float) -> Array:
+    """(kind,) expected faults of an ordinary node within the horizon."""
+    return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
+
+
+def prior_excess(levels: Array) -> Excess:
+    """Rule priors as independent hazards, scaled by each signal's strength. levels: (node, rule)."""
+    prior = np.array([rule.prior for rule in RULES]).T
+    hazard = -np.log1p(-np.minimum(prior, CERTAIN))
+    parts = hazard[:, None, :] * levels[None, :, :]
+    parts[:, :, REPEAT_ROW] = 0.0  # the history's
+    return Excess(parts.sum(axis=2), parts)
+
+
+def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
+    """The logistic's hazard above the base, divided among the rules by what each adds to the logit."""
+    nodes, rules = levels.shape
+    parts = np.zeros((len(RISK_KINDS), nodes, rules))
+    total = np.zeros((len(RISK_KINDS), nodes))
+    for k, kind in enumerate(RISK_KINDS):
+        row = fit.kinds.get(kind)
+        if row is None:
+            continue
+        weights = np.array([row.weights.get(rule.name, 0.0) for rule in RULES])
+        logit = row.intercept + levels @ weights
+        p = apply_isotonic(1 / (1 + np.exp(-logit)), row.isotonic_x, row.isotonic_y)
+        hazard = -np.log1p(-np.minimum(p, CERTAIN)) - base_hazard(RISK_HORIZONS_S[0])[k]
+        pull = np.maximum(levels * weights, 0.0)
+        pulled = pull.sum(axis=1)
+        total[k] = np.where(pulled > 0, np.maximum(hazard, 0.0), 0.0)
+        parts[k] = pull * (total[k] / np.where(pulled > 0, pulled, 1.0))[:, None]
+    return Excess(total, parts)
+
+
+def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
+    """Per kind and node the greater of priors and fit: they speak of the same evidence, so they do not add up."""
+    prior = prior_excess(levels)
+    if fit is None:
+        return prior
+    fitted = fitted_excess(levels, fit)
+    more = fitted.total > prior.total
+    return Excess(np.where(more, fitted.total, prior.total), np.where(more[:, :, None], fitted.parts, prior.parts))
+
+
+def no_history(nodes: int) -> Array:
+    """(horizon, node) history hazard of nodes that never had a fault, as published."""
+    return PUBLISHED.hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
+
+
+def times_usual(levels: Array) -> Array:
+    """(node,) how many times as many faults are expected of a node as its history says, from how its jobs end."""
+    return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
+
+
+def probabilities(excess: Excess, history: Array, known: Mask) -> Array:
+    """(kind, horizon, node), NaN unknown. history: (horizon, node) hazard by history alone."""
+    hazard = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
+    return np.where(known[None, None, :], 1 - np.exp(-hazard), np.nan)
+
+
+def score_nodes(
+    signals: Signals,
+    known: Mask,
+    now_ms: int,
+    fit: RiskFit | None,
+    history: Array | None = None,
+    topology: Topology | None = None,
+) -> RiskScores:
+    """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it; history:
+    (horizon, node) hazard by own faults, None: none ever had one; topology: None: no risk of parts."""
+    nodes = len(known)
+    levels = signals.levels(nodes)
+    excess = excess_hazard(levels, fit)
+    history = (no_history(nodes) if history is None else history) * times_usual(levels)
+    values = probabilities(excess, history, known)
+    hard_rule = np.array([rule.hard for rule in RULES])
+    hard = np.zeros(nodes, bool)
+    hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
+    hazard, total = signal_hazard(signals, levels, excess, history[DAY])
+    reasons = _reasons(signals, hazard / total[signals.node], now_ms)
+    actions = {node: _action(node, signals, rows[0].sentence) for node, rows in reasons.items()}
+    parts = {} if topology is None else part_risks(signals, hazard, topology)
+    return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules", parts)
+
+
+def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
+    """(signal,) its part of the hazard of its node's worst kind within a day, and (node,) that hazard; signals divide
+    their rule's. history: (node,) of the day; what exceeds the least burdened node's is the recent fault's."""
+    parts = excess.parts.copy()
+    own = history / times_usual(levels)
+    again = np.where(levels[:, REPEAT_ROW] > 0, own - own.min(initial=np.inf), 0.0)
+    parts[:, :, REPEAT_ROW] = BASE_SHARE[:, None] * again
+    parts[:, :, OUTCOME_ROW] = BASE_SHARE[:, None] * (history - own)
+    total = excess.total + BASE_SHARE[:, None] * history
+    worst = (excess.total).argmax(axis=0)
+    rows = np.arange(levels.shape[0])
+    weight = np.zeros_like(levels)
+    np.add.at(weight, (signals.node, signals.rule), signals.strength)
+    own = weight[signals.node, signals.rule]
+    own_share = signals.strength / np.where(own > 0, own, 1.0)
+    return parts[worst, rows][signals.node, signals.rule] * own_share, total[worst, rows]
+
+
+def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
+    """By node: firm evidence first, then by share, (signal,). At most REASONS_KEPT a node."""
+    order = np.lexsort((-shares, ~signals.firm, signals.node))
+    reasons: dict[int, list[Reason]] = {}
+    for at in order.tolist():
+        kept = reasons.setdefault(int(signals.node[at]), [])
+        if len(kept) < REASONS_KEPT:
+            kept.append(_reason(signals, at, float(shares[at]), now_ms))
+    return {node: tuple(rows) for node, rows in reasons.items()}
+
+
+def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
+    rule = RULES[signals.rule[at]]
+    value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
+    entity = signals.entity[at]
+    text = sentence(rule.name, entity, value, usual, since_ms, now_ms)
+    words = signals.words[at] if signals.words else ""
+    kind = HardReason if rule.hard else Reason
+    return kind(
+        feature=rule.feature,
+        entity=entity,
+        value=round(value, 3) if np.isfinite(value) else 0.0,
+        usual=round(usual, 3) if np.isfinite(usual) else None,
+        unit=rule.unit,
+        share=round(share, 3),
+        since_ms=since_ms or None,
+        sentence=_with(text, words, rule.kind is EntityKind.PORT) if words else text,
+    )
+
+
+def _with(text: str, words: str, places: bool) -> str:
+    """A sentence with the reporter's words, or with where its port is.
+
+    >>> _with("port mlx5_3: link down", "rail 3, GPU 3", True)
+    'port mlx5_3 (rail 3, GPU 3): link down'
+    """
+    head, colon, rest = text.partition(": ")
+    return f"{head} ({words}){colon}{rest}" if places else f"{text}: {words}"
+
+
+def _action(node: int, signals: Signals, first: str) -> Action:
+    """The gravest action of the node's firm signals; `watch` when none is firm."""
+    firm = np.flatnonzero((signals.node == node) & signals.firm)
+    gravest = max(firm.tolist(), key=lambda at: ACTIONS.index(RULES[signals.rule[at]].action), default=None)
+    code = "watch" if gravest is None else RULES[signals.rule[gravest]].action
+    words = ACTION_WORDS[code]
+    then = "" if gravest is None else _advice(signals, gravest)
+    return Action(code, f"{words[0].upper()}{words[1:]}: {first}.{then}")
+
+
+def _advice(signals: Signals, at: int) -> str:
+    """What NVIDIA would do about an XID, as a sentence."""
+    code = signals.value[at]
+    if RULES[signals.rule[at]].feature != "xid" or not np.isfinite(code):
+        return ""
+    words = advice(round(float(code)))
+    return f" NVIDIA's advice for XID {code:.0f}: {words}." if words else ""

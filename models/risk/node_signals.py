@@ -1,0 +1,206 @@
+"""Detectors of node rules (silence, scrapes, host), one function a rule."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.peers import MAD_TO_SIGMA, middle, most_have
+from models.risk.detectors import Detection, FeatureColumns, sees
+from models.risk.learned import Learned
+from models.risk.signals import Array, Mask, Times
+
+LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.05, 4.0  # over its usual; over that and above what nodes differ by
+LOST_30M, LOST_LEAST, LOST_MOST = 3.0, 0.03, 0.5  # scrapes; shares of them: two restarts lose less, an outage more
+LOST_TIMES = 3.0  # what most nodes lose
+IN_A_ROW = 0.8  # of what it can have lost since then
+SILENT_SCRAPES, SILENT_LEAST_S = 4, 45.0
+NODE_SILENT_S = 75.0  # at most
+EXPORTER_SILENT_S = 120.0
+FROZEN_S = 180.0
+STOLEN, SHORT = 0.015, 0.2  # shares of time: of its CPUs by a host's other guests; in which a task waits for memory
+STOLEN_RATIO = 4.0  # times what the fleet's nodes lose: where all guests share their hosts, that is usual
+SCRAPE_EASES_S, SCRAPE_LEARNS_S = 14_400.0, 300.0  # of the usual time of a scrape: upwards; at first and downwards
+MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """(node,) seconds without a word from a node's GPUs and its ports, NaN where nothing ever came. They count up to
+    our last look (the node's own samples tell): when we are late, nobody is silent."""
+
+    gpu_s: Array
+    port_s: Array
+
+    @classmethod
+    def of(cls, gpu: FeatureColumns, port: FeatureColumns, node: FeatureColumns) -> "Quiet":
+        looked_s = np.nan_to_num(node["age_s"])
+        return cls(*(np.maximum(newest_s(part, node.rows) - looked_s, 0.0) for part in (gpu, port)))
+
+    @property
+    def any_s(self) -> Array:
+        return np.fmin(self.gpu_s, self.port_s)
+
+
+def newest_s(columns: FeatureColumns, nodes: int) -> Array:
+    """(node,) the smallest age among a node's entities."""
+    age = columns["age_s"]
+    known = np.isfinite(age) & (columns.node >= 0)
+    newest = np.full(nodes, np.inf)
+    np.minimum.at(newest, columns.node[known], age[known])
+    return np.where(np.isfinite(newest), newest, np.nan)
+
+
+class ScrapeTimes(Learned):
+    """usual_s: (node,) what a scrape usually takes, NaN unknown; known_s: (node,) for how long it has been learned."""
+
+    arrays, times = ("usual_s", "known_s"), ("learned_ms",)
+
+    def __init__(self) -> None:
+        self.usual_s, self.known_s = np.zeros(0), np.zeros(0)
+        self.learned_ms = 0
+
+    def learn(self, took_s: Array, now_ms: int, interval_s: float) -> Array:
+        """(node,) seconds that its scrapes usually take, NaN until known: falls in minutes, rises in hours."""
+        more = len(took_s) - len(self.usual_s)
+        before = np.pad(self.usual_s, (0, more), constant_values=np.nan)
+        known_s = np.pad(self.known_s, (0, more))
+        elapsed_s = min(max(now_ms - self.learned_ms, 0) / 1000, 10 * interval_s) if self.learned_ms else 0.0
+        self.learned_ms = now_ms
+        heard = np.isfinite(took_s)
+        young = (known_s < SCRAPE_LEARNS_S) | (took_s < before)
+        share = np.minimum(1.0, elapsed_s / np.where(young, SCRAPE_LEARNS_S, SCRAPE_EASES_S))
+        eased = before + (took_s - before) * share
+        self.usual_s = np.where(heard, np.where(np.isfinite(before), eased, took_s), before)
+        self.known_s = known_s + np.where(heard, elapsed_s, 0.0)
+        return np.where(self.known_s >= SCRAPE_LEARNS_S, self.usual_s, np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """Columns of all nodes with what several rules ask for."""
+
+    columns: FeatureColumns
+    gpu: FeatureColumns
+    quiet: Quiet
+    silent: Mask
+    stated_gpus: Array  # what the topology says, 0 where it does not
+    usual_scrape_s: Array  # NaN until known
+    interval_s: float
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    @classmethod
+    def of(
+        cls,
+        node: FeatureColumns,
+        gpu: FeatureColumns,
+        quiet: Quiet,
+        stated_gpus: Array,
+        scrapes: ScrapeTimes,
+        interval_s: float,
+    ) -> "NodeView":
+        """Writes `scrapes`."""
+        usual_s = scrapes.learn(node["scrape_duration_s_mean_2m"], node.now_ms, interval_s)
+        return cls(node, gpu, quiet, _silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
+
+    def ago(self, seconds: Array) -> Times:
+        """(node,) the time that lies so far back, 0 where it is unknown."""
+        now_ms = self.columns.now_ms
+        return np.where(np.isfinite(seconds), now_ms - np.nan_to_num(seconds) * 1000, 0).astype(np.int64)
+
+
+def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
+    """(node,) asked in vain, or nobody asks and the node sends by itself; none when most are: then it is us."""
+    unanswered = ~(node["scrape_up"] > 0)
+    silent = unanswered & (quiet.any_s >= min(max(SILENT_SCRAPES * interval_s, SILENT_LEAST_S), NODE_SILENT_S))
+    common = silent.sum() > max(MOST * np.isfinite(quiet.any_s).sum(), 1) and node.rows > 1
+    return np.zeros(node.rows, bool) if common else silent
+
+
+@sees("node_silent")
+def node_silent(view: NodeView) -> Detection:
+    return Detection.of(view.silent, view.quiet.any_s, since=view.ago(view.quiet.any_s))
+
+
+@sees("exporter_silent")
+def exporter_silent(view: NodeView) -> Detection:
+    gpu_s = view.quiet.gpu_s
+    on = (gpu_s >= EXPORTER_SILENT_S) & ~view.silent & (view.quiet.port_s < NODE_SILENT_S)
+    return Detection.of(on, gpu_s, since=view.ago(gpu_s))
+
+
+@sees("exporter_frozen")
+def exporter_frozen(view: NodeView) -> Detection:
+    frozen_s = _frozen(view.gpu, view.columns.rows)
+    return Detection.of(frozen_s >= FROZEN_S, frozen_s, since=view.ago(frozen_s))
+
+
+@sees("gpus_missing")
+def gpus_missing(view: NodeView) -> Detection:
+    """Fewer GPUs than before or than the topology says, none of which vanished: those speak for themselves."""
+    reported, most = view["gpus_reported"], np.fmax(view["max_gpus_reported"], view.stated_gpus)
+    vanished = np.bincount(view.gpu.node[np.nan_to_num(view.gpu["silent_s"]) > 0], minlength=view.columns.rows) > 0
+    on = (reported < most) & (reported > 0) & ~vanished
+    return Detection.of(on, reported, most, 0.5 + 0.5 * (1 - reported / most))
+
+
+@sees("scrape_slow")
+def scrape_slow(view: NodeView) -> Detection:
+    took, usual = view["scrape_duration_s"], view["scrape_duration_s_mean_30m"]
+    noise = np.nan_to_num(view["scrape_duration_s_std_30m"])
+    return Detection.of((took > 1.0) & (took > 5 * usual) & (took > usual + 6 * noise), took, usual, 0.5)
+
+
+@sees("scrapes_late")
+def scrapes_late(view: NodeView) -> Detection:
+    """For minutes its pages take longer than usual, compared with the fleet's middle: when all are late, it is us or
+    the network. It looks at the mean, so that one late page is none."""
+    took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
+    ratio = took / np.where(usual > 0, usual, np.nan)
+    known = ratio[np.isfinite(ratio)]
+    fleet = middle(known) if len(known) else 1.0
+    sigma = MAD_TO_SIGMA * middle(np.abs(known - fleet)) if len(known) else 0.0
+    over = max(LATE_RATIO * max(fleet, 1.0), fleet + LATE_SIGMAS * sigma)
+    on = (ratio >= over) & (took - usual >= LATE_LEAST_S)
+    return Detection.of(on, took, usual, 0.4 + np.log10(np.fmax(ratio, 1)) / 2)
+
+
+@sees("scrapes_lost")
+def scrapes_lost(view: NodeView) -> Detection:
+    """Scrapes lost now and then, in the last ten minutes and before: a restart or a reboot loses some in a row."""
+    late, all_lost = view["gaps_10m"], view["gaps_30m"]
+    share = all_lost * view.interval_s / 1800.0
+    usual = most_have(share)
+    again = (late >= 1) & (all_lost - late >= 1) & (all_lost >= LOST_30M)
+    back = view.columns.since("scrape_up")
+    back_s = np.where(back > 0, (view.columns.now_ms - back) / 1000, np.nan)
+    in_a_row = late * view.interval_s >= IN_A_ROW * (600.0 - back_s)  # one outage that began before these ten minutes
+    rare = (share >= LOST_LEAST) & (share > LOST_TIMES * usual) & (share <= LOST_MOST)
+    return Detection.of(again & ~in_a_row & rare & ~view.silent, share, usual, 0.5 + share)
+
+
+@sees("cpu_stolen")
+def cpu_stolen(view: NodeView) -> Detection:
+    stolen = view["cpu_steal_share_mean_2m"]
+    known = np.sort(stolen[np.isfinite(stolen)])
+    usual = float(known[(len(known) - 1) // 4]) if len(known) else 0.0  # three of four nodes lose at least so much
+    on = (stolen >= max(STOLEN, STOLEN_RATIO * usual)) & (stolen <= 1)
+    return Detection.of(on, stolen, usual, 0.2 + 2 * stolen)
+
+
+@sees("memory_short")
+def memory_short(view: NodeView) -> Detection:
+    short = view["memory_pressure_share"]
+    return Detection.of(short >= SHORT, short, np.nan, short)
+
+
+def _frozen(gpu: FeatureColumns, nodes: int) -> Array:
+    """(node,) how long none of its GPUs' values changed while scrapes arrive. NaN for a page that has hardly ever
+    moved: a file served by hand is no sick exporter."""
+    frozen = gpu["frozen_s"]
+    fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu["age_s"] < NODE_SILENT_S)
+    least, longest = np.full(nodes, np.inf), np.zeros(nodes)
+    np.minimum.at(least, gpu.node[fresh], frozen[fresh])
+    np.maximum.at(longest, gpu.node[fresh], np.nan_to_num(gpu["first_seen_s"][fresh]))
+    return np.where(np.isfinite(least) & (longest - least > FROZEN_S), least, np.nan)

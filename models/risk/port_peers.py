@@ -1,0 +1,89 @@
+"""Expected speed of a port, from its peers in the fleet and from the topology.
+
+Peers have the same device and port number on nodes of one GPU model: a site buys one kind of adapter for these. Four of
+five set the mark, so a slow fifth is still found; so are older adapters of the same name, unless they are more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.topology import Device, Topology
+
+LEAST_PEERS = 5
+SLOW_SHARE = 0.2
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PortPeers:
+    """Class of each of p ports, and the speed that the topology states (bytes/s, NaN unknown). `of` returns the one
+    before unless ports or the topology change."""
+
+    made_of: tuple[int, int]  # ports, topology generation
+    group: NDArray[np.int32]
+    stated: Array
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], node: NDArray[np.int32], topology: Topology, before: "PortPeers | None" = None
+    ) -> "PortPeers":
+        """names: "node/device/port" of each port; node: (port,) rows of the topology, which may not have them all."""
+        key = (len(names), topology.generation)
+        if before is not None and before.made_of == key:
+            return before
+        groups: dict[tuple[str, str], int] = {}
+        group = np.full(len(names), -1, np.int32)
+        stated = np.full(len(names), np.nan)
+        devices: dict[int, dict[str, Device]] = {}
+        for port, (name, row) in enumerate(zip(names, node.tolist(), strict=True)):
+            if 0 <= row < len(topology):
+                place = name.partition("/")[2]
+                group[port] = groups.setdefault((topology.nodes[row].gpu_model, place), len(groups))
+                if row not in devices:
+                    devices[row] = {device.name: device for device in topology.devices(row)}
+                found = devices[row].get(place.rpartition("/")[0])
+                if found is not None and found.bytes_per_s > 0:
+                    stated[port] = found.bytes_per_s
+        return cls(key, group, stated)
+
+    def expected(self, speed: Array) -> Array:
+        """(port,) bytes/s, NaN where nobody can tell. speed: (port,) best seen of each, NaN unknown."""
+        return np.fmax(self.stated, reached_by_most(speed, self.group))
+
+
+def reached_by_most(speed: Array, group: NDArray[np.int32]) -> Array:
+    """(n,) what all but a fifth of a member's group reach; NaN in groups of fewer than five.
+
+    >>> reached_by_most(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
+    array([ 4.,  4.,  4.,  4.,  4., nan])
+    """
+    use = (speed > 0) & (group >= 0)
+    of, kept = group[use], speed[use]
+    groups = int(group.max(initial=-1)) + 1
+    ordered = kept[np.lexsort((kept, of))]
+    count = np.bincount(of, minlength=groups)
+    start = np.cumsum(count) - count
+    mark = np.full(groups, np.nan)
+    some = count >= LEAST_PEERS
+    mark[some] = ordered[start[some] + (count[some] * SLOW_SHARE).astype(np.intp)]
+    return np.where(group >= 0, mark[np.maximum(group, 0)] if groups else np.nan, np.nan)
+
+
+def whereabouts(entity: str, device: Device | None) -> str:
+    """Where a port is, for a sentence; empty where nothing is known.
+
+    >>> whereabouts("n1/mlx5_3/1", Device("mlx5_3", (3,), 3))
+    'rail 3, GPU 3'
+    """
+    parts = []
+    if device is not None and device.rail >= 0:
+        parts.append(f"rail {device.rail}")
+    if device is not None and device.gpus:
+        parts.append(("GPU " if len(device.gpus) == 1 else "GPUs ") + " and ".join(map(str, device.gpus)))
+    if not entity.endswith("/1"):
+        parts.insert(0, f"port {entity.rpartition('/')[2]}")
+    return ", ".join(parts)

@@ -1,0 +1,104 @@
+"""Detectors of port rules, one function a rule, over all ports."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.topology import Topology
+from models.peers import group_median, most_have, spread
+from models.risk.detectors import Detection, FeatureColumns, sees
+from models.risk.learned import Learned
+from models.risk.port_peers import PortPeers
+from models.risk.signals import Array, Mask
+
+ACTIVE = 4  # port state
+SYMBOL_ERRORS_10M = 120
+SYMBOLS_FEW_10M, SYMBOLS_TIMES = 5, 3.0  # above what nine of ten ports of the fleet have
+ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
+
+
+class PortLinks(Learned):
+    """was_up, was_speed: (port,) the link was seen active, and the best speed (bytes/s) that it had."""
+
+    arrays = ("was_up", "was_speed")
+
+    def __init__(self) -> None:
+        self.was_up, self.was_speed = np.zeros(0, bool), np.zeros(0)
+        self._peers: PortPeers | None = None  # made anew when it does not fit, so no snapshot keeps it
+
+    def learn(self, up: Mask, speed: Array) -> None:
+        """up, speed: (port,) as they are now; there may be more ports than before."""
+        more = len(up) - len(self.was_up)
+        self.was_up = np.pad(self.was_up, (0, more)) | up
+        self.was_speed = np.fmax(np.pad(self.was_speed, (0, more), constant_values=np.nan), speed)
+
+    def peers(self, names: Sequence[str], node: NDArray[np.int32], topology: Topology) -> PortPeers:
+        """As `PortPeers.of`."""
+        self._peers = PortPeers.of(names, node, topology, self._peers)
+        return self._peers
+
+
+@dataclass(frozen=True, slots=True)
+class PortView:
+    """Columns of all ports with what several rules ask for."""
+
+    columns: FeatureColumns
+    was_up: Mask  # a port that was never up is not cabled
+    best: Array  # bytes/s that it should run at
+    flaps: Array
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    @classmethod
+    def of(cls, port: FeatureColumns, nodes: int, links: PortLinks, peers: PortPeers) -> "PortView":
+        """Writes `links`."""
+        speed, stated = port["speed_bytes_per_s"], port["max_speed_bytes_per_s"]
+        links.learn(port["state"] == ACTIVE, speed)
+        was_up, was_speed = links.was_up, links.was_speed
+        siblings = spread(group_median(np.where(was_up, speed, np.nan), port.node, nodes)[0], port.node)
+        own = np.fmax(stated, was_speed)
+        best = np.fmax(np.fmax(own, siblings), peers.expected(np.where(was_up, own, np.nan)))
+        return cls(port, was_up, best, np.fmax(port["link_downed_count_30m"], port["link_recoveries_count_30m"]))
+
+
+@sees("link_down")
+def link_down(view: PortView) -> Detection:
+    state = view["state"]
+    on = np.isfinite(state) & (state != ACTIVE) & view.was_up
+    return Detection.of(on, state, float(ACTIVE), since=view.columns.since("state"))
+
+
+@sees("link_flap")
+def link_flap(view: PortView) -> Detection:
+    return Detection.of(view.flaps >= 1, view.flaps, np.nan, 0.4 + 0.1 * view.flaps)
+
+
+@sees("link_errors")
+def link_errors(view: PortView) -> Detection:
+    symbols = view["symbol_errors_count_10m"]
+    return Detection.of(symbols >= SYMBOL_ERRORS_10M, symbols, np.nan, np.log10(np.fmax(symbols, 1)) / 5)
+
+
+@sees("link_errors_few")
+def link_errors_few(view: PortView) -> Detection:
+    """Symbol errors again and again, fewer than many, where the fleet's ports have hardly any and the link stays up."""
+    few, late = view["symbol_errors_count_30m"], view["symbol_errors_count_10m"]
+    usual = most_have(few)
+    on = (late >= SYMBOLS_FEW_10M) & (late < SYMBOL_ERRORS_10M) & (few > SYMBOLS_TIMES * usual) & ~(view.flaps >= 1)
+    return Detection.of(on, few, usual, 0.2 + np.log10(np.fmax(few, 1)) / 4)
+
+
+@sees("link_speed")
+def link_speed(view: PortView) -> Detection:
+    speed = view["speed_bytes_per_s"]
+    on = (speed > 0) & (speed < 0.95 * view.best) & (view["state"] == ACTIVE)
+    return Detection.of(on, speed, view.best, 1.2 - speed / view.best)
+
+
+@sees("link_timeouts")
+def link_timeouts(view: PortView) -> Detection:
+    timeouts = view["ack_timeouts_count_10m"]
+    return Detection.of(timeouts >= ACK_TIMEOUTS, timeouts, np.nan, np.log10(np.fmax(timeouts, 1)) / 4)

@@ -1,0 +1,192 @@
+"""RiskRecord: the calibration and Brier skill of issued risk probabilities.
+
+    issued ──► waits for its horizon ──► a fault of the node began within it, or none did ──► sums
+
+It keeps `fail` of every node without a fault, four times a horizon, and compares it with what FaultLog saw by then. One
+missed by over a tenth of its time, because nothing watched, is not scored. Brier skill is against the observed share,
+the best that one number for all could have told.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.fault_log import FaultLog
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+
+Array = NDArray[np.float64]
+
+EDGES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+BINS = len(EDGES) + 1
+A_HORIZON = 4  # issues
+WATCHED_MS = 600_000  # between two ticks: of more nothing is known
+UNWATCHED_SHARE = 0.1
+SPARE = 64  # nodes that are there no more
+FAIL = RISK_KINDS.index("fail")
+SUMS = ("count", "told", "seen")
+
+
+@dataclass(slots=True)
+class Issue:
+    """One moment's probabilities at one horizon. p: (node,) in the rows of the record, NaN where none was told."""
+
+    horizon: int
+    issued_ms: int
+    p: NDArray[np.float32]
+    missed_ms: int = 0
+
+
+@dataclass(slots=True)
+class RiskRecord:
+    """Sums by (horizon, bin): forecasts, what they told together, faults that came; squares: (horizon,) of errors."""
+
+    count: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
+    told: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
+    seen: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
+    squares: Array = field(default_factory=lambda: np.zeros(len(RISK_HORIZONS_S)))
+    since_ms: int = 0
+    names: list[str] = field(default_factory=list)
+    waiting: list[Issue] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    now_ms: int = 0
+
+    def step(self, values: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
+        """Score what is due and issue anew. values: (kind, horizon, node), NaN unknown; `faults` has this tick's."""
+        gap_ms = now_ms - self.now_ms if self.now_ms else 0
+        if gap_ms > WATCHED_MS:
+            for issue in self.waiting:
+                end_ms = issue.issued_ms + 1000 * RISK_HORIZONS_S[issue.horizon]
+                issue.missed_ms += max(0, min(now_ms, end_ms) - self.now_ms)
+        self.now_ms = now_ms
+        self.since_ms = self.since_ms or now_ms
+        due = [issue for issue in self.waiting if now_ms - issue.issued_ms >= 1000 * RISK_HORIZONS_S[issue.horizon]]
+        for issue in due:
+            self.waiting.remove(issue)
+            self._score(issue, faults)
+        newest = {issue.horizon: issue.issued_ms for issue in self.waiting}
+        for horizon, horizon_s in enumerate(RISK_HORIZONS_S):
+            if now_ms - newest.get(horizon, 0) >= 1000 * horizon_s // A_HORIZON:
+                self._issue(horizon, values[FAIL, horizon], names, faults, now_ms)
+
+    def _issue(self, horizon: int, p: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
+        if len(self.names) > 2 * len(names) + SPARE:
+            self._forget(names)
+        for name in names:
+            if name not in self.rows:
+                self.rows[name] = len(self.names)
+                self.names.append(name)
+        away = np.array([faults.has_now(name) for name in names], bool)
+        told = np.full(len(self.names), np.nan, np.float32)
+        told[[self.rows[name] for name in names]] = np.where(away, np.nan, p)
+        if np.isfinite(told).any():
+            self.waiting.append(Issue(horizon, now_ms, told))
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Leave out nodes that are there no more."""
+        here = set(names)
+        kept = [row for row, name in enumerate(self.names) if name in here]
+        for issue in self.waiting:
+            whole = np.full(len(self.names), np.nan, np.float32)
+            whole[: len(issue.p)] = issue.p
+            issue.p = whole[kept]
+        self.names = [self.names[row] for row in kept]
+        self.rows = {name: row for row, name in enumerate(self.names)}
+
+    def _score(self, issue: Issue, faults: FaultLog) -> None:
+        span_ms = 1000 * RISK_HORIZONS_S[issue.horizon]
+        if issue.missed_ms > UNWATCHED_SHARE * span_ms:
+            return
+        came = np.zeros(len(issue.p))
+        for name in faults.begun(issue.issued_ms, issue.issued_ms + span_ms):
+            row = self.rows.get(name, len(came))
+            if row < len(came):
+                came[row] = 1.0
+        known = np.isfinite(issue.p)
+        p, came = issue.p[known].astype(np.float64), came[known]
+        place = np.searchsorted(EDGES, p, side="right")
+        for sums, weights in ((self.count, None), (self.told, p), (self.seen, came)):
+            sums[issue.horizon] += np.bincount(place, weights, BINS)
+        self.squares[issue.horizon] += ((p - came) ** 2).sum()
+
+    def summary(self) -> list["Calibration"]:
+        """A row a horizon."""
+        return [self._summary(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
+
+    def _summary(self, at: int, horizon_s: int) -> "Calibration":
+        count, told, seen = self.count[at], self.told[at], self.seen[at]
+        total, came = float(count.sum()), float(seen.sum())
+        base = total and came / total * (1 - came / total)
+        edges = (0.0, *EDGES, 1.0)
+        return Calibration(
+            horizon_s=horizon_s,
+            matured=int(total),
+            faults=int(came),
+            mean_p=round(float(told.sum()) / total, 6) if total else None,
+            observed=round(came / total, 6) if total else None,
+            brier_skill=round(1 - float(self.squares[at]) / total / base, 4) if base else None,
+            bins=[
+                Bin(low, high, int(n), round(p / n, 6), round(share / n, 6))
+                for low, high, n, p, share in zip(
+                    edges, edges[1:], count.tolist(), told.tolist(), seen.tolist(), strict=False
+                )
+                if n
+            ],
+            since_ms=self.since_ms,
+        )
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps: JSON-able parts, and arrays by name."""
+        about = {
+            "since_ms": self.since_ms,
+            "now_ms": self.now_ms,
+            "names": list(self.names),
+            "waiting": [[issue.horizon, issue.issued_ms, issue.missed_ms] for issue in self.waiting],
+        }
+        p = np.full((len(self.waiting), len(self.names)), np.nan, np.float32)
+        for row, issue in zip(p, self.waiting, strict=True):
+            row[: len(issue.p)] = issue.p
+        arrays = {name: getattr(self, name).copy() for name in SUMS}
+        return about, {**arrays, "squares": self.squares.copy(), "p": p}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one; sums of other bins or horizons begin anew."""
+        self.since_ms, self.now_ms, self.names = about["since_ms"], about["now_ms"], list(about["names"])
+        self.rows = {name: row for row, name in enumerate(self.names)}
+        rows = zip(about["waiting"], arrays["p"], strict=True)
+        self.waiting = [Issue(horizon, issued, p.copy(), missed) for (horizon, issued, missed), p in rows]
+        if arrays["count"].shape == self.count.shape:
+            for name in (*SUMS, "squares"):
+                setattr(self, name, arrays[name].copy())
+
+    def move(self, by_ms: int) -> None:
+        """Move all times; 0 is none."""
+        for issue in self.waiting:
+            issue.issued_ms += by_ms
+        self.since_ms, self.now_ms = (time_ms + by_ms if time_ms else 0 for time_ms in (self.since_ms, self.now_ms))
+
+
+class Bin(msgspec.Struct):
+    """Forecasts with a probability from `low` to `high`: how many, their mean, and how often a fault came."""
+
+    low: float
+    high: float
+    n: int
+    p: float
+    observed: float
+
+
+class Calibration(msgspec.Struct):
+    """One horizon: of the matured forecasts the mean beside the share to which a fault came. Null: of none."""
+
+    horizon_s: int
+    matured: int
+    faults: int
+    mean_p: float | None
+    observed: float | None
+    brier_skill: float | None
+    bins: list[Bin]
+    since_ms: int

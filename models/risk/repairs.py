@@ -1,0 +1,180 @@
+"""Void evidence from before a repair: it says nothing of the node as it is now.
+
+XID gauges keep their last code until the exporter restarts, remapped rows stay for good, error counts stay in their
+windows for half an hour, and rules remember for minutes more. When an administrator gives a node back (`undrain`), or
+it returns after a loss longer than a hiccup, all that began before is set aside:
+
+    a code or a row count    for as long as it counts as new, unless it changes
+    a count of errors        until its window is past it, unless it grows
+    a condition              for as long as its rule remembers it: what is still so then was not repaired
+
+The history that the hazard is computed from stays.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import NodeEvent
+from fleet.nodes import NodeRecord
+from models.risk.memory import HOLD_S
+from models.risk.rules import CODE, COUNT, ROW, RULES, STANDING
+from models.risk.signals import Signals
+from models.stragglers.gang_signals import GangStreaks
+
+REBOOT_MS = 120_000  # a node that was lost for less did not start anew
+WINDOW_S = 1800.0
+NEW_FOR_S = 86_400.0
+PARDONED = np.array([rule.evidence is not STANDING for rule in RULES])
+LASTING = np.array([rule.evidence in (CODE, COUNT) for rule in RULES])
+
+
+class Pardon(msgspec.Struct, frozen=True, array_like=True):
+    """Evidence that a repair made void until then. back_ms: when the node was given back; value: what it showed."""
+
+    until_ms: int
+    back_ms: int
+    value: float
+
+
+class RepairLog:
+    """Which nodes came back from repair, and what was set aside for that."""
+
+    def __init__(self) -> None:
+        self._honoured_ms: dict[str, int] = {}  # node -> its last return from repair, as the event said
+        self._back_ms: dict[str, int] = {}  # node -> that return for a day, by the clock of what is seen
+        self._looked: dict[str, tuple[int, NodeEvent, NodeEvent]] = {}  # node -> events it had: how many, first, last
+        self._pardons: dict[tuple[str, str], Pardon] = {}  # (rule, entity)
+
+    def since_repair(
+        self,
+        signals: Signals,
+        nodes: Mapping[str, NodeRecord],
+        rows: Mapping[str, int],
+        streaks: GangStreaks,
+        now_ms: int,
+    ) -> Signals:
+        """The signals less those that a repair has made void. Writes `streaks`: those of repaired nodes are dropped."""
+        found = self._given_back(nodes)
+        for name, back_ms in found.items():
+            if name in rows:
+                self._pardon(signals, name, rows[name], back_ms)
+                streaks.forget(name)
+        oldest_ms = now_ms - int(NEW_FOR_S * 1000)
+        self._back_ms = {name: ms for name, ms in (self._back_ms | found).items() if ms > oldest_ms}
+        self._pardon_late(signals, rows, now_ms)
+        if not self._pardons:
+            return signals
+        keep = np.ones(len(signals), bool)
+        for at in np.flatnonzero(PARDONED[signals.rule]).tolist():
+            keep[at] = not self._still_void(signals, at, now_ms)
+        self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms}
+        return signals.where(keep)
+
+    def _given_back(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
+        """Nodes that came back by events since the last call, and when."""
+        found: dict[str, int] = {}
+        for name, record in nodes.items():
+            if not record.events:
+                continue
+            looked = len(record.events), record.events[0], record.events[-1]  # events come in at any place
+            before = self._looked.get(name)
+            if before is not None and before[0] == looked[0] and before[1] is looked[1] and before[2] is looked[2]:
+                continue
+            self._looked[name] = looked
+            back_ms = _back_ms(record)
+            if back_ms > self._honoured_ms.get(name, 0):
+                self._honoured_ms[name] = found[name] = back_ms
+        return found
+
+    def _pardon(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
+        """Set aside all that began on the node before it came back."""
+        self._pardons = {key: kept for key, kept in self._pardons.items() if key[1].split("/")[0] != name}
+        for at in np.flatnonzero((signals.node == row) & PARDONED[signals.rule]).tolist():
+            if 0 < signals.since_ms[at] <= back_ms:
+                self._pardons[_key(signals, at)] = _pardon_of(signals, at, back_ms)
+
+    def _pardon_late(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
+        """Set aside codes and counts from before a repair that show only now: the node was silent at its return."""
+        if not self._back_ms:
+            return
+        back_ms = np.zeros(len(rows), np.int64)
+        for name, ms in self._back_ms.items():
+            if name in rows:
+                back_ms[rows[name]] = ms
+        old = LASTING[signals.rule] & (signals.since_ms > 0) & (signals.since_ms <= back_ms[signals.node])
+        for at in np.flatnonzero(old).tolist():
+            pardon = _pardon_of(signals, at, int(back_ms[signals.node[at]]))
+            if now_ms < pardon.until_ms:
+                self._pardons.setdefault(_key(signals, at), pardon)
+
+    def _still_void(self, signals: Signals, at: int, now_ms: int) -> bool:
+        """Whether this is what was pardoned; a count that falls is remembered at its lowest."""
+        key = _key(signals, at)
+        pardon = self._pardons.get(key)
+        if pardon is None:
+            return False
+        value = float(signals.value[at])
+        if now_ms >= pardon.until_ms or signals.since_ms[at] > pardon.back_ms:
+            return False
+        if RULES[signals.rule[at]].evidence is COUNT and value > pardon.value:
+            self._pardons[key] = Pardon(pardon.until_ms, 0, value)  # spent: no later look pardons it again
+            return False
+        if value < pardon.value:
+            self._pardons[key] = Pardon(pardon.until_ms, pardon.back_ms, value)
+        return True
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps."""
+        pardons = [[*key, msgspec.to_builtins(pardon)] for key, pardon in self._pardons.items()]
+        return {"honoured_ms": dict(self._honoured_ms), "back_ms": dict(self._back_ms), "pardons": pardons}, {}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one; pardons of rules that are gone are left out."""
+        self._honoured_ms, self._back_ms = dict(about["honoured_ms"]), dict(about["back_ms"])
+        self._pardons = {
+            (rule, entity): msgspec.convert(row, Pardon) for rule, entity, row in about["pardons"] if rule in ROW
+        }
+
+    def move(self, by_ms: int) -> None:
+        """Move the times of what was seen; those that events said stay."""
+        self._back_ms = {node: time_ms + by_ms for node, time_ms in self._back_ms.items()}
+        self._pardons = {
+            key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms if row.back_ms else 0, row.value)
+            for key, row in self._pardons.items()
+        }
+
+
+def _back_ms(record: NodeRecord) -> int:
+    """When the node was last given back, 0 for never or if it is gone again."""
+    if record.drained or record.lost:
+        return 0
+    lost_ms: int | None = None
+    back_ms = 0
+    for event in record.events:
+        if event.type == "lost":
+            lost_ms = event.time_ms if lost_ms is None else lost_ms
+        elif event.type == "undrain":
+            back_ms = event.time_ms
+        elif event.type == "returned":
+            if lost_ms is None or event.time_ms - lost_ms >= REBOOT_MS:
+                back_ms = event.time_ms
+            lost_ms = None
+    return back_ms
+
+
+def _key(signals: Signals, at: int) -> tuple[str, str]:
+    return RULES[signals.rule[at]].name, signals.entity[at]
+
+
+def _pardon_of(signals: Signals, at: int, back_ms: int) -> Pardon:
+    rule = RULES[signals.rule[at]]
+    lasts_s = max(rule.clears_s, HOLD_S)
+    if rule.evidence is CODE:
+        lasts_s = NEW_FOR_S
+    elif rule.evidence is COUNT:
+        lasts_s += WINDOW_S
+    return Pardon(back_ms + int(lasts_s * 1000), back_ms, float(signals.value[at]))

@@ -1,0 +1,153 @@
+"""Score the fleet: the evidence of all pipelines to risk, reasons and stragglers.
+
+`models.risk.local.score_local` runs in every pipeline on its own entities; `score_fleet` runs in one place, because a
+gang may span pipelines. Both are functions of their arguments and of a RiskState, of which each writes its own parts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeRecord
+from fleet.samples import EntityKind
+from fleet.topology import Topology
+from models.risk.detectors import check_complete
+from models.risk.local import Local
+from models.risk.node_events import drained_before, event_signals
+from models.risk.node_risk import RiskFit, score_nodes, shipped_fit
+from models.risk.rules import RULES, STOPPED
+from models.risk.scores import RISK_HORIZONS_S, RiskScores
+from models.risk.signals import Signals
+from models.risk.state import RiskState
+from models.stragglers.gang import GangColumns, GangMembers, gangs_of
+from models.stragglers.gang_signals import gang_signals
+from models.stragglers.straggler import find_stragglers
+
+GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
+BEHIND_MS = 60_000
+KINDS = (GPU, PORT, NODE)
+GPU_AT, PORT_AT, NODE_AT = range(len(KINDS))
+KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
+HARD_RULES = np.array([rule.hard for rule in RULES])
+
+check_complete()  # the imports above register the function of every rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedEvents:
+    """What events say of jobs and nodes. ended: within the last hour; nodes: by name."""
+
+    running: Sequence[JobAttempt]
+    ended: Sequence[JobAttempt]
+    nodes: Mapping[str, NodeRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMoment:
+    """Input of the scores of one moment. locals: of every process that shares the fleet."""
+
+    now_ms: int
+    topology: Topology
+    locals: Sequence[Local]
+    events: FoldedEvents
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredFleet:
+    """The scores of a tick. `stragglers`: job -> the body of `/jobs/{id}/stragglers`, less `as_of_ms`."""
+
+    risk: RiskScores
+    stragglers: dict[str, dict[str, Any]]
+
+
+def score_fleet(moment: FleetMoment, state: RiskState, fit: RiskFit | None = None) -> ScoredFleet:
+    """The fleet's risk by topology rows, and its stragglers. fit: None for the shipped coefficients. Nodes not in the
+    topology wait for its next generation. Writes `faults`, `record`, `paces` and what `fleet_evidence` does."""
+    topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
+    seen = fleet_evidence(moment, state)
+    state.faults.note(_hard_faults(seen.signals, topology.names, nodes, state.interval_s), len(topology), now_ms)
+    history = state.faults.hazard(topology.names, RISK_HORIZONS_S, now_ms)
+    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit(), history, topology)
+    state.record.step(risk.values, topology.names, state.faults, now_ms)
+    return ScoredFleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, state.paces, now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that speaks for or against every node of the fleet: what models and their training see."""
+
+    signals: Signals
+    known: NDArray[np.bool_]  # (node,)
+    gangs: GangMembers
+    gpu: GangColumns
+    port: GangColumns
+
+
+def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
+    """Join the pipelines' signals with those of gang comparisons, node events and ended jobs, each outcome once. It
+    writes `outcomes`, `repairs` and `streaks` of `state`."""
+    nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
+    state.outcomes.note(moment.events.ended, now_ms)
+    rows = {name: row for row, name in enumerate(names)}
+    signals, gpu, port, known = _joined(moment.locals, rows)
+    gangs = gangs_of(moment.events.running, gpu, port, names)
+    events = event_signals(nodes, rows, state.faults.last_seen(), now_ms)
+    known[events.node] = True
+    signals = state.repairs.since_repair(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)
+    lemons = Signals.of(state.outcomes.signals(rows))
+    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, state.streaks, now_ms), lemons])
+    return Evidence(signals, known, gangs, gpu, port)
+
+
+def _joined(
+    locals: Sequence[Local], rows: Mapping[str, int]
+) -> tuple[Signals, GangColumns, GangColumns, NDArray[np.bool_]]:
+    """All that the pipelines sent, with node rows of the topology."""
+    known = np.zeros(len(rows), bool)
+    signals, gpus, ports = [], [], []
+    for local, to in zip(locals, _places(locals, rows), strict=True):
+        inside = to[NODE_AT] >= 0
+        known[to[NODE_AT, inside]] |= local.known[inside]
+        node = to[KIND_AT[local.signals.rule], local.signals.node]
+        signals.append(replace(local.signals, node=node).where(node >= 0))
+        gpus.append(local.gpu.on_nodes(to[GPU_AT]))
+        ports.append(local.port.on_nodes(to[PORT_AT]))
+    if not locals:
+        return Signals.of(()), GangColumns.none(), GangColumns.none(), known
+    return Signals.concat(signals), GangColumns.concat(gpus), GangColumns.concat(ports), known
+
+
+def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
+    """For each pipeline (KINDS, node) rows of the topology, -1 where the node is not in it, or others know better.
+    After the number of pipelines changed, a former owner sees its node fall silent. So a pipeline counts for a node not
+    its own only while nobody else has heard later of the same things."""
+    places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
+    heard = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
+    newest = np.zeros((len(KINDS), len(rows) + 1), np.int64)  # the last is of those that are not in the topology
+    for told_ms, to in zip(heard, places, strict=True):
+        for kind in range(len(KINDS)):
+            np.maximum.at(newest[kind], to, told_ms[kind])
+    return [
+        np.where(local.own | (told_ms >= newest[:, to] - BEHIND_MS), to, np.int32(-1))
+        for local, told_ms, to in zip(locals, heard, places, strict=True)
+    ]
+
+
+def _hard_faults(
+    signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], interval_s: float
+) -> dict[str, tuple[int, bool]]:
+    """The nodes with a firm hard signal: since when, and whether a part is at fault. A node that goes away after it was
+    drained has no fault: it is rebooted, powered off or worked on."""
+    hard: dict[str, tuple[int, bool]] = {}
+    for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():
+        name, rule, since_ms = names[signals.node[at]], RULES[signals.rule[at]], int(signals.since_ms[at])
+        went_ms = since_ms + (0 if rule.name == "node_lost" else int(interval_s * 1000))  # after its last sample
+        if rule.blames is STOPPED and name in nodes and drained_before(nodes[name], went_ms):
+            continue
+        known_ms, known_part = hard.get(name, (since_ms, rule.names_part))
+        hard[name] = min(known_ms or since_ms, since_ms or known_ms), known_part or rule.names_part
+    return hard

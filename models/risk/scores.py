@@ -1,0 +1,55 @@
+"""RiskScores: probabilities with a horizon, and the reasons behind them."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+RISK_KINDS = ("fail", "drain", "slow")
+RISK_HORIZONS_S = (3600, 18000, 86400, 604800)
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One piece of evidence. `share` is its part of the score, all shares of a node sum to at most 1."""
+
+    feature: str
+    entity: str
+    value: float
+    usual: float | None
+    unit: str
+    share: float
+    since_ms: int | None
+    sentence: str
+
+
+class HardReason(Reason, frozen=True):
+    """One of a hard rule. Answers say no more of it than of any other."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What to do: `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`, `replace_part`."""
+
+    code: str
+    sentence: str
+
+
+class PartRisk(msgspec.Struct, frozen=True):
+    """A GPU, link, port or rail of a node that something speaks against; `p`: within each of RISK_HORIZONS_S."""
+
+    entity: str
+    part: str
+    p: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RiskScores:
+    """values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts: by node row,
+    where there are any; hard: (node,) a hard signal (XID, lost, ...)."""
+
+    values: NDArray[np.float64]
+    reasons: dict[int, tuple[Reason, ...]]
+    actions: dict[int, Action]
+    hard: NDArray[np.bool_]
+    model: str
+    parts: dict[int, tuple[PartRisk, ...]] = field(default_factory=dict)

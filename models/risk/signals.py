@@ -1,0 +1,169 @@
+"""Signals: the evidence of one moment as columns, and the sentence that each of them says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.xids import meaning
+from models.risk.rules import BY_NAME, ROW, RULES
+from models.words import age, clock_time, number, rate
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Times = NDArray[np.int64]
+COLUMNS = {  # of Signals beside `rule`, by name
+    "node": np.int32,
+    "value": np.float64,
+    "usual": np.float64,
+    "strength": np.float64,
+    "since_ms": np.int64,
+    "firm": np.bool_,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES. words: what a reporter said,
+    empty where our own rules saw it; no words at all: of none."""
+
+    rule: NDArray[np.int16]
+    node: NDArray[np.int32]
+    entity: tuple[str, ...]
+    value: Array
+    usual: Array
+    strength: Array
+    since_ms: Times
+    firm: Mask
+    words: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rule)
+
+    @classmethod
+    def of(cls, rows: Sequence["Signal"]) -> "Signals":
+        """Columns from single signals: for the few that are not found by vectors."""
+        columns: dict[str, Any] = {
+            name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in COLUMNS.items()
+        }
+        rule = np.array([ROW[row.rule] for row in rows], np.int16)
+        return cls(rule, entity=tuple(row.entity for row in rows), words=tuple(row.words for row in rows), **columns)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Signals"]) -> "Signals":
+        if not parts:
+            return cls.of(())
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rule", *COLUMNS)
+        }
+        words = tuple(text for part in parts for text in part.words or ("",) * len(part))
+        return cls(entity=tuple(name for part in parts for name in part.entity), words=words, **columns)
+
+    def on_nodes(self, rows: NDArray[np.int32]) -> "Signals":
+        """The same signals with node rows translated by `rows` (old row -> new row)."""
+        return replace(self, node=rows[self.node] if len(self) else self.node)
+
+    def where(self, mask: Mask) -> "Signals":
+        """Only the rows that `mask` (k,) selects."""
+        if mask.all():
+            return self
+        columns: dict[str, Any] = {name: getattr(self, name)[mask] for name in ("rule", *COLUMNS)}
+        rows = np.flatnonzero(mask).tolist()
+        words = tuple(self.words[row] for row in rows) if self.words else ()
+        return Signals(entity=tuple(self.entity[row] for row in rows), words=words, **columns)
+
+    def levels(self, nodes: int) -> Array:
+        """(node, rule) the greatest strength of each rule on each node: what the risk model sees."""
+        levels = np.zeros((nodes, len(RULES)))
+        np.maximum.at(levels, (self.node, self.rule), self.strength)
+        return levels
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One signal, as a record."""
+
+    rule: str
+    node: int
+    entity: str
+    value: float
+    usual: float = field(default=float("nan"))
+    strength: float = 1.0
+    since_ms: int = 0
+    firm: bool = True
+    words: str = ""
+
+
+def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, now_ms: int) -> str:
+    """One signal in words, ending in since when if that is known.
+
+    >>> sentence("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
+    'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
+    """
+    since = f" since {clock_time(since_ms, now_ms)}" if since_ms > 0 else ""
+    return _place(entity) + BY_NAME[rule].says.format_map(_Words(value, usual, since))
+
+
+def _place(entity: str) -> str:
+    """GPU 3, port mlx5_0; nothing for the node itself.
+
+    >>> _place("n1/mlx5_0/1"), _place("n1")
+    ('port mlx5_0: ', '')
+    """
+    match entity.split("/"):
+        case [_, gpu]:
+            return f"GPU {gpu}: "
+        case [_, device, _]:
+            return f"port {device}: "
+    return ""
+
+
+def _clock(value: float, usual: float, since: str) -> str:
+    """SM clock and its usual, before what is said of them; nothing where the clock is unknown."""
+    if not np.isfinite(value):
+        return ""
+    usually = f", usual {number(usual)}" if np.isfinite(usual) else ""
+    return f"SM clock {number(value)} MHz{usually}; "
+
+
+def _xid(value: float, usual: float, since: str) -> str:
+    words = meaning(round(value))
+    return f"XID {round(value)}{': ' + words if words else ''}"
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{number(bytes_per_s * 8 / 1e9)} Gbit/s"
+
+
+# What a template of a rule may contain: value, usual and " since 14:02 UTC" (empty where unknown) -> words.
+WORDS: dict[str, Callable[[float, float, str], str]] = {
+    "value": lambda v, u, since: number(v),
+    "usual": lambda v, u, since: number(u),
+    "since": lambda v, u, since: since,
+    "at": lambda v, u, since: since.replace("since", "at"),
+    "age": lambda v, u, since: age(v),
+    "times": lambda v, u, since: "once" if round(v) == 1 else f"{number(v)} times",
+    "percent": lambda v, u, since: f"{100 * v:.0f}",
+    "usual_percent": lambda v, u, since: number(100 * u),
+    "of_all": lambda v, u, since: f", of all {100 * u:.0f} %" if np.isfinite(u) else "",
+    "rate": lambda v, u, since: rate(v),
+    "usual_rate": lambda v, u, since: rate(u),
+    "speed": lambda v, u, since: _gbit(v),
+    "usual_speed": lambda v, u, since: _gbit(u),
+    "clock": _clock,
+    "xid": _xid,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """One signal's words by name, each made when a template asks for it."""
+
+    value: float
+    usual: float
+    since: str
+
+    def __getitem__(self, name: str) -> str:
+        return WORDS[name](self.value, self.usual, self.since)

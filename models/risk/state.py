@@ -1,0 +1,68 @@
+"""RiskState: what node risk and stragglers remember from tick to tick, each part in the module that works with it.
+
+    written by score_local    rules, clocks, slots, links, scrapes     of the entities of one pipeline
+    written by score_fleet    faults, record, outcomes, streaks, paces, repairs     of the fleet, where it is scored
+
+Beside them, `faults.prior` is set at the start, `faults.take` brings the site's own fit, and `move` follows the clock.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleet.stateful import Dump, Stateful
+from models.risk.fault_log import FaultLog
+from models.risk.gpu_signals import UsualClocks
+from models.risk.heat import Slots
+from models.risk.job_outcomes import JobOutcomes
+from models.risk.memory import RuleMemory
+from models.risk.node_signals import ScrapeTimes
+from models.risk.port_signals import PortLinks
+from models.risk.record import RiskRecord
+from models.risk.repairs import RepairLog
+from models.risk.rules import OF_KIND
+from models.stragglers.gang_signals import GangStreaks
+from models.stragglers.paces import Paces
+
+
+class RiskState(Stateful):
+    """The owners by name. `interval_s`: how often entities are scraped."""
+
+    def __init__(self, interval_s: float = 15.0) -> None:
+        self.interval_s = interval_s
+        self.rules = {kind: RuleMemory(kind) for kind in OF_KIND}
+        self.clocks = UsualClocks()
+        self.slots = Slots()
+        self.links = PortLinks()
+        self.scrapes = ScrapeTimes()
+        self.faults = FaultLog()
+        self.record = RiskRecord()
+        self.outcomes = JobOutcomes()
+        self.streaks = GangStreaks()
+        self.paces = Paces()
+        self.repairs = RepairLog()
+
+    def _owners(self) -> dict[str, Stateful]:
+        named = {name: part for name, part in vars(self).items() if name not in ("interval_s", "rules")}
+        return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
+
+    def dump(self) -> Dump:
+        """What a snapshot keeps, by owner; names of arrays begin with the owner's."""
+        parts = {name: part.dump() for name, part in self._owners().items()}
+        arrays = {f"{name}/{array}": values for name, (_, own) in parts.items() for array, values in own.items()}
+        return {name: about for name, (about, _) in parts.items()}, arrays
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty state. KeyError names an owner or an array that is not there."""
+        own: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self._owners()}
+        for name, values in arrays.items():
+            owner, _, array = name.partition("/")
+            own[owner][array] = values
+        for name, part in self._owners().items():
+            part.load(about[name], own[name])
+
+    def move(self, by_ms: int) -> None:
+        """Move the times of all that was seen, as when the clock by which it was seen stepped; events keep theirs."""
+        for part in self._owners().values():
+            part.move(by_ms)

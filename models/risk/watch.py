@@ -1,0 +1,94 @@
+"""FleetWatch: samples and events in, evidence and scores out. The service owns one, and so does whatever judges it.
+
+samples ── WindowStore ── Frames ── score_local ── Local ─┐
+events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─┴─ score_fleet ── Fleet
+"""
+
+from collections.abc import Iterable
+from typing import Self
+
+from features.ended_jobs import EndedJobs
+from features.extract import Frames, extract
+from features.job_fold import JobFold
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.events import JobEvent, NodeEvent
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeTable
+from fleet.samples import SampleBatch
+from fleet.topology import Topology
+from models.risk.local import Local, score_local
+from models.risk.node_risk import RiskFit
+from models.risk.score import Evidence, FleetMoment, FoldedEvents, ScoredFleet, fleet_evidence, score_fleet
+from models.risk.state import RiskState
+
+
+class FleetWatch:
+    """Telemetry store, job fold, node table and the memory of the rules. fit: None for the shipped coefficients.
+    `local`, `evidence` and `score` write only the memory: a thread may run them on fixed frames while more come in."""
+
+    def __init__(self, store: WindowStore) -> None:
+        self.store = store
+        self.fold = JobFold()
+        self.ended = EndedJobs()
+        self.nodes = NodeTable()
+        self.memory = RiskState(store.span.interval_ms / 1000)
+        self.fit: RiskFit | None = None
+
+    @classmethod
+    def of(cls, topology: Topology, interval_s: float = 15.0) -> Self:
+        """An empty one, whose node rows are those of `topology`. interval_s: from scrape to scrape."""
+        entities = Entities()
+        for name in topology.names:
+            entities.node(name)
+        return cls(WindowStore(entities, interval_s=interval_s))
+
+    @property
+    def entities(self) -> Entities:
+        return self.store.entities
+
+    def take(
+        self,
+        samples: Iterable[SampleBatch],
+        events: Iterable[JobEvent],
+        now_ms: int,
+        node_events: Iterable[NodeEvent] = (),
+    ) -> None:
+        """Take in what came since the last call, in order and under the names that the fleet knows."""
+        for batch in SampleBatch.by_kind(samples):
+            self.store.write(batch, now_ms)
+        for event in events:
+            self.take_event(event, now_ms)
+        for node_event in node_events:
+            self.nodes.apply(node_event)
+
+    def take_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
+        """Fold one event; the attempts that it changed (see `JobFold.apply`)."""
+        changed = self.fold.apply(event)
+        self.ended.note(changed, now_ms)
+        return changed
+
+    def frames(self, topology: Topology, now_ms: int) -> Frames:
+        """Features of every entity now."""
+        return extract(self.store, now_ms, topology.generation)
+
+    def events(self, now_ms: int) -> FoldedEvents:
+        """As they are now; the next event changes them."""
+        running, ended = self.fold.jobs.running(), self.ended.lately(now_ms)
+        return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes)
+
+    def local(self, frames: Frames, topology: Topology, now_ms: int) -> Local:
+        """What this process knows of the nodes that it hears of. Once for every `frames`."""
+        return score_local(frames, self.entities, topology, self.memory, now_ms)
+
+    def moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
+        """Now, where this process hears of all nodes."""
+        return FleetMoment(now_ms, topology, [self.local(frames, topology, now_ms)], self.events(now_ms))
+
+    def evidence(self, moment: FleetMoment) -> Evidence:
+        """All that speaks for or against every node; instead of `score`, not beside it."""
+        return fleet_evidence(moment, self.memory)
+
+    def score(self, moment: FleetMoment) -> ScoredFleet:
+        """Risk and stragglers of the fleet."""
+        return score_fleet(moment, self.memory, self.fit)

@@ -1,0 +1,1 @@
+"""Job durations and what remains of running jobs."""

@@ -1,0 +1,172 @@
+"""DurationModel: quantiles of how long a job runs, at its submission and while it runs.
+
+    log run = boosted + offset, capped by the limit
+
+A back-test inside the training data gives the offset of each level: trees fitted on the first part, errors measured on
+the last (split conformal, halved, since the tracker of outcomes does the rest). The quantiles of similar jobs are
+features; without a fit they are the answer (user and size, else group and size, else all: see `features.past_runs`).
+Files are LightGBM text and JSON.
+"""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.past_runs import COLUMN, EMPIRICAL, FEATURES
+from features.run_past import LEVELS
+from fleet.errors import ModelError
+from models.run_times.boosted_quantiles import BoostedQuantiles
+from models.run_times.remaining import RemainingModel, _between
+from models.run_times.rows import FitRows, RunRows, outcomes_of
+
+Array = NDArray[np.float64]
+Features = NDArray[np.float32]
+
+FILE = "duration.json"
+VERSION = 1
+HELD_OUT = 0.2
+FEWEST_ROWS = 50
+ROWS_FITTED = 40_000
+ROWS_TRIED = 15_000  # of the fit that the offsets are measured with
+LARGEST_OFFSET = 0.7
+LIMIT_GRACE = 1.01  # a job that is killed at its limit runs seconds longer
+NOTHING_KNOWN = np.log([10.0, 20.0, 120.0, 900.0, 7200.0, 43_200.0, 86_400.0, 259_200.0])  # at LEVELS
+_EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
+_LIMIT = COLUMN["log_limit"]
+
+
+class DurationModel:
+    """Fitted state: trees, offset (level,), the remaining model. threads: of LightGBM."""
+
+    def __init__(self, seed: int = 0, threads: int = 1) -> None:
+        self.seed, self.threads = seed, threads
+        self.fitted_until_ms: int | None = None
+        self._boosted: BoostedQuantiles | None = None
+        self._offset = np.zeros(len(LEVELS))
+        self._remaining = RemainingModel(seed=seed, threads=threads)
+
+    def fit(self, rows: RunRows, until_s: float) -> "DurationModel":
+        """rows: submissions, and moments while jobs ran. Outcomes after until_s do not count: a job that still runs
+        then is right-censored. With fewer than FEWEST_ROWS ended jobs nothing is fitted."""
+        known = rows.until(until_s)
+        first = known.elapsed_s == 0
+        everyone = known.take(first)
+        submissions = self._sampled(everyone)
+        outcomes, _ = outcomes_of(submissions, until_s)
+        if int((outcomes.weight == 1).sum()) < FEWEST_ROWS:
+            return self
+        boundary_s = float(np.quantile(submissions.at_s, 1 - HELD_OUT))
+        before = self._sampled(submissions.until(boundary_s), ROWS_TRIED)
+        self._boosted = self._boost(before, outcomes_of(before, boundary_s)[0])
+        self._settle(submissions.take(submissions.at_s > boundary_s), until_s)
+        self._boosted = self._boost(submissions, outcomes)
+        self._remaining.fit(self._sampled(known.take(~first)), until_s, everyone)
+        self.fitted_until_ms = int(until_s * 1000)
+        return self
+
+    def _sampled(self, rows: RunRows, most: int = ROWS_FITTED) -> RunRows:
+        if len(rows) <= most:
+            return rows
+        chosen = np.random.default_rng(self.seed).choice(len(rows), most, replace=False)
+        return rows.take(np.sort(chosen))
+
+    def _boost(self, rows: RunRows, outcomes: FitRows) -> BoostedQuantiles | None:
+        if len(outcomes.row) < FEWEST_ROWS:
+            return None
+        model = BoostedQuantiles(LEVELS, seed=self.seed, threads=self.threads)
+        return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
+
+    def _settle(self, rows: RunRows, until_s: float) -> None:
+        """Measure the offset on rows that the trees have not seen."""
+        outcomes, _ = outcomes_of(rows, until_s)
+        if self._boosted is None or len(outcomes.row) < FEWEST_ROWS:
+            return
+        actual, features = np.log(outcomes.run_s), rows.features[outcomes.row]
+        boosted = self._boosted.predict(features)
+        for at, level in enumerate(LEVELS):
+            offset = _quantile(actual - boosted[at], outcomes.weight, level) / 2
+            self._offset[at] = np.clip(offset, -LARGEST_OFFSET, LARGEST_OFFSET)
+
+    def log_run(self, features: Features) -> Array:
+        """(row, level) log seconds at LEVELS, before any cap: what a tracker of outcomes corrects."""
+        if self._boosted is None or not len(features):
+            return self._similar(features)
+        known = self._boosted.predict(features).T + self._offset
+        return np.sort(known, axis=1)
+
+    def run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
+        """(row, level) seconds from the start."""
+        known = capped(self.log_run(features), features)
+        return np.exp(np.stack([_between(known, LEVELS, level) for level in levels], axis=1))
+
+    def predict(self, features: Features) -> Array:
+        """(row,) median seconds."""
+        return np.asarray(self.run_s(features, (0.5,))[:, 0])
+
+    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...] = LEVELS) -> Array:
+        """(row, level) seconds from now of jobs that have run for elapsed_s; at most what the limit leaves."""
+        left = self._remaining.remaining_s(self._filled(features), elapsed_s, levels)
+        limit_s = np.exp(features[:, _LIMIT].astype(np.float64)) * LIMIT_GRACE - elapsed_s
+        limit_s = np.where(limit_s > 0, limit_s, np.nan)[:, None]  # past its limit: the limit says nothing
+        return np.fmin(left, np.maximum(limit_s, 1.0))
+
+    def _filled(self, features: Features) -> Features:
+        """Fill unknown quantiles of similar jobs; other gaps stay."""
+        filled = features.copy()
+        filled[:, _EMPIRICAL] = self._similar(features)
+        return filled
+
+    def _similar(self, features: Features) -> Array:
+        """(row, level) logarithms: similar jobs, or where nothing has ended yet what is usual anywhere."""
+        known = features[:, _EMPIRICAL].astype(np.float64)
+        return np.where(np.isnan(known), NOTHING_KNOWN, known)
+
+    def save(self, folder: Path) -> None:
+        """Write the model's files into a folder that exists."""
+        about = {
+            "version": VERSION,
+            "features": FEATURES,
+            "fitted_until_ms": self.fitted_until_ms,
+            "offset": self._offset.tolist(),
+            "run": None if self._boosted is None else self._boosted.save(folder, "run"),
+            "remaining": self._remaining.save(folder),
+        }
+        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path, threads: int = 1) -> "DurationModel":
+        """The inverse of `save`. Raises ModelError when the folder is damaged or of other features than these."""
+        path = folder / FILE
+        try:
+            about = msgspec.json.decode(path.read_bytes())
+            if about["version"] != VERSION or tuple(about["features"]) != FEATURES:
+                raise ModelError(f"{path} was fitted on other features: fit it again with `fleetcast train duration`")
+            made = cls(threads=threads)
+            made.fitted_until_ms = about["fitted_until_ms"]
+            made._offset = np.array(about["offset"], np.float64)
+            if made._offset.shape != (len(LEVELS),):
+                raise ModelError(f"{path} has {made._offset.size} levels, expected {len(LEVELS)}")
+            if about["run"] is not None:
+                made._boosted = BoostedQuantiles.load(folder, "run", about["run"], threads)
+            made._remaining = RemainingModel.load(folder, about["remaining"], threads)
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{path} is no fitted duration model: {error!r}") from None
+        return made
+
+
+def capped(log_run: Array, features: Features) -> Array:
+    """(row, level) no longer than the limit allows."""
+    limit = features[:, _LIMIT].astype(np.float64)[:, None] + math.log(LIMIT_GRACE)
+    return np.fmin(log_run, limit)
+
+
+def _quantile(values: Array, weight: Array, level: float) -> float:
+    """Weighted quantile."""
+    order = np.argsort(values)
+    share = np.cumsum(weight[order]) / weight.sum()
+    return float(values[order][min(len(values) - 1, int(np.searchsorted(share, level)))])

@@ -1,0 +1,198 @@
+"""RemainingModel: how much longer a job runs that has run for `elapsed_s`.
+
+    log remaining at a level = (1 - near) * (base + trust * boosted correction) + near * similar
+
+base is what the survival curve (Kaplan-Meier) of all jobs says of those that ran longer than elapsed_s, so the model
+learns only how this job differs. similar is what the last 200 similar jobs say. trust and near at each elapsed time
+come from a back-test inside the training data, drawn by n / (n + PRIOR_JOBS) from a usual blend, n being the jobs
+behind it. Few jobs run for days: from LONG_S on the usual blend is the survival curve alone.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.past_runs import COLUMN, EMPIRICAL
+from features.run_past import LEVELS
+from models.run_times.boosted_quantiles import BoostedQuantiles
+from models.run_times.rows import RunRows, Survival, outcomes_of
+
+Array = NDArray[np.float64]
+Features = NDArray[np.float32]
+
+REMAINING_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+BLENDS = np.array([(trust, near) for trust in (0.0, 0.5, 1.0) for near in (0.0, 0.25, 0.5, 0.75, 1.0)])
+USUAL_BLEND, LONG_BLEND = (1.0, 0.5), (0.0, 0.0)
+LONG_S = 86_400.0
+PRIOR_JOBS = 200
+KNOTS_S = (300.0, 1800.0, 3600.0, 10_800.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0)
+FEWEST_ROWS = 50
+TRIED = (0.5, 0.75)  # parts of the rows that are fitted on, to choose the weights on those up to the next
+SHORTEST_S = 1.0
+_EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
+
+
+class RemainingModel:
+    """Fitted on landmark rows: moments at which jobs were running."""
+
+    def __init__(self, *, seed: int = 0, threads: int = 1) -> None:
+        self._options = {"seed": seed, "threads": threads}
+        self._survival = Survival(np.empty(0), np.empty(0))
+        self._boosted: BoostedQuantiles | None = None
+        self._blend = _usual_blend()
+
+    def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
+        """rows: moments while jobs ran; submissions: of all jobs. Nothing after until_s counts."""
+        known = rows.until(until_s)
+        if len(known) >= FEWEST_ROWS:
+            bounds = [*np.quantile(known.at_s, TRIED).tolist(), until_s]
+            tried = [self._tried(known, submissions, *window, until_s) for window in pairwise(bounds)]
+            self._blend = _best_blend([one for one in tried if one is not None])
+        self._survival = outcomes_of(submissions.until(until_s), until_s)[1]
+        self._boosted = self._boost(known, until_s) if len(known) >= FEWEST_ROWS else None
+        return self
+
+    def _tried(
+        self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
+    ) -> "_Tried | None":
+        """Fit on what was known at fit_s, and hold it against the rows from then to end_s, as known at until_s."""
+        self._survival = outcomes_of(submissions.until(fit_s), fit_s)[1]
+        boosted = self._boost(rows.until(fit_s), fit_s, (0.5,))
+        later = rows.take((rows.at_s > fit_s) & (rows.at_s <= end_s))
+        outcomes, _ = outcomes_of(later, until_s)
+        if boosted is None or not len(outcomes.row):
+            return None
+        later = later.take(outcomes.row)
+        elapsed_s, features = later.elapsed_s, later.features
+        base = self._base(elapsed_s, (0.5,))[:, 0]
+        correction = boosted.predict(self._inputs(features, elapsed_s))[0]
+        similar = _log_left(beyond(features[:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
+        actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
+        trust, near = BLENDS.T[:, :, None]
+        errors = np.abs(actual - (1 - near) * (base + trust * correction) - near * similar)
+        return _Tried(elapsed_s, later.begin_s, outcomes.weight, errors)
+
+    def _boost(
+        self, rows: RunRows, until_s: float, levels: tuple[float, ...] = REMAINING_LEVELS
+    ) -> BoostedQuantiles | None:
+        outcomes, _ = outcomes_of(rows, until_s)
+        if len(outcomes.row) < FEWEST_ROWS:
+            return None
+        elapsed_s = rows.elapsed_s[outcomes.row]
+        target = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))[:, None] - self._base(elapsed_s, levels)
+        model = BoostedQuantiles(levels, **self._options)
+        return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
+
+    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+        """(row, level) seconds from now."""
+        if not len(self._survival.time_s):
+            return self._of_similar(features, elapsed_s, levels)
+        known = self._base(elapsed_s)
+        at = np.log(np.maximum(elapsed_s, 1.0))
+        trust, near = (np.interp(at, np.log(KNOTS_S), row)[:, None] for row in self._blend.T)
+        if self._boosted is not None:
+            known = known + trust * self._boosted.predict(self._inputs(features, elapsed_s)).T
+        quantiles = features[:, _EMPIRICAL].astype(np.float64)
+        similar = np.stack([beyond(quantiles, elapsed_s, level) for level in REMAINING_LEVELS], axis=1)
+        known = (1 - near) * known + near * _log_left(similar, known)
+        known = np.sort(known, axis=1)
+        return np.exp(np.stack([_between(known, REMAINING_LEVELS, level) for level in levels], axis=1))
+
+    def _of_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+        quantiles = features[:, _EMPIRICAL].astype(np.float64)
+        return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
+
+    def _base(self, elapsed_s: Array, levels: tuple[float, ...] = REMAINING_LEVELS) -> Array:
+        """(row, level) logarithms."""
+        columns = [self._survival.beyond(elapsed_s, level) - elapsed_s for level in levels]
+        return np.log(np.maximum(SHORTEST_S, np.stack(columns, axis=1)))
+
+    def _inputs(self, features: Features, elapsed_s: Array) -> Features:
+        """The features, the elapsed time, and what similar jobs that ran longer had left."""
+        quantiles = features[:, _EMPIRICAL].astype(np.float64)
+        left = [np.log(np.maximum(SHORTEST_S, beyond(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
+        limit_s = np.exp(features[:, COLUMN["log_limit"]].astype(np.float64)) - elapsed_s
+        columns = (np.log(np.maximum(elapsed_s, 1.0)), *left, np.log(np.maximum(SHORTEST_S, limit_s)))
+        return np.column_stack([features, *columns]).astype(np.float32)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the trees; the rest for the JSON beside them."""
+        trees = None if self._boosted is None else self._boosted.save(folder, "remaining")
+        curve = [self._survival.time_s.tolist(), self._survival.alive.tolist()]
+        return {"trees": trees, "survival": curve, "blend": self._blend.tolist()}
+
+    @classmethod
+    def load(cls, folder: Path, about: dict[str, Any], threads: int = 1) -> "RemainingModel":
+        """The inverse of `save`."""
+        made = cls(threads=threads)
+        times, alive = about["survival"]
+        made._survival = Survival(np.array(times, np.float64), np.array(alive, np.float64))
+        made._blend = np.array(about["blend"], np.float64).reshape(len(KNOTS_S), 2)
+        if about["trees"] is not None:
+            made._boosted = BoostedQuantiles.load(folder, "remaining", about["trees"], threads)
+        return made
+
+
+class _Tried(NamedTuple):
+    """Of moments held out: elapsed_s, begin_s of their jobs, weight, and errors (blend, row) of the median."""
+
+    elapsed_s: Array
+    begin_s: Array
+    weight: Array
+    errors: Array
+
+
+def _usual_blend() -> Array:
+    """(knot, 2)"""
+    return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
+
+
+def _best_blend(tried: Sequence[_Tried]) -> Array:
+    """(knot, 2) trust and near, by the error of the median near each elapsed time."""
+    found = _usual_blend()
+    if not tried:
+        return found
+    elapsed_s, begin_s, weight = (np.concatenate(column) for column in list(zip(*tried, strict=True))[:3])
+    errors = np.concatenate([one.errors for one in tried], axis=1)
+    for at, knot_s in enumerate(KNOTS_S):
+        close = np.flatnonzero(np.abs(np.log(knot_s / np.maximum(elapsed_s, 1.0))) < np.log(2.5))
+        if weight[close].sum() > 0:
+            best = BLENDS[int(np.argmin(np.average(errors[:, close], axis=1, weights=weight[close])))]
+            jobs = len(np.unique(begin_s[close]))
+            found[at] += jobs / (jobs + PRIOR_JOBS) * (best - found[at])
+    return found
+
+
+def _log_left(left_s: Array, otherwise: Array) -> Array:
+    """Logarithms; the given ones where unknown."""
+    return np.where(np.isnan(left_s), otherwise, np.log(np.maximum(SHORTEST_S, left_s)))
+
+
+def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
+    """(row,) seconds left at this level, from each row's run-time quantiles at LEVELS; NaN where these are unknown.
+    Linear in log time between the levels; past the last of them as long again as it has run, at the median."""
+    log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
+    levels = np.array(LEVELS)
+    below = log_quantiles <= log_elapsed[:, None]
+    row = below.sum(axis=1)
+    left, right = np.clip(row - 1, 0, len(LEVELS) - 1), np.clip(row, 0, len(LEVELS) - 1)
+    every = np.arange(len(elapsed_s))
+    low, high = log_quantiles[every, left], log_quantiles[every, right]
+    share = np.where(high > low, (log_elapsed - low) / np.where(high > low, high - low, 1.0), 0.0)
+    passed = np.where(row == 0, 0.0, levels[left] + share * (levels[right] - levels[left]))
+    wanted = passed + level * (1 - passed)
+    run_s = np.exp([np.interp(one, levels, known) for one, known in zip(wanted, log_quantiles, strict=True)])
+    tail = np.maximum(elapsed_s, 1.0) * (1 / (1 - level) - 1)
+    found = np.where(row == len(LEVELS), tail, np.maximum(np.reshape(run_s, len(wanted)) - elapsed_s, SHORTEST_S))
+    return np.where(np.isnan(log_quantiles[:, 0]), np.nan, found)
+
+
+def _between(known: Array, levels: tuple[float, ...], level: float) -> Array:
+    """(row,) at a level between the known ones, straight lines; outside them the outermost."""
+    right = int(np.clip(np.searchsorted(levels, level), 1, len(levels) - 1))
+    share = np.clip((level - levels[right - 1]) / (levels[right] - levels[right - 1]), 0.0, 1.0)
+    return np.asarray(known[:, right - 1] + share * (known[:, right] - known[:, right - 1]))

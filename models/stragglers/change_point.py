@@ -1,0 +1,225 @@
+"""Change points of step times as they come: has the job slowed down, and by which scale does it show?
+
+The smaller or noisier a slowdown, the more steps it takes to be sure. So windows of the last steps, of several lengths,
+are each compared with all steps before:
+
+    3 steps        the fastest of the window (a lone spike says nothing)      above the median before
+    8 steps        the median of the window (half of it may be spikes)        above the median before
+    16 and more    the mean of the window without its fifths at either end    above the same mean before
+                   and its median above the median before, by half as much: a burst says nothing
+
+by more than the scale's ratio, its sigmas of the job's own noise, and what windows of this length reached before in
+this job. All on logarithms. The noise of a median of n values is 1.25 sigma / sqrt(n), sigma by their median deviation;
+of two trimmed means sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin, 1963), which
+knows jobs of two speeds.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.peers import middle
+
+Array = NDArray[np.float64]
+
+MAD_TO_SIGMA = 1.4826
+MEDIAN_SPREAD = 1.2533  # standard deviation of a median over that of a mean, normal values
+FEWEST_BEFORE, FEWEST_BEFORE_MEAN = 12, 24
+PEAK_QUANTILE, PEAK_MARGIN = 0.95, 0.03
+LONGEST_OF_FEW, LONGEST_OF_MEDIAN = 4, 8
+TRIMMED = 0.2  # of the steps at either end
+BEST, CREPT = 64, 32  # steps
+CREPT_RATIO, CREPT_SIGMAS = 1.10, 4.0
+OTHER_WORK = 3.0  # times as long, and longer
+EVEN_RATIO = 2.0  # of the longest steps to the shortest, without a twentieth at either end
+ROUNDING = 1e-6  # of a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A window of `steps`; a slowdown shows by it above `ratio` and `sigmas` of noise."""
+
+    steps: int
+    ratio: float
+    sigmas: float
+
+    def of(self, windows: Array) -> Array:
+        """(...,) the window's figure from logarithms (..., steps)."""
+        if self.steps <= LONGEST_OF_FEW:
+            return np.asarray(windows.min(axis=-1))
+        return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _trimmed_mean(windows)
+
+    def past(self, log: Array) -> Array:
+        """(window,) the figure of every window of logarithms (step,)."""
+        if self.steps <= LONGEST_OF_FEW:  # few steps: a row a shift takes a tenth of the time
+            windows = len(log) - self.steps + 1
+            return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
+        return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
+
+    def usual(self, before: Array) -> tuple[float, float]:
+        """The usual of logarithms `before` (step,), and how far windows stray from it (one sigma)."""
+        if self.steps > LONGEST_OF_MEDIAN:
+            cut = int(TRIMMED * len(before))
+            ordered = np.sort(before)
+            deviation = float(ordered.clip(ordered[cut], ordered[-1 - cut]).std())
+            usual = float(ordered[cut : len(ordered) - cut].mean())
+            return usual, deviation / (1 - 2 * TRIMMED) * math.sqrt(1 / self.steps + 1 / len(before))
+        median = middle(before)
+        sigma = MAD_TO_SIGMA * middle(np.abs(before - median))
+        return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
+
+    def may_show(self, before: Array, last: Array) -> bool:
+        """Whether the window is above the least possible limit. In few ticks it is, so this saves work."""
+        if self.steps > LONGEST_OF_MEDIAN:
+            return middle(last) > middle(before) + math.log(self.ratio) / 2 - ROUNDING
+        return float(self.of(last)) > middle(before) + math.log(self.ratio) - ROUNDING
+
+
+SCALES = (
+    Scale(3, 1.12, 4.0),
+    Scale(8, 1.08, 4.5),
+    Scale(16, 1.07, 4.5),
+    Scale(32, 1.06, 3.5),
+    Scale(64, 1.06, 3.5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a job's steps are compared with. limit_s: slow above it; steps: window."""
+
+    usual_s: float
+    limit_s: float
+    steps: int
+
+
+def measure_of(duration: Array, scale: Scale) -> Measure | None:
+    """The measure for the last steps of `duration` (seconds) at one scale; None before there is enough to compare.
+
+    >>> measure_of(np.array([2.0] * 20), SCALES[0])
+    Measure(usual_s=2.0, limit_s=2.24, steps=3)
+    """
+    log = np.log(np.maximum(duration, 1e-9))
+    before = log[: -scale.steps]
+    if len(before) < max(scale.steps, FEWEST_BEFORE if scale.steps <= LONGEST_OF_MEDIAN else FEWEST_BEFORE_MEAN):
+        return None
+    usual, noise = scale.usual(before)
+    limit = usual + max(math.log(scale.ratio), scale.sigmas * noise)
+    if len(before) >= max(16, 2 * scale.steps):
+        limit = max(limit, _peak(scale.past(before)) + PEAK_MARGIN)
+    return Measure(round(float(np.exp(usual)), 9), round(float(np.exp(limit)), 9), scale.steps)
+
+
+def slowed(duration: Array) -> Measure | None:
+    """The measure of the shortest scale at which the last steps of `duration` are slow; None: at none.
+
+    >>> slowed(np.array([2.0] * 30 + [2.4] * 3)).steps
+    3
+    >>> slowed(np.array([2.0] * 30 + [2.2] * 8)).steps
+    8
+    >>> slowed(np.array([2.0] * 30 + [9.0] * 2)) is None
+    True
+    """
+    log = np.log(np.maximum(duration, 1e-9))
+    for scale in SCALES:
+        if len(duration) < scale.steps + FEWEST_BEFORE:
+            break
+        before, last = log[: -scale.steps], log[-scale.steps :]
+        if not scale.may_show(before, last):
+            continue
+        measure = measure_of(duration, scale)
+        if measure is not None and math.exp(float(scale.of(last))) > measure.limit_s:
+            return measure
+    return None
+
+
+def best_pace(duration: Array, before_s: float | None = None) -> float | None:
+    """Seconds a step in the job's best BEST steps in a row (their median), or `before_s` where that is less.
+
+    A job that slows down little by little does not move it. Less than a third of the median of all is other work, as
+    the steps that a loader skips after a resume.
+
+    >>> best_pace(np.array([0.01] * 100 + [2.0] * 156))
+    2.0
+    """
+    if len(duration) < BEST:
+        return before_s
+    windows = np.array([duration[at : at + BEST] for at in range(0, len(duration) - BEST + 1, BEST // 4)])
+    upper_s = np.partition(windows, BEST // 2, axis=-1)[:, BEST // 2]  # of a window of two kinds of work never a mix
+    found_s = [*upper_s.tolist(), *([] if before_s is None else [before_s])]
+    least_s = middle(duration) / OTHER_WORK
+    return min((best_s for best_s in found_s if best_s >= least_s), default=None)
+
+
+def crept(duration: Array, best_s: float | None) -> Measure | None:
+    """The measure by which the last steps are slow beside the job's best ones, however slowly it came; None: not.
+
+    >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
+    >>> slowed(after) is None, crept(after, 1.0) is None
+    (True, False)
+    """
+    if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
+        return None
+    log = np.log(np.maximum(duration, 1e-9))
+    recent = middle(log[-CREPT:])
+    if recent <= math.log(best_s) + math.log(CREPT_RATIO) - ROUNDING:
+        return None  # below the least limit that there is, as in most ticks
+    moves = np.abs(np.diff(log))  # noise without the drift: of differences, sqrt(2) sigma
+    sigma = MAD_TO_SIGMA * middle(moves) / np.sqrt(2)
+    limit = float(np.log(best_s)) + float(np.log(CREPT_RATIO)) + CREPT_SIGMAS * sigma * _spread(CREPT)
+    if recent <= limit:
+        return None
+    return Measure(round(best_s, 9), round(float(np.exp(limit)), 9), CREPT)
+
+
+def still_slow(duration: Array, measure: Measure) -> bool:
+    """Whether the slowdown goes on: the last steps are nearer to the limit than to the usual. Of a short window any of
+    the last two counts, of a longer one the median of the last eight."""
+    ends_s = (measure.usual_s * measure.limit_s) ** 0.5
+    if measure.steps <= LONGEST_OF_FEW:
+        return bool(duration[-2:].max() > ends_s)
+    return bool(middle(duration[-8:]) > ends_s)
+
+
+def is_other_work(duration: Array, usual_s: float) -> bool:
+    """Whether all steps that are kept take an even time far above `usual_s`: what was usual was of other work.
+
+    >>> is_other_work(np.full(256, 2.0), 0.01), is_other_work(np.full(256, 2.0), 1.0)
+    (True, False)
+    """
+    if len(duration) < BEST:
+        return False
+    shortest_s, longest_s = np.quantile(duration, (0.05, 0.95)).tolist()
+    return bool(shortest_s > OTHER_WORK * usual_s and longest_s < EVEN_RATIO * shortest_s)
+
+
+def _median(windows: Array) -> Array:
+    half = windows.shape[-1] // 2
+    parts = np.partition(windows, (half - 1, half), axis=-1)
+    return np.asarray((parts[..., half - 1] + parts[..., half]) / 2)
+
+
+def _peak(values: Array) -> float:
+    """The PEAK_QUANTILE, between the two nearest as numpy has it.
+
+    >>> _peak(np.arange(11.0))
+    9.5
+    """
+    place = PEAK_QUANTILE * (len(values) - 1)
+    at = min(int(place), len(values) - 2)
+    parts = np.partition(values, (at, at + 1))
+    return float(parts[at] + (parts[at + 1] - parts[at]) * (place - at))
+
+
+def _trimmed_mean(windows: Array) -> Array:
+    cut = int(TRIMMED * windows.shape[-1])
+    ordered = np.sort(windows, axis=-1)
+    return np.asarray(ordered[..., cut : windows.shape[-1] - cut].mean(axis=-1))
+
+
+@lru_cache
+def _spread(steps: int) -> float:
+    return float(MEDIAN_SPREAD / np.sqrt(steps))

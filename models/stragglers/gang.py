@@ -1,0 +1,165 @@
+"""Gangs: which GPUs and ports work for which job, and the columns that members are compared by."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from models.risk.detectors import FeatureColumns
+from models.risk.gpu_signals import GpuView
+from models.risk.signals import Array
+
+FEWEST_NODES, FEWEST_GPUS = 2, 4
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class GangColumns:
+    """Entities of one kind with their channels, last value and two-minute mean; `node`: owning node row."""
+
+    names: tuple[str, ...]
+    node: NDArray[np.int32]
+    last: dict[str, Array]
+    mean: dict[str, Array]
+
+    @classmethod
+    def none(cls) -> "GangColumns":
+        empty = np.zeros(0)
+        return cls(
+            (),
+            np.zeros(0, np.int32),
+            {"sm_clock_mhz": empty, "bytes_per_s": empty},
+            {"sm_clock_mhz": empty, "bytes_per_s": empty},
+        )
+
+    @classmethod
+    def of_gpus(cls, columns: FeatureColumns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
+        """Clocks count only while the GPU works: an idle one rests low."""
+        clock = np.where(view.loaded, view.clock, np.nan)
+        mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
+        return cls(names, columns.node, {"sm_clock_mhz": clock}, {"sm_clock_mhz": mean})
+
+    @classmethod
+    def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...]) -> "GangColumns":
+        last = np.nan_to_num(columns["rx_bytes_per_s"]) + np.nan_to_num(columns["tx_bytes_per_s"])
+        mean = np.nan_to_num(columns["rx_bytes_per_s_mean_2m"]) + np.nan_to_num(columns["tx_bytes_per_s_mean_2m"])
+        waits = {"bytes_per_s": last, "tx_wait_per_s": columns["tx_wait_per_s"]}
+        return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": columns["tx_wait_per_s_mean_2m"]})
+
+    def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
+        """The entities with node rows translated by `rows` (old row -> new row, -1 to leave them out)."""
+        if not len(self.node):
+            return self
+        node = rows[self.node]
+        keep = node >= 0
+        if keep.all():
+            return replace(self, node=node)
+        return GangColumns(
+            tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept),
+            node[keep],
+            {name: column[keep] for name, column in self.last.items()},
+            {name: column[keep] for name, column in self.mean.items()},
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence["GangColumns"]) -> "GangColumns":
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            tuple(name for part in parts for name in part.names),
+            np.concatenate([part.node for part in parts]),
+            {name: np.concatenate([part.last[name] for part in parts]) for name in parts[0].last},
+            {name: np.concatenate([part.mean[name] for part in parts]) for name in parts[0].mean},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GangMembers:
+    """Running attempts and their members. of_gpu, of_port: (entity,) index into `attempts`, -1 for none; together:
+    (attempt,) a gang of 2 nodes or 4 GPUs at least; node_of: names of nodes by row."""
+
+    attempts: tuple[JobAttempt, ...]
+    of_gpu: NDArray[np.int32]
+    of_port: NDArray[np.int32]
+    together: NDArray[np.bool_]
+    nodes: tuple[str, ...]
+
+    def jobs_on(self, node: str) -> list[int]:
+        return [index for index, attempt in enumerate(self.attempts) if node in attempt.hosts]
+
+
+def gangs_of(
+    attempts: Sequence[JobAttempt], gpu: GangColumns, port: GangColumns, nodes: tuple[str, ...]
+) -> GangMembers:
+    """Match running attempts with the GPUs and ports of their placements."""
+    rows = {name: row for row, name in enumerate(gpu.names)}
+    of_gpu = np.full(len(gpu.names), -1, np.int32)
+    whole: dict[str, int] = {}
+    for index, attempt in enumerate(attempts):
+        for rank in attempt.ranks:
+            if not rank.gpus:
+                whole[rank.node] = index
+            for number in rank.gpus:
+                row = rows.get(f"{rank.node}/{number}")
+                if row is not None:
+                    of_gpu[row] = index
+        if not attempt.ranks:
+            whole.update((node, index) for node in attempt.nodes)
+    if whole:
+        owner = np.array([whole.get(name, -1) for name in nodes], np.int32)
+        by_node = owner[gpu.node]
+        of_gpu = np.where((of_gpu < 0) & (by_node >= 0), by_node, of_gpu)
+    together = np.array(
+        [len(attempt.hosts) >= FEWEST_NODES or attempt.gpus >= FEWEST_GPUS for attempt in attempts], bool
+    )
+    of_port = _port_owners(of_gpu, gpu, port, len(nodes))
+    silent = np.bincount(gpu.node, minlength=len(nodes))[port.node] == 0  # a node whose GPUs nobody reports
+    if silent.any():
+        of_port = np.where(silent, _only_attempt(attempts, nodes)[port.node], of_port)
+    return GangMembers(tuple(attempts), of_gpu, of_port, together, nodes)
+
+
+def _only_attempt(attempts: Sequence[JobAttempt], nodes: tuple[str, ...]) -> NDArray[np.int32]:
+    """(node,) the attempt that has a node to itself, -1 where there is none or more than one."""
+    found: dict[str, int] = {}
+    for index, attempt in enumerate(attempts):
+        for host in attempt.hosts:
+            found[host] = -1 if host in found else index
+    return np.array([found.get(name, -1) for name in nodes], np.int32)
+
+
+def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
+    """(port,) the job that a port works for, -1 unknown. A job alone on a node has all its ports. On a shared node with
+    as many ports as GPUs, port i serves GPU i (rail-optimised hosts are built so)."""
+    if not len(port.node) or not len(gpu.node):
+        return np.full(len(port.node), -1, np.int32)
+    least = np.full(nodes, np.iinfo(np.int32).max, np.int32)
+    most = np.full(nodes, -1, np.int32)
+    np.minimum.at(least, gpu.node, of_gpu)
+    np.maximum.at(most, gpu.node, of_gpu)
+    alone = np.where(least == most, most, -1)[port.node]
+    gpus, ports = np.bincount(gpu.node, minlength=nodes), np.bincount(port.node, minlength=nodes)
+    paired = (gpus == ports)[port.node]
+    # Place of each entity within its node, then the GPU in the same place.
+    gpu_order = np.lexsort((_places(gpu.names), gpu.node))
+    port_order = np.lexsort((_places(port.names), port.node))
+    first_gpu, first_port = np.cumsum(gpus) - gpus, np.cumsum(ports) - ports
+    place = np.empty(len(port.node), np.int64)
+    place[port_order] = np.arange(len(port.node)) - first_port[port.node[port_order]]
+    peer = gpu_order[np.minimum(first_gpu[port.node] + place, len(gpu_order) - 1)]
+    return np.where(alone >= 0, alone, np.where(paired, of_gpu[peer], -1)).astype(np.int32)
+
+
+@lru_cache(maxsize=8)
+def _places(names: tuple[str, ...]) -> NDArray[np.int64]:
+    """(entity,) the last number in each name before its port: 3 of n1/3, 10 of n1/mlx5_10/1."""
+    return np.array([_place(name) for name in names], np.int64)
+
+
+def _place(name: str) -> int:
+    digits = _NUMBER.findall(name.split("/")[1]) if "/" in name else []
+    return int(digits[-1]) if digits else 0

@@ -1,0 +1,50 @@
+"""Paces: the pace of every running job, computed anew only when a step arrived."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from models.stragglers.steps import StepPace, pace_of
+
+_Stamp = tuple[int | None, ...]  # what a pace was computed from
+
+
+class Paces:
+    """By job. While a job is slow its reference is kept."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, tuple[_Stamp, StepPace]] = {}
+
+    def __len__(self) -> int:
+        return len(self._paces)
+
+    def of(self, attempt: JobAttempt) -> StepPace:
+        """The attempt's pace by the steps so far."""
+        if not attempt.steps:
+            return StepPace(0)
+        stamp = (attempt.attempt, attempt.steps_told, attempt.written.get("placement"))
+        known = self._paces.get(attempt.job)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        same = known is not None and known[0][0] == stamp[0] and known[0][2] == stamp[2]
+        pace = pace_of(attempt, known[1] if known is not None and same else None)
+        self._paces[attempt.job] = (stamp, pace)
+        return pace
+
+    def keep(self, running: Collection[str]) -> None:
+        """Forget all other jobs."""
+        self._paces = {job: known for job, known in self._paces.items() if job in running}
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps."""
+        return {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self._paces.items()}, {}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`."""
+        self._paces = {job: (tuple(stamp), msgspec.convert(pace, StepPace)) for job, (stamp, pace) in about.items()}
+
+    def move(self, by_ms: int) -> None:
+        """Steps keep the times that events told."""

@@ -1,0 +1,105 @@
+"""What a step should take, from what was in it: T = a N + b sum l^2 + c, N tokens in sequences of length l.
+
+The linear layers cost by the token, attention by the square of a sequence (tokens times their usual length). There is
+no model for jobs that do not tell N, or whose times do not follow it.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Step
+from models.peers import middle
+
+Array = NDArray[np.float64]
+
+FEWEST = 16
+EXPLAINED = 0.5  # the least share of the spread of step times that the model must explain
+VARIED = 0.02  # less variation of the work than this teaches nothing
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Seconds by token, by token and length, and in any case; none is below 0."""
+
+    token_s: float
+    attention_s: float
+    fixed_s: float
+
+    def predict(self, work: Array) -> Array:
+        """(step,) seconds for `work` (step, 2) as `work_of` gives it."""
+        return np.asarray(work @ np.array([self.token_s, self.attention_s]) + self.fixed_s)
+
+
+def work_of(steps: list[Step]) -> Array | None:
+    """(step, 2) tokens N and sum of l^2; None where a step does not tell its tokens, or only some tell their length.
+    Where no step tells a length, all are taken for alike: times go by the token alone."""
+    if not steps or not steps[-1].tokens:
+        return None
+    tokens = np.array([step.tokens or 0 for step in steps], np.float64)
+    length = np.array([step.sequence_length or 0.0 for step in steps])
+    if not length.any():
+        length = np.ones(len(steps))
+    return np.column_stack((tokens, tokens * length)) if tokens.all() and length.all() else None
+
+
+def fit_steps(work: Array, duration: Array) -> StepModel | None:
+    """Least squares without negative costs; None when the work explains too little of the times.
+
+    >>> tokens = np.tile([1000.0, 2000.0, 3000.0, 4000.0], 6)
+    >>> model = fit_steps(np.column_stack((tokens, tokens * 512)), 1.0 + tokens / 1000)
+    >>> [round(float(seconds), 2) for seconds in model.predict(np.array([[5000.0, 5000.0 * 512]]))]
+    [6.0]
+    """
+    if len(duration) < FEWEST or float((work.std(axis=0) / work.mean(axis=0)).max()) < VARIED:
+        return None
+    off = np.abs(duration - middle(duration))
+    usual = off <= 10 * (middle(off) + 1e-9)
+    scale = work.mean(axis=0)
+    table = np.column_stack((work / scale, np.ones(len(work))))
+    cost = _without_negatives(table[usual], duration[usual])
+    left = duration[usual] - table[usual] @ cost
+    if left.var() > (1 - EXPLAINED) * duration[usual].var():
+        return None
+    return StepModel(float(cost[0] / scale[0]), float(cost[1] / scale[1]), float(cost[2]))
+
+
+def _without_negatives(table: Array, seconds: Array) -> Array:
+    """(column,) least squares with no cost below 0: the best of all choices of columns, which are few."""
+    columns = table.shape[1]
+    # A few rows with the same sums of squares.
+    rotated = np.asarray(np.linalg.qr(np.column_stack((table, seconds)), mode="r"))
+    table, seconds = rotated[:, :columns], rotated[:, columns]
+    cost = np.linalg.lstsq(table, seconds, rcond=None)[0]
+    if (cost >= 0).all():
+        return np.asarray(cost)
+    best, least = np.zeros(columns), float((seconds**2).sum())
+    for count in range(1, columns):
+        for chosen in combinations(range(columns), count):
+            cost = np.linalg.lstsq(table[:, chosen], seconds, rcond=None)[0]
+            left = float(((seconds - table[:, chosen] @ cost) ** 2).sum())
+            if (cost >= 0).all() and left < least:
+                best, least = np.zeros(columns), left
+                best[list(chosen)] = cost
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Seconds of each step: predicted, and measured less what unusual work explains."""
+
+    predicted_s: Array
+    duration: Array
+
+
+def explained(steps: list[Step], duration: Array, last: int) -> Explained | None:
+    """Explain steps by their work; None without a model, which is fitted on all but the `last` steps."""
+    work = work_of(steps)
+    model = fit_steps(work[:-last], duration[:-last]) if work is not None and len(work) > last else None
+    if work is None or model is None:
+        return None
+    predicted = model.predict(work)
+    usual_s = middle(predicted[:-last])
+    return Explained(predicted, duration * usual_s / np.maximum(predicted, 1e-9))

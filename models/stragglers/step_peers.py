@@ -1,0 +1,221 @@
+"""Find slow ranks and stages by comparing their step times with data-parallel peers.
+
+Peers are the ranks of one pipeline stage in one step. A rank's own work (compute, data loading) over its peers' median
+needs no history, knows no waiting, and is the same whatever the ranks are called.
+
+    a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was by 50 % in
+                the last one and nobody else was; of 8 peers and more by 3 of their robust sigmas, too; where ranks tell
+                the length of their sequences, for its own, too
+    a stage     its ranks compute longer than other stages' in every step, by 10 % of the mean of all: a full pipeline
+                goes at the pace of its slowest stage, an even one at the mean (the what-if of Lin et al., OSDI 2025,
+                all ideal but this stage). Most jobs are uneven by design (the last stage has the head of the model),
+                so it must also be over its own least so far by 10 %
+    pauses      in most steps somebody is over the peers, and it is not the same: garbage collection, as a rule
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Step
+from fleet.job_steps import GangStep, RankSteps
+from models.peers import middle
+from models.stragglers.change_point import MAD_TO_SIGMA
+
+Array = NDArray[np.float64]
+
+SLOW_RATIO = 1.10
+CLEAR_RATIO = 1.50  # so much in one step is enough
+WINDOW = 4
+VOTES = 3
+FEWEST_PEERS = 3  # with two, nobody knows which of them is slow
+MANY_PEERS = 8  # from here on the peers' own spread is known, too
+SIGMAS = 3.0  # of it that a slow rank is over them
+FEWEST_STEPS = 8  # to say that a stage is slow in every step, or a different rank in each
+WHOLE = 0.75  # of the ranks that tell of a step: with fewer it is not looked at yet
+SAME = 0.9  # share of the steps in which the same stage is the slowest
+COLUMNS = ("compute", "data", "sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank over its peers. ratio: at its usual step; excess_s: seconds over their median; part: compute or data."""
+
+    rank: int
+    ratio: float
+    excess_s: float
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStage:
+    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer. grown_s: how much longer than at its
+    least share so far, the others as they are; 0 where it did not grow."""
+
+    stage: int
+    ratio: float
+    excess_s: float
+    grown_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Slow ranks, worst first; the slow stage; whether ranks pause in turns. firm: slow in 3 of 4 steps; begun_ms:
+    start of the first slow step; stages: each one's time over the mean of all."""
+
+    ranks: tuple[SlowRank, ...] = ()
+    firm: bool = False
+    stage: SlowStage | None = None
+    pauses: bool = False
+    begun_ms: int = 0
+    stages: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """The ranks of one stage in one step. own: (rank, part) seconds."""
+
+    stage: int | None
+    ranks: tuple[int, ...]
+    own: Array
+    length: Array  # (rank,) of its sequences, 0 untold
+
+
+def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] | None = None) -> Blame:
+    """Who holds the gang back in its newest steps since `since_ms`. least: each stage's least share so far."""
+    told = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
+    if not told:
+        return Blame()
+    told = told[-FEWEST_STEPS:]
+    peers = [_peers(gang.ranks.values()) for gang in told]
+    slow = [_slow(groups) for groups in peers]
+    found = _persistent(slow[-WINDOW:])
+    if found:
+        firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
+        return Blame(tuple(found), firm, begun_ms=_began_ms(told, slow, found[0].rank))
+    stages, table = _by_stage(peers)
+    if not stages:
+        return Blame(pauses=_in_turns(slow), begun_ms=_start_ms(told[0]))
+    shares = table / table.mean(axis=1, keepdims=True)
+    usual = dict(zip(stages, _middle_row(shares).tolist(), strict=True))
+    stage = _slow_stage(stages, table, usual, least or {})
+    grown = np.zeros(len(told), bool)
+    if stage is not None and stage.grown_s:
+        grown = shares[:, stages.index(stage.stage)] >= SLOW_RATIO * (least or {})[stage.stage]
+    return Blame(
+        stage=stage,
+        pauses=stage is None and _in_turns(slow),
+        begun_ms=_start_ms(told[int(grown.argmax())]),
+        stages=usual,
+    )
+
+
+def _whole(rank_steps: RankSteps) -> list[GangStep]:
+    """The steps that most ranks reported, in the order of their ends."""
+    most = max((len(gang.ranks) for gang in rank_steps.values()), default=0)
+    rows = [(gang.ended_ms, number) for number, gang in rank_steps.items() if len(gang.ranks) >= WHOLE * most]
+    return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
+
+
+def _peers(steps: Iterable[Step]) -> list[_Peers]:
+    stages: dict[int | None, list[Step]] = {}
+    for step in steps:
+        if step.parts is not None and step.parts.compute > 0:
+            stages.setdefault(step.stage, []).append(step)
+    found = []
+    for stage, members in stages.items():
+        own = np.array([(row.parts.compute, row.parts.data) for row in members if row.parts], np.float64)
+        length = np.array([row.sequence_length or 0.0 for row in members])
+        found.append(_Peers(stage, tuple(row.rank or 0 for row in members), own, length))
+    return found
+
+
+def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
+    """Who is over its peers in one step."""
+    found: dict[int, SlowRank] = {}
+    for group in groups:
+        if len(group.ranks) < FEWEST_PEERS:
+            continue
+        median = _middle_row(group.own)
+        excess = group.own - median
+        # A part is held to itself and to the whole work: data loading of milliseconds is never a slow worker.
+        ratio = 1 + excess / np.array([median[0], max(median.sum(), 1e-9)])
+        over = ratio >= SLOW_RATIO
+        if len(group.ranks) >= MANY_PEERS and over.any():
+            over &= excess >= SIGMAS * MAD_TO_SIGMA * _middle_row(np.abs(excess))
+        if not over.any():
+            continue
+        if (group.length > 0).all():
+            rate = group.own[:, 0] / group.length
+            over[:, 0] &= rate >= SLOW_RATIO * middle(rate)
+        for row, part in np.argwhere(over).tolist():
+            rank = group.ranks[row]
+            if rank not in found or excess[row, part] > found[rank].excess_s:
+                found[rank] = SlowRank(rank, float(ratio[row, part]), float(excess[row, part]), COLUMNS[part])
+    return found
+
+
+def _middle_row(values: Array) -> Array:
+    """(column,) medians of (row, column)."""
+    ordered, half = np.sort(values, axis=0), len(values) // 2
+    return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
+
+
+def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
+    """Who is slow in 3 of the last 4 steps, or plainly in the last one and nobody else in any; worst first."""
+    votes: dict[int, list[SlowRank]] = {}
+    for step in slow:
+        for rank, row in step.items():
+            votes.setdefault(rank, []).append(row)
+    found = [rows for rows in votes.values() if len(rows) >= VOTES]
+    if not found and len(votes) == 1:
+        found = [rows for rank, rows in votes.items() if rank in slow[-1] and slow[-1][rank].ratio >= CLEAR_RATIO]
+    usual = [sorted(rows, key=lambda row: row.excess_s)[len(rows) // 2] for rows in found]
+    return sorted(usual, key=lambda row: (-row.excess_s, row.rank))
+
+
+def _began_ms(told: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
+    """When the first of the steps began in which the rank is slow."""
+    first = next(at for at, step in enumerate(slow) if rank in step)
+    return _start_ms(told[first])
+
+
+def _start_ms(gang: GangStep) -> int:
+    return min(step.time_ms - round(step.duration_s * 1000) for step in gang.ranks.values())
+
+
+def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:
+    """In most steps somebody is over the peers, and nobody in more than half of them."""
+    count = Counter(rank for step in slow for rank, row in step.items() if row.part == COLUMNS[0])
+    struck = sum(1 for step in slow if step)
+    return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
+
+
+def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
+    """The stages, and (step, stage) seconds that their ranks work; no stages where not every step tells of them."""
+    stages = sorted({group.stage for groups in peers for group in groups if group.stage is not None})
+    tables = [{group.stage: middle(group.own.sum(axis=1)) for group in groups} for groups in peers]
+    table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
+    if len(stages) < 2 or len(peers) < FEWEST_STEPS or not np.isfinite(table).all():
+        return [], table
+    return stages, table
+
+
+def _slow_stage(
+    stages: list[int], table: Array, usual: Mapping[int, float], least: Mapping[int, float]
+) -> SlowStage | None:
+    """The slowest stage in nearly every step, by 10 % of the mean; whether it grew beside its least share. At share l
+    of n stages it would take l / (n - l) of what the others take together."""
+    worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
+    at = int(worst.argmax())
+    stage = stages[at]
+    ratio, least_ratio = usual[stage], least.get(stage, usual[stage])
+    if worst[at] < SAME * len(table) or ratio < SLOW_RATIO:
+        return None
+    others = table.sum(axis=1) - table[:, at]
+    before_s = others * least_ratio / (len(stages) - least_ratio)
+    grown_s = middle(table[:, at] - before_s) if ratio >= SLOW_RATIO * least_ratio else 0.0
+    return SlowStage(stage, ratio, middle(table[:, at] - table.mean(axis=1)), grown_s)

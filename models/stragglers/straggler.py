@@ -1,0 +1,260 @@
+"""Stragglers: which gangs are slow, who holds them back, or nobody.
+
+A synchronous gang moves at the pace of its slowest member: when one GPU throttles, power and tensor activity of *all*
+fall together, because the others wait. So the culprit is not who does less, but who has a reason to: a clock that fell,
+a link that shrank, a port below its siblings, a compute time above its peers'. When most members have it, or none
+stands out, the answer is "nobody".
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fleet.jobs import JobAttempt
+from models.risk.rules import COMPUTE, LINK, PORT, RULES, STOPPED, Rule
+from models.risk.signals import Signals, sentence
+from models.stragglers.gang import GangColumns, GangMembers
+from models.stragglers.paces import Paces
+from models.stragglers.step_peers import SLOW_RATIO
+from models.stragglers.steps import PAUSES, StepPace
+from models.words import age, number
+
+CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
+GRAVE = 0.15  # a reason that costs at least this share of a step
+STALLED_MS = 60_000
+TELLING = np.array([rule.blames is not None for rule in RULES])
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A member with a reason to be slow. severity: the slowdown it alone would cause, 0 = none, as far as one knows."""
+
+    rule: Rule
+    entity: str
+    node: str
+    severity: float
+    firm: bool
+    since_ms: int
+    sentence: str
+
+
+def find_stragglers(
+    gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, paces: Paces, now_ms: int
+) -> dict[str, dict[str, Any]]:
+    """job -> body of `/jobs/{id}/stragglers` less `as_of_ms`, of running gangs and jobs with steps. Writes `paces`."""
+    suspects = _suspects(gangs, signals, gpu, port, now_ms)
+    answers = {}
+    for index, attempt in enumerate(gangs.attempts):
+        if not gangs.together[index] and not attempt.steps:
+            continue
+        answers[attempt.job] = _judge(index, gangs, paces.of(attempt), suspects.get(index, []), now_ms)
+    paces.keep({attempt.job for attempt in gangs.attempts})
+    return answers
+
+
+def _suspects(
+    gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, now_ms: int
+) -> dict[int, list[Suspect]]:
+    """Attempt index -> members with a reason to be slow, gravest first."""
+    rows = np.flatnonzero(TELLING[signals.rule]).tolist()
+    if not rows:
+        return {}
+    gpu_row = {name: row for row, name in enumerate(gpu.names)}
+    port_row = {name: row for row, name in enumerate(port.names)}
+    found: dict[int, list[Suspect]] = {}
+    for at in rows:
+        suspect = _suspect(signals, at, gangs.nodes[signals.node[at]], now_ms)
+        entity = suspect.entity
+        if entity in gpu_row:
+            members = [int(gangs.of_gpu[gpu_row[entity]])]
+        elif entity in port_row and gangs.of_port[port_row[entity]] >= 0:
+            members = [int(gangs.of_port[port_row[entity]])]
+        else:
+            members = gangs.jobs_on(suspect.node)
+        for index in members:
+            if index >= 0:
+                found.setdefault(index, []).append(suspect)
+    return {index: sorted(rows, key=lambda row: (-row.severity, row.entity)) for index, rows in found.items()}
+
+
+def _suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
+    rule = RULES[signals.rule[at]]
+    value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
+    words = sentence(rule.name, signals.entity[at], value, usual, since_ms, now_ms)
+    severity = _severity(rule, value, usual)
+    return Suspect(rule, signals.entity[at], node, severity, bool(signals.firm[at]), since_ms, words)
+
+
+def _severity(rule: Rule, value: float, usual: float) -> float:
+    """Extra time that this member alone would cost, as a share of the step; a small constant where nobody can say."""
+    if rule.blames is STOPPED:
+        return 10.0
+    if rule.by_ratio:
+        return max(0.05, usual / value - 1) if value > 0 and np.isfinite(usual) else 0.3
+    return 0.05
+
+
+def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspect], now_ms: int) -> dict[str, Any]:
+    culprit = _culprit(index, gangs, suspects)
+    attempt = gangs.attempts[index]
+    slow, by_steps = _is_slow(pace, culprit, attempt)
+    since_ms = (pace.since_ms if by_steps else None) or (culprit.since_ms if culprit else None) or None
+    if slow and not by_steps:  # it never ran well since we know it: its own steps are no measure
+        pace = replace(pace, expected_s=None, ratio=None)
+    body: dict[str, Any] = {
+        "slow": slow,
+        "since_ms": since_ms if slow else None,
+        "observed_step_s": _round(pace.observed_s),
+        "expected_step_s": _round(pace.expected_s),
+        "ratio": _round(pace.ratio, 3),
+        "culprit": {"kind": "nobody", "name": None, "share": 0.0},
+        "cause": pace.cause,
+    }
+    if not slow:
+        body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
+        return body | {"sentence": _steady(pace, attempt.phase) + _longest(pace, attempt.phase)}
+    excess = (pace.ratio or 1.0) - 1
+    if _tells_more(pace, culprit, attempt):
+        return body | _held_by_steps(pace, attempt, culprit, excess)
+    if culprit is not None:
+        kind, name = _name(culprit, suspects)
+        share = min(1.0, culprit.severity / excess) if excess > 0 and culprit.severity > 0.05 else 1.0
+        how = _slower(pace) if by_steps or culprit.rule.blames is not STOPPED else _stopped(attempt, now_ms)
+        return body | {
+            "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
+            "cause": "compute" if culprit.rule.blames is COMPUTE else "communication",
+            "sentence": f"{how}; {name} holds the gang back: {culprit.sentence}",
+        }
+    return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
+
+
+def _tells_more(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
+    """Whether the steps tell who it is, and of no less than a member with a reason elsewhere costs."""
+    if culprit is None or not pace.ranks:
+        return culprit is None and bool(pace.ranks or pace.stage is not None)
+    cost = pace.excess_s / pace.observed_s if pace.observed_s else 0.0
+    return culprit.severity < cost or culprit.node == _worker(pace.ranks, attempt)[2]
+
+
+NOBODYS = {
+    "sequence_length": "its steps have more tokens or longer sequences, and no member stands out",
+    "garbage_collection": "one rank after another pauses, as garbage collection does, and no member stands out",
+    "data": "all wait for data, and no member stands out",
+}
+WORK = {"compute": "compute", "data": "data loading"}
+
+
+def _held_by_steps(pace: StepPace, attempt: JobAttempt, culprit: Suspect | None, excess: float) -> dict[str, Any]:
+    """Culprit, cause and sentence where the ranks' own step times tell who it is."""
+    cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
+    share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
+    if pace.ranks:
+        kind, name, node = _worker(pace.ranks, attempt)
+        why = f"its {WORK[pace.cause]} takes longer than its peers'"
+        why = culprit.sentence if culprit and culprit.node == node else why
+    else:
+        kind, name = "stage", str(pace.stage)
+        why = "its ranks compute longer than the other stages' in every step"
+    return {
+        "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
+        "sentence": f"{_slower(pace)}; {'stage ' if kind == 'stage' else ''}{name} holds the gang back: {why}",
+    }
+
+
+def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]:
+    """Kind, name and node of slow ranks: several of one node are the node, else the worst one is named."""
+    placed = {row.rank: row for row in attempt.ranks}
+    worst = placed.get(ranks[0])
+    if worst is None:
+        return "worker", str(ranks[0]), ""
+    alike = {placed[rank].node if rank in placed else "" for rank in ranks}
+    if len(worst.gpus) > 1 or not worst.gpus or (len(ranks) > 1 and len(alike) == 1):
+        return ("node" if len(ranks) > 1 else "worker"), worst.node, worst.node
+    return "worker", f"{worst.node}/{worst.gpus[0]}", worst.node
+
+
+def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
+    """(slow, as its own steps show). Steps decide where they compare: the last four against the job's own noise, or
+    plainly the last two or three if a member has a reason. Without such steps, a grave and firm reason does."""
+    if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
+        return False, False
+    firm = culprit is not None and culprit.firm
+    if pace.slow or (firm and (pace.lately or (pace.ratio or 0.0) >= SLOW_RATIO)):
+        return True, True
+    if culprit is None or not culprit.firm or culprit.severity < GRAVE:
+        return False, False
+    if culprit.rule.blames is STOPPED:
+        return not pace.steps or attempt.steps[-1].time_ms < culprit.since_ms + STALLED_MS, False
+    return pace.ratio is None or culprit.since_ms < pace.first_ms + STALLED_MS, False
+
+
+def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
+    """The gravest suspect, unless most nodes of a gang of several have the same trouble: then nobody is to blame."""
+    if not suspects:
+        return None
+    first = suspects[0]
+    hosts = len(gangs.attempts[index].hosts)
+    alike = {row.node for row in suspects if row.rule is first.rule and row.severity >= CLEAR_CUT * first.severity}
+    if hosts >= 2 and len(alike) > hosts / 2:
+        return None
+    return first
+
+
+def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
+    """Kind and name: one GPU is a worker, several GPUs of a node are the node, a port is a link."""
+    if culprit.rule.kind is PORT:
+        return "link", culprit.entity
+    same = {row.entity for row in suspects if row.node == culprit.node and row.rule is culprit.rule}
+    if len(same) > 1 or culprit.entity == culprit.node:
+        return "node", culprit.node
+    return ("link" if culprit.rule.blames is LINK else "worker"), culprit.entity
+
+
+def _stopped(attempt: JobAttempt, now_ms: int) -> str:
+    return f"no step for {age((now_ms - attempt.steps[-1].time_ms) / 1000)}" if attempt.steps else "it cannot proceed"
+
+
+def _slower(pace: StepPace) -> str:
+    """How slow, in words, without the reference where there is none."""
+    if pace.observed_s is None or pace.expected_s is None:
+        return "slower than it should be"
+    if pace.by_peers:
+        return f"steps take {number(pace.observed_s)} s, and would take {number(pace.expected_s)} if all were alike"
+    return f"steps take {number(pace.observed_s)} s, usually {number(pace.usual_s or pace.expected_s)}"
+
+
+def _steady(pace: StepPace, phase: str) -> str:
+    if pace.cause == "checkpoint" and pace.observed_s is not None:
+        return f"a step of {number(pace.observed_s)} s beside {number(pace.usual_s or 0)} usually: a checkpoint ran"
+    if phase in PAUSES:
+        return f"in {phase}: its steps are not compared"
+    if pace.observed_s is None and pace.steps:
+        return "its steps take 0 s, as they are told, so nothing is known of their pace, and no member stands out"
+    if pace.observed_s is None:
+        return "no step times reported, and no member stands out"
+    if pace.expected_s is None:
+        return f"steps take {number(pace.observed_s)} s; too few for a comparison yet"
+    usual = ", as usual"
+    if (pace.ratio or 1.0) >= SLOW_RATIO:
+        usual = f", usually {number(pace.usual_s or pace.expected_s)}"
+    takes = f"steps take {number(pace.observed_s)} s{usual}"
+    if pace.cause == "garbage_collection":
+        return f"{takes}, but now and then one rank after another pauses, as garbage collection does"
+    if usual == ", as usual":
+        return takes
+    few = pace.limit_s is not None and pace.observed_s > pace.limit_s
+    return f"{takes}; {'too few to say that it is slow' if few else 'they vary as much as that'}"
+
+
+def _longest(pace: StepPace, phase: str) -> str:
+    """What of a job that is not slow takes longer than the rest, as it always did; empty where nothing does."""
+    if pace.even_s is None or phase in PAUSES:
+        return ""
+    if pace.longest is None:
+        return f"; {len(pace.uneven)} ranks take longer than the rest since their first steps, as those of a stage do"
+    return f"; stage {pace.longest} computes longest; even stages would take {number(pace.even_s)} s"
+
+
+def _round(value: float | None, digits: int = 6) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,104 @@
+"""Simulate a training step with one worker, stage or operation type as fast as its peers.
+
+A pipeline step is replayed as a graph. An operation starts when its worker's previous one has ended and, after a
+transfer, its input has come: a forward pass from the stage before, a backward pass from the stage after. The replicas
+meet at the end. Waiting is not an operation, so it shows only in the result.
+
+    slowdown of X   T(all ideal, X as it was) / T(all ideal)                         1.0: X costs nothing
+    share of X      (T(as it was) - T(X ideal)) / (T(as it was) - T(all ideal))      1.0: X explains all of it
+
+ideal: the mean of all operations of a type (What-if Analysis of Stragglers, Lin et al., OSDI 2025).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+FORWARD, BACKWARD = range(2)
+OP_TYPES = ("forward-compute", "backward-compute")
+Order = Sequence[Sequence[tuple[int, int]]]  # by stage: (type, micro-batch) in the order of the worker's schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Slowdowns by replica, by stage, by type (as in OP_TYPES) and by worker (replica, stage); share: by worker."""
+
+    slowdown: float
+    by_replica: Array
+    by_stage: Array
+    by_type: Array
+    by_worker: Array
+    share: Array
+
+
+def step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
+    """(step,) seconds from the first operation to the last of `seconds` (step, replica, stage, type, micro-batch).
+    Raises ValueError when the order waits for itself.
+
+    >>> two = np.ones((1, 1, 2, 2, 1))  # one micro-batch through two stages, there and back
+    >>> step_time(two, [[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
+    array([4.])
+    """
+    stages = len(order)
+    seconds = np.nan_to_num(seconds)  # a micro-batch that a step did not have
+    ends = np.full(seconds.shape, np.nan)
+    free = np.zeros(seconds.shape[:3])
+    at = [0] * stages
+    while any(at[stage] < len(order[stage]) for stage in range(stages)):
+        moved = False
+        for stage in range(stages):
+            while at[stage] < len(order[stage]):
+                kind, micro = order[stage][at[stage]]
+                source = stage - 1 if kind == FORWARD else stage + 1
+                start = free[:, :, stage]
+                if 0 <= source < stages:
+                    if (kind, micro) not in order[source][: at[source]]:
+                        break
+                    start = np.maximum(start, ends[:, :, source, kind, micro] + transfer_s)
+                free[:, :, stage] = ends[:, :, stage, kind, micro] = start + seconds[:, :, stage, kind, micro]
+                at[stage] += 1
+                moved = True
+        if not moved:
+            raise ValueError(f"the schedule waits for itself after {at} operations of its stages")
+    return np.asarray(free.max(axis=(1, 2)))
+
+
+def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribution:
+    """Who costs what, over all steps of `seconds` (step, replica, stage, type, micro-batch). Raises ValueError when the
+    order waits for itself, and when nothing takes any time."""
+    _, replicas, stages, types, _ = seconds.shape
+    typical = np.nanmean(seconds, axis=(0, 1, 2, 4))
+    ideal = np.broadcast_to(typical[:, None], seconds.shape)
+
+    def total(mixed: Array) -> float:
+        return float(step_time(mixed, order, transfer_s).sum())
+
+    def kept(where: tuple[int | slice, ...]) -> float:
+        mixed = ideal.copy()
+        mixed[where] = seconds[where]
+        return total(mixed) / least
+
+    least, most = total(ideal), total(seconds)
+    if least <= 0:
+        raise ValueError("no operation takes any time")
+    every = slice(None)
+    by_worker, share = np.ones((replicas, stages)), np.zeros((replicas, stages))
+    for replica in range(replicas):
+        for stage in range(stages):
+            where = (every, replica, stage)
+            by_worker[replica, stage] = kept(where)
+            mixed = seconds.copy()
+            mixed[where] = ideal[where]
+            share[replica, stage] = (most - total(mixed)) / (most - least) if most > least else 0.0
+    return Attribution(
+        slowdown=most / least,
+        by_replica=np.array([kept((every, row)) for row in range(replicas)]),
+        by_stage=np.array([kept((every, every, row)) for row in range(stages)]),
+        by_type=np.array([kept((every, every, every, row)) for row in range(types)]),
+        by_worker=by_worker,
+        share=share,
+    )

@@ -1,0 +1,1 @@
+"""Fitted models on disk: versions, their cards, and drift."""

@@ -1,0 +1,145 @@
+"""The card of a model: what it was fitted on, how good it is beside its baselines, and whether it may serve."""
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.errors import ModelError
+
+CARD_FILE, PAGE_FILE = "card.json", "card.html"
+
+
+class FitSpan(msgspec.Struct, frozen=True):
+    """What was fitted on of one data set: its first and last moment, and how many rows."""
+
+    dataset: str
+    first_ms: int
+    last_ms: int
+    rows: int
+
+
+class CardMetric(msgspec.Struct, frozen=True):
+    """One number of an evaluation, like `training.reports.results.ResultRow`; method: "ours" or the baseline's name."""
+
+    dataset: str
+    target: str
+    series: str
+    horizon_s: int | None
+    method: str
+    model: str
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """Of n outcomes, the share `observed` that lay where the share `nominal` should; horizon_s: None where none is."""
+
+    target: str
+    horizon_s: int | None
+    nominal: float
+    observed: float
+    n: int
+
+
+class GateVerdict(msgspec.Struct, frozen=True):
+    """The gate's answer. ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
+    e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins"."""
+
+    won: bool
+    sentence: str
+    metric: str
+    baseline: str
+    ours: float
+    baseline_value: float
+    origins: int
+
+
+class FileSum(msgspec.Struct, frozen=True):
+    """One file of the version, by its path below the version's folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a version but the model itself; the registry fills `version` and `files`. fitted_until_ms:
+    nothing known only later went into the model. gate: None where nothing was judged."""
+
+    kind: str
+    created_ms: int
+    made_by: str
+    seed: int
+    fitted_until_ms: int
+    version: str = ""
+    data: tuple[FitSpan, ...] = ()
+    features: tuple[str, ...] = ()
+    settings: dict[str, Any] = {}
+    metrics: tuple[CardMetric, ...] = ()
+    calibration: tuple[Coverage, ...] = ()
+    gate: GateVerdict | None = None
+    dependencies: dict[str, str] = {}
+    files: tuple[FileSum, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """Of the gate: "won", "lost" or "not judged"."""
+        if self.gate is None:
+            return "not judged"
+        return "won" if self.gate.won else "lost"
+
+
+def metrics_of(rows: Iterable[object]) -> tuple[CardMetric, ...]:
+    """The rows of an evaluation as a card keeps them."""
+    return tuple(msgspec.convert(row, CardMetric, from_attributes=True) for row in rows)
+
+
+def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
+    """The calibration table out of the rows `coverage_50`, `coverage_80` … of ours, pooled over their sets.
+
+    >>> row = CardMetric("venus", "running", "all", 3600, "ours", "trees", "coverage_80", 0.79, None, None, 500)
+    >>> calibration_of([row])
+    (Coverage(target='running', horizon_s=3600, nominal=0.8, observed=0.79, n=500),)
+    """
+    sums: dict[tuple[str, int | None, float], tuple[float, int]] = {}
+    for row in metrics:
+        head, _, level = row.metric.partition("_")
+        if head == "coverage" and level.isdigit() and row.method == "ours" and row.series == "all" and row.n:
+            key = (row.target, row.horizon_s, int(level) / 100)
+            total, n = sums.get(key, (0.0, 0))
+            if row.value is not None:
+                sums[key] = (total + row.value * row.n, n + row.n)
+    return tuple(Coverage(*key, total / n, n) for key, (total, n) in sums.items())
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """The installed versions of these packages, of those that are there."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_card(card: Card, folder: Path) -> None:
+    """The card as `card.json`."""
+    (folder / CARD_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
+
+
+def read_card(folder: Path) -> Card:
+    """The card of a version's folder. Raises ModelError where there is none, or one that cannot be read."""
+    path = folder / CARD_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Card)
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is no model card: {error}") from None

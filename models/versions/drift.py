@@ -1,0 +1,146 @@
+"""Detect drift of a model's inputs and losses from its card, and decide whether to refit.
+
+Three comparisons ask for a new fit (`DriftLimits`): bands that hold another share than the card says, a loss near the
+best naive forecast's, and age. Moved feature distributions (PSI, KS) ask for nothing by themselves: a growing fleet
+moves them all, and forecasts may be as good as before.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.versions.card import Card
+
+Array = NDArray[np.float64]
+
+NOMINAL = 0.8
+DAY_MS = 86_400_000
+PSI_BINS = 10
+PSI_MOVED = 0.25  # the usual word for "another population"
+SMALLEST_SHARE = 1e-3
+
+
+class DriftLimits(msgspec.Struct, frozen=True):
+    """When to fit anew. Errors are judged from `fewest` matured forecasts on; after_days 0: age does not matter."""
+
+    coverage_off: float = 0.1
+    loss_ratio: float = 1.02
+    after_days: float = 30.0
+    fewest: int = 200
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """What came of a model's forecasts lately; None unknown. loss_ratio: WQL over the best naive forecast's; of run
+    times, the pinball loss of log seconds over that of similar jobs' quantiles, which serve without a fit."""
+
+    coverage_80: float | None = None
+    loss_ratio: float | None = None
+    n: int = 0
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """One kind of model. reasons: condition -> why, in words; empty while it may go on serving."""
+
+    kind: str
+    version: str
+    fitted_until_ms: int
+    age_days: float
+    card_coverage_80: float
+    recent: Recent
+    reasons: dict[str, str]
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """How far the distribution of one feature moved. ks: largest gap of the distribution functions; n: later values."""
+
+    feature: str
+    psi: float
+    ks: float
+    before: float  # medians
+    now: float
+    n: int
+
+
+def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = None) -> Drift:
+    """A version against its own card."""
+    limits = limits or DriftLimits()
+    expected, reasons = card_coverage(card), {}
+    age_days = max(0.0, (now_ms - card.fitted_until_ms) / DAY_MS)
+    if recent.n >= limits.fewest:
+        if recent.coverage_80 is not None and abs(recent.coverage_80 - expected) > limits.coverage_off:
+            reasons["coverage"] = (
+                f"{recent.coverage_80:.0%} of {recent.n:,} outcomes lay in the 80 % band, the card says {expected:.0%}"
+            )
+        if recent.loss_ratio is not None and recent.loss_ratio > limits.loss_ratio:
+            reasons["loss"] = (
+                f"its loss is {recent.loss_ratio:.3g} of the best naive forecast's over {recent.n:,} outcomes, "
+                f"{limits.loss_ratio:g} is allowed"
+            )
+    if limits.after_days and age_days > limits.after_days:
+        reasons["age"] = f"it was fitted on data up to {age_days:.0f} days ago, {limits.after_days:g} are allowed"
+    return Drift(card.kind, card.version, card.fitted_until_ms, age_days, expected, recent, reasons)
+
+
+def card_coverage(card: Card) -> float:
+    """The share in the 80 % band when the model was judged; 0.8 where the card does not say."""
+    rows = [row for row in card.calibration if abs(row.nominal - NOMINAL) < 1e-9 and row.n]
+    total = sum(row.n for row in rows)
+    return sum(row.observed * row.n for row in rows) / total if total else NOMINAL
+
+
+def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
+    """One record of many series' (`record` of a row of `/v1/demand`), weighted by how many forecasts matured.
+
+    >>> recent_of([{"coverage_80": 0.7, "wql_vs_best_naive": 0.9, "origins": 30}, None]).n
+    30
+    """
+    known = [row for row in records if row and row.get("origins")]
+    n = sum(int(row["origins"]) for row in known)
+
+    def mean(name: str) -> float | None:
+        told = [(float(row[name]), int(row["origins"])) for row in known if row.get(name) is not None]
+        weight = sum(origins for _, origins in told)
+        return sum(value * origins for value, origins in told) / weight if weight else None
+
+    return Recent(mean("coverage_80"), mean("wql_vs_best_naive"), n)
+
+
+def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
+    """Features that are known on both sides, those that moved most first. before, now: (row, feature), NaN unknown."""
+    found = []
+    for column, name in enumerate(names):
+        then, later = (rows[np.isfinite(rows[:, column]), column] for rows in (before, now))
+        if len(then) and len(later):
+            medians = float(np.median(then)), float(np.median(later))
+            found.append(Moved(name, psi(then, later), ks(then, later), *medians, len(later)))
+    return sorted(found, key=lambda row: -row.psi)
+
+
+def psi(before: Array, now: Array) -> float:
+    """Population stability index over equally filled bins of `before`: 0 the same, above 0.25 another population.
+
+    >>> round(psi(np.arange(100.0), np.arange(100.0)), 6), psi(np.arange(100.0), np.arange(100.0) + 60) > 0.25
+    (0.0, True)
+    """
+    edges = np.unique(np.quantile(before, np.linspace(0, 1, PSI_BINS + 1)[1:-1]))
+    then, later = (_shares(np.searchsorted(edges, values, side="right"), len(edges) + 1) for values in (before, now))
+    return float(((later - then) * np.log(later / then)).sum())
+
+
+def _shares(at: NDArray[np.intp], bins: int) -> Array:
+    shares = np.bincount(at, minlength=bins) / len(at)
+    return np.maximum(shares, SMALLEST_SHARE)
+
+
+def ks(before: Array, now: Array) -> float:
+    """The Kolmogorov-Smirnov statistic: the largest gap of the two distribution functions.
+
+    >>> ks(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    1.0
+    """
+    points = np.concatenate((before, now))
+    then, later = (np.searchsorted(np.sort(values), points, side="right") / len(values) for values in (before, now))
+    return float(np.abs(then - later).max())

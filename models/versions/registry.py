@@ -1,0 +1,346 @@
+"""Versions of models on disk: added whole or not at all, promoted by one atomic write, rolled back as easily.
+
+    ROOT/demand/0001/           one version: the model's own files, card.json, card.html; never changed again
+    ROOT/demand/current         the version that serves, on the first line; on the next those that served before it
+    ROOT/demand/shadow          the version that is scored and does not serve, or off; without the file the newest
+    ROOT/demand/promotions.jsonl    who came and went: promote, rollback, forced or not
+    ROOT/demand/lock            held while a version gets its number, and while `current` changes
+    ROOT/demand/.new-…          a version under way, locked by its writer; without one it is swept away
+
+A version is written into its own folder, fsynced, then renamed: a kill leaves nothing or all. Readers take no lock.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from fleet import files
+from fleet.clock import Clock, SystemClock
+from fleet.errors import ModelError, UnknownEntity
+from models.versions.card import CARD_FILE, PAGE_FILE, Card, FileSum, read_card, write_card
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("demand", "duration")
+CURRENT, LOG, LOCK, NEW = "current", "promotions.jsonl", "lock", ".new-"
+SHADOW, OFF, NEWEST = "shadow", "off", "newest"
+REMEMBERED = 50  # versions that `current` keeps for rollbacks
+KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
+
+
+class Promotion(msgspec.Struct, frozen=True):
+    """A line of promotions.jsonl. action: promote or rollback; forced: in spite of the gate, whose sentence it is."""
+
+    time_ms: int
+    action: str
+    version: str
+    previous: str | None
+    forced: bool
+    sentence: str
+
+
+class Registry:
+    """The versions below one folder. Any number of processes may read and write at once."""
+
+    def __init__(self, root: Path, clock: Clock | None = None) -> None:
+        self.root = root
+        self._clock = clock or SystemClock()
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def current_version(self, kind: str) -> str | None:
+        """The version that serves, None where none does: one small file is read, so it may be asked every tick."""
+        served = self._served(kind)
+        return served[0] if served else None
+
+    def current(self, kind: str) -> Path | None:
+        """The folder of the version that serves, its files checked against their sums; None where none serves. A
+        damaged one gives way to the one before, with a warning. ModelError when none is whole."""
+        served = self._served(kind)
+        reasons: list[str] = []
+        for version in dict.fromkeys(served):
+            damage = self.damage(kind, version)
+            if damage is None:
+                if reasons:
+                    logger.warning("%s: %s serves in its place", "; ".join(reasons), version)
+                return self.path(kind, version)
+            reasons.append(f"{kind} {version} is damaged: {damage}")
+        if reasons:
+            raise ModelError("; ".join(reasons))
+        return None
+
+    def challenger(self, kind: str) -> str | None:
+        """The version to run in the shadow: the chosen one while it does not serve, else the newest if it is newer;
+        None for none. It may be damaged. As cheap as `current_version`."""
+        chosen, serving, names = self._chosen(kind), self.current_version(kind), self.names(kind)
+        if chosen not in (NEWEST, serving):
+            return None if chosen == OFF else chosen
+        return names[-1] if names and (serving is None or int(names[-1]) > int(serving)) else None
+
+    def _chosen(self, kind: str) -> str:
+        path = self._folder(kind) / SHADOW
+        try:
+            word = path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return NEWEST
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from None
+        if word not in (OFF, NEWEST) and not VERSION_NAME.fullmatch(word):
+            raise ModelError(f"{path} says {word[:40]!r}: expected a version, {OFF} or {NEWEST}")
+        return word
+
+    def versions(self, kind: str) -> list[Card]:
+        """The cards of all versions that have a readable one, oldest first."""
+        cards = []
+        for version in self.names(kind):
+            try:
+                cards.append(self.card(kind, version))
+            except ModelError as error:
+                logger.warning("%s: the version is passed over", error)
+        return cards
+
+    def names(self, kind: str) -> list[str]:
+        """The names of all versions, damaged ones too, oldest first."""
+        folder = self._folder(kind)
+        if not folder.is_dir():
+            return []
+        return sorted((path.name for path in folder.iterdir() if VERSION_NAME.fullmatch(path.name)), key=int)
+
+    def path(self, kind: str, version: str) -> Path:
+        """The folder of a version; "3" is 0003. UnknownEntity where there is none."""
+        name = version.zfill(4)
+        folder = self._folder(kind) / name
+        if not VERSION_NAME.fullmatch(name) or not folder.is_dir():
+            known = ", ".join(self.names(kind)[-5:]) or "none"
+            raise UnknownEntity(f"no version {version} of {kind} in {self.root}; the newest are: {known}")
+        return folder
+
+    def card(self, kind: str, version: str) -> Card:
+        return read_card(self.path(kind, version))
+
+    def damage(self, kind: str, version: str) -> str | None:
+        """What is wrong with a version: a file that is missing or has another sum; None when it is whole."""
+        try:
+            folder = self.path(kind, version)
+            for file in read_card(folder).files:
+                if _sum_of(folder / file.path) != file.sha256:
+                    return f"{file.path} has another sha256 than its card says"
+        except (ModelError, UnknownEntity) as error:
+            return str(error)
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        return None
+
+    def promotions(self, kind: str) -> list[Promotion]:
+        """Who served when, oldest first; a line that a crash cut short is passed over."""
+        path = self._folder(kind) / LOG
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        kept = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                kept.append(msgspec.json.decode(line, type=Promotion))
+        return kept
+
+    def _served(self, kind: str) -> list[str]:
+        """The version that serves, then those that served before it, newest first."""
+        try:
+            lines = (self._folder(kind) / CURRENT).read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self._folder(kind) / CURRENT} cannot be read: {error}") from None
+        return [line for line in lines if VERSION_NAME.fullmatch(line)]
+
+    def _folder(self, kind: str) -> Path:
+        if not KIND_NAME.fullmatch(kind):
+            raise UnknownEntity(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+        return self.root / kind
+
+    # -- adding -----------------------------------------------------------------------------------------------------
+
+    def add(
+        self, kind: str, write: Callable[[Path], None], card: Card, page: Callable[[Card], str] | None = None
+    ) -> str:
+        """Add a version, not promoted: `write` fills an empty folder; the card gets its number and the sums of its
+        files; `page` makes card.html. When `write` raises, nothing is left; OSError (full disk) becomes ModelError."""
+        folder = self._folder(kind)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._new_folder(folder) as new:
+                write(new)
+                sums = _sums(new)
+                with self._locked(folder):
+                    version = f"{self._last_number(kind) + 1:04d}"
+                    card = msgspec.structs.replace(card, kind=kind, version=version, files=sums)
+                    write_card(card, new)
+                    read_card(new)  # NaN where a number must be is found now, not by who serves it
+                    if page is not None:
+                        (new / PAGE_FILE).write_text(page(card), encoding="utf-8")
+                    _sync_tree(new)
+                    files.rename(new, folder / version, "models")
+                    files.sync_folder(folder, "models")
+        except OSError as error:
+            raise ModelError(f"cannot keep a version of {kind} in {folder}: {error.strerror or error}") from error
+        return version
+
+    def _last_number(self, kind: str) -> int:
+        """The greatest number ever used: one that was pruned or served is not used again."""
+        return max(map(int, [*self.names(kind), *self._served(kind), "0"]))
+
+    @contextlib.contextmanager
+    def _new_folder(self, folder: Path) -> Iterator[Path]:
+        """An empty folder that is ours while we live, removed at the end unless renamed."""
+        with self._locked(folder):
+            _sweep(folder)
+            new = folder / f"{NEW}{secrets.token_hex(8)}"
+            new.mkdir()
+            handle = os.open(new, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield new
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+            os.close(handle)
+
+    # -- serving ----------------------------------------------------------------------------------------------------
+
+    def promote(self, kind: str, version: str, force: bool = False) -> None:
+        """Let a version serve. ModelError when its card says that it lost or was never judged, or it is damaged. force:
+        in spite of the gate, which the registry records. A version that already serves stays."""
+        folder = self.path(kind, version)
+        damage = self.damage(kind, folder.name)
+        if damage is not None:
+            raise ModelError(f"{kind} {folder.name} is not promoted: it is damaged: {damage}")
+        card = read_card(folder)
+        objection = _objection(card)
+        if objection is not None and not force:
+            raise ModelError(f"{kind} {folder.name} is not promoted: {objection}")
+        with self._locked(folder.parent):
+            served = self._served(kind)
+            if served[:1] == [folder.name]:
+                return
+            self._serve(kind, [folder.name, *served])
+            sentence = objection or (card.gate.sentence if card.gate else "")
+            self._note(kind, "promote", served, sentence, forced=objection is not None)
+
+    def rollback(self, kind: str) -> str:
+        """Let the version serve that served before the current one, and is whole; returns it. ModelError for none."""
+        with self._locked_if_there(kind):
+            served = self._served(kind)
+            for at in range(1, len(served)):
+                if served[at] != served[0] and self.damage(kind, served[at]) is None:
+                    self._serve(kind, served[at:])
+                    self._note(kind, "rollback", served, f"back from {served[0]}")
+                    return served[at]
+        now = f"{served[0]} is the only whole one that ever served" if served else "none serves"
+        raise ModelError(f"no version of {kind} to go back to: {now}")
+
+    def shadow(self, kind: str, version: str) -> None:
+        """Choose what runs in the shadow: a version, `off` or `newest`. ModelError where it serves or is damaged."""
+        if version not in (OFF, NEWEST):
+            version = self.path(kind, version).name
+            if version == self.current_version(kind):
+                raise ModelError(f"{kind} {version} serves: only another version can run in its shadow")
+            damage = self.damage(kind, version)
+            if damage is not None:
+                raise ModelError(f"{kind} {version} cannot run in the shadow: it is damaged: {damage}")
+        with self._locked(self._folder(kind)):
+            self._replace(kind, SHADOW, [version])
+
+    def old(self, kind: str, keep: int) -> list[str]:
+        """What `prune` would delete: all but the newest `keep`, what serves, served before it or runs in the shadow."""
+        kept = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
+        names = self.names(kind)
+        return [name for name in names[: max(0, len(names) - keep)] if name not in kept]
+
+    def prune(self, kind: str, keep: int) -> list[str]:
+        """Delete old versions; returns their names."""
+        with self._locked_if_there(kind):
+            old = self.old(kind, keep)
+            for name in old:
+                gone = self._folder(kind) / f"{NEW}{name}"
+                (self._folder(kind) / name).rename(gone)  # first out of sight at once, then file by file
+                shutil.rmtree(gone)
+        return old
+
+    def _serve(self, kind: str, served: list[str]) -> None:
+        self._replace(kind, CURRENT, served[:REMEMBERED])
+
+    def _replace(self, kind: str, name: str, lines: list[str]) -> None:
+        folder = self._folder(kind)
+        files.replace_file(folder / name, ["".join(f"{line}\n" for line in lines).encode("ascii")], "models")
+
+    def _note(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
+        version, previous = self._served(kind)[0], before[0] if before else None
+        line = Promotion(self._clock.now_ms(), action, version, previous, forced, sentence)
+        with (self._folder(kind) / LOG).open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    @contextlib.contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """One writer at a time; the lock goes with the process that holds it."""
+        try:
+            with (folder / LOCK).open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise ModelError(f"cannot change {folder}: {error.strerror or error}") from error
+
+    def _locked_if_there(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        folder = self._folder(kind)
+        return self._locked(folder) if folder.is_dir() else contextlib.nullcontext()
+
+
+def _objection(card: Card) -> str | None:
+    """Why a card's model must not serve; None when nothing speaks against it."""
+    gate = card.gate
+    if gate is None:
+        return "no gate has judged it against a baseline; --force promotes it all the same, and that is recorded"
+    if gate.won:
+        return None
+    return (
+        f"it lost to {gate.baseline}: {gate.metric} {gate.ours:.4g} against {gate.baseline_value:.4g} over "
+        f"{gate.origins:,} origins ({gate.sentence}); --force promotes it all the same, and that is recorded"
+    )
+
+
+def _sweep(folder: Path) -> None:
+    """Delete versions under way whose writer is gone: nobody holds their lock."""
+    for path in folder.glob(f"{NEW}*"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(handle)
+        logger.info("%s was left by a writer that is gone: deleted", path)
+        shutil.rmtree(path)
+
+
+def _sums(folder: Path) -> tuple[FileSum, ...]:
+    """Size and sum of every file below a folder, but of the card's own."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [(path, path.relative_to(folder).as_posix()) for path in paths]
+    return tuple(
+        FileSum(name, path.stat().st_size, _sum_of(path)) for path, name in names if name not in (CARD_FILE, PAGE_FILE)
+    )
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        files.sync_folder(path, "models")

@@ -1,0 +1,87 @@
+"""Demand: forecasts, what became of earlier ones, and what demand is made of."""
+
+import msgspec
+
+from models.demand.rows import DemandRow, Prescale
+
+__all__ = ["DemandRow", "Prescale"]
+
+
+class Demand(msgspec.Struct):
+    as_of_ms: int
+    series: list[DemandRow]
+
+
+class DemandRecord(msgspec.Struct):
+    """What was forecast and what then happened: [time_ms, value] and [time_ms, quantiles …] rows."""
+
+    as_of_ms: int
+    pool: str
+    target: str
+    history: list[list[float | None]]
+    forecast: list[list[float | None]]
+    old: list[list[float | None]]
+    class_: str = msgspec.field(name="class", default="all")
+
+
+class DemandBand(msgspec.Struct):
+    """GPUs that are in use for at least this share of the time."""
+
+    share_of_time: float
+    gpus: float
+
+
+class DemandBurst(msgspec.Struct):
+    """Of the last day: the highest level, the shortest burst that is no noise, and how much of them is noise."""
+
+    ceiling_gpus: float
+    shortest_s: float | None
+    noise_share: float | None
+
+
+class Residency(msgspec.Struct):
+    """Shares of held GPU time: something in the GPU's memory, and computing."""
+
+    loaded_share: float
+    active_share: float
+
+
+class RunDurations(msgspec.Struct):
+    p50: float
+    p90: float
+    p99: float
+    cv: float
+
+
+class ToleratedWait(msgspec.Struct):
+    """In seconds, and in queued jobs that start within them."""
+
+    s: float
+    jobs: float | None
+
+
+class ColdStart(msgspec.Struct):
+    p50: float
+    p90: float
+
+
+class DemandModelRow(msgspec.Struct):
+    """What the data cannot tell is null, with a sentence in `reasons`."""
+
+    pool: str
+    class_: str = msgspec.field(name="class")
+    window_s: int
+    floor_gpus: float | None
+    bands: list[DemandBand] | None
+    burst: DemandBurst | None
+    mix: dict[str, float] | None
+    residency: Residency | None
+    duration_s: RunDurations | None
+    tolerated_wait: ToleratedWait | None
+    cold_start_s: ColdStart | None
+    reasons: dict[str, str]
+
+
+class DemandModel(msgspec.Struct):
+    as_of_ms: int
+    rows: list[DemandModelRow]

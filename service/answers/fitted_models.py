@@ -1,0 +1,43 @@
+"""Fitted models that serve, and challengers that are scored beside them."""
+
+import msgspec
+
+
+class BandShare(msgspec.Struct):
+    """Share of outcomes inside the 10 to 90 % band: when the model was judged, and lately."""
+
+    card: float
+    recent: float | None
+
+
+class FittedModel(msgspec.Struct):
+    """A version that serves. retrain: condition (coverage, loss, age) -> why; empty while it is fine."""
+
+    kind: str
+    version: str
+    fitted_until_ms: int
+    age_days: float
+    gate: str | None
+    coverage_80: BandShare
+    loss_vs_best_naive: float | None
+    forecasts: int
+    retrain: dict[str, str]
+
+
+class ShadowModel(msgspec.Struct, frozen=True):
+    """A version that is scored and never serves. Losses over persistence's on the same forecasts; below 1 is better.
+
+    `serving_vs_persistence`: of the version that serves; null where none does.
+    """
+
+    kind: str
+    version: str
+    loss_vs_persistence: float
+    serving_vs_persistence: float | None
+    forecasts: int
+
+
+class FittedModels(msgspec.Struct):
+    as_of_ms: int
+    rows: list[FittedModel]
+    shadows: list[ShadowModel]

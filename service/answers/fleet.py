@@ -1,0 +1,120 @@
+"""The fleet at a glance, ingestion, health and readiness."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ingest.archive.archive import ArchiveHealth
+from models.risk.scores import RISK_HORIZONS_S
+from service.answers.risk import StateName
+
+Quantiles = dict[str, float | None]  # p50, p99; null when there are no values
+SourceHealth = dict[str, Any]  # `name`, and whatever the source reports
+
+
+class Ingestion(msgspec.Struct, kw_only=True):
+    """What sources deliver, and how fast it is on the board. tick_ms, lag_ms: wall time."""
+
+    as_of_ms: int
+    sources: list[SourceHealth]
+    samples_per_s: float
+    events_per_s: float
+    newest_sample_ms: int | None
+    bad_records: dict[str, int]
+    bad_examples: dict[str, str] = {}
+    bad_total: int = 0
+    samples_total: int = 0
+    late_total: int = 0
+    events_total: int = 0
+    duplicates_total: int = 0
+    targets: dict[str, int]
+    ticks: int = 0
+    tick_ms: Quantiles = {}
+    lag_ms: Quantiles = {}
+    archive: ArchiveHealth | None = None
+    limits: dict[str, dict[str, int]] = {}
+
+
+class FleetGpu(msgspec.Struct, gc=False):
+    job: str | None
+    usable: bool
+
+
+class FleetNode(msgspec.Struct, kw_only=True):
+    """A node on the console's map. `p`: of its likeliest kind within `horizon_s`, null where nothing is known."""
+
+    node: str
+    rack: str | None
+    rail_group: str | None = None
+    block: str | None = None
+    state: StateName
+    flagged: bool
+    placed: bool = True
+    p: float | None
+    reason: str | None = None
+    gpus: Sequence[FleetGpu] = ()
+    jobs: Sequence[str]
+
+
+class GpuCounts(msgspec.Struct):
+    running: int
+    free: int
+    unusable: int
+    total: int
+
+
+class Warming(msgspec.Struct):
+    """How much history there is, and how much the models want, in seconds."""
+
+    have_s: int
+    need_s: int
+
+
+class BoardMeta(msgspec.Struct):
+    """`meta`: the fleet, its clock and the models of one board. `warming` is null once there is enough history."""
+
+    fleet: str
+    generation: int
+    now_ms: int
+    speed: float
+    tick_s: float
+    occupancy_known: bool
+    occupancy_unknown: str
+    models: dict[str, str]
+    warming: Warming | None
+
+
+class FleetAnswer(msgspec.Struct, kw_only=True):
+    as_of_ms: int
+    fleet_time_ms: int = 0
+    horizon_s: int = RISK_HORIZONS_S[0]
+    gpus: GpuCounts
+    queued_gpus: int
+    queued_jobs: int
+    at_risk: int
+    nodes: Sequence[FleetNode]
+    name: str
+    speed: float = 1.0
+    samples_per_s: float = 0.0
+    newest_sample_ms: int | None = None
+    warming: Warming | None = None
+
+
+class Health(msgspec.Struct):
+    status: str
+
+
+class ReadyCheck(msgspec.Struct):
+    name: str
+    ok: bool
+    sentence: str
+
+
+class Readiness(msgspec.Struct):
+    """`warming` says how much history there is while it is less than the models want."""
+
+    status: str
+    as_of_ms: int
+    warming: Warming | None
+    checks: list[ReadyCheck]

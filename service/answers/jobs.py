@@ -1,0 +1,166 @@
+"""Jobs: what runs, waits and lately ended, and who slows a job down."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from fleet.events import Failed, JobEvent
+from fleet.requests import Gang, RankPlacement
+from service.answers.estimates import RunQuantiles
+
+JobState = Literal["queued", "running", "finished", "failed", "preempted"]
+
+
+class RemainingTime(msgspec.Struct, gc=False):
+    """Seconds from now."""
+
+    p50: float
+    p90: float
+
+
+class JobRow(msgspec.Struct, kw_only=True):
+    """`remaining_s` is of a job that runs; null where nothing is known."""
+
+    job: str
+    attempt: int
+    state: JobState
+    class_: str = msgspec.field(name="class")
+    user: str
+    queue: str = ""
+    gpus: int
+    nodes: Sequence[str]
+    submitted_ms: int | None
+    started_ms: int | None
+    ended_ms: int | None = None
+    remaining_s: RemainingTime | None
+    slow: bool
+
+
+class Jobs(msgspec.Struct):
+    as_of_ms: int
+    rows: list[JobRow]
+
+
+class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What an attempt was submitted with, by the keys of a placement request."""
+
+    gang: Gang | int | msgspec.UnsetType = msgspec.UNSET
+    gpus_per_node: int | msgspec.UnsetType = msgspec.UNSET
+    priority: int | msgspec.UnsetType = msgspec.UNSET
+    gpu_model: str = ""
+    cpus: int | None = None
+    limit_s: float | None = None
+
+
+class PlacedRank(msgspec.Struct):
+    """A rank, its node and its GPUs there; the node alone where nobody says which rank is where."""
+
+    node: str
+    rank: int | msgspec.UnsetType = msgspec.UNSET
+    gpus: Sequence[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class QueuedRequest(Asks, kw_only=True):
+    """A job that waits as a placement request."""
+
+    request_id: str
+    attempt: int
+    queue: str
+    class_: str = msgspec.field(name="class")
+    user: str
+
+
+class QueuedJob(msgspec.Struct):
+    """What the placer is told of a job that waits."""
+
+    submitted_ms: int | None
+    request: QueuedRequest
+
+
+class RunningJobRow(msgspec.Struct):
+    """What the placer is told of a job that runs."""
+
+    job: str
+    attempt: int
+    gpus: int
+    started_ms: int | None
+    queue: str
+    limit_s: float | None = None
+
+
+class KnownAttempts(msgspec.Struct):
+    """`occupancy`: attempts (job, attempt) that run, or ended (with when) lately, as of a position of the events."""
+
+    position: int
+    running: Sequence[tuple[str, int]]
+    ended: Sequence[tuple[str, int, int | None]]
+
+
+class JobDetail(msgspec.Struct, kw_only=True):
+    """What one job's answer has beside its row. `asks` while it waits or runs; the API keeps it for itself."""
+
+    placement: Sequence[RankPlacement] | Sequence[PlacedRank]
+    phase: str | None
+    phase_since_ms: int | None
+    queued_reason: str | None
+    failure: Failed | None
+    run_s: RunQuantiles | None
+    model: str | None
+    events: Sequence[JobEvent]
+    asks: Asks | msgspec.UnsetType = msgspec.UNSET
+
+
+class JobAnswer(JobRow, kw_only=True):
+    """A row, and where it runs and what it last said."""
+
+    as_of_ms: int
+    placement: list[PlacedRank]
+    phase: str | None = None
+    phase_since_ms: int | None = None
+    queued_reason: str | None = None
+    failure: Failed | None = None
+    run_s: RunQuantiles | None = None  # as told at its submission
+    model: str | None = None  # that told it
+    events: list[JobEvent]
+    start_ms: dict[str, int] | None = None  # of a job that waits, where known
+    source: Literal["board", "archive"] = "board"  # archive: of a job that ended longer ago, without its steps
+    reasons: dict[str, str] = {}  # why run_s, remaining_s and start_ms are null, where they are
+
+
+class Culprit(msgspec.Struct):
+    """`name` of a worker: NODE/GPU, or its node or rank; of a link: its port; of a stage: its number."""
+
+    kind: Literal["worker", "link", "stage", "node", "nobody"]
+    name: str | None
+    share: float | None
+
+
+StragglerCause = Literal[
+    "compute",
+    "communication",
+    "data",
+    "sequence_length",
+    "checkpoint",
+    "garbage_collection",
+    "interference",
+    "unknown",
+]
+
+
+class Stragglers(msgspec.Struct):
+    """`slow` is null while there are no step times or peers to compare.
+
+    `expected_step_s`: of steps such as these (by their sequence lengths, where told), or if all members were alike;
+    `ratio`: to the job's own past, else to that. `cause` is told of long steps that are nobody's fault, too.
+    """
+
+    as_of_ms: int
+    slow: bool | None
+    since_ms: int | None
+    observed_step_s: float | None
+    expected_step_s: float | None
+    ratio: float | None
+    culprit: Culprit
+    cause: StragglerCause
+    sentence: str

@@ -1,0 +1,97 @@
+"""Placements, the queue, the audit trail, and how the placer is."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fleet.requests import Decision, Gang
+from placement.ledger_chain import ChainHead
+from placement.reservation import FreeWindow, Held, JobRelease
+from service.state_identity import Doubt
+
+
+class QueueRow(msgspec.Struct, kw_only=True):
+    """`ignored`: as in the decision, keys of the request that were read and changed nothing."""
+
+    request_id: str
+    position: int
+    tenant: str
+    queue: str
+    user: str
+    gang: Gang | int
+    gpus_per_node: int
+    priority: int
+    waiting_s: float
+    why: str
+    start_ms: dict[str, int] | None
+    job: str = ""
+    ignored: Sequence[str] = ()
+
+
+class Queue(msgspec.Struct):
+    """reservation: the head's, null while nobody waits for one. backfill: free GPUs by until when others may use them.
+    releases: running jobs, the soonest to end first, by their p10, p50 and p90."""
+
+    as_of_ms: int
+    rows: Sequence[QueueRow]
+    reservation: Held | None = None
+    backfill: Sequence[FreeWindow] = ()
+    releases: Sequence[JobRelease] = ()
+
+
+class Settled(msgspec.Struct):
+    """A placement that was cancelled, or a request that was withdrawn."""
+
+    request_id: str
+    state: str
+    sentence: str
+
+
+class StoredDecision(Decision, frozen=True, kw_only=True):
+    """A decision as it was answered, and what the ledger knows of it."""
+
+    cursor: int
+    time_ms: int = 0
+    job: str
+    attempt: int
+
+
+class Placements(msgspec.Struct):
+    """Decisions since a cursor, with job and attempt."""
+
+    as_of_ms: int
+    rows: list[StoredDecision]
+    cursor: int
+
+
+class AuditLine(msgspec.Struct):
+    """Who asked for what and what was decided; `previous` is the hash of the line before."""
+
+    audit_id: int
+    time_ms: int
+    caller: str
+    action: str
+    request_id: str
+    decision_id: str
+    board_as_of_ms: int
+    models: dict[str, str]
+    sentence: str
+    stored: str
+    previous: str
+    hash: str
+
+
+class Audit(msgspec.Struct):
+    as_of_ms: int
+    head: ChainHead
+    rows: list[AuditLine]
+
+
+class PlacerHealth(msgspec.Struct):
+    """What the placer's `/healthz` answers; `doubts`: parts of the state that lack what another has seen."""
+
+    ok: bool = True
+    warming: bool = False
+    board_as_of_ms: int | None = None
+    queued: int = 0
+    doubts: Sequence[Doubt] = ()

@@ -1,0 +1,155 @@
+"""Node risk: the ranking of all nodes, one node whole, and hard signals that came after the scores.
+
+NaN is unknown, and null in JSON; what is UNSET is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from models.risk.part_risk import UsualPart
+from models.risk.record import Calibration
+from models.risk.scores import Action, PartRisk
+
+RiskKind = Literal["fail", "drain", "slow"]
+StateName = Literal["ok", "degraded", "drained", "lost", "stale", "unknown"]
+
+
+class RankedNode(msgspec.Struct):
+    """A node as the ranking shows it, without its probability; `parts`: what something speaks against."""
+
+    node: str
+    rack: str | None
+    state: StateName
+    placed: bool
+    reason: str | None
+    action: Action
+    parts: Sequence[PartRisk] = ()
+
+
+class RiskRow(RankedNode, kw_only=True):
+    """One node at one horizon; `p` is null where nothing is known."""
+
+    p: float | None
+    kind: RiskKind | None
+    horizon_s: int
+
+
+class RiskNodes(msgspec.Struct):
+    """`calibration`: how true the service's own forecasts were; `usual`: the parts that no row names."""
+
+    as_of_ms: int
+    model: str
+    rows: list[RiskRow]
+    usual: list[UsualPart] = []
+    calibration: list[Calibration] = []
+    history: dict[str, Any] = {}
+
+
+class CalibrationRecord(msgspec.Struct):
+    """`rows`: a horizon each; `history`: what the history hazard was fitted on."""
+
+    rows: Sequence[Calibration]
+    history: Mapping[str, Any]
+
+
+class NodeRisk(msgspec.Struct, gc=False):
+    """Of one kind within one horizon."""
+
+    kind: RiskKind
+    horizon_s: int
+    p: float | None
+
+
+class NodeReason(msgspec.Struct):
+    """A measured value that speaks for a risk, beside its usual value."""
+
+    feature: str
+    entity: str
+    value: float | None
+    usual: float | None
+    unit: str
+    share: float
+    since_ms: int | None
+    sentence: str
+
+
+class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
+    """A node event or an XID that the scores do not know of yet. `taken_ms`: since when it is on the board."""
+
+    node: str
+    gpu: int | None = None
+    type: str
+    code: int | str | None = None
+    time_ms: int = 0
+    sentence: str = ""
+    fatal: bool = False
+    advice: str = ""
+    taken_ms: int = 0
+
+    @property
+    def identity(self) -> tuple[str, int | None, str, int | str | None, int]:
+        """The same signal again has the same."""
+        return self.node, self.gpu, self.type, self.code, self.time_ms
+
+
+class UrgentSignals(msgspec.Struct):
+    """`doc.urgent`: the latest hard signals."""
+
+    as_of_ms: int = 0
+    rows: Sequence[HardSignal] = ()
+
+
+class GpuAnswer(msgspec.Struct, gc=False):
+    """What one GPU of a node does now; no readings where none was ever heard."""
+
+    index: int
+    job: str | None
+    age_s: float | UnsetType = UNSET
+    power_w: float | UnsetType = UNSET
+    gpu_temp_c: float | UnsetType = UNSET
+    sm_clock_mhz: float | UnsetType = UNSET
+    gpu_util: float | UnsetType = UNSET
+    sm_active: float | UnsetType = UNSET
+    tensor_active: float | UnsetType = UNSET
+    xid: float | UnsetType = UNSET
+
+
+class HostAnswer(msgspec.Struct, gc=False):
+    """What node_exporter tells of a host. Shares are of time, rates per second."""
+
+    cpu_idle: float | UnsetType = UNSET
+    cpu_steal: float | UnsetType = UNSET
+    cpu_pressure: float | UnsetType = UNSET
+    memory_pressure: float | UnsetType = UNSET
+    io_pressure: float | UnsetType = UNSET
+    memory_total_bytes: float | UnsetType = UNSET
+    memory_available_bytes: float | UnsetType = UNSET
+    numa_misses_per_s: float | UnsetType = UNSET
+    nvme_busy: float | UnsetType = UNSET
+    nvme_read_bytes_per_s: float | UnsetType = UNSET
+    nvme_written_bytes_per_s: float | UnsetType = UNSET
+    net_rx_bytes_per_s: float | UnsetType = UNSET
+    net_tx_bytes_per_s: float | UnsetType = UNSET
+    bmc_power_w: float | UnsetType = UNSET
+
+
+class NodeAnswer(msgspec.Struct, kw_only=True):
+    """One node. `urgent`: what came after the scores."""
+
+    node: str
+    as_of_ms: int
+    state: StateName
+    placed: bool
+    rack: str | None = None
+    gpu_model: str = ""
+    risk: Sequence[NodeRisk]
+    reasons: Sequence[NodeReason]
+    action: Action
+    jobs: Sequence[str]
+    gpus: Sequence[GpuAnswer]
+    host: HostAnswer | None = None
+    model: str
+    urgent: Sequence[HardSignal] | UnsetType = UNSET

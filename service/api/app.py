@@ -1,0 +1,84 @@
+"""The API's FastAPI application over the board, the inbox and the placer; service.api.routes.all lists its routes."""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from importlib import metadata
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.clock import Clock
+from fleet.errors import FleetcastError
+from service.api.openapi import document
+from service.api.routes import console, placements
+from service.api.routes.all import ROWS
+from service.api.routes.context import Context
+from service.api.routes.table import Row, encode, routes_of
+from service.api.wiring import access_of, context_of, opened
+from service.config import Config
+from service.http.access import Access, Scope, default_scope
+from service.http.problems import as_problem, http_problem
+
+
+def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:
+    """`writer` names its inbox segments; `access`: from the environment, ConfigError if too weak for `api.host`."""
+    context = context_of(config, clock, access_of(config) if access is None else access)
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        async with opened(context, writer):
+            yield
+
+    rows = (
+        *(_sent_on(row) if context.mirror else row for row in ROWS),
+        Row("GET", "/openapi.json", _openapi, "This document", "docs", answer=dict),
+        Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
+        *console.ROWS,
+    )
+
+    async def admit(request: Request) -> None:
+        """For routes added with FastAPI's decorators; those of the table ask by themselves."""
+        await context.access.admit(request, default_scope(request.method))
+
+    app = FastAPI(
+        title="Fleetcast",
+        version=metadata.version("fleetcast"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        lifespan=life,
+        routes=list(routes_of(rows, context)),
+        dependencies=[Depends(admit)],
+        exception_handlers={HTTPException: http_problem, FleetcastError: _tree_problem},
+    )
+    app.state.context = context
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            own = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            app.openapi_schema = document(rows, app.version, own, needs_token=not context.access.is_open)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def _sent_on(row: Row) -> Row:
+    """A row of a replica: what takes something in is for the api that has a pipeline and a placer."""
+    return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
+
+
+async def _openapi(request: Request, context: Context, query: Any) -> Response:
+    return Response(encode(request.app.openapi()), media_type="application/json")
+
+
+async def _tree_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FleetcastError)
+    return as_problem(error).response(request.scope["path"])

@@ -1,0 +1,106 @@
+"""Jobs that ended and left the board, from the archive's events: from the newest day back, for a bounded time.
+
+The search stops at the submission of the latest attempt. It skips steps: most events, but none says how a job ended.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass
+from typing import IO
+
+from fleet.errors import RecordError, SourceError
+from fleet.events import NodeEvent
+from fleet.jobs import JobAttempt, JobTable
+from ingest.archive.files import HOUR_MS, ArchiveFiles, day_ms, live
+from ingest.archive.read import RETRIES, log_damaged
+from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from service.config import Config
+
+AT_ONCE, MOST_WAITING = 2, 16  # look-ups of one api process
+MOST_EVENTS = 20_000  # of one job; a job with more is told by its newest
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The latest attempt, if any. stopped_ms: how far back was looked, where the time ran out before the end."""
+
+    attempt: JobAttempt | None = None
+    stopped_ms: int | None = None
+
+
+class ArchivedJobs:
+    """The look-ups of one api process, a few at once in threads."""
+
+    def __init__(self, config: Config) -> None:
+        self.enabled = config.archive.enabled and config.archive.look_s > 0
+        self._url = config.archive_url
+        self._limit_s = config.archive.look_s
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    async def find(self, job: str) -> Found:
+        """Raises SourceError where the archive cannot be read, or too many look for something."""
+        if self._waiting >= MOST_WAITING:
+            raise SourceError(f"{self._waiting} look-ups in the archive wait: ask again", retry_after_s=self._limit_s)
+        self._waiting += 1
+        try:
+            async with self._gate:
+                return await asyncio.to_thread(self._find, job)
+        finally:
+            self._waiting -= 1
+
+    def _find(self, job: str) -> Found:
+        files = ArchiveFiles(self._url)
+        try:
+            with files.as_os_error():
+                return look_up(files, job, self._limit_s)
+        except OSError as error:
+            raise SourceError(f"the archive cannot be read: {error}", retry_after_s=5.0) from None
+
+
+def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
+    """The latest attempt of a job. Blocking; no file is opened once `limit_s` seconds are over. Raises OSError."""
+    until_s, table = time.monotonic() + limit_s, JobTable()
+    for day in reversed(files.days("events")):
+        hours = {name.hour for name in files.names("events", [day])}
+        for hour in sorted(hours, reverse=True):
+            if time.monotonic() >= until_s or table.position >= MOST_EVENTS:
+                return Found(table.get(job), day_ms(day) + (hour + 1) * HOUR_MS)
+            _fold(table, _told(files, day, hour, job))
+            latest = table.get(job)
+            if latest is not None and latest.submission is not None:
+                return Found(latest)
+    return Found(table.get(job))
+
+
+def _told(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
+    """What an hour's files hold of a job. Compaction may replace files meanwhile: then all are read anew."""
+    for attempt in itertools.count(1):
+        found: list[str] = []
+        try:
+            for name in live(name for name in files.names("events", [day]) if name.hour == hour):
+                with log_damaged(name), files.open(name) as file:
+                    found += _of_job(file, job)
+            return found
+        except FileNotFoundError:
+            if attempt == RETRIES:
+                raise
+    raise AssertionError("there is no last try")
+
+
+def _of_job(file: IO[bytes], job: str) -> list[str]:
+    import pyarrow.parquet as pq
+
+    filters = [("of", "==", "job"), ("name", "==", job), ("type", "!=", "step")]
+    texts: list[str] = pq.read_table(file, columns=["event"], filters=filters, use_threads=False)["event"].to_pylist()
+    return texts
+
+
+def _fold(table: JobTable, texts: list[str]) -> None:
+    for text in texts:
+        with contextlib.suppress(RecordError):  # of a later version, say: the others tell what they can
+            event = decode_event(text.encode(), 0, NO_FUTURE_LIMIT_MS)
+            if not isinstance(event, NodeEvent):
+                table.apply(event)

@@ -1,0 +1,116 @@
+"""EventBroadcaster: server-sent events from one poller of the board to any number of clients; a slow one skips boards.
+
+event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
+event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
+: heartbeat                               every 15 s of silence
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from service.board.board import Board
+from service.board.cache import BoardCache
+
+POLL_S = 0.1
+HEARTBEAT_S = 15.0
+MAX_CLIENTS = 256
+HARD_KEPT = 256
+
+
+class EventBroadcaster:
+    """All times are wall time. `close` ends every stream, so that a server can stop."""
+
+    def __init__(self, cache: BoardCache, *, poll_s: float = POLL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self.cache = cache
+        self.clients = 0
+        self.closed = False
+        self._poll_s = poll_s
+        self._heartbeat_s = heartbeat_s
+        self._board: bytes = b""
+        self._boards = 0
+        self._hard: deque[tuple[int, Any]] = deque(maxlen=HARD_KEPT)
+        self._hard_count = 0
+        self._urgent_raw = b""
+        self._urgent: list[Any] = []
+        self._changed = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream of one client."""
+        self.clients += 1
+        if self._poller is None:
+            self._refresh()
+            self._poller = asyncio.ensure_future(self._poll())
+        boards, hard = -1, self._hard_count
+        try:
+            yield b"retry: 2000\n\n"
+            while not self.closed:
+                changed = self._changed
+                if self._boards != boards and self._board:
+                    boards = self._boards
+                    yield self._board
+                if self._hard_count != hard:
+                    rows = [row for number, row in self._hard if number > hard]
+                    hard = self._hard_count
+                    yield b"event: hard\ndata: " + msgspec.json.encode(rows) + b"\n\n"
+                try:
+                    await asyncio.wait_for(changed.wait(), self._heartbeat_s)
+                except TimeoutError:
+                    yield b": heartbeat\n\n"
+        finally:
+            self.clients -= 1
+            if not self.clients and self._poller is not None:
+                self._poller.cancel()
+                self._poller = None
+
+    async def _poll(self) -> None:
+        while not self.closed:
+            await asyncio.sleep(self._poll_s)
+            if self._refresh():
+                self._wake()
+
+    def _refresh(self) -> bool:
+        """Read the board; True when it or its urgent part is new."""
+        board = self.cache.latest()
+        if board is None:
+            return False
+        data = msgspec.json.encode({"as_of_ms": board.as_of_ms, "sequence": board.sequence})
+        text = b"id: %d\nevent: board\ndata: %b\n\n" % (board.sequence, data)
+        changed = text != self._board
+        if changed:
+            self._board, self._boards = text, self._boards + 1
+        return self._refresh_urgent(board) or changed
+
+    def _refresh_urgent(self, board: Board) -> bool:
+        try:
+            raw = board.text("doc.urgent")
+        except KeyError:
+            return False
+        if raw == self._urgent_raw:
+            return False
+        self._urgent_raw = raw
+        rows = msgspec.json.decode(raw)["rows"]
+        fresh = [row for row in rows if row not in self._urgent]
+        self._urgent = rows
+        for row in fresh:
+            self._hard_count += 1
+            self._hard.append((self._hard_count, row))
+        return bool(fresh)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed = True
+        self._wake()
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+            self._poller = None

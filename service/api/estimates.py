@@ -1,0 +1,123 @@
+"""The answer to `POST /v1/jobs/estimate`: what similar jobs needed, and when the placer would start it. Pure.
+
+Run time and needs come from the board, so they need neither pipeline nor placer. `reasons` says why a field is null.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from features.past_runs import JobShape
+from fleet.requests import PlacementRequest, ignored_facts
+from placement.start_time import Blocker
+from service.answers.estimates import Estimate, RunQuantiles, Similar
+from service.board.board import Board
+from service.board.kind_tables import Needs, RunTime, needs, run_time
+
+NO_RUNS = "no job has ended yet that it could be compared with"
+NO_READINGS = "telemetry saw no finished job of this user's name or size, nor of this size in this queue"
+COMPARED_BY = ("queue",)  # `features.similarity.kinds`, of the facts that no decision heeds
+DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
+
+
+class StartAnswer(msgspec.Struct, frozen=True):
+    """What a placer says of a start, a whole Estimate of another api among it, or the `detail` of its problem."""
+
+    start_ms: dict[str, int] | None = None
+    blocked_by: tuple[Blocker, ...] = ()
+    constraint: str | None = None
+    sentence: str = ""
+    reasons: dict[str, str] = {}
+    detail: str = "the placer has no answer"
+
+
+NO_START = StartAnswer()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the placer says: its answer, or `why` there is none."""
+
+    answer: StartAnswer | None
+    why: str = ""
+
+
+def shape_of_request(request: PlacementRequest) -> JobShape:
+    """The job that a request would be, at its full size."""
+    return JobShape(
+        user=request.user,
+        name=request.job_name,
+        queue=request.queue,
+        class_=request.class_,
+        gpus=request.members.desired * request.gpus_per_node,
+        cpus=request.cpus,
+        limit_s=request.limit_s,
+    )
+
+
+def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: int) -> Estimate:
+    """The body of the answer."""
+    shape = shape_of_request(request)
+    run, likely = run_time(board, shape), needs(board, shape)
+    started = start.answer or NO_START
+    memory_gib, power_w = _needed(likely, shape.gpus)
+    missing = {
+        "run_s": "" if run else NO_RUNS,
+        "peak_gpu_memory_gib": "" if memory_gib is not None else _why(likely, "GPU memory"),
+        "power_w": "" if power_w is not None else _why(likely, "power"),
+        "start_ms": "" if started.start_ms else start.why or started.sentence,
+    }
+    return Estimate(
+        as_of_ms=as_of_ms,
+        request_id=request.request_id,
+        run_s=RunQuantiles(**run.quantiles) if run else None,
+        peak_gpu_memory_gib=memory_gib,
+        power_w=power_w,
+        start_ms=started.start_ms,
+        blocked_by=started.blocked_by,
+        constraint=started.constraint,
+        sentence=sentence(start, run, shape.limit_s),
+        model=run.model if run else None,
+        similar=Similar(run.kind if run else None, likely.kind if likely else None, run.runs if run else 0),
+        reasons={name: why for name, why in missing.items() if why},
+        ignored=ignored_facts(request, COMPARED_BY),
+    )
+
+
+def _needed(likely: Needs | None, gpus: float) -> tuple[float | None, float | None]:
+    """GPU memory (GiB of the fullest GPU) and power (W, of all its GPUs)."""
+    if likely is None:
+        return None, None
+    memory_gib = None if likely.gpu_memory_gib is None else round(likely.gpu_memory_gib, 1)
+    return memory_gib, None if likely.power_w is None else float(round(likely.power_w * gpus))
+
+
+def _why(likely: Needs | None, what: str) -> str:
+    return NO_READINGS if likely is None else f"telemetry told no {what} of the {likely.runs} finished jobs like it"
+
+
+def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) -> str:
+    """When it starts, and for how long it should run; its limit is named where that is what it runs into."""
+    begins = start.answer.sentence if start.answer else f"when it starts is not known: {start.why}"
+    if run is None:
+        return f"{begins}. Nothing is known yet of how long such a job runs."
+    likely = run.quantiles
+    usual, most = span(likely["p50"]), span(likely["p90"])
+    if limit_s is not None and likely["p50"] >= round(limit_s):
+        return f"{begins}. It should run {usual}, its limit."
+    return f"{begins}. It should run {usual}" + (f" (p90 {most})." if most != usual else ".")
+
+
+def span(seconds: float) -> str:
+    """A duration with what matters of it.
+
+    >>> span(45), span(5400), span(7200), span(90_000), span(59.6 * 60)
+    ('45 s', '1 h 30 min', '2 h', '1 day 1 h', '1 h')
+    """
+    if seconds < 2 * MINUTE_S:
+        return f"{round(seconds)} s"
+    size, small = (DAY_S, HOUR_S) if seconds >= DAY_S else (HOUR_S, MINUTE_S)
+    large, rest = divmod(round(seconds / small), size // small)
+    names = ("day" if large == 1 else "days", "h") if size == DAY_S else ("h", "min")
+    parts = [f"{count} {name}" for count, name in zip((large, rest), names, strict=True) if count]
+    return " ".join(parts)

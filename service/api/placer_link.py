@@ -1,0 +1,72 @@
+"""The way to the placer on loopback or, from a replica, to the api that has one. HTTP, verbatim."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from fleet.errors import SourceError
+
+TIMEOUT_S = 15.0
+RETRY_AFTER_S = 2.0
+KEPT_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "etag", "location"})
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The answer as it came."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class PlacerLink:
+    """A pool of connections. Paths are those of the API without `/v1`, below `base`. Times are wall time.
+
+    `name`: of the other side, in sentences; `exit_reason`, called in a thread: why it ended, if known here.
+    """
+
+    def __init__(self, base: str, name: str = "the placer", exit_reason: Callable[[], str] = lambda: "") -> None:
+        self.name = name
+        self._exit_reason = exit_reason
+        self._base = base
+        self._session: aiohttp.ClientSession | None = None
+
+    async def forward(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Forwarded:
+        """Ask; `path` is encoded. Raises SourceError without an answer, or if the other side has other tokens."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=False)
+        url = URL(self._base + path, encoded=True)
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(
+                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                kept = {name.lower(): value for name, value in response.headers.items()}
+                kept = {name: value for name, value in kept.items() if name in KEPT_HEADERS}
+                answer = Forwarded(response.status, kept, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise SourceError(await self._why_away(error), RETRY_AFTER_S) from None
+        if answer.status == 401:  # we let the caller in, so it is not the caller's fault
+            raise SourceError(f"{self.name} knows other tokens than this api: start both with the same", RETRY_AFTER_S)
+        return answer
+
+    async def _why_away(self, error: Exception) -> str:
+        if ended := await asyncio.to_thread(self._exit_reason):
+            return f"{self.name} cannot start: {ended}"
+        return f"{self.name} does not answer ({str(error) or type(error).__name__}); asking again is safe"
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

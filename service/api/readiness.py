@@ -1,0 +1,147 @@
+"""Whether an api can do its work: every condition by its name, with a sentence."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fleet.errors import SourceError
+from service.answers.placements import PlacerHealth
+from service.api.routes.context import Context
+from service.board.age import why_stale
+from service.board.mirror import BoardMirror
+from service.exit_reason import read_exit_reason
+from service.state_identity import refusal
+
+PLACER_S = 1.0  # wall
+PROBE = ".ready"
+
+
+class ReadinessCheck(msgspec.Struct, frozen=True):
+    """One condition. What is `ok` has a sentence, too: how much history there is, say."""
+
+    name: str
+    ok: bool
+    sentence: str
+
+
+async def checks(context: Context) -> list[ReadinessCheck]:
+    """In the order in which a starting service meets them."""
+    meta = _meta(context)
+    found = [_board(context), _occupancy(meta), _sources(context), _history(meta)]
+    if context.mirror is not None:
+        return [_mirror(context.mirror), *found]
+    placer, state = await _placer(context)
+    return [*found, placer, state, await asyncio.to_thread(_inbox, context)]
+
+
+def _mirror(mirror: BoardMirror) -> ReadinessCheck:
+    """The other api also takes what a replica sends on."""
+    return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
+
+
+def _meta(context: Context) -> Mapping[str, Any]:
+    board = context.cache.latest()
+    try:
+        return dict(board.json("meta")) if board is not None else {}
+    except KeyError:
+        return {}
+
+
+def _board(context: Context) -> ReadinessCheck:
+    board = context.cache.latest()
+    if board is None:
+        return ReadinessCheck(
+            "board", False, f"no board was published yet: the pipeline is starting or down{_ended(context)}"
+        )
+    age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
+    if why := why_stale(age_s, context.config.stale_after_s(context.clock)):
+        return ReadinessCheck("board", False, why + _ended(context))
+    return ReadinessCheck("board", True, f"the board is {max(0.0, age_s):.0f} s old")
+
+
+def _ended(context: Context) -> str:
+    """What the pipelines ended of, where they did; nothing where they are another machine's."""
+    if context.mirror is not None:
+        return ""
+    roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
+    told = {role: read_exit_reason(context.config.folder, role) for role in roles}
+    return "".join(f"; {role} ended: {words}" for role, words in told.items() if words)
+
+
+def _occupancy(meta: Mapping[str, Any]) -> ReadinessCheck:
+    if meta.get("occupancy_known", True):
+        return ReadinessCheck("occupancy", True, "what runs where is known")
+    why = meta.get("occupancy_unknown") or "what runs where is not known yet"
+    return ReadinessCheck("occupancy", False, f"{why}, so nothing is placed")
+
+
+def _sources(context: Context) -> ReadinessCheck:
+    """Never a reason to be not ready: the others go on. Without the inbox, occupancy is not known."""
+    board = context.cache.latest()
+    told = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
+    failing = [f"{row['name']} fails ({row['last_error']})" for row in told if row.get("failing")]
+    sentence = f"{'; '.join(failing)}: started again at most a minute later" if failing else "no source fails"
+    return ReadinessCheck("sources", True, sentence)
+
+
+def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
+    """Never a reason to be not ready: what there is, is scored, and hard signals need no history."""
+    warming = meta.get("warming")
+    if not warming:
+        return ReadinessCheck("history", True, "there is as much history as the models want")
+    have, need = warming["have_s"] / 60, warming["need_s"] / 60
+    return ReadinessCheck("history", True, f"warming: {have:.0f} of {need:.0f} minutes of history")
+
+
+async def _placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
+    """The placer, and what it says of the state's parts; it alone compares them, and while it is away nothing is."""
+    unknown = ReadinessCheck("state", True, "the placer, which compares the parts of the state, does not answer")
+    try:
+        answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
+    except SourceError as error:
+        return ReadinessCheck("placer", False, str(error)), unknown
+    if answer.status >= 500:
+        return ReadinessCheck("placer", False, f"the placer answers {answer.status}: {_detail(answer.body)}"), unknown
+    health = _health(answer.body)
+    state = ReadinessCheck(
+        "state", not health.doubts, refusal(health.doubts) if health.doubts else "the parts of the state agree"
+    )
+    if health.warming:
+        return ReadinessCheck("placer", False, "the placer has seen no board yet"), state
+    return ReadinessCheck("placer", True, "the placer answers"), state
+
+
+class _Detail(msgspec.Struct):
+    detail: str
+
+
+def _detail(body: bytes) -> str:
+    """What a problem document says, its ledger's own reason among it."""
+    try:
+        return msgspec.json.decode(body, type=_Detail).detail
+    except msgspec.MsgspecError:
+        return "it does not say why"
+
+
+def _health(body: bytes) -> PlacerHealth:
+    try:
+        return msgspec.json.decode(body, type=PlacerHealth)
+    except msgspec.MsgspecError:
+        return PlacerHealth()
+
+
+def _inbox(context: Context) -> ReadinessCheck:
+    """Write a byte: only that finds a full disk, a quota and a file system that turned read-only."""
+    if context.inbox is None:
+        return ReadinessCheck("inbox", False, "the inbox is not open")
+    probe = context.config.inbox / f"{PROBE}.{os.getpid()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        return ReadinessCheck("inbox", False, f"the inbox cannot be written: {error.strerror}")
+    return ReadinessCheck("inbox", True, "the inbox can be written")

@@ -1,0 +1,46 @@
+"""Recent events' identities: a second delivery costs no disk. Bounded: the fold drops what slips through."""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Collection, Hashable
+
+from fleet.sequences import SeenSequences
+from ingest.inbox.job_events import Identity
+
+MAX_STREAMS = 50_000
+MAX_RUNS = 256
+
+
+class RecentIdentities:
+    """Sequences by stream (an attempt, or a node and source) as runs; the stream longest unused goes first."""
+
+    def __init__(self, max_streams: int = MAX_STREAMS) -> None:
+        self._max_streams = max_streams
+        self._streams: OrderedDict[Hashable, SeenSequences] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def streams(self) -> Collection[Hashable]:
+        """Those of which something was taken."""
+        return self._streams.keys()
+
+    def __contains__(self, identity: Identity) -> bool:
+        seen = self._streams.get(identity[:3])
+        if seen is None or identity[3] > seen.runs[-1][1]:
+            return False
+        at = bisect_right(seen.runs, identity[3], key=lambda run: run[0])
+        return at > 0 and identity[3] <= seen.runs[at - 1][1]
+
+    def add(self, identity: Identity) -> None:
+        stream = identity[:3]
+        seen = self._streams.get(stream)
+        if seen is None:
+            seen = self._streams[stream] = SeenSequences()
+            if len(self._streams) > self._max_streams:
+                self._streams.popitem(last=False)
+        self._streams.move_to_end(stream)
+        seen.add(identity[3])
+        if len(seen.runs) > MAX_RUNS:
+            del seen.runs[0]

@@ -1,0 +1,101 @@
+"""The API as a process: it listens, limits what clients may take, and ends on SIGTERM."""
+
+import asyncio
+import logging
+import signal
+import socket
+
+import uvicorn
+
+from fleet.errors import ConfigError
+from service.api.app import create_app
+from service.api.hot_path import hot_protocol
+from service.api.routes.context import Context
+from service.config import ApiConfig, Config
+from service.http.addresses import Networks
+from service.http.connections import ConnectionLimits, LimitedServer, allow_files, protocol_of
+from service.http.tls import Tls
+from service.http.tls_door import TlsDoor
+from service.process_memory import use_one_heap
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5
+
+
+class ApiServer(LimitedServer):
+    """Ends its event streams before it waits for open connections."""
+
+    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+        super().__init__(config)
+        self.context = context
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.context.stream.close()
+        await super().shutdown(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The listening socket; ConfigError when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"api.host, api.port = {host}:{port}: {error.strerror or error}") from None
+    return sock
+
+
+def limits_of(api: ApiConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        api.max_connections,
+        api.header_timeout_s,
+        api.body_timeout_s,
+        api.max_connections_per_address,
+        Networks(api.trusted_proxies, "api.trusted_proxies"),
+    )
+
+
+async def serve(config: Config) -> None:
+    """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
+    use_one_heap()
+    app = create_app(config, config.make_clock())
+    context: Context = app.state.context
+    limits = limits_of(config.api)
+    tls = Tls(config.api) if config.api.tls_cert else None
+    allow_files(limits.max_connections * (2 if tls else 1))  # and those that have not greeted yet
+
+    def refused(status: int) -> None:
+        context.metrics.refused_connections.labels(str(status)).inc()
+
+    settings = uvicorn.Config(
+        app,
+        http=hot_protocol(context, protocol_of(limits, refused)),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=30,
+        backlog=1024,
+        forwarded_allow_ips=list(config.api.trusted_proxies),
+    )
+    server = ApiServer(settings, context)
+    context.metrics.max_connections.set(limits.max_connections)
+    context.metrics.connections.set_function(lambda: len(server.server_state.connections))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    with listen(config.api.host, config.api.port) as sock:
+        logger.info("listening on %s", config.url)
+        if tls is None:
+            await server.serve([sock])
+        else:
+            context.metrics.watch_certificate(lambda: tls.until_s)
+            dropped = context.metrics.refused_connections.labels("no_tls").inc
+            async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
+                await server.serve([])
+    logger.info("stopped")

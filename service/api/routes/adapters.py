@@ -1,0 +1,96 @@
+"""Answer outside schedulers from the newest board or neutrally, at once: kube-scheduler waits for us to place a pod."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from schedulers.kube_extender import KubeExtender
+from schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
+from service.api.routes.context import Context
+from service.api.routes.table import JSON, NO_STORE, Handler, Query, Row, answer
+from service.http.access import Scope
+from service.http.problems import Problem
+from service.http.request_body import read_body
+
+DEADLINE_S = 1.0  # wall
+
+
+def _verb(reply: Callable[[KubeExtender, bytes], bytes]) -> Handler:
+    async def handle(request: Request, context: Context, query: Query) -> Response:
+        body = await _body(request, context.config.api.max_body_bytes)
+        extender, board = context.kube.newest(context.cache, context.config, context.clock.now_ms())
+        try:
+            made = reply(extender, body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Problem(400, "not_json", f"the body is not JSON: {error}") from None
+        if board is None:
+            context.metrics.neutral.inc()
+            return Response(made, 200, {"cache-control": NO_STORE}, JSON)
+        return answer(context, board, board.as_of_ms, made)
+
+    return handle
+
+
+async def _body(request: Request, most: int) -> bytes:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            return await read_body(request, most)
+    except TimeoutError:
+        detail = f"the body was not here within {DEADLINE_S:g} s"
+        raise Problem(408, "slow_body", detail, headers={"connection": "close"}) from None
+
+
+POD = {
+    "metadata": {"name": "train-42-0", "uid": "6f1c", "annotations": {"fleetcast/limit-s": "86400"}},
+    "spec": {"containers": [{"resources": {"requests": {"nvidia.com/gpu": "8"}}}]},
+}
+ASKED = {"Pod": POD, "Nodes": None, "NodeNames": ["n041", "n042"]}
+VICTIMS = {"n041": {"Pods": [{"UID": "0b77"}], "NumPDBViolations": 0}}
+DRAINED = {"n042": "fleetcast: drained since 14:02 UTC"}
+
+
+def _row(name: str, reply: Callable[[KubeExtender, bytes], bytes], summary: str, **more: Any) -> Row:
+    path = f"/v1/adapters/kube/{name}"
+    problems = (400, 408, 413, 415, 422)
+    return Row("POST", path, _verb(reply), summary, "adapters", scope=Scope.READ, problems=problems, **more)
+
+
+ROWS = (
+    _row(
+        "filter",
+        KubeExtender.filter,
+        "kube-scheduler's extender: nodes that a pod can use",
+        body=(ExtenderArgs,),
+        body_example=ASKED,
+        answer=FilterResult,
+        example={
+            "Nodes": None,
+            "NodeNames": ["n041"],
+            "FailedNodes": {},
+            "FailedAndUnresolvableNodes": DRAINED,
+            "Error": "",
+        },
+    ),
+    _row(
+        "prioritize",
+        KubeExtender.prioritize,
+        "kube-scheduler's extender: a score from 0 to 10 for each node",
+        body=(ExtenderArgs,),
+        body_example=ASKED,
+        answer=list[HostPriority],
+        example=[{"Host": "n041", "Score": 9}, {"Host": "n042", "Score": 0}],
+    ),
+    _row(
+        "preempt",
+        KubeExtender.preempt,
+        "kube-scheduler's extender: nodes on which preempting others is of use",
+        body=(PreemptionArgs,),
+        body_example={"Pod": POD, "NodeNameToMetaVictims": VICTIMS},
+        answer=PreemptionResult,
+        example={"NodeNameToMetaVictims": VICTIMS},
+    ),
+)

@@ -1,0 +1,63 @@
+"""What the handlers of one API process share."""
+
+from dataclasses import dataclass, field
+
+from fleet.clock import Clock
+from fleet.errors import FleetcastError, SourceError
+from ingest.inbox.inbox import Backlog, InboxWriter
+from ingest.slurm.jobcomp import Attempts
+from service.api.archived_jobs import ArchivedJobs
+from service.api.broadcaster import EventBroadcaster
+from service.api.kube_outlook import ExtenderCache
+from service.api.new_names import NewNames
+from service.api.placer_link import PlacerLink
+from service.api.recent import RecentIdentities
+from service.api.telemetry import ApiMetrics
+from service.board.cache import BoardCache
+from service.board.mirror import BoardMirror
+from service.config import Config
+from service.http.access import Access
+from service.http.body_budget import BodyBudget
+from service.http.problems import Problem, as_problem
+
+
+@dataclass(slots=True)
+class Context:
+    """What `create_app` makes for the handlers."""
+
+    config: Config
+    clock: Clock
+    cache: BoardCache
+    placer: PlacerLink
+    stream: EventBroadcaster
+    metrics: ApiMetrics
+    recent: RecentIdentities
+    names: NewNames
+    access: Access
+    backlog: Backlog
+    archived: ArchivedJobs
+    bodies: BodyBudget
+    inbox: InboxWriter | None = None  # from the application's start to its end
+    writes: InboxWriter | None = None  # likewise, for samples: no event waits until they are on disk
+    mirror: BoardMirror | None = None  # of a replica: its board comes from another api
+    kube: ExtenderCache = field(default_factory=ExtenderCache)
+    slurm_attempts: Attempts = field(default_factory=Attempts)
+    prefix: str = ""
+
+    def problem_of(self, error: FleetcastError) -> Problem:
+        return as_problem(error)
+
+    def writer(self) -> InboxWriter:
+        """The inbox; SourceError before the start and after the end."""
+        return _open(self.inbox)
+
+    def sample_writer(self) -> InboxWriter:
+        """The same for samples; SourceError also while too much of them waits."""
+        self.backlog.refuse()
+        return _open(self.writes)
+
+
+def _open(writer: InboxWriter | None) -> InboxWriter:
+    if writer is None:
+        raise SourceError("the inbox is not open; nothing was kept", retry_after_s=1.0)
+    return writer

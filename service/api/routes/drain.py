@@ -1,0 +1,242 @@
+"""What would change if a node were drained now: arithmetic on the board, and the placer on starting again."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import UnknownEntity
+from fleet.nodes import NodeState
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from service.answers.jobs import JobRow, RemainingTime
+from service.api.routes.checkpoint import CheckpointFacts
+from service.api.routes.context import Context
+from service.api.routes.jobs import Object, find_job, part_of, start_like
+from service.api.routes.table import Query, Row, answer, encode
+from service.board.board import Board
+from service.board.cache import BoardCache
+from service.pipeline.documents import probability
+
+MOST_ASKED = 4  # jobs that the placer is asked about
+NOT_ASKED = f"the placer is asked about the {MOST_ASKED} largest jobs only"
+NOT_PLAYED = "the placer does not play the queue on a smaller fleet"
+DAY = RISK_HORIZONS_S.index(86_400)
+
+
+class HitJob(msgspec.Struct, rename={"class_": "class"}):
+    """A job that would be interrupted. `restart_ms`: when it would start again behind those who wait, elsewhere.
+
+    GPUs that it would itself free on other nodes are not counted there. null: `restart_reason` says why.
+    """
+
+    job: str
+    attempt: int
+    class_: str
+    gpus: int
+    gpus_here: int
+    nodes: int
+    running_s: float | None
+    remaining_s: RemainingTime | None
+    last_checkpoint_s: float | None
+    next_checkpoint_ms: dict[str, int] | None
+    restart_ms: dict[str, int] | None
+    restart_reason: str
+
+
+class PoolCounts(msgspec.Struct):
+    """GPUs of a node's pool, now and without the node."""
+
+    in_service: bool
+    pool: str
+    gpus_lost: int
+    gpus_free_here: int
+    gpus_free_now: int
+    gpus_free_after: int
+    gpus_in_service_now: int
+    gpus_in_service_after: int
+
+
+class Drain(msgspec.Struct):
+    """`gpus_lost`: usable GPUs that leave the pool; free: of nodes in service. `p_day`: that it fails anyway."""
+
+    node: str
+    as_of_ms: int
+    in_service: bool
+    pool: str
+    gpus_lost: int
+    gpus_free_here: int
+    gpus_free_now: int
+    gpus_free_after: int
+    gpus_in_service_now: int
+    gpus_in_service_after: int
+    p_day: float | None
+    jobs: list[HitJob]
+    queue_delay_s: float | None
+    queue_reason: str
+    sentence: str
+
+
+async def drain(request: Request, context: Context, query: Query) -> Response:
+    """Nothing is drained by asking."""
+    cache, board = context.cache, context.cache.board()
+    name = request.path_params["node"]
+    rows = cache.node_answers(board).rows
+    row = rows.get(name.encode())
+    if row is None:
+        raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
+    as_of_ms = cache.as_of_ms(board, "gpu.job")
+    about = _pool(cache, board, row)
+    jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
+    p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
+    body = Drain(
+        node=name,
+        as_of_ms=as_of_ms,
+        **structs.asdict(about),
+        p_day=probability(float(p_day)) if p_day >= 0 else None,
+        jobs=jobs,
+        queue_delay_s=None,
+        queue_reason=NOT_PLAYED,
+        sentence=_sentence(name, about, jobs),
+    )
+    return answer(context, board, as_of_ms, encode(body))
+
+
+def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
+    """Job -> GPUs that it holds on a node, the most first."""
+    cache.section(board, "gpu.job")
+    holder = board.array("gpu.job")[row]
+    names = board.names("names.job")
+    counts = {names[at]: int((holder == at).sum()) for at in dict.fromkeys(holder[holder >= 0].tolist())}
+    return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
+
+def _pool(cache: BoardCache, board: Board, row: int) -> PoolCounts:
+    cache.section(board, "node.pool")
+    pool = board.array("node.pool")
+    usable, free = board.array("gpu.usable"), board.array("gpu.job") < 0
+    n = min(len(pool), len(usable))  # a topology of this moment may know more nodes than were scored
+    serving = (board.array("node.state")[:n] == NodeState.IN_SERVICE) & (pool[:n] == pool[row])
+    able = (usable[:n] & serving[:, None]).sum(axis=1)
+    free_each = (usable[:n] & free[:n] & serving[:, None]).sum(axis=1)
+    lost, free_here = (int(able[row]), int(free_each[row])) if row < n else (0, 0)
+    return PoolCounts(
+        in_service=bool(row < n and serving[row]),
+        pool=board.names("names.pool")[pool[row]] if pool[row] >= 0 else "",
+        gpus_lost=lost,
+        gpus_free_here=free_here,
+        gpus_free_now=int(free_each.sum()),
+        gpus_free_after=int(free_each.sum()) - free_here,
+        gpus_in_service_now=int(able.sum()),
+        gpus_in_service_after=int(able.sum()) - lost,
+    )
+
+
+async def _jobs(
+    request: Request, context: Context, board: Board, held: Mapping[str, int], node: str, now_ms: int
+) -> list[HitJob]:
+    cache, jobs = context.cache, []
+    for place, (name, gpus_here) in enumerate(held.items()):
+        row = find_job(cache, board, name)
+        looked = "doc.fingerprints" in board
+        facts = part_of(cache, board, "doc.fingerprints", name, CheckpointFacts) if looked else None
+        facts = facts or CheckpointFacts()
+        asks = (part_of(cache, board, "doc.job", name, Object) or {}).get("asks")
+        start, why = (None, NOT_ASKED) if place >= MOST_ASKED else await _restart(request, context, row, asks, node)
+        jobs.append(
+            HitJob(
+                job=name,
+                attempt=row.attempt,
+                class_=row.class_,
+                gpus=row.gpus,
+                gpus_here=gpus_here,
+                nodes=len(row.nodes),
+                running_s=None if row.started_ms is None else max(0.0, (now_ms - row.started_ms) / 1000),
+                remaining_s=row.remaining_s,
+                last_checkpoint_s=_since_checkpoint(facts.last_checkpoint_ms, now_ms),
+                next_checkpoint_ms=facts.next_checkpoint_ms,
+                restart_ms=start,
+                restart_reason=why,
+            )
+        )
+    return jobs
+
+
+def _since_checkpoint(last_ms: int | None, now_ms: int) -> float | None:
+    """Seconds of work that would be done twice; None where no whole checkpoint is known."""
+    return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
+
+
+async def _restart(
+    request: Request, context: Context, row: JobRow, asks: object, node: str
+) -> tuple[dict[str, int] | None, str]:
+    """When a job like it would start elsewhere, if it were submitted now; or why nobody says so."""
+    start = await start_like(request, context, row, f"{row.job} again", asks, avoid_nodes=[node])
+    if start.answer is None:
+        return None, start.why
+    start_ms = start.answer.start_ms
+    return start_ms, "" if start_ms else start.answer.sentence or "the placer does not say"
+
+
+def _sentence(name: str, about: PoolCounts, jobs: list[HitJob]) -> str:
+    if not about.in_service:
+        return f"{name} is out of service already: draining it changes nothing."
+    pool = f" of pool {about.pool}" if about.pool else ""
+    left = f"leaves {about.gpus_free_after} of {about.gpus_free_now} free GPUs{pool}"
+    if not jobs:
+        return f"Nothing runs here: draining {name} interrupts nobody, takes {_gpus(about.gpus_lost)} and {left}."
+    total = sum(job.gpus for job in jobs)
+    whose = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} with {_gpus(total)}"
+    return f"Draining {name} now interrupts {whose}, takes {_gpus(about.gpus_lost)} out of service and {left}."
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/nodes/{node}/drain",
+        drain,
+        "What would change if a node were drained now: jobs, GPUs and starts; nothing is drained by asking",
+        "risk",
+        answer=Drain,
+        problems=(404, 503),
+        example={
+            "node": "n042",
+            "as_of_ms": 1760000000000,
+            "in_service": True,
+            "pool": "train",
+            "gpus_lost": 8,
+            "gpus_free_here": 0,
+            "gpus_free_now": 236,
+            "gpus_free_after": 236,
+            "gpus_in_service_now": 1048,
+            "gpus_in_service_after": 1040,
+            "p_day": 0.12,
+            "jobs": [
+                {
+                    "job": "train-42",
+                    "attempt": 1,
+                    "class": "training",
+                    "gpus": 64,
+                    "gpus_here": 8,
+                    "nodes": 8,
+                    "running_s": 9000.0,
+                    "remaining_s": {"p50": 5400.0, "p90": 31000.0},
+                    "last_checkpoint_s": 780.0,
+                    "next_checkpoint_ms": {"p10": 1760000410000, "p50": 1760000420000, "p90": 1760000440000},
+                    "restart_ms": {"p10": 1760000000000, "p50": 1760001200000, "p90": 1760003600000},
+                    "restart_reason": "",
+                }
+            ],
+            "queue_delay_s": None,
+            "queue_reason": NOT_PLAYED,
+            "sentence": "Draining n042 now interrupts 1 job with 64 GPUs, takes 8 GPUs out of service and leaves 236 "
+            "of 236 free GPUs of pool train.",
+        },
+    ),
+)

@@ -1,0 +1,100 @@
+"""What a job would take and when it would start: the tables of kinds, and the placer's estimate of the start."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import SourceError
+from fleet.requests import PlacementRequest, check_request
+from service.answers.estimates import Estimate
+from service.api.estimates import NO_START, Start, StartAnswer, estimate
+from service.api.placer_link import Forwarded
+from service.api.routes.context import Context
+from service.api.routes.placements import REQUEST
+from service.api.routes.table import Query, Row, answer, encode
+from service.http.access import Scope
+from service.http.request_body import read_body
+from service.placer.body import decode
+
+TIMEOUT_S = 2.0  # wall: a start that takes longer to find is not waited for
+REFUSED = (400, 413, 422)
+
+decode_answer = msgspec.json.Decoder(StartAnswer).decode
+
+
+async def estimate_job(request: Request, context: Context, query: Query) -> Response:
+    """Run time and needs from the board; the start from the placer, null with the reason while that is away."""
+    body = await read_body(request, context.config.api.max_body_bytes)
+    wanted = _read(body)
+    board = context.cache.board()
+    told = await ask(request, context, body)
+    if isinstance(told, Forwarded) and (told.status in REFUSED or (context.mirror and told.status == 200)):
+        return Response(told.body, told.status, {"cache-control": "no-store", **told.headers})
+    return answer(context, board, board.as_of_ms, encode(estimate(board, wanted, start_of(told), board.as_of_ms)))
+
+
+async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
+    """The placer's word on the start of a request; a replica gets the whole answer of the api that has a placer."""
+    headers = context.access.on_behalf(request) | {"content-type": "application/json", "accept": "application/json"}
+    path = "/jobs/estimate" if context.mirror else "/estimate"
+    try:
+        return await context.placer.forward("POST", path, body, headers, TIMEOUT_S)
+    except SourceError as error:
+        return error
+
+
+def _read(body: bytes) -> PlacementRequest:
+    """The request; a problem where it is none, or asks for what is not honoured yet."""
+    wanted = decode(body)
+    check_request(wanted)
+    return wanted
+
+
+def start_of(told: Forwarded | SourceError) -> Start:
+    """What the placer answered: an estimate, or why there is none now."""
+    if isinstance(told, SourceError):
+        return Start(None, str(told))
+    try:
+        body = decode_answer(told.body)
+    except msgspec.MsgspecError:
+        body = NO_START
+    return Start(body) if told.status == 200 else Start(None, body.detail)
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/jobs/estimate",
+        estimate_job,
+        "Run time, needs and start of a request, without placing it",
+        "jobs",
+        params=(),
+        body=(PlacementRequest,),
+        body_example=REQUEST | {"topology": {"required": "node"}, "gang": 1},
+        answer=Estimate,
+        problems=(400, 413, 415, 422, 503),
+        scope=Scope.READ,
+        example={
+            "as_of_ms": 1760000000000,
+            "request_id": "train-42-1",
+            "run_s": {"p50": 5400.0, "p90": 31000.0, "p99": 52000.0},
+            "peak_gpu_memory_gib": 71.3,
+            "power_w": 4710.0,
+            "start_ms": {"p10": 1760001200000, "p50": 1760002400000, "p90": 1760003900000},
+            "blocked_by": [
+                {
+                    "job": "4711",
+                    "node": "n041",
+                    "ends_ms": {"p10": 1760001200000, "p50": 1760002400000, "p90": 1760003900000},
+                }
+            ],
+            "constraint": "topology",
+            "sentence": "needs 8 GPUs of model H100 with fast intra-node links in pool train; the earliest such block "
+            "is in 40 min (p90 65 min), when job 4711 ends. It should run 1 h 30 min (p90 8 h 37 min).",
+            "model": "duration-0003",
+            "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 12},
+            "reasons": {},
+            "ignored": ["tenant"],
+        },
+    ),
+)

@@ -1,0 +1,197 @@
+"""POST /v1/events: decoded, checked for duplicates, on disk, and only then acknowledged."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import RecordError, SourceError
+from fleet.events import JobEvent, NodeEvent
+from ingest.inbox.event_body import DecodedBody, DecodedRecord, decode_body
+from ingest.inbox.inbox import InboxWriter
+from ingest.inbox.job_events import Identity, identity
+from ingest.inbox.records import encode_refusals
+from ingest.inbox.segments import RecordKind
+from service.answers.events import EventsAnswer, RefusedRecord
+from service.api.new_names import NamesOfBody
+from service.api.recent import RecentIdentities
+from service.api.routes.context import Context
+from service.api.routes.table import JSON, NO_STORE, Query, Row, caller_of, encode
+from service.http.access import Scope
+from service.http.problems import Problem
+from service.http.request_body import read_body
+
+logger = logging.getLogger(__name__)
+
+EXPECTED = "one event, an array, or JSON lines"
+IN_A_THREAD_BYTES = 131_072
+RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
+
+
+async def events(request: Request, context: Context, query: Query) -> Response:
+    """Take in every good record of the body; refuse the others one by one."""
+    context.writer()
+    try:
+        body = await body_of(request, context)
+    except Problem as problem:
+        await refuse_whole(context, problem)
+        raise
+    now_ms = context.clock.now_ms()
+    decoded = await _decode(body, now_ms, dict(request.headers), context)
+    return await accept(request, context, decoded, now_ms)
+
+
+async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
+    """Write a body's new records, answer how many. 429 for too many new names: the rest stays, send all again."""
+    writer = context.writer()
+    new = await new_records(decoded.records, context.recent)
+    names = context.names.body(caller_of(request))
+    fresh = await _of_known_names(new, names)
+    errors = [error for _, error in decoded.rejected]
+    raws = [record.raw for record, _ in fresh]
+    if errors:
+        keep = writer.append(raws, now_ms) if raws else asyncio.sleep(0)
+        await asyncio.gather(keep, _note_refusals(writer, errors, now_ms))
+    elif raws:
+        await writer.append(raws, now_ms)
+    for place, (_, key) in enumerate(fresh, 1):
+        context.recent.add(key)
+        if place % RECORDS_A_TURN == 0:
+            await asyncio.sleep(0)
+    body = _count(context, decoded, len(fresh), len(decoded.records) - len(new))
+    if names.refused:
+        raise _too_many(context, names, body)
+    return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
+
+
+async def refuse_whole(context: Context, problem: Problem) -> None:
+    """Count a body that cannot be looked into."""
+    context.metrics.refused.labels(problem.code).inc()
+    await _note_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
+
+
+async def body_of(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
+    """The body, unpacked and not empty, else it is told what is expected; problems 400, 413, 415, 422."""
+    kind = request.headers.get("content-type", "")
+    if kind.startswith("multipart/"):
+        raise Problem(415, "unknown_media_type", f"content-type {kind[:80]!r}: expected application/json")
+    body = await read_body(request, context.config.api.max_body_bytes)
+    if not body.strip():
+        raise Problem(422, "empty_body", f"the body is empty: expected {expected}")
+    return body
+
+
+async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Context) -> DecodedBody:
+    limit_ms = round(context.config.pipeline.future_limit_s * 1000)
+    if len(body) < IN_A_THREAD_BYTES:
+        return decode_body(body, now_ms, headers, limit_ms)
+    return await asyncio.to_thread(decode_body, body, now_ms, headers, limit_ms)
+
+
+async def new_records(
+    records: Sequence[DecodedRecord], recent: RecentIdentities
+) -> list[tuple[DecodedRecord, Identity]]:
+    """Records new to us and to this body. What another request is still writing counts as new: its write may fail."""
+    fresh: dict[Identity, DecodedRecord] = {}
+    for place, record in enumerate(records, 1):
+        if place % RECORDS_A_TURN == 0:
+            await asyncio.sleep(0)
+        key = identity(record.event)
+        if key not in recent:
+            fresh.setdefault(key, record)
+    return [(record, key) for key, record in fresh.items()]
+
+
+async def _of_known_names(
+    records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
+) -> list[tuple[DecodedRecord, Identity]]:
+    """The records whose names pass the bounds. Others have their turn in between."""
+    fresh = []
+    for place, (record, key) in enumerate(records, 1):
+        if place % RECORDS_A_TURN == 0:
+            await asyncio.sleep(0)
+        if names.passes(record.event, key):
+            fresh.append((record, key))
+    return fresh
+
+
+def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
+    """Counts and names the bounds that a body met."""
+    told = []
+    for bound, most, used, count in names.bounds():
+        context.metrics.limited.labels(bound).inc(count)
+        taken = f", {used:,} are taken" if used else ""
+        told.append(
+            f"limits.{bound} = {most:,}{taken}: {count:,} new {'name was' if count == 1 else 'names were'} refused"
+        )
+    context.metrics.events.labels("limited").inc(names.records)
+    wait_s = max(1, round(context.clock.wall_s(names.retry_after_s())))
+    detail = "; ".join(told) + f"; of all others everything was kept: send the whole body again after {wait_s} s"
+    extra = {"limits": dict(names.refused), **structs.asdict(body)}
+    return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)
+
+
+async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
+    """Let the pipeline count what was refused here. Refusals may get lost, so a full disk only costs their count."""
+    if not errors:
+        return
+    try:
+        await writer.append([encode_refusals(errors)], now_ms, RecordKind.REFUSED)
+    except SourceError as error:
+        logger.warning("%s; %d refusals are not counted", error, len(errors))
+
+
+def _count(context: Context, decoded: DecodedBody, accepted: int, duplicates: int) -> EventsAnswer:
+    """Count what became of a body, and the answer that says so."""
+    metrics = context.metrics
+    counts = {"accepted": accepted, "duplicate": duplicates, "rejected": len(decoded.rejected)}
+    for outcome, count in counts.items():
+        if count:
+            metrics.events.labels(outcome).inc(count)
+    for _, error in decoded.rejected:
+        metrics.refused.labels(error.reason).inc()
+    rejected = [RefusedRecord(index, str(error)) for index, error in decoded.rejected]
+    return EventsAnswer(accepted, duplicates, rejected)
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/events",
+        events,
+        "Job and node events: one object, an array, JSON lines or CloudEvents 1.0",
+        "events",
+        scope=Scope.EVENTS,
+        status=202,
+        body=(JobEvent, NodeEvent),
+        body_example=[
+            {
+                "job": "train-42",
+                "attempt": 1,
+                "sequence": 7,
+                "time_ms": 1760000000000,
+                "type": "step",
+                "step": 7,
+                "duration_s": 1.6,
+            },
+            {
+                "node": "n042",
+                "source": "nhc",
+                "sequence": 1,
+                "time_ms": 1760000000000,
+                "type": "drain",
+                "message": "fan",
+            },
+        ],
+        answer=EventsAnswer,
+        example={
+            "accepted": 2,
+            "duplicates": 0,
+            "rejected": [{"index": 2, "reason": "future: time_ms 1760000120000 is 120 s ahead of the clock"}],
+        },
+        problems=(400, 413, 415, 422, 429, 503),
+    ),
+)

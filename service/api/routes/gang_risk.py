@@ -1,0 +1,203 @@
+"""The risk of a set of nodes together, before a gang is put there."""
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import UnknownEntity
+from models.risk.gang_risk import GangRisk, gang_risk
+from models.risk.node_risk import base_hazard
+from models.risk.scores import RISK_HORIZONS_S
+from models.words import age
+from service.api.routes.context import Context
+from service.api.routes.table import Query, Row, answer, encode
+from service.board.board import Board
+from service.http.access import Scope
+from service.http.problems import unprocessable
+from service.http.request_body import decoded, read_body
+
+MOST_NODES = 20_000
+LONGEST_S = 90 * 86_400
+DOMAINS = (("rack", "rack"), ("power", "power"), ("rail", "rail_group"))
+
+
+class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whole nodes, each once, and for how long (seconds of fleet time)."""
+
+    nodes: tuple[str, ...]
+    duration_s: float
+
+
+class Weakest(msgspec.Struct):
+    """The member that interrupts the gang most likely; `p`: that it does."""
+
+    node: str
+    p: float
+    sentence: str
+
+
+class Domain(msgspec.Struct):
+    """What two or more members have in common; `share`: its part of the risk of an interruption."""
+
+    level: str
+    name: str
+    nodes: int
+    share: float
+
+
+class GangAnswer(msgspec.Struct):
+    as_of_ms: int
+    model: str
+    nodes: int
+    duration_s: float
+    p_interrupted: float
+    p_slow: float
+    weakest: Weakest
+    domains: list[Domain]
+    unknown: list[str]
+    sentence: str
+
+
+decode = msgspec.json.Decoder(GangAsked).decode
+
+
+async def gang(request: Request, context: Context, query: Query) -> Response:
+    """Risk of the gang from the board; nodes of which nothing is known count as ordinary ones and are named."""
+    asked = _read(await read_body(request, context.config.api.max_body_bytes))
+    board = context.cache.board()
+    answers = context.cache.node_answers(board)
+    if len(asked.nodes) > len(answers.rows):
+        known = f"at most the {len(answers.rows)} nodes of the fleet"
+        raise unprocessable("nodes", f"{len(asked.nodes)} names", known)
+    missing = [name for name in asked.nodes if name.encode() not in answers.rows]
+    if missing:
+        some = ", ".join(repr(name[:200]) for name in missing[:20])
+        raise UnknownEntity(f"no node {some}; {len(answers.rows)} known")
+    rows = np.array([answers.rows[name.encode()] for name in asked.nodes], np.int64)
+    risk = board.array("node.risk").astype(np.float64)
+    prior = usual_risk(risk)
+    heat = board.array("node.gpu_temp_c")[rows] if "node.gpu_temp_c" in board else None
+    found = gang_risk(risk[:, :, rows], domains_of(board, rows), asked.duration_s, prior, heat)
+    reasons: dict[str, str] = context.cache.document(board, "risk.reason") if "risk.reason" in board else {}
+    unknown = [asked.nodes[at] for at in np.flatnonzero(np.isnan(risk[0, 0, rows])).tolist()]
+    as_of_ms = context.cache.as_of_ms(board, "node.risk")
+    model = str(board.meta("node.risk").get("model", ""))
+    return answer(context, board, as_of_ms, encode(_body(asked, found, reasons, unknown, as_of_ms, model)))
+
+
+def _read(body: bytes) -> GangAsked:
+    """The question; a problem that names the field where it is none."""
+    asked = decoded(body, decode)
+    if not asked.nodes or len(asked.nodes) > MOST_NODES:
+        raise unprocessable("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
+    twice = named_twice(asked.nodes)
+    if twice is not None:
+        raise unprocessable("nodes", twice[:200], "each node once")
+    if not 0 < asked.duration_s <= LONGEST_S:
+        raise unprocessable("duration_s", str(asked.duration_s), f"a number above 0, at most {LONGEST_S}")
+    return asked
+
+
+def named_twice(names: Iterable[str]) -> str | None:
+    """The first name that was there before."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def usual_risk(risk: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(kind, horizon) of an ordinary node: the median of the known ones, published rates where nothing is known."""
+    if np.isnan(risk).all():
+        return 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
+    return np.asarray(np.nanmedian(risk, axis=2))
+
+
+def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
+    """(level, names of the rows' domains); a level that the board lacks is left out."""
+    found = []
+    for level, section in DOMAINS:
+        if f"node.domain.{section}" in board:
+            names = (*board.names(f"names.{section}"), "")  # the last is of -1
+            found.append((level, [names[at] for at in board.array(f"node.domain.{section}")[rows].tolist()]))
+    return found
+
+
+def _body(
+    asked: GangAsked, found: GangRisk, reasons: dict[str, str], unknown: list[str], as_of_ms: int, model: str
+) -> GangAnswer:
+    name = asked.nodes[found.weakest]
+    p = float(f"{found.node[found.weakest]:.3g}")
+    why = reasons.get(name, "no evidence against it beyond the ordinary")
+    domains = [Domain(row.level, row.name, row.nodes, round(row.share, 3)) for row in found.domains]
+    return GangAnswer(
+        as_of_ms=as_of_ms,
+        model=model,
+        nodes=len(asked.nodes),
+        duration_s=asked.duration_s,
+        p_interrupted=float(f"{found.p_interrupted:.3g}"),
+        p_slow=float(f"{found.p_slow:.3g}"),
+        weakest=Weakest(name, p, f"{name}: {why}"),
+        domains=domains,
+        unknown=unknown,
+        sentence=_sentence(asked, found, name, domains, len(unknown)),
+    )
+
+
+def _sentence(asked: GangAsked, found: GangRisk, weakest: str, domains: list[Domain], unknown: int) -> str:
+    """The answer in words.
+
+    >>> risk = GangRisk(0.083, 0.08, 0.01, np.array([0.05, 0.03]), 0, ())
+    >>> _sentence(GangAsked(("a", "b"), 7200), risk, "a", [], 1)
+    '2 nodes get through 2 h without interruption with 92 %; the weakest is a (5 %). Of 1 nothing is known yet.'
+    """
+    many = len(asked.nodes)
+    who = f"{many} nodes get" if many > 1 else "1 node gets"
+    said = f"{who} through {age(asked.duration_s)} without interruption with {_percent(1 - found.p_interrupted)}"
+    said += f"; the weakest is {weakest} ({_percent(found.node[found.weakest])})."
+    if domains:
+        worst = domains[0]
+        said += f" {worst.nodes} share {worst.level} {worst.name}, {_percent(worst.share)} of the risk."
+    return said + (f" Of {unknown} nothing is known yet." if unknown else "")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+EXAMPLE: dict[str, object] = {
+    "as_of_ms": 1760000000000,
+    "model": "rules+logistic-1",
+    "nodes": 2,
+    "duration_s": 86400.0,
+    "p_interrupted": 0.0712,
+    "p_slow": 0.0204,
+    "weakest": {"node": "n042", "p": 0.0601, "sentence": "n042: failed 9 h ago"},
+    "domains": [{"level": "rack", "name": "r03", "nodes": 2, "share": 0.081}],
+    "unknown": [],
+    "sentence": "2 nodes get through 24 h without interruption with 92.9 %; the weakest is n042 (6.01 %). "
+    "2 share rack r03, 8.1 % of the risk.",
+}
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/risk/gang",
+        gang,
+        "Risk of a set of nodes together, for so long",
+        "risk",
+        params=(),
+        body=(GangAsked,),
+        body_example={"nodes": ["n041", "n042"], "duration_s": 86400},
+        answer=GangAnswer,
+        problems=(400, 404, 413, 415, 422, 503),
+        scope=Scope.READ,
+        example=EXAMPLE,
+    ),
+)

@@ -1,0 +1,112 @@
+"""Health: alive, ready, and everything that Prometheus wants to know."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import SourceError
+from service.answers.fleet import Health, Readiness
+from service.api.readiness import checks
+from service.api.routes.context import Context
+from service.api.routes.table import JSON, NO_STORE, Query, Row, age_headers, encode
+from service.api.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
+from service.http.problems import Problem
+
+PLACER_PAGE_S = 0.2
+PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE fleetcast_placer_up gauge\n"
+
+
+async def healthz(request: Request, context: Context, query: Query) -> Response:
+    """This process answers; nothing else is asked."""
+    return Response(b'{"status":"ok"}', 200, {"cache-control": NO_STORE}, JSON)
+
+
+async def readyz(request: Request, context: Context, query: Query) -> Response:
+    """Whether every part that an answer needs is there; 503 with the list of what is missing."""
+    found = await checks(context)
+    missing = [check.sentence for check in found if not check.ok]
+    if missing:
+        extra = {"missing": missing, "checks": found}
+        raise Problem(503, "not_ready", "; ".join(missing), headers={"retry-after": "5"}, extra=extra)
+    board = context.cache.board()
+    warming = context.cache.document(board, "meta").get("warming") if "meta" in board else None
+    body = {"status": "ready", "as_of_ms": board.as_of_ms, "warming": warming, "checks": found}
+    return Response(encode(body), 200, age_headers(context, board.as_of_ms, board), JSON)
+
+
+async def metrics(request: Request, context: Context, query: Query) -> Response:
+    """Our own metrics: this process, what the board tells of the pipeline and the fleet, and the placer's page."""
+    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context)]
+    body = merge_pages(*pages).encode() + _fleet_page(context)
+    return Response(body, media_type=None, headers={"content-type": CONTENT_TYPE})
+
+
+def _pipeline_page(context: Context) -> str:
+    board = context.cache.latest()
+    stale_after_s = context.config.stale_after_s(context.clock)
+    if board is None:
+        return pipeline_page({}, None, None, stale_after_s)
+    age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
+    try:
+        ingestion = board.json("doc.ingestion")
+    except KeyError:
+        ingestion = {}
+    return pipeline_page(ingestion, age_s, board.sequence, stale_after_s)
+
+
+def _fleet_page(context: Context) -> bytes:
+    """What the pipeline rendered; its families are in no other page."""
+    board = context.cache.latest()
+    return bytes(board.raw("metrics.fleet")) if board is not None and "metrics.fleet" in board else b""
+
+
+async def _placer_page(request: Request, context: Context) -> str:
+    if context.mirror is not None:  # it is the other api's to tell
+        return ""
+    try:
+        asked = context.placer.forward("GET", "/metrics", headers=context.access.on_behalf(request))
+        answer = await asyncio.wait_for(asked, PLACER_PAGE_S)
+    except (SourceError, TimeoutError):
+        return PLACER_UP + "fleetcast_placer_up 0\n"
+    page = answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+    return PLACER_UP + "fleetcast_placer_up 1\n" + page
+
+
+ROWS = (
+    Row(
+        *("GET", "/healthz", healthz, "This process answers", "health"),
+        answer=Health,
+        example={"status": "ok"},
+        is_open=True,
+    ),
+    Row(
+        "GET",
+        "/readyz",
+        readyz,
+        "Ready, or 503 with what is missing",
+        "health",
+        answer=Readiness,
+        problems=(503,),
+        example={
+            "status": "ready",
+            "as_of_ms": 1760000000000,
+            "warming": {"have_s": 240, "need_s": 1800},
+            "checks": [
+                {"name": "board", "ok": True, "sentence": "the board is 3 s old"},
+                {"name": "history", "ok": True, "sentence": "warming: 4 of 30 minutes of history"},
+            ],
+        },
+        is_open=True,
+    ),
+    Row(
+        "GET",
+        "/metrics",
+        metrics,
+        "Our own metrics, for Prometheus",
+        "health",
+        answer=str,
+        media_type="text/plain",
+        example="# TYPE fleetcast_samples_total counter\nfleetcast_samples_total 812000.0\n",
+    ),
+)

@@ -1,0 +1,333 @@
+"""How much two jobs slow each other on shared hardware, and whether an isolation is in force."""
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from features.co_runs import Keys, job_keys
+from features.past_runs import JobShape
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import UnknownEntity
+from service.answers.isolation import Isolation, IsolationCheck
+from service.api.routes.context import Context
+from service.api.routes.table import Query, Row, answer, encode
+from service.board.board import Board
+from service.http.access import Scope
+from service.http.problems import unprocessable
+from service.http.request_body import decoded, read_body
+from service.pipeline.documents import number
+from service.pipeline.jobs.interference import (
+    NOBODY,
+    NOW,
+    ON_GPU,
+    SECTION,
+    Going,
+    Known,
+    LearntCoRuns,
+    Party,
+    Speeds,
+    residuals_of,
+    speeds,
+)
+from service.pipeline.jobs.isolation import (
+    DOCUMENT,
+    LIMITS,
+    NETWORK,
+    OBSERVED,
+    READINGS,
+    IsolationExpectation,
+    IsolationReport,
+    ObservedGpu,
+    checks,
+    verdict,
+)
+
+ShareName = Literal["gpu", "mig", "pcie", "nic", "rail"]
+Basis = Literal["rule", "residuals", "observed"]
+MOST_GPUS = 1_000_000  # of one job
+MOST_OTHERS = 14  # more jobs on a link
+NO_BOUND = "a bound needs nine co-runs that were seen here"
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
+
+
+class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A job that has not come yet, as it will be submitted."""
+
+    user: Name = ""
+    name: Name = ""
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)] = 1
+
+
+class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Two jobs by name (they run or wait), or as they will be submitted. others: more jobs, on a link."""
+
+    a: Name | JobLike
+    b: Name | JobLike
+    share: ShareName = "gpu"
+    others: Annotated[list[Name | JobLike], msgspec.Meta(max_length=MOST_OTHERS)] = []
+
+
+class Speed(msgspec.Struct):
+    """Relative to alone; null where nothing is known, `lower_90` also while too few co-runs were seen for a bound."""
+
+    p50: float | None
+    lower_90: float | None
+
+
+class Interference(msgspec.Struct):
+    """known: something is known of a and of b; where of neither, no number is made up. basis: what spoke of them.
+
+    observed: co-runs of the two jobs, or of their kinds, that this rests on; compatibility, shifts_s: of all jobs on a
+    link, and how many seconds each (a, b, others) should begin after a, null where they drift; now: the two run
+    beside each other, at these speeds; reasons: field or job -> why it is unknown.
+    """
+
+    as_of_ms: int
+    known: bool
+    known_a: bool
+    known_b: bool
+    speed_a: Speed
+    speed_b: Speed
+    basis: Basis
+    observed: int
+    sentence: str
+    compatibility: float | None = None
+    shifts_s: list[float] | None = None
+    now: dict[str, Going] = {}
+    reasons: dict[str, str] = {}
+
+
+class ToVerify(msgspec.Struct, forbid_unknown_fields=True):
+    node: Name
+    gpu: int
+    expected: IsolationExpectation
+
+
+decode_pair = msgspec.json.Decoder(InterferenceQuery).decode
+decode_expected = msgspec.json.Decoder(ToVerify).decode
+
+
+async def interference(request: Request, context: Context, query: Query) -> Response:
+    """Speeds of two jobs side by side; `known` is false, and no number is made up, where nothing is known of either."""
+    asked = decoded(await read_body(request, context.config.api.max_body_bytes), decode_pair)
+    cache, board = context.cache, context.cache.board()
+    if asked.others and asked.share in ON_GPU:
+        raise unprocessable("others", len(asked.others), "none on a GPU: more than two are told of on a link only")
+    shares: dict[str, LearntCoRuns] = cache.document(board, SECTION, dict[str, LearntCoRuns])
+    known = Known.on(board)
+    a, b, *others = (known.party(_keys(known, one)) for one in (asked.a, asked.b, *asked.others))
+    residuals = cache.derived(board, ("co-runs", asked.share), lambda: residuals_of(shares.get(asked.share)))
+    told = speeds(a, b, asked.share, residuals, others)
+    as_of_ms = cache.as_of_ms(board, SECTION)
+    now = _now(cache.document(board, NOW, dict[str, Going]), asked)
+    return answer(context, board, as_of_ms, encode(_answer(told, [a, b, *others], asked.share, now, as_of_ms)))
+
+
+def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
+    """a, b -> how fast it is beside the other one, where they run beside each other."""
+    found = {}
+    for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
+        row = going.get(one) if isinstance(one, str) else None
+        if row is not None and (row.beside, row.share) == (other, asked.share):
+            found[who] = row
+    return found
+
+
+def _keys(known: Known, asked: str | JobLike) -> Keys | None:
+    if isinstance(asked, str):
+        return known.of_job(asked)
+    return job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
+
+
+def _answer(told: Speeds, parties: list[Party], share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
+    found = told.found
+    rows = [Speed(number(found.p50[n]), number(found.lower_90[n])) for n in range(2)]
+    observed = int(found.observed.sum())
+    basis: Basis = "observed" if "observed" in found.basis else "residuals" if "residuals" in found.basis else "rule"
+    reasons = {}
+    if any(row.p50 is not None and row.lower_90 is None for row in rows):
+        reasons["lower_90"] = NO_BOUND
+    for name, one, known in zip("ab", parties[:2], told.known, strict=True):
+        if not known:
+            reasons[name] = _unknown(one, share, any(told.known))
+    if share not in ON_GPU and told.fit is None:
+        reasons["compatibility"] = "needs steps of every job that tell how much of them is communication"
+    elif told.fit is not None and told.fit.shifts_s is None:
+        reasons["shifts_s"] = "the steps of these jobs drift against each other, so no shift stays"
+    return Interference(
+        as_of_ms=as_of_ms,
+        known=all(told.known),
+        known_a=told.known[0],
+        known_b=told.known[1],
+        speed_a=rows[0],
+        speed_b=rows[1],
+        basis=basis,
+        observed=observed,
+        sentence=_sentence(told.known, rows, share, basis, observed) + _slower(now),
+        compatibility=None if told.fit is None else number(told.fit.compatibility),
+        shifts_s=None if told.fit is None or told.fit.shifts_s is None else [round(at, 4) for at in told.fit.shifts_s],
+        now=now,
+        reasons=reasons,
+    )
+
+
+def _unknown(one: Party, share: str, other_known: bool) -> str:
+    """Why nothing is known of a job, and what is made of it beside one that is known."""
+    if share not in ON_GPU:
+        why = "no steps of it, or of its like, told of their communication"
+        so = ""
+    else:
+        why = "it, or its like, was not seen alone for a minute"
+        so = ": it is taken to use all there is" if share == "gpu" else ""
+    if one.keys == NOBODY:
+        why = "no job of this name runs or waits here"
+    return why + (so if other_known else "")
+
+
+def _slower(now: dict[str, Going]) -> str:
+    """Who is slower beside the other than should be."""
+    return "".join(
+        f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
+        for who, row in now.items()
+        if row.slower and row.lower_90 is not None
+    )
+
+
+def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Basis, observed: int) -> str:
+    told = [(who, row.p50) for who, row in zip("ab", rows, strict=True) if row.p50 is not None]
+    nobody = [who for who, of in zip("ab", known, strict=True) if not of]
+    if not told:
+        of = "either job" if len(nobody) == 2 else "job " + nobody[0] if nobody else "the two"
+        return f"On a shared {share} nothing is known of {of}, so nothing is guessed."
+    on = {"rule": "by their loads alone", "residuals": "from co-runs of jobs like them"}
+    of = on.get(basis, "from co-runs of these two") + (f" ({observed} seen)" if observed else "")
+    text = (
+        f"On a shared {share} {' and '.join(f'{who} at {speed:.0%}' for who, speed in told)} of the speed alone, {of}."
+    )
+    return text + (f" Nothing is known of {nobody[0]}." if nobody else "")
+
+
+async def verify(request: Request, context: Context, query: Query) -> Response:
+    """A check for every field that is expected of a GPU, with what is observed there now."""
+    asked = decoded(await read_body(request, context.config.api.max_body_bytes), decode_expected)
+    cache, board = context.cache, context.cache.board()
+    row = cache.node_answers(board).rows.get(asked.node.encode())
+    if row is None:
+        raise UnknownEntity(f"no node {asked.node[:200]!r}")
+    as_of_ms = cache.as_of_ms(board, DOCUMENT)
+    seen: IsolationReport = cache.document(board, DOCUMENT, IsolationReport)
+    sight = _sight(board, seen, row, asked)
+    rows = checks(asked.expected, sight, as_of_ms)
+    if not rows:
+        raise unprocessable("expected", {}, f"at least one of {', '.join(IsolationExpectation.__struct_fields__)}")
+    ok = verdict(rows)
+    body = Isolation(as_of_ms, ok, rows, _verdict_sentence(ok, rows, sight.heard))
+    return answer(context, board, as_of_ms, encode(body))
+
+
+def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
+    """Raises UnknownEntity for a GPU that nobody heard of where the node is known to have fewer."""
+    readings, counts = board.array(READINGS), board.array("node.gpus")
+    if row >= len(readings) or not 0 <= asked.gpu < readings.shape[1]:
+        raise UnknownEntity(f"no GPU {asked.gpu} on node {asked.node[:200]!r}")
+    told = readings[row, asked.gpu].astype(np.float64).tolist()
+    gpu = f"{asked.node}/{asked.gpu}"
+    sight = ObservedGpu(
+        dict(zip(OBSERVED, told, strict=True)),
+        float(board.array(NETWORK)[row]),
+        seen.mig.get(gpu, {}),
+        seen.holders.get(gpu, []),
+        seen.somewhere.get(asked.node, []),
+    )
+    count = int(counts[row]) if row < len(counts) else 0
+    if count and asked.gpu >= count and not sight.heard:
+        raise UnknownEntity(f"node {asked.node[:200]!r} has {count} GPUs, from 0 on: no GPU {asked.gpu}")
+    return sight
+
+
+def _verdict_sentence(ok: bool | None, rows: list[IsolationCheck], heard: bool) -> str:
+    wrong = [row for row in rows if row.ok is False]
+    if wrong:
+        named = "; ".join(f"{row.field} is {row.observed}, not {row.expected}" for row in wrong)
+        return f"Not in force: {named}."
+    hidden = [row for row in rows if row.ok is None]
+    names = ", ".join(row.field for row in hidden)
+    if hidden and not heard:
+        return f"Nothing was heard of this GPU, so nobody can tell {names}."
+    if hidden:
+        return f"Nobody can tell {names}: {'; '.join(dict.fromkeys(row.reason or '' for row in hidden))}."
+    if any(row.field in LIMITS for row in rows):
+        return "Nothing says otherwise now; of limits only their use is seen."
+    return "All that is expected is in force."
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/interference",
+        interference,
+        "How much two jobs slow each other on shared hardware",
+        "jobs",
+        params=(),
+        body=(InterferenceQuery,),
+        body_example={"a": "train-42", "b": {"user": "ada", "name": "finetune-7", "gpus": 1}, "share": "gpu"},
+        answer=Interference,
+        problems=(400, 413, 415, 422, 503),
+        scope=Scope.READ,
+        example={
+            "as_of_ms": 1760000000000,
+            "known": True,
+            "known_a": True,
+            "known_b": True,
+            "speed_a": {"p50": 0.91, "lower_90": 0.83},
+            "speed_b": {"p50": 0.95, "lower_90": 0.87},
+            "basis": "residuals",
+            "observed": 5,
+            "sentence": "On a shared gpu a at 91% and b at 95% of the speed alone, from co-runs of jobs like them "
+            "(5 seen).",
+            "compatibility": None,
+            "shifts_s": None,
+            "now": {},
+            "reasons": {},
+        },
+    ),
+    Row(
+        "POST",
+        "/v1/isolation/verify",
+        verify,
+        "Whether an isolation that is relied upon is in force",
+        "jobs",
+        params=(),
+        body=(ToVerify,),
+        body_example={"node": "n041", "gpu": 3, "expected": {"mig_profile": "1g.10gb", "pcie_link_gen": 5}},
+        answer=Isolation,
+        problems=(400, 404, 413, 415, 422, 503),
+        scope=Scope.READ,
+        example={
+            "as_of_ms": 1760000000000,
+            "ok": False,
+            "checks": [
+                {
+                    "field": "mig_profile",
+                    "expected": "1g.10gb",
+                    "observed": "9.5 GiB, 9.5 GiB",
+                    "ok": True,
+                    "as_of_ms": 1760000000000,
+                    "reason": "by the memory of its instances: telemetry does not tell their slices",
+                },
+                {
+                    "field": "pcie_link_gen",
+                    "expected": 5,
+                    "observed": 3.0,
+                    "ok": False,
+                    "as_of_ms": 1760000000000,
+                    "reason": None,
+                },
+            ],
+            "sentence": "Not in force: pcie_link_gen is 3.0, not 5.",
+        },
+    ),
+)

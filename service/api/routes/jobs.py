@@ -1,0 +1,269 @@
+"""Jobs: what runs, waits and lately ended; one job; who slows it down."""
+
+from datetime import UTC, datetime
+from typing import TypeVar, get_args
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import UnknownEntity
+from service.answers.jobs import JobAnswer, JobRow, Jobs, JobState, Stragglers
+from service.api.archived_jobs import Found
+from service.api.estimates import NO_RUNS, Start
+from service.api.routes.context import Context
+from service.api.routes.estimate import ask, start_of
+from service.api.routes.table import Param, Query, Row, answer, encode
+from service.board.board import Board
+from service.board.cache import BoardCache
+from service.pipeline.documents import job_detail, job_row
+from service.pipeline.jobs.interference import NOW as CO_RUNS
+from service.pipeline.jobs.interference import blamed
+
+T = TypeVar("T")
+Object = dict[str, object]  # JSON that goes on as it is
+STATES = get_args(JobState)
+MAX_ROWS = 100_000
+OVER = "it is over"
+NOT_TOLD = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
+decode_row = msgspec.json.Decoder(JobRow).decode
+LIST_PARAMS = (
+    Param("state", str, "only jobs in this state", choices=STATES),
+    Param("limit", int, "at most this many rows", MAX_ROWS, least=1, most=MAX_ROWS),
+)
+
+
+async def jobs(request: Request, context: Context, query: Query) -> Response:
+    """Running, queued and lately ended jobs, in that order."""
+    cache, board = context.cache, context.cache.board()
+    as_of_ms = cache.as_of_ms(board, "doc.jobs")
+    rows = cache.document(board, "doc.jobs", list[msgspec.Raw])
+    if query["state"] is not None:
+        heads = cache.document(board, "doc.jobs", list[Head])
+        rows = [row for row, head in zip(rows, heads, strict=True) if head.state == query["state"]]
+    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]}))
+
+
+class Head(msgspec.Struct):
+    """What a row is chosen by."""
+
+    job: str
+    attempt: int
+    state: str
+
+
+def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
+    """The row of a job's latest attempt."""
+    row = _row(cache, board, name)
+    if row is None:
+        raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
+    return row
+
+
+def _row(cache: BoardCache, board: Board, name: str) -> JobRow | None:
+    latest = cache.derived(board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head])))
+    if name not in latest:
+        return None
+    return decode_row(cache.document(board, "doc.jobs", list[msgspec.Raw])[latest[name]])
+
+
+def _latest(heads: list[Head]) -> dict[str, int]:
+    """The place of each job's latest attempt."""
+    latest: dict[str, int] = {}
+    for place, head in enumerate(heads):
+        if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
+            latest[head.job] = place
+    return latest
+
+
+def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
+    """What a section says of one job."""
+    parts = cache.document(board, section, dict[str, msgspec.Raw])
+    return msgspec.json.decode(parts[name], type=kind) if name in parts else None
+
+
+async def job(request: Request, context: Context, query: Query) -> Response:
+    """One job's latest attempt, with its placement and last events; of one that is over, as the archive has them."""
+    cache, board = context.cache, context.cache.board()
+    name = request.path_params["job"]
+    row = _row(cache, board, name)
+    as_of_ms = cache.as_of_ms(board, "doc.job")
+    if row is None:
+        body = {"as_of_ms": as_of_ms, **await _archived(context, name)}
+        return answer(context, board, as_of_ms, encode(body))
+    detail = part_of(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
+    asks = detail.pop("asks", None)
+    body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None, "source": "board"}
+    reasons = {name: why for name, why in _reasons(row.state).items() if body.get(name) is None}
+    if row.state == "queued":
+        body["start_ms"], why = await _start(request, context, row, asks)
+        reasons |= {"start_ms": why} if why else {}
+    return answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
+
+
+async def _archived(context: Context, name: str) -> Object:
+    """What the archive tells of a job. Raises UnknownEntity that says where was looked, SourceError."""
+    nowhere = f"no job {name[:200]!r} runs, waits or ended within the last hour"
+    if context.mirror is not None:
+        raise UnknownEntity(f"{nowhere}; this api is a replica without an archive: {context.mirror.url} has one to ask")
+    if not context.archived.enabled:
+        key = "archive.look_s = 0" if context.config.archive.enabled else "archive.enabled = false"
+        raise UnknownEntity(f"{nowhere}; {key}, so those that ended before are not looked for")
+    found = await context.archived.find(name)
+    if found.attempt is None:
+        raise UnknownEntity(f"{nowhere}, and the archive has no event of it{_as_far_as(found)}")
+    attempt = found.attempt
+    row = job_row(attempt, context.clock.now_ms(), {}, slow=False)
+    reasons = _reasons(attempt.state if attempt.over_ms is not None else "ended")
+    if attempt.over_ms is None:
+        reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_as_far_as(found)}"
+    detail: Object = msgspec.to_builtins(job_detail(attempt))
+    detail.pop("asks", None)
+    return {**msgspec.to_builtins(row), **detail, "start_ms": None, "source": "archive", "reasons": reasons}
+
+
+def _as_far_as(found: Found) -> str:
+    """How far back was looked, where not everything was."""
+    if found.stopped_ms is None:
+        return ""
+    since = datetime.fromtimestamp(found.stopped_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return f"; it was read back to {since}, then archive.look_s was over"
+
+
+def _reasons(state: str) -> dict[str, str]:
+    """Why what may be null is, in this state; the start of a job that waits has reasons of its own."""
+    match state:
+        case "queued":
+            return {"run_s": NOT_TOLD, "remaining_s": "it waits"}
+        case "running":
+            return {"run_s": NOT_TOLD, "remaining_s": NO_RUNS, "start_ms": "it has started"}
+        case _:
+            return {"run_s": "nothing was told before it was over", "remaining_s": OVER, "start_ms": OVER}
+
+
+async def start_like(
+    request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
+) -> Start:
+    """When the placer would start a job like this one; `asks`: the keys that it was submitted with, `more`: others."""
+    if not isinstance(asks, dict) or not asks:
+        return Start(None, "nobody told what it asks for")
+    like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
+    return start_of(await ask(request, context, encode(like)))
+
+
+async def _start(request: Request, context: Context, row: JobRow, asks: object) -> tuple[dict[str, int] | None, str]:
+    """When a job that waits should start, as the placer says; or why nobody says so."""
+    start = await start_like(request, context, row, row.job, asks)
+    if start.answer is None:
+        return None, start.why
+    start_ms = start.answer.start_ms
+    told = start.answer.reasons or {"start_ms": start.answer.sentence}
+    return start_ms, "" if start_ms else told.get("start_ms") or "the placer does not say"
+
+
+NO_SCORE = {
+    "slow": None,
+    "since_ms": None,
+    "observed_step_s": None,
+    "expected_step_s": None,
+    "ratio": None,
+    "culprit": {"kind": "nobody", "name": None, "share": None},
+    "cause": "unknown",
+    "sentence": "No step times and no peers to compare yet, so nothing is known of stragglers.",
+}
+
+
+async def stragglers(request: Request, context: Context, query: Query) -> Response:
+    """Whether a job is slow, since when, and who or what slows it."""
+    cache, board = context.cache, context.cache.board()
+    name = request.path_params["job"]
+    score = part_of(cache, board, "doc.stragglers", name, Object)
+    if score is None:
+        find_job(cache, board, name)
+    elif CO_RUNS in board:
+        score |= blamed(score, part_of(cache, board, CO_RUNS, name, Object))
+    as_of_ms = cache.as_of_ms(board, "doc.stragglers")
+    return answer(context, board, as_of_ms, encode({**(score or NO_SCORE), "as_of_ms": as_of_ms}))
+
+
+JOB = {
+    "job": "train-42",
+    "attempt": 1,
+    "state": "running",
+    "class": "training",
+    "user": "ada",
+    "queue": "train",
+    "gpus": 64,
+    "nodes": ["n041", "n042"],
+    "submitted_ms": 1759990000000,
+    "started_ms": 1759991000000,
+    "ended_ms": None,
+    "remaining_s": {"p50": 5400.0, "p90": 31000.0},
+    "slow": True,
+}
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/jobs",
+        jobs,
+        "Running, queued and lately ended jobs",
+        "jobs",
+        params=LIST_PARAMS,
+        answer=Jobs,
+        problems=(422, 503),
+        example={"as_of_ms": 1760000000000, "rows": [JOB]},
+    ),
+    Row(
+        "GET",
+        "/v1/jobs/{job:path}/stragglers",
+        stragglers,
+        "Whether a job is slow, and who or what slows it",
+        "jobs",
+        answer=Stragglers,
+        problems=(404, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            "slow": True,
+            "since_ms": 1759999880000,
+            "observed_step_s": 2.9,
+            "expected_step_s": 1.6,
+            "ratio": 1.81,
+            "culprit": {"kind": "node", "name": "n042", "share": 0.94},
+            "cause": "compute",
+            "sentence": "Steps take 2.9 s, usual 1.6: n042 computes 1.8 times as long as its peers.",
+        },
+    ),
+)
+
+JOB_ROWS = (
+    Row(
+        "GET",
+        "/v1/jobs/{job:path}",
+        job,
+        "One job: placement, phase and last events",
+        "jobs",
+        answer=JobAnswer,
+        problems=(404, 503),
+        example={
+            "as_of_ms": 1760000000000,
+            **JOB,
+            "placement": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}],
+            "events": [
+                {
+                    "type": "step",
+                    "job": "train-42",
+                    "sequence": 9,
+                    "time_ms": 1760000000000,
+                    "step": 7,
+                    "duration_s": 1.6,
+                }
+            ],
+            "run_s": {"p50": 6200.0, "p90": 33000.0, "p99": 61000.0},
+            "model": "duration-0003",
+            "start_ms": None,
+            "source": "board",
+            "reasons": {"start_ms": "it has started"},
+        },
+    ),
+)

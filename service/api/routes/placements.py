@@ -1,0 +1,196 @@
+"""Placements, the queue and the audit: forwarded to the placer, bytes and status verbatim."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import SourceError
+from fleet.requests import Decision, PlacementRequest
+from service.answers.placements import Audit, Placements, Queue, Settled
+from service.api.placer_link import Forwarded, PlacerLink
+from service.api.routes.context import Context
+from service.api.routes.table import Query, Row
+from service.http.access import Scope
+from service.http.problems import Problem
+from service.http.request_body import read_body
+
+FORWARDED_HEADERS = ("content-type", "accept", "if-none-match", "user-agent")
+
+
+async def forward(request: Request, context: Context, query: Query) -> Response:
+    """The placer's answer to the same request without /v1."""
+    body = await read_body(request, context.config.api.max_body_bytes) if request.method == "POST" else None
+    headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
+    headers |= context.access.on_behalf(request)
+    if request.client is not None:
+        headers["x-forwarded-for"] = request.client.host
+    answer = await _ask(context.placer, request, body, headers)
+    return Response(answer.body, answer.status, {"cache-control": "no-store", **answer.headers})
+
+
+async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers: dict[str, str]) -> Forwarded:
+    try:
+        return await placer.forward(request.method, placer_path(request), body, headers)
+    except SourceError as error:
+        retry = {"retry-after": f"{max(1, round(error.retry_after_s))}"}
+        raise Problem(503, "placer_away", str(error), headers=retry) from None
+
+
+def placer_path(request: Request) -> str:
+    """Path and query as they came, still encoded, without /v1."""
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    path = raw.partition(b"?")[0].decode("ascii", "replace").removeprefix("/v1")
+    query: bytes = request.scope["query_string"]
+    return f"{path}?{query.decode('ascii', 'replace')}" if query else path
+
+
+REQUEST = {
+    "request_id": "train-42-1",
+    "job": "train-42",
+    "tenant": "research",
+    "queue": "train",
+    "user": "ada",
+    "gang": 8,
+    "gpus_per_node": 8,
+    "gpu_model": "H100",
+    "topology": {"required": "rack"},
+    "max_risk": 0.3,
+}
+DECISION = {
+    "request_id": "train-42-1",
+    "decision_id": "d-000017",
+    "outcome": "placed",
+    "sentence": "placed 8 x 8 GPUs in rack r03; avoided n042: SM clock 990 MHz, usual 1,980 (thermal slowdown)",
+    "ranks": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}],
+    "score": 0.91,
+    "parts": {"risk": 0.4, "locality": 0.51},
+    "nodes": 133,
+    "candidates": 21,
+    "rejected": {"busy": 111, "risk": 1},
+    "runners_up": [],
+    "topology_level": "rack",
+    "generation": 1,
+    "board_as_of_ms": 1760000000000,
+    "models": {"risk": "rules"},
+    "expires_ms": 1760000300000,
+    "ignored": ["queue", "tenant"],
+}
+OUTLOOK = {
+    "reservation": {
+        "request_id": "train-43-1",
+        "shadow_ms": 1760003600000,
+        "waits_for": "train-40",
+        "gpus": 64,
+        "idle_gpus": 16,
+        "holds_p": 0.85,
+    },
+    "backfill": [
+        {"gpus": 24, "nodes": 5, "until_ms": None},
+        {"gpus": 16, "nodes": 2, "until_ms": 1760003600000},
+    ],
+    "releases": [
+        {
+            "job": "train-40",
+            "gpus": 48,
+            "nodes": 6,
+            "ends_ms": {"p10": 1760001000000, "p50": 1760002400000, "p90": 1760003900000},
+        }
+    ],
+}
+QUEUED = {
+    "request_id": "train-43-1",
+    "position": 1,
+    "tenant": "research",
+    "queue": "train",
+    "user": "ada",
+    "gang": 8,
+    "gpus_per_node": 8,
+    "priority": 0,
+    "waiting_s": 340.0,
+    "why": "needs 64 free GPUs in one rack; the most in one rack are 40",
+    "start_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
+    "ignored": ["queue", "tenant"],
+}
+AS_OF = {"as_of_ms": 1760000000000}
+AUDIT = {
+    "audit_id": 17,
+    "time_ms": 1760000000000,
+    "caller": "ada",
+    "action": "place",
+    "request_id": "train-42-1",
+    "decision_id": "d-000017",
+    "board_as_of_ms": 1760000000000,
+    "models": {"risk": "rules"},
+    "sentence": DECISION["sentence"],
+    "stored": "d7eda95cc1b04ed1e10b6452cb4d3c6bcc1c7a3b3c2a2d8a5a8c1ab9e8e65f04",
+    "previous": "9c83febf4d158632bd81ce624da9c7131748572b2a6ce357c9ee766315a33e98",
+    "hash": "836060b7cb51dfb1d5a7ae7cd5b36cf0bc2ab5bb0d5d1d8b1eec6f0f4a3d2c19",
+}
+HEAD = {"audit_id": AUDIT["audit_id"], "hash": AUDIT["hash"]}
+
+PROBLEMS = {"POST": (400, 409, 413, 422, 503), "DELETE": (404, 409, 422, 503)}
+
+
+def _row(method: str, path: str, summary: str, **more: Any) -> Row:
+    problems = PROBLEMS[method] if method != "GET" else (404, 422, 503) if "{" in path else (422, 503)
+    more.setdefault("scope", Scope.READ if method == "GET" else Scope.PLACE)
+    return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
+
+
+PLACEMENT: dict[str, object] = {"answer": Decision, "example": DECISION}
+SUBMISSION: dict[str, object] = {"body": (PlacementRequest,), "body_example": REQUEST}
+
+ROWS = (
+    _row("POST", "/v1/placements", "Decide now: place a gang or say why not", **PLACEMENT, **SUBMISSION),
+    _row(
+        "GET",
+        "/v1/placements",
+        "Decisions since a cursor (after, limit)",
+        answer=Placements,
+        example={**AS_OF, "rows": [{**DECISION, "cursor": 17, "job": "train-42", "attempt": 1}], "cursor": 17},
+    ),
+    _row("GET", "/v1/placements/{request_id:path}", "One decision, the same bytes as at first", **PLACEMENT),
+    _row(
+        "DELETE",
+        "/v1/placements/{request_id:path}",
+        "Give a placement's GPUs back",
+        answer=Settled,
+        example={
+            "request_id": "train-42-1",
+            "state": "cancelled",
+            "sentence": "cancelled, its GPUs are free again",
+        },
+    ),
+    _row(
+        "GET",
+        "/v1/queue",
+        "Who waits, why, and when each will start",
+        answer=Queue,
+        example={**AS_OF, "rows": [QUEUED], **OUTLOOK},
+    ),
+    _row(
+        "POST",
+        "/v1/queue",
+        "Wait in the queue of the bundled engine",
+        status=202,
+        answer=Decision,
+        example={**DECISION, "outcome": "queued", "sentence": QUEUED["why"], "ranks": []},
+        **SUBMISSION,
+    ),
+    _row(
+        "DELETE",
+        "/v1/queue/{request_id:path}",
+        "Leave the queue",
+        answer=Settled,
+        example={"request_id": "train-43-1", "state": "withdrawn", "sentence": "withdrawn from the queue"},
+    ),
+    _row(
+        "GET",
+        "/v1/audit",
+        "Who asked for what and what was decided, each line with the hash of the one before",
+        scope=Scope.ADMIN,
+        answer=Audit,
+        example={**AS_OF, "head": HEAD, "rows": [AUDIT]},
+    ),
+)

@@ -1,0 +1,100 @@
+"""POST /api/v1/write: Prometheus remote write 1.0 and 2.0. Read once, on disk as it came, and only then acknowledged.
+
+Only checks that samples can be read; the pipeline finds their series. A sender tries again after 5xx and 429, and drops
+samples after other 4xx: so a full disk and a long backlog are 503, and an unreadable body is 400.
+"""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import RecordError
+from ingest.inbox.segments import RecordKind
+from ingest.remote_write.decoder import MAX_UNPACKED_BYTES
+from ingest.remote_write.request import Version, Write, walk
+from ingest.remote_write.snappy import unpack, unpacked_bytes
+from service.api.routes.context import Context
+from service.api.routes.table import NO_STORE, Query, Row
+from service.http.access import Scope
+from service.http.problems import Problem
+from service.http.request_body import lease_of, read_raw
+
+PROTOBUF = "application/x-protobuf"
+MESSAGES = {
+    "": Version.V1,
+    "prometheus.writerequest": Version.V1,
+    "io.prometheus.write.v2.request": Version.V2,
+}
+KINDS = {Version.V1: RecordKind.WRITE, Version.V2: RecordKind.WRITE_V2}
+WRITTEN = "x-prometheus-remote-write-{}-written"
+IN_A_THREAD_BYTES = 131_072  # unpacked
+EXPECTED = f"{PROTOBUF}, and no other proto= than prometheus.WriteRequest or io.prometheus.write.v2.Request"
+
+
+async def write(request: Request, context: Context, query: Query) -> Response:
+    """Take one request in, or refuse all of it."""
+    writer = context.sample_writer()
+    version = _version(request.headers.get("content-type", ""))
+    _check_coding(request.headers.get("content-encoding", ""))
+    body = await read_raw(request, context.config.api.max_body_bytes)
+    try:
+        size_bytes = unpacked_bytes(body)
+        if size_bytes <= MAX_UNPACKED_BYTES:
+            lease_of(request).grow(size_bytes)
+        if size_bytes < IN_A_THREAD_BYTES:
+            taken = read(body, version)
+        else:
+            taken = await asyncio.to_thread(read, body, version)
+    except RecordError as error:
+        context.metrics.refused.labels(error.reason).inc()
+        raise Problem(413 if error.reason == "too_large" else 400, error.reason, str(error)) from None
+    if len(taken.of):
+        await writer.append([body], context.clock.now_ms(), KINDS[version])
+    context.metrics.written.labels(f"{version}.0").inc(len(taken.of))
+    return Response(None, 204, {"cache-control": NO_STORE} | (_written(taken) if version is Version.V2 else {}))
+
+
+def read(body: bytes, version: Version) -> Write:
+    """What a body holds. RecordError where it cannot be read."""
+    return walk(unpack(body, MAX_UNPACKED_BYTES), version)
+
+
+def _version(content_type: str) -> Version:
+    """Of the message that a content type names; Problem 415."""
+    kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    named = {key.strip(): value.strip().strip('"') for key, _, value in (part.partition("=") for part in parameters)}
+    version = MESSAGES.get(named.get("proto", ""))
+    if kind != PROTOBUF or version is None:
+        raise Problem(415, "unknown_media_type", f"content-type {content_type[:120]!r}: expected {EXPECTED}")
+    return version
+
+
+def _check_coding(coding: str) -> None:
+    """Snappy's block format is all that the protocol knows; a sender of 1.0 need not say so. Problem 415."""
+    if coding.strip().lower() not in ("snappy", ""):
+        detail = f"content-encoding {coding[:40]!r}: remote write is packed with snappy, and nothing else"
+        raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "snappy"})
+
+
+def _written(taken: Write) -> dict[str, str]:
+    """What a sender of 2.0 is told: samples are kept, histograms and exemplars are not."""
+    counts = {"samples": len(taken.of), "histograms": 0, "exemplars": 0}
+    return {WRITTEN.format(what): str(count) for what, count in counts.items()}
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/api/v1/write",
+        write,
+        "Prometheus remote write 1.0 and 2.0: snappy, protobuf",
+        "samples",
+        scope=Scope.EVENTS,
+        empty=(204,),
+        body=(bytes,),
+        body_example="snappy(prometheus.WriteRequest)",
+        takes=(PROTOBUF, f"{PROTOBUF};proto=io.prometheus.write.v2.Request"),
+        problems=(400, 413, 415, 503),
+    ),
+)

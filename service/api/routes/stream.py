@@ -1,0 +1,45 @@
+"""GET /v1/stream: server-sent events that say when there is something new to fetch."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from service.api.broadcaster import MAX_CLIENTS
+from service.api.routes.context import Context
+from service.api.routes.table import Query, Row
+from service.http.problems import Problem
+
+
+async def stream(request: Request, context: Context, query: Query) -> Response:
+    """One client's stream, until it goes away or the server stops."""
+    if context.stream.clients >= MAX_CLIENTS:
+        raise Problem(503, "too_many_streams", f"{MAX_CLIENTS} streams are open", headers={"retry-after": "10"})
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_counted(context), headers=headers, media_type="text/event-stream")
+
+
+async def _counted(context: Context) -> AsyncIterator[bytes]:
+    context.metrics.streams.inc()
+    try:
+        async with contextlib.aclosing(context.stream.events()) as events:
+            async for part in events:
+                yield part
+    finally:
+        context.metrics.streams.dec()
+
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/stream",
+        stream,
+        "Server-sent events: `board` at each new board, `hard` for hard signals at once",
+        "fleet",
+        answer=str,
+        media_type="text/event-stream",
+        example='id: 7\nevent: board\ndata: {"as_of_ms":1760000000000,"sequence":7}\n\n',
+        problems=(503,),
+    ),
+)

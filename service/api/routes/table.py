@@ -1,0 +1,214 @@
+"""The route table: one row a route. From it come the Starlette routes, the check of the query, and OpenAPI.
+
+A handler is `async (request, context, query) -> Response`; the context is the api's `Context` or the `PlacerContext`.
+The endpoint counts its answers and turns our errors into problem details, and bugs into a 500 with an id in the log.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from fleet.errors import FleetcastError
+from service.api.routes.context import Context
+from service.board.board import Board
+from service.http.access import Access, Scope, default_scope
+from service.http.body_budget import BodyBudget
+from service.http.problems import FieldError, Problem, bug, unprocessable
+from service.http.request_body import LEASE
+
+Query = Mapping[str, Any]
+Handler = Callable[[Request, Any, Query], Awaitable[Response]]
+encode = msgspec.json.Encoder().encode
+JSON = "application/json"
+NO_STORE = "no-store"
+CALLER = "fleetcast.caller"  # in the scope of a request: the name of its token, "" without tokens
+ANY_FILE = "/{file:path}"  # of the console: whatever no other route takes
+
+
+class RequestCounter(Protocol):
+    def observe(self, route: str, method: str, status: int, seconds: float) -> None: ...
+
+
+class Host(Protocol):
+    """The context of a process, as far as an endpoint needs it. Problems name paths below `prefix`."""
+
+    prefix: str
+
+    @property
+    def access(self) -> Access: ...
+    @property
+    def bodies(self) -> BodyBudget: ...
+    @property
+    def metrics(self) -> RequestCounter: ...
+    def problem_of(self, error: FleetcastError) -> Problem: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One query parameter: its type, its bounds, and what it is when it is not given."""
+
+    name: str
+    kind: type[str] | type[int] | type[float]
+    text: str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+    def read(self, text: str) -> Any:
+        """The value, or a 422 problem that names it and what is allowed."""
+        try:
+            value = self.kind(text)
+        except ValueError:
+            raise unprocessable(self.name, text, self.expected()) from None
+        if self.choices and value not in self.choices:
+            raise unprocessable(self.name, text, self.expected())
+        if self.kind is not str and not self._within(float(value)):
+            raise unprocessable(self.name, text, self.expected())
+        return value
+
+    def _within(self, value: float) -> bool:
+        low = -math.inf if self.least is None else self.least
+        return math.isfinite(value) and low <= value <= (math.inf if self.most is None else self.most)
+
+    def expected(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        word = {str: "text", int: "a whole number", float: "a number"}[self.kind]
+        if self.least is not None and self.most is not None:
+            return f"{word} from {self.least:g} to {self.most:g}"
+        return word if self.least is None else f"{word} of at least {self.least:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    tag: str
+    params: tuple[Param, ...] | None = ()  # None: somebody else checks the query, which goes on verbatim
+    body: tuple[Any, ...] = ()  # types of the request body; of several, a list is taken, too
+    body_example: Any = None
+    takes: tuple[str, ...] = (JSON,)  # media types of the body
+    answer: Any = None  # its type
+    example: Any = None
+    status: int = 200
+    problems: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()  # statuses whose answers have no body
+    media_type: str = JSON
+    scope: Scope | None = None  # what a token must allow; None: read for a GET, else admin
+    is_open: bool = False  # asks for no token
+
+    @property
+    def needs(self) -> Scope:
+        """The scope that a caller must have, unless the route is open."""
+        return self.scope or default_scope(self.method)
+
+
+def caller_of(request: Request) -> str:
+    """Whom to count a request for: the name of its token, else the address that it comes from."""
+    named: str = request.scope.get(CALLER, "")
+    return named or (request.client.host if request.client else "")
+
+
+def read_query(request: Request, params: Sequence[Param] | None) -> Query:
+    """The query by name with defaults filled in; unknown keys and bad values are 422 problems."""
+    if params is None:
+        return {}
+    values = {param.name: param.default for param in params}
+    if not request.scope["query_string"]:
+        return values
+    by_name = {param.name: param for param in params}
+    given = set()
+    for name, text in request.query_params.multi_items():
+        if name not in by_name:
+            known = ", ".join(by_name) or "no parameters"
+            error = FieldError(name, text, f"one of {known}" if by_name else known)
+            raise Problem(422, "bad_request", f"unknown parameter {name!r}: expected {known}", errors=[error])
+        if name in given:
+            raise unprocessable(name, text, "each parameter once")
+        given.add(name)
+        values[name] = by_name[name].read(text)
+    return values
+
+
+class Endpoint:
+    """One path: its rows by method, as an ASGI application."""
+
+    def __init__(self, path: str, rows: Mapping[str, Row], context: Host) -> None:
+        self.path = path
+        self.rows = dict(rows)
+        self.context = context
+        self.allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        method = scope["method"]
+        request, instance = Request(scope, receive), self.context.prefix + scope["path"]
+        scope[LEASE] = lease = self.context.bodies.lease()
+        try:
+            response = await self._answer(request, "GET" if method == "HEAD" else method)
+        except FleetcastError as error:
+            response = self.context.problem_of(error).response(instance)
+        except ClientDisconnect:
+            return
+        except HTTPException as error:
+            response = Problem(error.status_code, "http", error.detail).response(instance)
+        except Exception:
+            response = bug(instance)
+        finally:
+            lease.release()
+        self.context.metrics.observe(self.path, method, response.status_code, time.perf_counter() - began)
+        if method == "HEAD":
+            response = Response(None, response.status_code, dict(response.headers))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, method: str) -> Response:
+        row, access = self.rows.get(method), self.context.access
+        if row is None:
+            await access.admit(request, None)
+            if self.path == ANY_FILE:
+                path = request.scope["path"][:200]
+                raise Problem(404, "not_found", f"nothing takes {request.method} at {path!r}; /docs lists the routes")
+            detail = f"{request.method} is not allowed here: expected {self.allow}"
+            raise Problem(405, "method_not_allowed", detail, headers={"allow": self.allow})
+        if row.is_open:
+            access.check_site(request.method, request.scope["headers"])
+        else:
+            request.scope[CALLER] = (await access.admit(request, row.needs)).name
+        return await row.handler(request, self.context, read_query(request, row.params))
+
+
+def routes_of(rows: Sequence[Row], context: Host) -> list[Route]:
+    """Starlette routes in the order of the rows, one a path."""
+    by_path: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_path.setdefault(row.path, {})[row.method] = row
+    return [Route(path, Endpoint(path, methods, context), name=path) for path, methods in by_path.items()]
+
+
+def age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
+    """`Age` in whole seconds of fleet time, and which board it was."""
+    age_s = max(0, (context.clock.now_ms() - as_of_ms) // 1000)
+    headers = {"age": str(age_s), "cache-control": NO_STORE}
+    if board is not None:
+        headers["x-fleetcast-board"] = str(board.sequence)
+    return headers
+
+
+def answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
+    """A JSON answer about the fleet, with its age."""
+    return Response(body, 200, age_headers(context, as_of_ms, board), JSON)

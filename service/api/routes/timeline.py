@@ -1,0 +1,277 @@
+"""One node's time axis: what its signals, scores, faults, jobs and actions did, from what the pipeline kept."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import UnknownEntity
+from fleet.events import NodeEvent
+from service.api.routes.context import Context
+from service.api.routes.table import Param, Query, Row, answer, encode
+from service.board.board import Board
+from service.board.cache import BoardCache
+from service.http.problems import warming
+from service.pipeline.node_past import HORIZONS_S, SECTION, PastSpan, Shown, Spell, Stay
+
+DAY_MINUTES = 1440
+WORDS = {
+    "drain": "taken out of service",
+    "undrain": "put back into service",
+    "lost": "reported lost",
+    "returned": "back again",
+}
+
+
+class ProbabilityStep(msgspec.Struct):
+    """`p` holds from then until the next step; null: nothing was known."""
+
+    time_ms: int
+    p: float | None
+
+
+class Scores(msgspec.Struct):
+    """The likeliest of fail, drain and slow within the horizon; the first step may lie before `from_ms`."""
+
+    horizon_s: int
+    steps: list[ProbabilityStep]
+
+
+class Value(msgspec.Struct):
+    time_ms: int
+    value: float
+
+
+class SignalSpell(msgspec.Struct):
+    """A reason as long as it was given; `ended_ms` null: it still is. Values hold until the next one."""
+
+    feature: str
+    entity: str
+    unit: str
+    sentence: str
+    usual: float | None
+    share: float
+    began_ms: int
+    ended_ms: int | None
+    values: list[Value]
+
+
+class Happening(msgspec.Struct):
+    """A node event, or (`fault`) a hard signal of the node's own telemetry."""
+
+    time_ms: int
+    type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "fault"]
+    sentence: str
+    source: str
+    gpu: int | None
+    code: int | str | None
+
+
+class JobStay(msgspec.Struct):
+    """An attempt on this node; `gpus` here, null where nobody told which; `outcome` "" while it runs, or unknown."""
+
+    job: str
+    attempt: int
+    gpus: int | None
+    began_ms: int
+    ended_ms: int | None
+    outcome: str
+
+
+class ActionSpan(msgspec.Struct):
+    """`taken`: somebody took the node out of service; else it was advised."""
+
+    code: str
+    sentence: str
+    began_ms: int
+    ended_ms: int | None
+    taken: bool
+
+
+class StateSpan(msgspec.Struct):
+    state: str
+    began_ms: int
+    ended_ms: int | None
+
+
+class NodeTimeline(msgspec.Struct):
+    """Changes only. Nothing is known of the time before `known_since_ms`; scores and values get sparser with age."""
+
+    node: str
+    as_of_ms: int
+    from_ms: int
+    known_since_ms: int
+    scores: list[Scores]
+    signals: list[SignalSpell]
+    events: list[Happening]
+    jobs: list[JobStay]
+    actions: list[ActionSpan]
+    states: list[StateSpan]
+
+
+async def timeline(request: Request, context: Context, query: Query) -> Response:
+    """The changes of the last minutes, oldest first."""
+    cache, board = context.cache, context.cache.board()
+    shown = past_of(cache, board, request.path_params["node"])
+    as_of_ms = cache.as_of_ms(board, "answers.node")
+    body = _timeline(shown, as_of_ms - 60_000 * int(query["minutes"]), as_of_ms)
+    return answer(context, board, as_of_ms, encode(body))
+
+
+def past_of(cache: BoardCache, board: Board, name: str) -> Shown:
+    """What is kept of a node. Raises UnknownEntity; a 503 problem while there is none."""
+    rows = cache.node_answers(board).rows
+    row = rows.get(name.encode())
+    if row is None:
+        raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
+    blob, offsets = cache.section(board, SECTION), cache.section(board, f"{SECTION}.offsets").cast("q")
+    if row + 1 >= len(offsets):
+        raise warming(f"node {name} is new and has no timeline yet")
+    return msgspec.json.decode(blob[offsets[row] : offsets[row + 1]], type=Shown)
+
+
+def _timeline(past: Shown, from_ms: int, now_ms: int) -> NodeTimeline:
+    events = [event for event in past.events if from_ms <= event.time_ms <= now_ms]
+    told = {event.time_ms for event in past.events}
+    faults = [spell for spell in past.signals if spell.fault and spell.began_ms not in told]
+    happened = [_of_event(event) for event in events]
+    happened += [_of_fault(spell) for spell in faults if spell.began_ms >= from_ms]
+    actions = [ActionSpan(row.code, row.sentence, row.began_ms, row.ended_ms, False) for row in past.actions]
+    actions += _drains(past.events)
+    return NodeTimeline(
+        node=past.node,
+        as_of_ms=now_ms,
+        from_ms=from_ms,
+        known_since_ms=past.began_ms,
+        scores=[_scores(past, at, from_ms) for at in range(len(HORIZONS_S))],
+        signals=[_signal(row) for row in past.signals if _since(row, from_ms)],
+        events=sorted(happened, key=lambda row: row.time_ms),
+        jobs=[_stay(row) for row in past.stays if _since(row, from_ms)],
+        actions=sorted((row for row in actions if _since(row, from_ms)), key=lambda row: row.began_ms),
+        states=[StateSpan(row.code, row.began_ms, row.ended_ms) for row in past.states if _since(row, from_ms)],
+    )
+
+
+def _since(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> bool:
+    return row.ended_ms is None or row.ended_ms >= from_ms
+
+
+def _scores(past: Shown, at: int, from_ms: int) -> Scores:
+    """Steps of one horizon, without those that change nothing of it; the last one before the span begins it."""
+    steps: list[ProbabilityStep] = []
+    for time_ms, values in past.steps:
+        if steps and steps[-1].p == values[at]:
+            continue
+        if steps and time_ms <= from_ms:
+            steps.clear()
+        steps.append(ProbabilityStep(time_ms, values[at]))
+    return Scores(HORIZONS_S[at], steps)
+
+
+def _signal(row: Spell) -> SignalSpell:
+    values = [Value(time_ms, value) for time_ms, value in row.points]
+    said = (row.feature, row.entity, row.unit, row.sentence, row.usual, row.share)
+    return SignalSpell(*said, row.began_ms, row.ended_ms, values)
+
+
+def _stay(row: Stay) -> JobStay:
+    return JobStay(row.job, row.attempt, row.gpus, row.began_ms, row.ended_ms, row.outcome)
+
+
+def _of_fault(row: Spell) -> Happening:
+    last = row.entity.rpartition("/")[2]
+    gpu = int(last) if "/" in row.entity and last.isdigit() else None
+    code = int(row.points[-1][1]) if row.feature == "xid" else None
+    return Happening(row.began_ms, "fault", row.sentence, "telemetry", gpu, code)
+
+
+def _of_event(event: NodeEvent) -> Happening:
+    what = f"XID {event.code}" if event.type == "xid" else WORDS.get(event.type) or event.check or event.type
+    where = "" if event.gpu is None else f"GPU {event.gpu}: "
+    said = f"{where}{what}" + (f": {event.message}" if event.message else "")
+    return Happening(event.time_ms, event.type, said, event.source, event.gpu, event.code)
+
+
+def _drains(events: Sequence[NodeEvent]) -> list[ActionSpan]:
+    """From each drain until it was taken back, as its reporter told it."""
+    spans: list[ActionSpan] = []
+    for event in sorted(events, key=lambda row: row.time_ms):
+        is_open = bool(spans) and spans[-1].ended_ms is None
+        if event.type == "undrain" and is_open:
+            spans[-1].ended_ms = event.time_ms
+        elif event.type == "drain" and not is_open:
+            why = f": {event.message}" if event.message else ""
+            spans.append(
+                ActionSpan("drained", f"Taken out of service by {event.source}{why}", event.time_ms, None, True)
+            )
+    return spans
+
+
+CLOCK = {
+    "feature": "sm_clock_mhz",
+    "entity": "n042/3",
+    "unit": "MHz",
+    "sentence": "GPU 3: SM clock 990 MHz, usual 1,980 (thermal slowdown since 14:02)",
+    "usual": 1980.0,
+    "share": 0.7,
+    "began_ms": 1759999880000,
+    "ended_ms": None,
+    "values": [{"time_ms": 1759999880000, "value": 1410.0}, {"time_ms": 1759999900000, "value": 990.0}],
+}
+EXAMPLE: dict[str, object] = {
+    "node": "n042",
+    "as_of_ms": 1760000000000,
+    "from_ms": 1759996400000,
+    "known_since_ms": 1759900000000,
+    "scores": [
+        {"horizon_s": 3600, "steps": [{"time_ms": 1759990000000, "p": 0.002}, {"time_ms": 1759999880000, "p": 0.62}]},
+        {"horizon_s": 86400, "steps": [{"time_ms": 1759990000000, "p": 0.01}, {"time_ms": 1759999880000, "p": 0.81}]},
+    ],
+    "signals": [CLOCK],
+    "events": [
+        {
+            "time_ms": 1759999870000,
+            "type": "xid",
+            "sentence": "GPU 3: XID 63",
+            "source": "kernel-log",
+            "gpu": 3,
+            "code": 63,
+        }
+    ],
+    "jobs": [
+        {
+            "job": "train-42",
+            "attempt": 1,
+            "gpus": 8,
+            "began_ms": 1759991000000,
+            "ended_ms": None,
+            "outcome": "",
+        }
+    ],
+    "actions": [
+        {
+            "code": "drain_at_job_end",
+            "sentence": "Drain after the running job and inspect its cooling.",
+            "began_ms": 1759999880000,
+            "ended_ms": None,
+            "taken": False,
+        }
+    ],
+    "states": [{"state": "degraded", "began_ms": 1759999880000, "ended_ms": None}],
+}
+
+ROWS = (
+    Row(
+        "GET",
+        "/v1/nodes/{node}/timeline",
+        timeline,
+        "One node's past on one time axis: scores, signals, faults and events, jobs, actions; changes only",
+        "risk",
+        params=(Param("minutes", int, "how far back, in fleet time", 60, least=1, most=7 * DAY_MINUTES),),
+        answer=NodeTimeline,
+        problems=(404, 422, 503),
+        example=EXAMPLE,
+    ),
+)

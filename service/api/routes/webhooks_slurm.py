@@ -1,0 +1,156 @@
+"""POST /v1/webhooks/slurm-jobcomp: translate Slurm's messages. Answers 200: its Elasticsearch plugin resends on 202."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta, timezone
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import RecordError
+from ingest.inbox.event_body import DecodedBody, DecodedRecord
+from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED
+from ingest.slurm.jobcomp import read_completions
+from ingest.slurm.jobs import Site, SlurmJob, check, job_events
+from ingest.slurm.json import Read
+from service.answers.events import EventsAnswer
+from service.api.routes.context import Context
+from service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from service.api.routes.table import Param, Query, Row
+from service.http.access import Scope
+from service.http.problems import Problem, unprocessable
+
+MOST_OFFSET_S = 86_399.0
+MOST_PREFIX = 64
+RECORDS_A_TURN = 20  # some milliseconds of the loop
+PARAMS = (
+    Param("prefix", str, "put before the ids of jobs, where several clusters send", ""),
+    Param(
+        "utc_offset_s",
+        float,
+        "zone of jobcomp/filetxt's times; the others are in UTC",
+        0.0,
+        least=-MOST_OFFSET_S,
+        most=MOST_OFFSET_S,
+    ),
+)
+
+
+class KnownAttempt(msgspec.Struct):
+    """What the board's rows of jobs say of an attempt."""
+
+    job: str
+    attempt: int
+    submitted_ms: int | None = None
+
+
+async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
+    """Take in every good record of the body. Jobs without GPUs that nobody told of are passed."""
+    context.writer()
+    prefix = query["prefix"]
+    if len(prefix) > MOST_PREFIX or not prefix.isprintable():
+        raise unprocessable("prefix", prefix[:80], f"at most {MOST_PREFIX} printable characters")
+    try:
+        body = await body_of(request, context, "what Slurm's plugins, scripts or commands write")
+    except Problem as problem:
+        await refuse_whole(context, problem)
+        raise
+    now_ms = context.clock.now_ms()
+    zone = timezone(timedelta(seconds=query["utc_offset_s"]))
+    if len(body) < IN_A_THREAD_BYTES:
+        read = read_completions(body, now_ms, zone)
+    else:
+        read = await asyncio.to_thread(read_completions, body, now_ms, zone)
+    response = await accept(request, context, await translate(read, prefix, context, now_ms), now_ms)
+    response.status_code = 200
+    return response
+
+
+async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
+    """Events of the records, numbered in their order; the bad ones behind them. Others have their turn in between."""
+    decoded = DecodedBody()
+    bad = list(read.bad)
+    told = told_of(context)
+    for place, job in enumerate(read.rows):
+        if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
+            await asyncio.sleep(0)
+        try:
+            events = job_events(_numbered(job, prefix, told, context), Site(prefix=prefix))
+            raws = [check(event, now_ms) for event in events]
+            for event, raw in zip(events, raws, strict=True):
+                decoded.records.append(DecodedRecord(len(decoded.records), raw, event))
+        except _Passed:
+            continue
+        except RecordError as error:
+            bad.append(error.with_traceback(None))
+    decoded.rejected.extend((len(decoded.records) + place, error) for place, error in enumerate(bad))
+    return decoded
+
+
+class _Passed(Exception):
+    """A job that is none of ours."""
+
+
+def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
+    """The job with its attempt; its end alone where it names no GPUs but is known."""
+    name = prefix + job.id
+    attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, told.get(name, ()))
+    job = replace(job, attempt=attempt)
+    if job.submit_ms is None or job.gpus or job.gpus_per_node or any(job.indices):
+        return job
+    ours = (SUBMITTED, STARTED, ENDED, EXPLAINED)
+    heard = any(("job", name, attempt, sequence) in context.recent for sequence in ours)
+    if not heard and name not in told:
+        raise _Passed
+    return replace(job, submit_ms=None, start_ms=None, end_ms=job.end_ms or job.start_ms or job.submit_ms)
+
+
+def told_of(context: Context) -> dict[str, list[tuple[int, int]]]:
+    """Job → (submission, attempt), as the board has them; empty before the first one."""
+    board = context.cache.latest()
+    if board is None or "doc.jobs" not in board:
+        return {}
+    cache = context.cache
+    return cache.derived(
+        board, "submissions", lambda: _submissions(cache.document(board, "doc.jobs", list[KnownAttempt]))
+    )
+
+
+def _submissions(rows: list[KnownAttempt]) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        if row.submitted_ms is not None:
+            found.setdefault(row.job, []).append((row.submitted_ms, row.attempt))
+    return found
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/webhooks/slurm-jobcomp",
+        slurm_jobcomp,
+        "Completed jobs of Slurm's jobcomp plugins; environments of its prologs and epilogs",
+        "events",
+        params=PARAMS,
+        scope=Scope.EVENTS,
+        body=(dict,),
+        body_example={
+            "jobid": 7,
+            "state": "FAILED",
+            "exit_code": "3:0",
+            "@submit": "2026-11-21T17:03:00",
+            "@start": "2026-11-21T17:03:39",
+            "@end": "2026-11-21T18:04:12",
+            "nodes": "n[041-042]",
+            "total_nodes": 2,
+            "partition": "train",
+            "username": "ada",
+            "job_name": "llama",
+            "tres_alloc": "cpu=32,mem=512G,node=2,gres/gpu=16",
+        },
+        answer=EventsAnswer,
+        example={"accepted": 3, "duplicates": 0, "rejected": []},
+        problems=(400, 413, 415, 422, 429, 503),
+    ),
+)

@@ -1,0 +1,69 @@
+"""POST /v1/webhooks/torchelastic: what torchelastic's and NVRx's launchers say, translated at the door."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest.health.torchelastic import ElasticRecord, Sender, decode
+from service.answers.events import EventsAnswer
+from service.api.routes.context import Context
+from service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from service.api.routes.table import Param, Query, Row
+from service.http.access import Scope
+from service.http.problems import Problem
+
+PARAMS = (
+    Param("job", str, "the job's name, where run_id is not", ""),
+    Param("attempt", int, "the scheduler's attempt; 0: torchelastic's restarts + 1", 0, least=0, most=2**31),
+)
+
+
+async def torchelastic(request: Request, context: Context, query: Query) -> Response:
+    """Take in every good record of the body; those that tell nothing new are passed."""
+    context.writer()
+    try:
+        body = await body_of(request, context)
+    except Problem as problem:
+        await refuse_whole(context, problem)
+        raise
+    now_ms = context.clock.now_ms()
+    limit_ms = round(context.config.pipeline.future_limit_s * 1000)
+    sender, headers = Sender(query["job"], query["attempt"]), dict(request.headers)
+    if len(body) < IN_A_THREAD_BYTES:
+        decoded = decode(body, headers, sender, now_ms, limit_ms)
+    else:
+        decoded = await asyncio.to_thread(decode, body, headers, sender, now_ms, limit_ms)
+    return await accept(request, context, decoded, now_ms)
+
+
+ROWS = (
+    Row(
+        "POST",
+        "/v1/webhooks/torchelastic",
+        torchelastic,
+        "Events of torchelastic's agents, workers and rendezvous, and NVRx's cycles: one, a list, or JSON lines",
+        "events",
+        params=PARAMS,
+        scope=Scope.EVENTS,
+        status=202,
+        body=(ElasticRecord,),
+        body_example={
+            "name": "torchelastic.worker.status.FAILED",
+            "source": "WORKER",
+            "timestamp": 1760000000000,
+            "metadata": {
+                "run_id": "train-42",
+                "global_rank": 9,
+                "group_rank": 1,
+                "hostname": "n042",
+                "state": "FAILED",
+                "raw_error": '{"message": {"message": "RuntimeError: NCCL error: remote process exited"}}',
+                "agent_restarts": 0,
+            },
+        },
+        answer=EventsAnswer,
+        example={"accepted": 1, "duplicates": 0, "rejected": []},
+        problems=(400, 413, 415, 422, 429, 503),
+    ),
+)

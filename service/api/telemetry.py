@@ -1,0 +1,293 @@
+"""Our Prometheus metrics: the API's, the pipeline's counts on the board (`doc.ingestion`), and the placer's page."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+BOUNDS = ("live_jobs", "unknown_nodes", "names_per_minute")
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+class ApiMetrics:
+    """What one API process counts, in a registry of its own. Only its event loop counts, so there are no locks."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(namespace="fleetcast_api", registry=self.registry)
+        self.registry.register(_Requests(self))
+        self.events = Counter(
+            "fleetcast_api_events", "Events by what became of them.", ("outcome",), registry=self.registry
+        )
+        for outcome in ("accepted", "duplicate", "rejected", "limited"):
+            self.events.labels(outcome)  # there from the start, so that a rate sees the first one
+        self.refused = Counter(
+            "fleetcast_api_refused_records",
+            "Records this process refused; the pipeline counts them, too.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.limited = Counter(
+            "fleetcast_limit_refused",
+            "New names that this process refused (429), by the bound that they met.",
+            ("limit",),
+            registry=self.registry,
+        )
+        for bound in BOUNDS:
+            self.limited.labels(bound)
+        self.written = Counter(
+            "fleetcast_api_written_samples",
+            "Samples taken by remote write, by the version of its protocol.",
+            ("version",),
+            registry=self.registry,
+        )
+        self.neutral = Counter(
+            "fleetcast_kube_neutral_answers",
+            "Answers to kube-scheduler that say nothing, for want of a fresh board.",
+            registry=self.registry,
+        )
+        self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
+        self.requests: dict[tuple[str, str, int], int] = {}
+        self.seconds: dict[str, Latency] = {}
+        self._count_the_door()
+
+    def _count_the_door(self) -> None:
+        """How many we turned away, and what the others take up."""
+        self.refused_connections = Counter(
+            "fleetcast_api_refused_connections",
+            "Connections closed by us: too many (429: of one address), too slow, no HTTP, or no TLS.",
+            ("status",),
+            registry=self.registry,
+        )
+        self.auth_failures = Counter(
+            "fleetcast_api_auth_failures",
+            "Callers refused: no token, an unknown one, one of too many (slowed), a certificate of nobody, no scope.",
+            ("reason",),
+            registry=self.registry,
+        )
+        for reason in ("missing", "unknown", "slowed", "subject", "scope"):
+            self.auth_failures.labels(reason)
+        self.refused_bodies = Counter(
+            "fleetcast_api_refused_bodies",
+            "Bodies refused since those of all requests took up the budget.",
+            registry=self.registry,
+        )
+        self.body_bytes = Gauge(
+            "fleetcast_api_body_bytes", "Bodies of requests in memory, as sent and unpacked.", registry=self.registry
+        )
+        self.body_budget_bytes = Gauge(
+            "fleetcast_api_body_budget_bytes", "What they may take up together.", registry=self.registry
+        )
+        self.connections = Gauge("fleetcast_api_connections", "Open connections.", registry=self.registry)
+        self.max_connections = Gauge(
+            "fleetcast_api_max_connections", "How many may be open at once.", registry=self.registry
+        )
+
+    def observe(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        key = (route, method, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        latency = self.seconds.get(route)
+        if latency is None:
+            latency = self.seconds[route] = Latency()
+        latency.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        latency.sum_s += seconds
+
+    def watch_certificate(self, until_s: Callable[[], float]) -> None:
+        """Tell when the certificate that is shown expires; without TLS there is nothing to tell."""
+        Gauge(
+            "fleetcast_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate that clients are shown expires.",
+            registry=self.registry,
+        ).set_function(until_s)
+
+    def page(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+@dataclass(slots=True)
+class Latency:
+    """How many requests took up to each of `LATENCY_BUCKETS_S` and no less; the last count is of those above."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
+    sum_s: float = 0.0
+
+
+class _Requests(Collector):
+    """The requests as families. prometheus_client's own metrics cost four microseconds a request, these half a one."""
+
+    def __init__(self, metrics: ApiMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "fleetcast_http_requests", "Requests answered.", labels=("route", "method", "status")
+        )
+        for (route, method, status), count in self._metrics.requests.items():
+            requests.add_metric((route, method, str(status)), count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "fleetcast_http_request_seconds", "Wall time from routing to the end of the answer.", labels=("route",)
+        )
+        edges = [*map(floatToGoString, LATENCY_BUCKETS_S), "+Inf"]
+        for route, latency in self._metrics.seconds.items():
+            seconds.add_metric((route,), list(zip(edges, accumulate(latency.counts), strict=True)), latency.sum_s)
+        yield seconds
+
+
+class _Families(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
+
+
+def pipeline_page(
+    ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
+) -> str:
+    """The pipeline's numbers as exposition text; what it does not tell is left out."""
+    families: list[Metric] = []
+    _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
+    _counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
+    _counter(families, "fleetcast_events", "Job and node events applied.", ingestion.get("events_total"))
+    _counter(families, "fleetcast_duplicate_events", "Events seen before.", ingestion.get("duplicates_total"))
+    _counter(families, "fleetcast_ticks", "Ticks finished.", ingestion.get("ticks"))
+    bad = CounterMetricFamily("fleetcast_bad_records", "Input records skipped, by reason.", labels=("reason",))
+    for reason, count in (ingestion.get("bad_records") or {}).items():
+        bad.add_metric((str(reason),), float(count))
+    families.append(bad)
+    _limits(families, ingestion.get("limits") or {})
+    _gauge(families, "fleetcast_samples_per_second", "Samples a fleet second.", ingestion.get("samples_per_s"))
+    _gauge(
+        families, "fleetcast_newest_sample_timestamp_seconds", "Newest sample.", _s(ingestion.get("newest_sample_ms"))
+    )
+    _quantiles(families, "fleetcast_tick_seconds", "Wall time of a tick.", ingestion.get("tick_ms"))
+    _quantiles(families, "fleetcast_lag_seconds", "Wall time from arrival to the board.", ingestion.get("lag_ms"))
+    targets = GaugeMetricFamily("fleetcast_targets", "Scrape targets by state.", labels=("state",))
+    for state, count in (ingestion.get("targets") or {}).items():
+        targets.add_metric((str(state),), float(count))
+    families.append(targets)
+    families += _sources(ingestion.get("sources") or ())
+    _archive(families, ingestion.get("archive") or {})
+    _gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
+    _gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
+    _gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return generate_latest(registry).decode()
+
+
+SOURCE_GAUGES = (
+    ("rate_per_s", "fleetcast_source_records_per_second", "Good records a second, over about a minute."),
+    ("lag_s", "fleetcast_source_lag_seconds", "How far behind its newest record a source is read."),
+    ("lag_records", "fleetcast_source_lag_records", "Records that wait at a source."),
+    ("backlog_bytes", "fleetcast_source_backlog_bytes", "Bytes that wait at a source."),
+)
+
+
+def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
+    """How much of each bound on names is taken."""
+    most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
+    used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
+    for bound, row in limits.items():
+        most.add_metric((bound,), float(row["most"]))
+        used.add_metric((bound,), float(row["used"]))
+    families += [most, used]
+
+
+def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
+    """What became of samples and events in the archive; nothing where it is off."""
+    for name, text in (
+        ("rows", "Samples written to the archive."),
+        ("events", "Events written to the archive."),
+        ("files", "Files written to the archive, before they are compacted."),
+        ("bytes", "Bytes written to the archive, before they are compacted."),
+        ("repeats", "Samples and events that the archive held before."),
+        ("too_old", "Samples and events older than archive.keep_days, which were not written."),
+    ):
+        _counter(families, f"fleetcast_archive_{name}", text, archive.get(name))
+    if archive:
+        waiting = archive.get("waiting_bytes")
+        _gauge(families, "fleetcast_archive_waiting_bytes", "In memory, and not on disk yet.", waiting)
+        full = float(bool(archive.get("full")))
+        _gauge(families, "fleetcast_archive_full", "1 while sources wait for the archive's disk.", full)
+        failing = float(bool(archive.get("failing")))
+        _gauge(families, "fleetcast_archive_failing", "1 while the archive cannot be written.", failing)
+
+
+def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """What each source says of itself; one that reads many targets is up while any answers."""
+    labels = ("source", "kind")
+    up = GaugeMetricFamily("fleetcast_source_up", "Whether a source answers.", labels=labels)
+    bad = CounterMetricFamily("fleetcast_source_bad_records", "Records that a source skipped.", labels=labels)
+    errors = CounterMetricFamily("fleetcast_source_errors", "Bugs that a source was started again for.", labels=labels)
+    gauges = {key: GaugeMetricFamily(name, text, labels=labels) for key, name, text in SOURCE_GAUGES}
+    told = {(str(row.get("name", "")), str(row.get("kind", ""))): row for row in rows}
+    for label, row in told.items():
+        if row.get("up") is not None:
+            up.add_metric(label, float(bool(row["up"])))
+        if isinstance(row.get("bad"), int | float):
+            bad.add_metric(label, float(row["bad"]))
+        if isinstance(row.get("errors"), int):
+            errors.add_metric(label, float(row["errors"]))
+        for key, family in gauges.items():
+            if isinstance(row.get(key), int | float):
+                family.add_metric(label, float(row[key]))
+    return [up, bad, errors, *gauges.values()]
+
+
+def _counter(families: list[Metric], name: str, text: str, value: float | None) -> None:
+    if value is not None:
+        families.append(CounterMetricFamily(name, text, value=float(value)))
+
+
+def _gauge(families: list[Metric], name: str, text: str, value: float | None) -> None:
+    if value is not None:
+        families.append(GaugeMetricFamily(name, text, value=float(value)))
+
+
+def _quantiles(families: list[Metric], name: str, text: str, values: Mapping[str, float | None] | None) -> None:
+    family = Metric(name, text, "summary")
+    for label, value in (values or {}).items():
+        if value is not None and label.startswith("p"):
+            family.add_sample(name, {"quantile": f"{int(label[1:]) / 100:g}"}, value / 1000)
+    families.append(family)
+
+
+def _s(time_ms: float | None) -> float | None:
+    return None if time_ms is None else time_ms / 1000
+
+
+def merge_pages(*pages: str) -> str:
+    """Pages one after the other; a family that an earlier page has is left out, since a name may come only once."""
+    seen: set[str] = set()
+    lines: list[str] = []
+    for page in pages:
+        families = list(_by_family(page))
+        lines += [line for name, rows in families if name not in seen for line in rows]
+        seen.update(name for name, _ in families)
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _by_family(page: str) -> Iterator[tuple[str, list[str]]]:
+    """(name, lines) of each family of a page; every family begins with its HELP or TYPE line."""
+    name, rows = "", list[str]()
+    for line in page.splitlines():
+        words = line.split(" ", 3)
+        if len(words) >= 3 and words[0] == "#" and words[1] in ("HELP", "TYPE") and words[2] != name:
+            if rows:
+                yield name, rows
+            name, rows = words[2], []
+        if line:
+            rows.append(line)
+    if rows:
+        yield name, rows

@@ -1,0 +1,100 @@
+"""What the routes of one API process share: made from the configuration, opened while it answers."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+
+from fleet.clock import Clock
+from fleet.errors import ConfigError
+from ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_events
+from ingest.inbox.job_events import identity
+from service.api.archived_jobs import ArchivedJobs
+from service.api.broadcaster import EventBroadcaster
+from service.api.new_names import NewNames
+from service.api.placer_link import PlacerLink
+from service.api.recent import RecentIdentities
+from service.api.routes.context import Context
+from service.api.telemetry import ApiMetrics
+from service.board.cache import BoardCache
+from service.board.mirror import TOKEN, BoardMirror
+from service.config import Config
+from service.exit_reason import read_exit_reason
+from service.http.access import Access, load_access
+from service.http.body_budget import BodyBudget
+from service.http.link_key import link_key
+
+EVENTS_REMEMBERED = 100_000
+
+
+def context_of(config: Config, clock: Clock, access: Access) -> Context:
+    cache = BoardCache(config.board)
+    url = config.api.board
+    if url:
+        link = PlacerLink(url.removesuffix("/board"), f"the api at {url.removesuffix('/v1/board')}")
+        mirror = BoardMirror(url, config.board, os.environ.get(TOKEN, ""))
+    else:
+        why = partial(read_exit_reason, config.folder, "placer")
+        link, mirror = PlacerLink(f"http://127.0.0.1:{config.placer.port}", exit_reason=why), None
+    metrics = ApiMetrics()
+    bodies = BodyBudget(config.api.body_budget_bytes, metrics.refused_bodies.inc)
+    metrics.body_bytes.set_function(lambda: bodies.used_bytes)
+    metrics.body_budget_bytes.set(config.api.body_budget_bytes)
+    recent = RecentIdentities()
+    names = NewNames(config.limits, cache, recent, clock)
+    kept = config, clock, cache, link, EventBroadcaster(cache), metrics, recent, names
+    access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
+    backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
+    archived = ArchivedJobs(config)
+    return Context(*kept, access=access, backlog=backlog, bodies=bodies, archived=archived, mirror=mirror)
+
+
+def access_of(config: Config) -> Access:
+    """The callers, and how to name one with a certificate to the placer. ConfigError."""
+    subjects = config.access.subjects
+    try:
+        link = link_key(config.folder) if subjects and not config.api.board else ""
+    except OSError as error:
+        raise ConfigError(f"state = {config.state!r}: cannot keep a key in it: {error.strerror}") from None
+    return load_access(config.api.host, subjects=subjects, link=link)
+
+
+@contextlib.asynccontextmanager
+async def opened(context: Context, writer: str) -> AsyncIterator[None]:
+    """The inbox is open for segments of `writer`; in a replica, the mirror of the board follows instead."""
+    async with _mirroring(context.mirror) if context.mirror else _inbox(context, writer):
+        try:
+            yield
+        finally:
+            await context.stream.close()
+            await context.placer.close()
+
+
+@contextlib.asynccontextmanager
+async def _mirroring(mirror: BoardMirror) -> AsyncIterator[None]:
+    work = asyncio.ensure_future(mirror.run())
+    try:
+        yield
+    finally:
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+@contextlib.asynccontextmanager
+async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
+    await asyncio.to_thread(remember, context)
+    context.inbox = InboxWriter(context.config.inbox, writer)
+    context.writes = InboxWriter(context.config.inbox, f"{WRITES}.{writer}")
+    try:
+        yield
+    finally:
+        await asyncio.gather(context.inbox.close(), context.writes.close())
+        context.inbox = context.writes = None
+
+
+def remember(context: Context) -> None:
+    """The identities of the events still in the inbox, so that a retry across a restart is known for one."""
+    for event in read_events(context.config.inbox, EVENTS_REMEMBERED):
+        context.recent.add(identity(event))

@@ -1,0 +1,19 @@
+"""Judge whether a board is fresh enough to decide upon."""
+
+
+def why_stale(age_s: float, limit_s: float) -> str:
+    """A sentence where a board is too old, or ahead of the clock by as much; else empty. Seconds are the fleet's.
+
+    >>> why_stale(59.0, 60.0), why_stale(-59.0, 60.0)
+    ('', '')
+    >>> why_stale(61.0, 60.0)
+    'the board is 61 s old, at most 60 s are fresh: the pipeline is down or slow'
+    """
+    if age_s > limit_s:
+        return f"the board is {age_s:.0f} s old, at most {limit_s:.0f} s are fresh: the pipeline is down or slow"
+    if age_s < -limit_s:
+        return (
+            f"the board is {-age_s:.0f} s ahead of the clock: the clock was set back, or it is another clock's; "
+            "the pipeline's next board mends it"
+        )
+    return ""

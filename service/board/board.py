@@ -1,0 +1,266 @@
+"""The board: named sections in one file, atomically replaced, memory-mapped by readers.
+
+Layout: magic (8 bytes), header length (uint32, little endian), JSON header, then the sections, each aligned to
+64 bytes. A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON, or names joined by newlines.
+
+    header  {"version": 2, "sequence": n, "as_of_ms": t, "standing": {"inbox": {segment: offset}, "identity", "seen",
+             "board_lost", "snapshot_lost"} or null,
+             "sections": [{"name", "dtype", "shape", "offset", "nbytes", "as_of_ms", "model"}]}
+
+A folder holds two such files: `board`, replaced each tick, and `urgent`, replaced at once by a hard signal. Of a
+section in both, the newer one wins. Readers ignore sections that they do not know.
+
+`standing`: the board has folded every record of the inbox before these offsets, and none behind them; the rest is for
+service.state_identity. Only the first pipeline's `board` has one.
+"""
+
+import contextlib
+import math
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet import files
+from service.state_identity import Doubt, PartView
+
+MAGIC = b"FLEETBRD"
+ALIGN = 64
+BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One named piece of the board."""
+
+    name: str
+    data: NDArray[Any] | bytes
+    as_of_ms: int
+    model: str = ""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a whole board knows of. `inbox`: segment -> offset of what is folded."""
+
+    inbox: dict[str, int] = {}
+    identity: str = ""
+    seen: PartView = PartView()
+    board_lost: Doubt | None = None
+    snapshot_lost: Doubt | None = None
+
+
+class BoardError(Exception):
+    """The file is not a whole board (torn, foreign or of another version)."""
+
+
+class _Row(TypedDict):
+    name: str
+    dtype: str
+    shape: list[int]
+    offset: int
+    nbytes: int
+    as_of_ms: int
+    model: str
+
+
+class _Header(TypedDict):
+    version: Literal[2]
+    sequence: int
+    as_of_ms: int
+    standing: Standing | None
+    sections: list[_Row]
+
+
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
+def _header_of(view: memoryview) -> _Header:
+    """The header; BoardError when it is none, or when a section does not lie within the file."""
+    if len(view) < 12 or bytes(view[:8]) != MAGIC:
+        raise BoardError("not a board file")
+    (length,) = struct.unpack("<I", view[8:12])
+    try:
+        header: _Header = _decode_header(view[12 : 12 + length])
+    except (ValueError, RecursionError) as error:
+        raise BoardError(f"torn board header: {error}") from None
+    for row in header["sections"]:
+        if row["offset"] < 0 or not 0 <= row["nbytes"] <= len(view) - row["offset"]:
+            raise BoardError(f"torn board: {len(view)} bytes, {row['name']} ends at {row['offset'] + row['nbytes']}")
+        if _nbytes(row) != row["nbytes"]:
+            raise BoardError(f"torn board: {row['name']} is {row['nbytes']} bytes, not {row['dtype']} {row['shape']}")
+    return header
+
+
+def _nbytes(row: _Row) -> int:
+    """The size that dtype and shape ask for; -1 when they are nonsense."""
+    try:
+        dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
+    except (TypeError, ValueError):
+        return -1
+    if dtype.hasobject or min(row["shape"], default=0) < 0:
+        return -1
+    return math.prod(row["shape"], start=dtype.itemsize)
+
+
+class Board:
+    """One published board, immutable. Arrays are read-only views into the mapped file."""
+
+    def __init__(self, buffer: bytes | mmap.mmap) -> None:
+        view = memoryview(buffer)
+        header = _header_of(view)
+        self._view = view
+        self._sections: dict[str, _Row] = {row["name"]: row for row in header["sections"]}
+        self.as_of_ms: int = header["as_of_ms"]
+        self.sequence: int = header["sequence"]
+        self.standing = header["standing"]
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._overlay: Board | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sections
+
+    def overlaid(self, urgent: "Board | None") -> "Board":
+        """This board with the newer sections of `urgent` on top."""
+        self._overlay = urgent
+        return self
+
+    def _holder(self, name: str) -> "tuple[Board, _Row]":
+        own = self._sections.get(name)
+        over = self._overlay._sections.get(name) if self._overlay else None
+        if over and self._overlay and (own is None or over["as_of_ms"] > own["as_of_ms"]):
+            return self._overlay, over
+        if own is None:
+            raise KeyError(f"the board has no section {name!r}")
+        return self, own
+
+    def meta(self, name: str) -> "_Row":
+        """The directory row of a section: dtype, shape, as_of_ms, model."""
+        return self._holder(name)[1]
+
+    def sections(self) -> list[str]:
+        return list(self._sections)
+
+    def raw(self, name: str) -> memoryview:
+        """The section's bytes, not copied."""
+        board, row = self._holder(name)
+        return board._view[row["offset"] : row["offset"] + row["nbytes"]]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The section as an array; KeyError when the board has none of that name."""
+        _, row = self._holder(name)
+        array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
+        array.flags.writeable = False
+        return array
+
+    def text(self, name: str) -> bytes:
+        return bytes(self.raw(name))
+
+    def json(self, name: str) -> Any:
+        return msgspec.json.decode(self.raw(name))
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A newline-joined section as a tuple."""
+        if name not in self._names:
+            text = self.text(name).decode()
+            self._names[name] = tuple(text.split("\n")) if text else ()
+        return self._names[name]
+
+
+def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, standing: Standing | None = None) -> bytes:
+    """The container's bytes."""
+    payloads = [section.data if isinstance(section.data, bytes) else section.data.tobytes() for section in sections]
+
+    def header(base: int) -> bytes:
+        rows, offset = [], base
+        for section, payload in zip(sections, payloads, strict=True):
+            array = None if isinstance(section.data, bytes) else section.data
+            rows.append(
+                {
+                    "name": section.name,
+                    "dtype": BYTES if array is None else array.dtype.str,
+                    "shape": [len(payload)] if array is None else list(array.shape),
+                    "offset": offset,
+                    "nbytes": len(payload),
+                    "as_of_ms": section.as_of_ms,
+                    "model": section.model,
+                }
+            )
+            offset += -(-len(payload) // ALIGN) * ALIGN
+        about = {"version": 2, "sequence": sequence, "as_of_ms": as_of_ms, "standing": standing}
+        return msgspec.json.encode({**about, "sections": rows})
+
+    base = -(-(12 + len(header(10**12)) + ALIGN) // ALIGN) * ALIGN
+    head = header(base)
+    parts = [MAGIC, struct.pack("<I", len(head)), head, b"\0" * (base - 12 - len(head))]
+    for payload in payloads:
+        parts += [payload, b"\0" * (-len(payload) % ALIGN)]
+    return b"".join(parts)
+
+
+class BoardWriter:
+    """The pipeline's end. Sections that are not published again stay as they were."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        files.make_folder(folder, "board")
+        for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote; there is one writer
+            with contextlib.suppress(OSError):  # a disk that is read-only now is said at each publication
+                left.unlink()
+        self._kept: dict[str, Section] = {}
+        last = _map(folder / "board")
+        self.sequence = last.sequence if last else 0  # of the last one that was published
+        self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
+
+    def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
+        """Replace the board. It may run in a thread: `publish_urgent` may be called meanwhile."""
+        self._kept.update((section.name, section) for section in sections)
+        self._replace("board", [*self._kept.values()], as_of_ms, standing)
+
+    def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
+        self._replace("urgent", sections, as_of_ms)
+
+    def _replace(self, name: str, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
+        """`board` is fsynced: a power cut must not take back a number that the ledger noted. `urgent` is not."""
+        data = encode_board(sections, next(self._numbers), as_of_ms, standing)
+        files.replace_file(self.folder / name, [data], "board", sync=name == "board")
+
+
+class BoardReader:
+    """A reader's end: `latest()` maps the file anew only when it was replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stamp: tuple[Any, ...] = ()
+        self._board: Board | None = None
+
+    def latest(self) -> Board | None:
+        """The newest whole board, None before the first. A torn file leaves the last good one in place."""
+        stamp = (_stamp(self.folder / "board"), _stamp(self.folder / "urgent"))
+        if stamp != self._stamp:
+            board = _map(self.folder / "board")
+            if board is not None:
+                self._board = board.overlaid(_map(self.folder / "urgent"))
+                self._stamp = stamp
+        return self._board
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _map(path: Path) -> Board | None:
+    try:
+        return Board(files.mapped(path))
+    except (FileNotFoundError, ValueError, BoardError):  # ValueError: an empty file cannot be mapped
+        return None

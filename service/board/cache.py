@@ -1,0 +1,125 @@
+"""BoardCache: the newest board with its decoded documents and made answers, which all go when the next one comes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from service.board.board import Board, BoardReader
+from service.board.urgent import state_of, struck
+from service.http.problems import warming
+
+T = TypeVar("T")
+MAX_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswers:
+    """The prebuilt bodies of one board's nodes: `blob[offsets[row] : offsets[row + 1]]`."""
+
+    as_of_ms: int
+    sequence: int
+    rows: dict[bytes, int]
+    offsets: "memoryview[int]"
+    blob: memoryview
+    struck: dict[bytes, bytes]  # bodies of the nodes that a hard signal struck since
+
+    def body(self, name: bytes) -> bytes | None:
+        """None for an unknown node; empty for one that is too new to have an answer."""
+        row = self.rows.get(name)
+        if row is None:
+            return None
+        if self.struck and name in self.struck:
+            return self.struck[name]
+        return self.scored(row)
+
+    def scored(self, row: int) -> bytes:
+        return bytes(self.blob[self.offsets[row] : self.offsets[row + 1]]) if row + 1 < len(self.offsets) else b""
+
+
+class BoardCache:
+    """`hold_s` (wall): how long to go without looking at the file again."""
+
+    def __init__(self, folder: Path, *, hold_s: float = 0.01) -> None:
+        self._reader = BoardReader(folder)
+        self._hold_s = hold_s
+        self._polled_s = -1e9
+        self._board: Board | None = None
+        self._kept: dict[Any, Any] = {}
+        self._node_names = b""
+        self._node_rows: dict[bytes, int] = {}
+
+    def latest(self) -> Board | None:
+        """The newest board, None before the first."""
+        now = time.monotonic()
+        if now - self._polled_s >= self._hold_s:
+            self._polled_s = now
+            board = self._reader.latest()
+            if board is not self._board:
+                self._board, self._kept = board, {}
+        return self._board
+
+    def board(self) -> Board:
+        """The newest board; a 503 problem before the first."""
+        board = self.latest()
+        if board is None:
+            raise warming()
+        return board
+
+    def section(self, board: Board, name: str) -> memoryview:
+        """A section's bytes; a 503 problem while the pipeline has not published it."""
+        try:
+            return board.raw(name)
+        except KeyError:
+            raise warming(f"the board has no {name} yet") from None
+
+    def document(self, board: Board, name: str, kind: Any = Any) -> Any:
+        """A JSON section, decoded once a board and `kind`; read-only. Take parts of a large one as `msgspec.Raw`."""
+        raw = self.section(board, name)
+        return self.derived(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
+
+    def derived(self, board: Board, key: Any, make: Callable[[], T]) -> T:
+        """`make()`, once a board and key."""
+        if board is not self._board:
+            return make()
+        if key not in self._kept:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = make()
+        found: T = self._kept[key]
+        return found
+
+    def as_of_ms(self, board: Board, name: str) -> int:
+        """When a section was made; the board's own time for one that is not there."""
+        try:
+            return int(board.meta(name)["as_of_ms"])
+        except KeyError:
+            return board.as_of_ms
+
+    def node_answers(self, board: Board) -> NodeAnswers:
+        """A 503 problem while the pipeline has not published them."""
+        return self.derived(board, "node_answers", lambda: self._answers_of(board))
+
+    def _answers_of(self, board: Board) -> NodeAnswers:
+        blob = self.section(board, "answers.node")
+        offsets = self.section(board, "answers.node.offsets").cast("q")  # in place: a list of all takes a ms
+        as_of_ms = self.as_of_ms(board, "answers.node")
+        answers = NodeAnswers(as_of_ms, board.sequence, self._rows_of(board), offsets, blob, {})
+        for name, rows in struck(board).items():
+            row = answers.rows.get(name.encode())
+            if row is not None and (body := answers.scored(row)):
+                node = msgspec.json.decode(body)
+                node |= {"state": state_of(node["state"], rows), "urgent": rows}
+                answers.struck[name.encode()] = msgspec.json.encode(node)
+        return answers
+
+    def _rows_of(self, board: Board) -> dict[bytes, int]:
+        """Row of each node by name, rebuilt only when the names change."""
+        names = bytes(self.section(board, "names.node"))
+        if names != self._node_names:
+            self._node_names = names
+            self._node_rows = {name: row for row, name in enumerate(names.split(b"\n"))} if names else {}
+        return self._node_rows

@@ -1,0 +1,100 @@
+"""Run times and peaks by job kind as board sections: written by the pipeline, read by api and placer.
+
+    kinds.run          (k,) uint64 keys, sorted             kinds.run.run_s      (k, LEVELS) seconds from the start
+                                                            kinds.run.runs       (k,) ended runs
+    kinds.peak         (k,) uint64 keys, sorted             kinds.peak.likely    (k, 3) GiB a GPU, W a GPU, runs seen
+
+`features.similarity` makes the keys. The most specific known kind answers; for run times, one with an ended run.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.past_runs import JobShape
+from features.run_past import LEVELS
+from features.similarity import Kind, kinds
+from service.board.board import Board, Section
+
+P50, P90, P99 = (LEVELS.index(level) for level in (0.5, 0.9, 0.99))
+RUN, PEAK = ("kinds.run", "kinds.run.run_s"), ("kinds.peak", "kinds.peak.likely")
+RUNS_SEEN = "kinds.run.runs"
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Quantiles of a run time at LEVELS, in seconds. kind: whose they are; runs: how many have ended."""
+
+    run_s: tuple[float, ...]
+    kind: Kind
+    model: str
+    runs: int = 0
+
+    @property
+    def quantiles(self) -> dict[str, float]:
+        return quantiles_of(self.run_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The peak that nine in ten jobs of a kind stay below; None where telemetry shows none."""
+
+    gpu_memory_gib: float | None
+    power_w: float | None
+    kind: Kind
+    runs: int
+
+
+def quantiles_of(run_s: tuple[float, ...] | Array) -> dict[str, float]:
+    """p50, p90 and p99 of quantiles at LEVELS, to the second."""
+    return {name: float(round(float(run_s[at]))) for name, at in (("p50", P50), ("p90", P90), ("p99", P99))}
+
+
+def table_sections(
+    names: tuple[str, str], keys: NDArray[np.uint64], values: Array, as_of_ms: int, model: str = ""
+) -> list[Section]:
+    """keys: (k,), sorted; values: (k, column)."""
+    rows = np.ascontiguousarray(values, np.float32)
+    return [Section(names[0], keys, as_of_ms, model), Section(names[1], rows, as_of_ms, model)]
+
+
+def run_time(board: Board, shape: JobShape) -> RunTime | None:
+    """How long such a job should run, at most its limit; None while no job is known."""
+    found = list(_rows_of(board, RUN, kinds(shape)))
+    if not found:
+        return None
+    seen = board.array(RUNS_SEEN) if RUNS_SEEN in board else np.zeros(len(board.array(RUN[0])), np.uint32)
+    kind, at = next((row for row in found if seen[row[1]]), found[0])
+    values = board.array(RUN[1])[at]
+    run_s = np.minimum(values, shape.limit_s) if shape.limit_s is not None else values
+    return RunTime(tuple(run_s.tolist()), kind, board.meta(RUN[1])["model"], int(seen[at]))
+
+
+def needs(board: Board, shape: JobShape) -> Needs | None:
+    """What such a job should need of each GPU; None where telemetry saw no job like it."""
+    found = next(_rows_of(board, PEAK, kinds(shape)), None)
+    if found is None:
+        return None
+    kind, at = found
+    memory_gib, power_w, runs = board.array(PEAK[1])[at]
+    return Needs(_known(memory_gib), _known(power_w), kind, int(runs))
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _rows_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
+    """The table's rows of these kinds, in their order; none without a table."""
+    try:
+        keys, values = (board.array(name) for name in names)
+    except KeyError:
+        return
+    for kind, key in wanted.items():
+        at = int(np.searchsorted(keys, np.uint64(key)))
+        if at < len(keys) and keys[at] == key and at < len(values):
+            yield kind, at

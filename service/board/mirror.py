@@ -1,0 +1,101 @@
+"""Copy the board of another host's api into a folder. The last copy stays while that api sends no whole board."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import aiohttp
+
+from fleet import files
+from fleet.errors import SourceError
+from service.board.board import Board, BoardError
+
+logger = logging.getLogger(__name__)
+
+TOKEN = "FLEETCAST_BOARD_TOKEN"  # in the environment: with the scope read
+PARTS = ("urgent", "board")
+POLL_S = 0.5  # wall, as all times here
+ANSWER_S = 5.0  # at most this long between two pieces of an answer
+MAX_BYTES = 2**32
+CHUNK_BYTES = 2**18
+
+
+class BoardMirror:
+    """`problem` says why the newest board is missing; empty while it is here."""
+
+    def __init__(self, url: str, folder: Path, token: str = "") -> None:
+        self.url = url
+        self.folder = folder
+        self.problem = f"{url} was not asked yet"
+        self._token = token
+        self._tags: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=ANSWER_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                self._report(await self._poll(session))
+                await asyncio.sleep(POLL_S)
+
+    async def _poll(self, session: aiohttp.ClientSession) -> str:
+        """Look at both parts once. Returns why that failed; empty when it did not."""
+        try:
+            for part in PARTS:
+                await self._fetch(session, part)
+        except SourceError as error:
+            return str(error)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"{self.url} does not answer ({str(error) or type(error).__name__})"
+        except OSError as error:
+            return f"cannot write {self.folder}: {error.strerror}"
+        return ""
+
+    def _report(self, problem: str) -> None:
+        if problem and not self.problem:
+            logger.warning("%s; the last board stays", problem)
+        elif self.problem and not problem:
+            logger.info("the board of %s is here", self.url)
+        self.problem = problem
+
+    async def _fetch(self, session: aiohttp.ClientSession, part: str) -> None:
+        """Fetch one part, if it is new. Raises SourceError for an answer that is not a board."""
+        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        if part in self._tags:
+            headers["if-none-match"] = self._tags[part]
+        async with session.get(self.url, params={"part": part}, headers=headers, allow_redirects=False) as answer:
+            if answer.status == 200:
+                await self._replace(answer, part)
+                self._tags[part] = answer.headers.get("etag", "")
+            elif answer.status == 204:
+                (self.folder / part).unlink(missing_ok=True)
+            elif answer.status in (401, 403):
+                raise SourceError(f"{self.url} answers {answer.status}: {TOKEN} must hold a token with the scope read")
+            elif answer.status != 304:
+                raise SourceError(f"{self.url} answers {answer.status}")
+
+    async def _replace(self, answer: aiohttp.ClientResponse, part: str) -> None:
+        beside = self.folder / f".{part}.{os.getpid()}.tmp"
+        size = 0
+        try:
+            file = files.create(beside, "mirror")
+            with contextlib.closing(file):
+                async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+                    size += len(chunk)
+                    if size > MAX_BYTES:
+                        raise SourceError(f"{self.url} sends more than {MAX_BYTES:,} bytes")
+                    file.write(chunk)
+            self._check(beside)
+            files.rename(beside, self.folder / part, "mirror")
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+
+    def _check(self, path: Path) -> None:
+        try:
+            Board(files.mapped(path))
+        except (ValueError, BoardError) as error:
+            raise SourceError(f"{self.url} sends what is no board: {error}") from None

@@ -1,0 +1,146 @@
+"""Hard signals: reports that are published at once, as `doc.urgent`, and that readers put on top of older scores."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from fleet.entities import Entities
+from fleet.events import NodeEvent
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.xids import HARD, advice, gravity
+from service.answers.risk import HardSignal, UrgentSignals
+from service.board.board import Board, BoardWriter, Section
+from service.disk_errors import log_disk_errors
+
+XID = metric_row(EntityKind.GPU, "xid")
+AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on
+BACK = frozenset({"undrain", "returned"})
+MESSAGE_SHOWN = 300
+ROWS_KEPT = 50
+
+decode_urgent = msgspec.json.Decoder(UrgentSignals).decode
+
+
+class HardSignals:
+    """Finds new hard signals. Remembers each GPU's last XID, since the gauge is sticky."""
+
+    def __init__(self, entities: Entities) -> None:
+        self._gpus = entities[EntityKind.GPU]
+        self._last_xid = np.zeros(0)
+
+    def rows(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[HardSignal]:
+        """Rows of `doc.urgent`. `fresh`: the new node events of a batch; `samples`: all of its samples."""
+        return [_event_row(event) for event in fresh if _is_hard(event)] + self._new_xids(samples)
+
+    def _new_xids(self, batches: Sequence[SampleBatch]) -> list[HardSignal]:
+        """XIDs that appeared on a GPU whose last scrape showed another code."""
+        if len(self._last_xid) < len(self._gpus):
+            grown = np.full(len(self._gpus) + 64, np.nan)
+            grown[: len(self._last_xid)] = self._last_xid
+            self._last_xid = grown
+        rows: list[HardSignal] = []
+        for samples in batches:
+            if samples.kind is not EntityKind.GPU:
+                continue
+            at = np.flatnonzero((samples.metric == XID) & np.isfinite(samples.value))
+            entity, value = samples.entity[at], samples.value[at]
+            before = self._last_xid[entity]
+            for index in np.flatnonzero((value > 0) & (value != before) & ~np.isnan(before)).tolist():
+                node, _, gpu = self._gpus.names[entity[index]].rpartition("/")
+                code = int(value[index])
+                rows.append(
+                    HardSignal(
+                        node=node,
+                        gpu=int(gpu),
+                        type="xid",
+                        code=code,
+                        time_ms=int(samples.time_ms[at][index]),
+                        sentence=f"XID {code} on GPU {gpu} of {node}",
+                        fatal=code in HARD,
+                        advice=advice(code),
+                    )
+                )
+            self._last_xid[entity] = value
+        return rows
+
+
+def _is_hard(event: NodeEvent) -> bool:
+    """A node that goes or comes back, an XID that is more than an application's error, health that is fatal."""
+    if event.type == "health":
+        return gravity(event) == "fatal"
+    return event.type in AWAY or event.type in BACK or gravity(event) in ("fatal", "warning")
+
+
+class UrgentRows:
+    """The latest hard signals, as the board shows them: `taken_ms` says since when."""
+
+    def __init__(self, board: BoardWriter) -> None:
+        self._board = board
+        self._rows: list[HardSignal] = []
+
+    def __iter__(self) -> Iterator[HardSignal]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def publish(self, rows: Sequence[HardSignal], now_ms: int) -> None:
+        """Publish rows as of now; a row that was published before moves to the end."""
+        fresh = {row.identity: msgspec.structs.replace(row, taken_ms=now_ms) for row in rows}
+        kept = [row for row in self._rows if row.identity not in fresh]
+        self._rows = [*kept, *fresh.values()][-ROWS_KEPT:]
+        document = msgspec.json.encode(UrgentSignals(now_ms, self._rows))
+        with log_disk_errors("publish a hard signal", "the next tick scores it"):
+            self._board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
+
+
+def _event_row(event: NodeEvent) -> HardSignal:
+    what = f"XID {event.code}" if event.type == "xid" else event.check or event.type
+    where = event.node if event.gpu is None else f"GPU {event.gpu} of {event.node}"
+    where += f" ({event.device})" if event.device else ""
+    code = str(event.code)
+    known = advice(int(code)) if event.type == "xid" and code.isdecimal() else ""
+    return HardSignal(
+        node=event.node,
+        gpu=event.gpu,
+        type=event.type,
+        code=event.code,
+        time_ms=event.time_ms,
+        sentence=f"{what} on {where}" + (f": {event.message[:MESSAGE_SHOWN]}" if event.message else ""),
+        fatal=gravity(event) == "fatal",
+        advice=event.advice[:MESSAGE_SHOWN] or known,
+    )
+
+
+def struck(board: Board) -> dict[str, list[HardSignal]]:
+    """Node -> rows of `doc.urgent` since the scores, oldest first. A node that is back is not struck."""
+    try:
+        scored_ms, as_of_ms = board.meta("node.state")["as_of_ms"], board.meta("doc.urgent")["as_of_ms"]
+    except KeyError:
+        return {}
+    if as_of_ms <= scored_ms:
+        return {}
+    found: dict[str, list[HardSignal]] = {}
+    for row in decode_urgent(board.raw("doc.urgent")).rows:
+        if (row.taken_ms or as_of_ms) < scored_ms:
+            continue
+        if row.type in BACK:
+            found.pop(row.node, None)
+        else:
+            found.setdefault(row.node, []).append(row)
+    return found
+
+
+def forbids(row: HardSignal) -> bool:
+    """Whether nothing should be placed on the node of a row: it is away, or its hardware failed."""
+    return row.type in AWAY or row.fatal
+
+
+def state_of(state: str, rows: Sequence[HardSignal]) -> str:
+    """The state of a node whose scores say `state`, with what came after them."""
+    for row in reversed(rows):
+        if row.type in AWAY:
+            return AWAY[row.type]
+    return "degraded" if state == "ok" and any(map(forbids, rows)) else state

@@ -1,0 +1,51 @@
+"""Why a pipeline or the placer ended, in the file state/ROLE.ended until the role works again; the api reads it."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleet import files
+from fleet.errors import FleetcastError
+
+logger = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 600
+
+
+@contextlib.contextmanager
+def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
+    """Write down the exception that ends the role, and raise it again. A disk error is logged."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            files.replace_file(_path(folder, role), [_sentence(error)], role, sync=False)
+        except OSError as unwritten:
+            logger.error("cannot write %s: %s", _path(folder, role), unwritten)
+        raise
+
+
+def _sentence(error: BaseException) -> bytes:
+    while isinstance(error, BaseExceptionGroup):  # of tasks: the first is what ended the others
+        error = error.exceptions[0]
+    said = str(error) if isinstance(error, FleetcastError) else f"a bug, {type(error).__name__}: {error}"
+    return said[:MOST_CHARACTERS].encode("utf-8", "replace")
+
+
+def clear_exit_reason(folder: Path, role: str) -> None:
+    """Remove the reason, once the role works."""
+    with contextlib.suppress(OSError):
+        _path(folder, role).unlink(missing_ok=True)
+
+
+def read_exit_reason(folder: Path, role: str) -> str:
+    """The reason; empty while the role works, or when nobody knows."""
+    try:
+        return _path(folder, role).read_bytes()[: 4 * MOST_CHARACTERS].decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _path(folder: Path, role: str) -> Path:
+    return folder / f"{role}.ended"

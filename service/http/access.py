@@ -1,0 +1,318 @@
+"""Who may ask for what. Closed by default: loopback without a token, any other address only with tokens.
+
+Tokens come from the environment, never from configuration or a command line: in `FLEETCAST_TOKENS`, or in the file that
+`FLEETCAST_TOKENS_FILE` names; a line each, `#` begins a comment:
+
+    name scope[,scope] token            grafana read 0f6c2e…        scopes: read, events, place, admin (all of them)
+
+A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as password and any user (for programs that only
+take a URL, `http://user:TOKEN@host`). With our own TLS a client's certificate may replace a token (`[access]
+subjects`). Without either all who reach us may do everything, except pages of other sites in a browser.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from starlette.requests import Request
+
+from fleet.errors import ConfigError
+from service.http.certificates import NAMES
+from service.http.problems import Problem
+from service.http.wrong_tokens import LATE_S, WrongTokens
+
+TOKENS, TOKENS_FILE = "FLEETCAST_TOKENS", "FLEETCAST_TOKENS_FILE"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOST = re.compile(rb"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
+READERS_HOST = re.compile(rb"(localhost|\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+\])(:\d+)?", re.IGNORECASE)
+SHORTEST = 16
+CHALLENGE = 'Bearer realm="fleetcast"'  # Basic is taken, too, but to offer it makes browsers ask by themselves
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what RFC 6750 lets a bearer token be
+
+SUBJECT = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
+ADMITTED = "fleetcast.admitted"  # in the scope of a request: its Caller
+VOUCHED = "x-fleetcast-caller"
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Scope(StrEnum):
+    READ = "read"
+    EVENTS = "events"
+    PLACE = "place"
+    ADMIN = "admin"
+
+
+def default_scope(method: str) -> Scope:
+    """What a route asks for that names no scope."""
+    return Scope.READ if method in SAFE_METHODS else Scope.ADMIN
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom a token or a certificate belongs to; the name goes into the audit trail."""
+
+    name: str
+    scopes: frozenset[Scope]
+    by_certificate: bool = False
+
+    def may(self, scope: Scope | None) -> bool:
+        return scope is None or scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says who he is
+
+
+class Access:
+    """A process's tokens, as digests, and callers of certificates by name. Without any it `is_open`.
+
+    `link`: the key that api and placer share (link_key.py); `heeds_link`: its bearer speaks for others.
+    `failed` hears why we refuse: missing, unknown, slowed (one unknown too many), subject (of no known caller), scope.
+    """
+
+    def __init__(
+        self,
+        callers: Mapping[bytes, Caller] | None = None,
+        subjects: Mapping[str, Caller] | None = None,
+        link: str = "",
+        heeds_link: bool = False,
+    ) -> None:
+        self._callers = tuple((callers or {}).items())
+        self._subjects = dict(subjects or {})
+        self._link = link
+        self._heeded = link if heeds_link else ""
+        self.is_open = not self._callers and not self._subjects
+        self.wrong_tokens = WrongTokens()
+        self.failed: Callable[[str], None] = lambda reason: None
+
+    def names(self) -> list[str]:
+        return [*(caller.name for _, caller in self._callers), *self._subjects]
+
+    async def admit(self, request: Request, scope: Scope | None) -> Caller:
+        """The caller, as `check` finds him. Counts refusals, and delays them for guessers."""
+        try:
+            names = request.scope.get(NAMES, ())
+            caller = self.check(request.method, request.scope["headers"], scope, names)
+            request.scope[ADMITTED] = caller
+            return caller
+        except Refusal as refusal:
+            host = request.client.host if request.client else ""
+            wait_s = self.wrong_tokens.count(host) if refusal.reason == "unknown" else None
+            self.failed(refusal.reason if wait_s is None else "slowed")
+            if wait_s is None:
+                raise
+        await asyncio.sleep(LATE_S)
+        detail = f"too many unknown tokens came from your address: the next one is looked at in {wait_s} s"
+        raise Problem(429, "too_many_tokens", detail, headers={"retry-after": str(wait_s)})
+
+    def on_behalf(self, request: Request) -> dict[str, str]:
+        """Headers by which the placer knows the caller that was admitted."""
+        caller = request.scope.get(ADMITTED)
+        if isinstance(caller, Caller) and caller.by_certificate:
+            if not self._link:
+                return {}
+            told = f"{','.join(sorted(caller.scopes))} {caller.name}"
+            return {"authorization": f"Bearer {self._link}", VOUCHED: told}
+        return {name: value for name, value in request.headers.items() if name == "authorization"}
+
+    def check(self, method: str, headers: Headers, scope: Scope | None, names: Sequence[str] = ()) -> Caller:
+        """The caller, if he may do `scope` (None: any token will do); problems 401, 403. A token outranks `names`."""
+        self.check_site(method, headers)
+        if self.is_open:
+            return ANYBODY
+        caller = self._caller(headers, names)
+        if not caller.may(scope):
+            has = ", ".join(sorted(caller.scopes))
+            what = "certificate" if caller.by_certificate else "token"
+            detail = f"this needs a {what} with the scope {scope}; that of {caller.name} has {has}"
+            challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
+            raise Refusal("scope", 403, "forbidden", detail, challenge)
+        return caller
+
+    def check_site(self, method: str, headers: Headers) -> None:
+        """A 403 problem for a browser that asks on behalf of a page that is not ours; routes for anybody ask this."""
+        if method not in SAFE_METHODS:
+            refuse_other_sites(headers)
+        if self.is_open:
+            refuse_other_names(headers, reads=method in SAFE_METHODS)
+
+    def _caller(self, headers: Headers, names: Sequence[str]) -> Caller:
+        given = [value for name, value in headers if name == b"authorization"]
+        if not given and names:
+            return self._of_certificate(names)
+        if not given:
+            raise _unauthorized("missing", "a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
+        token = presented(given[0]) if len(given) == 1 else None
+        digest = hashlib.sha256(token or b"").digest()
+        found = None
+        for known, caller in self._callers:  # every one is compared, so that the time tells nothing
+            if hmac.compare_digest(known, digest):
+                found = caller
+        if self._heeded and hmac.compare_digest(self._heeded.encode(), token or b""):
+            return vouched_for(headers)
+        if token is None or found is None:
+            raise _unauthorized("unknown", "no such token is known here", f'{CHALLENGE}, error="invalid_token"')
+        return found
+
+    def _of_certificate(self, names: Sequence[str]) -> Caller:
+        for name in names:
+            if name in self._subjects:
+                return self._subjects[name]
+        shown = ", ".join(repr(name[:80]) for name in names[:5])
+        raise _unauthorized("subject", f"no name of your certificate is in [access] subjects: {shown}", CHALLENGE)
+
+
+class Refusal(Problem):
+    """The caller may not; `reason` is a short label."""
+
+    def __init__(self, reason: str, status: int, code: str, detail: str, challenge: str) -> None:
+        super().__init__(status, code, detail, headers={"www-authenticate": challenge})
+        self.reason = reason
+
+
+def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
+    return Refusal(reason, 401, "unauthorized", detail, challenge)
+
+
+def vouched_for(headers: Headers) -> Caller:
+    """The caller that the api names; it has looked at his certificate. Problem 401 where it names none."""
+    for name, value in headers:
+        if name == VOUCHED.encode():
+            scopes, _, who = value.decode("latin-1").partition(" ")
+            if who and set(scopes.split(",")) <= set(Scope):
+                return Caller(who, frozenset(map(Scope, scopes.split(","))), by_certificate=True)
+    raise _unauthorized("missing", f"the api names no caller: {VOUCHED}", CHALLENGE)
+
+
+def presented(authorization: bytes) -> bytes | None:
+    """The token in the value of an Authorization header, if any.
+
+    >>> presented(b"Bearer abc"), presented(b"Basic dXNlcjphYmM=")
+    (b'abc', b'abc')
+    """
+    scheme, _, rest = authorization.strip().partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip()
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None
+
+
+def refuse_other_sites(headers: Headers) -> None:
+    """A 403 problem for what a browser sends on behalf of a page that is not ours."""
+    named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
+    host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
+    ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
+    if not ours:
+        raise Problem(403, "other_site", "a page of another site may not change anything here")
+
+
+def refuse_other_names(headers: Headers, *, reads: bool) -> None:
+    """403 if the Host is a name not ours (a page may have its own name lead here); readers may use any address."""
+    allowed = READERS_HOST if reads else LOOPBACK_HOST
+    for name, host in headers:
+        if name == b"host" and not allowed.fullmatch(host):
+            detail = (
+                f"without tokens, call this service by localhost or {'an IP' if reads else 'a loopback'} address, "
+                f"such as http://127.0.0.1:8080/, not {host[:80].decode('latin-1')!r}: set {TOKENS} to use any name"
+            )
+            raise Problem(403, "other_site", detail)
+
+
+def load_access(
+    host: str,
+    environ: Mapping[str, str] = os.environ,
+    subjects: Mapping[str, Sequence[str]] | None = None,
+    link: str = "",
+    heeds_link: bool = False,
+) -> Access:
+    """The environment's tokens, and `subjects`. ConfigError: malformed, or none while `host` is not loopback."""
+    text, path = environ.get(TOKENS, ""), environ.get(TOKENS_FILE, "")
+    if text.strip() and path:
+        raise ConfigError(f"{TOKENS} and {TOKENS_FILE} are both set: set one of them")
+    callers: dict[bytes, Caller] = {}
+    if path:
+        callers = parse_tokens(_read(path), f"{TOKENS_FILE} = {path}")
+    elif text.strip():
+        callers = parse_tokens(text, TOKENS)
+    access = Access(callers, parse_subjects(subjects or {}), link, heeds_link)
+    if access.is_open and host not in LOOPBACK:
+        raise ConfigError(
+            f"api.host = {host!r}: beyond loopback ({', '.join(LOOPBACK)}) requests need tokens: set {TOKENS} or "
+            f"{TOKENS_FILE} to lines of 'name scope[,scope] token'; scopes are {_scopes()}"
+        )
+    return access
+
+
+def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
+    """Callers by a name of their certificate. ConfigError."""
+    callers = {}
+    for name, scopes in subjects.items():
+        if not SUBJECT.fullmatch(name):
+            raise ConfigError(
+                f"access.subjects: {name!r}: expected a common or alternative name, 1 to 256 printable letters"
+            )
+        if not scopes or not set(scopes) <= set(Scope):
+            raise ConfigError(f"access.subjects: {name!r} = {list(scopes)}: expected some of the scopes {_scopes()}")
+        callers[name] = Caller(name, frozenset(map(Scope, scopes)), by_certificate=True)
+    return callers
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{TOKENS_FILE} = {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{TOKENS_FILE} = {path}: is no text in UTF-8") from None
+
+
+def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
+    """Callers by the SHA-256 of their token. ConfigError names the line, never a word of it: it may be the token."""
+    callers: dict[bytes, Caller] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        caller, token = _parse_line(words, f"{where}, line {number}")
+        digest = hashlib.sha256(token.encode()).digest()
+        if digest in callers:
+            raise ConfigError(f"{where}, line {number}: this token was given to another name already")
+        if caller.name in {known.name for known in callers.values()}:
+            raise ConfigError(f"{where}, line {number}: this name has a token already")
+        callers[digest] = caller
+    if not callers:
+        raise ConfigError(f"{where}: there is no token in it; expected lines of 'name scope[,scope] token'")
+    return callers
+
+
+def _parse_line(words: list[str], where: str) -> tuple[Caller, str]:
+    if len(words) != 3:
+        raise ConfigError(f"{where}: {len(words)} words, expected 'name scope[,scope] token'")
+    name, scopes, token = words
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{where}: the name must be 1 to 64 letters, digits, dots, dashes, _ or @")
+    if not set(scopes.split(",")) <= set(Scope):
+        raise ConfigError(f"{where}: unknown scope; scopes are {_scopes()}, joined by commas")
+    if len(token) < SHORTEST:
+        raise ConfigError(f"{where}: the token has {len(token)} characters, at least {SHORTEST} are needed")
+    if not TOKEN.fullmatch(token):
+        raise ConfigError(f"{where}: a token is made of letters, digits and . _ ~ + / - (= at its end)")
+    return Caller(name, frozenset(map(Scope, scopes.split(",")))), token
+
+
+def _scopes() -> str:
+    return ", ".join(Scope)

@@ -1,0 +1,47 @@
+"""Addresses of clients: which count as one, and which are trusted to speak for others."""
+
+import ipaddress
+from collections.abc import Sequence
+from functools import lru_cache
+
+from fleet.errors import ConfigError
+
+LOOPBACK = ("127.0.0.0/8", "::1")
+SITE_BITS = 64  # of an IPv6 address: who has one has all of its network
+NOWHERE = "unknown"
+
+
+@lru_cache(maxsize=4096)
+def counted_as(host: str) -> str:
+    """The address that a client counts with; all names and other non-addresses count as one.
+
+    >>> counted_as("10.0.0.7"), counted_as("::ffff:10.0.0.7"), counted_as("2001:db8::5"), counted_as("unix")
+    ('10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown')
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return NOWHERE
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, SITE_BITS), strict=False))
+
+
+class Networks:
+    """Addresses and networks of a configuration. ConfigError for anything else."""
+
+    def __init__(self, names: Sequence[str], key: str = "networks") -> None:
+        try:
+            self._networks = tuple(ipaddress.ip_network(name) for name in names)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}; expected addresses or networks such as 10.0.0.0/8") from None
+
+    def __contains__(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in self._networks)

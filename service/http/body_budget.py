@@ -1,0 +1,65 @@
+"""One budget for all requests' bodies, sent and unpacked. A lease counts pieces as they come; its handler ends it."""
+
+import math
+import threading
+from collections.abc import Callable
+
+from service.http.problems import Problem
+
+RETRY_AFTER_S = 5
+CLOSING = {"connection": "close"}  # a rest of the body that was not read is no next request
+
+
+class BodyBudget:
+    """`limit_bytes` for all leases together; threads may let theirs grow. `refused` hears of each refusal."""
+
+    def __init__(self, limit_bytes: float = math.inf, refused: Callable[[], None] = lambda: None) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.refused = refused
+        self._lock = threading.Lock()
+
+    def lease(self) -> "Lease":
+        return Lease(self)
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether there was room for it."""
+        with self._lock:
+            if self.used_bytes + size_bytes > self.limit_bytes:
+                return False
+            self.used_bytes += size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self.used_bytes -= size_bytes
+
+
+class Lease:
+    """One request's bytes. It cannot grow after `release`: that ends a thread which still unpacks."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self.budget = budget
+        self.size_bytes = 0
+        self._released = False
+        self._lock = threading.Lock()
+
+    def grow(self, size_bytes: int) -> None:
+        """Take more. Problems: 413 for what would not fit even alone, 503 while others have the room."""
+        with self._lock:
+            wanted_bytes = self.size_bytes + size_bytes
+            if not self._released and self.budget.take(size_bytes):
+                self.size_bytes = wanted_bytes
+                return
+        self.budget.refused()
+        if wanted_bytes > self.budget.limit_bytes:
+            detail = f"the body takes {wanted_bytes} bytes, at most {self.budget.limit_bytes} are taken of all together"
+            raise Problem(413, "too_large", detail, headers=CLOSING)
+        detail = f"the bodies of other requests take up the {self.budget.limit_bytes} bytes that there are: try again"
+        raise Problem(503, "busy", detail, headers={"retry-after": str(RETRY_AFTER_S), **CLOSING})
+
+    def release(self) -> None:
+        """Give everything back. May be called twice."""
+        with self._lock:
+            self.budget.give_back(self.size_bytes)
+            self.size_bytes, self._released = 0, True

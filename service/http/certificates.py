@@ -1,0 +1,72 @@
+"""Read certificates: until when one is valid, and which names a client's holds."""
+
+import ssl
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+NAMES = "fleetcast.names"  # in the scope of a request: whom the client's certificate names
+UTC_TIME, VERSION_TAG = 0x17, 0xA0
+BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+ALTERNATIVES = frozenset({"DNS", "URI", "email", "IP Address"})
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCertificate:
+    """`all_names`: the common name, then the alternative ones. `until_s`: seconds since 1970."""
+
+    all_names: tuple[str, ...]
+    until_s: float
+
+    def names(self) -> tuple[str, ...]:
+        """None once it has expired: a connection may live longer."""
+        return self.all_names if time.time() <= self.until_s else ()
+
+
+def client_certificate(tls: Any) -> ClientCertificate | None:
+    """Of the other end of a connection, verified by its handshake; None without TLS or without a certificate."""
+    told = tls.getpeercert() if tls is not None else None
+    if not told:
+        return None
+    common = [value for part in told.get("subject", ()) for name, value in part if name == "commonName"]
+    others = [value for kind, value in told.get("subjectAltName", ()) if kind in ALTERNATIVES]
+    return ClientCertificate((*common, *others), ssl.cert_time_to_seconds(told["notAfter"]))
+
+
+def validity_s(pem: str) -> tuple[float, float]:
+    """From when until when the first certificate of a file in PEM is valid. ValueError where there is none."""
+    begin, end = pem.find(BEGIN), pem.find(END)
+    if not 0 <= begin < end:
+        raise ValueError("there is no certificate in it")
+    try:
+        return _validity_s(ssl.PEM_cert_to_DER_cert(pem[begin : end + len(END)]))
+    except IndexError:
+        raise ValueError("the certificate in it is cut off") from None
+
+
+def _validity_s(der: bytes) -> tuple[float, float]:
+    """Certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC 5280, 4.1)."""
+    _, at, _ = _element(der, _element(der, 0)[1])
+    for _ in range(4 if der[at] == VERSION_TAG else 3):
+        at = _element(der, at)[2]
+    _, first, _ = _element(der, at)
+    return _time_s(der, first), _time_s(der, _element(der, first)[2])
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """(tag, where the content begins, where it ends)."""
+    tag, size, at = der[at], der[at + 1], at + 2
+    if size & 0x80:
+        bytes_of_size = size & 0x7F
+        size, at = int.from_bytes(der[at : at + bytes_of_size], "big"), at + bytes_of_size
+    return tag, at, at + size
+
+
+def _time_s(der: bytes, at: int) -> float:
+    """UTCTime has two digits of the year, from 1950 on; GeneralizedTime has four."""
+    tag, begin, end = _element(der, at)
+    text = der[begin:end].decode("ascii")
+    if tag == UTC_TIME:
+        text = ("19" if text >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()

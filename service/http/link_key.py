@@ -1,0 +1,29 @@
+"""A key that only the api and the placer of one state folder know.
+
+With it the api vouches for a caller with a certificate: `x-fleetcast-caller` says who he is and what he may do.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+FILE = "placer.key"
+
+
+def link_key(folder: Path) -> str:
+    """The key in a state folder; the first call makes it. Raises OSError."""
+    path = folder / FILE
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / f".{FILE}.{secrets.token_hex(8)}"
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(32))
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(new, path)  # fails where another was there first
+        except FileExistsError:
+            pass
+        finally:
+            new.unlink(missing_ok=True)
+    return path.read_text(encoding="ascii")

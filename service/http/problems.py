@@ -1,0 +1,167 @@
+"""Problem details (RFC 9457): every error of the API as application/problem+json, from the class of the error.
+
+{"type": "urn:fleetcast:problem:unknown_entity", "title": "Not found", "status": 404, "detail": "no node 'n9'",
+ "instance": "/v1/nodes/n9", "errors": [{"field", "value", "expected"}]}
+"""
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import (
+    ConflictError,
+    FleetcastError,
+    ModelError,
+    NotBuiltError,
+    RecordError,
+    RequestError,
+    SourceError,
+    StaleError,
+    UnknownEntity,
+)
+from placement.ledger_rows import LedgerError
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:fleetcast:problem:"
+MOST_CHARACTERS = 2000  # of what a caller sent, where a problem says it back
+MOST_ERRORS = 50
+
+
+class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One offending key or parameter: what it was, and what was expected."""
+
+    field: str
+    value: Any = None
+    expected: str = ""
+
+
+class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of every error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: tuple[FieldError, ...] = ()
+
+
+class Problem(FleetcastError):
+    """An error that knows its HTTP answer. `code` ends the type URN, `extra` are further members of the body."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers = dict(headers or {})
+        self.extra = dict(extra or {})
+
+    def body(self, instance: str) -> dict[str, Any]:
+        """The members, bounded: an answer is no copy of what was sent."""
+        body = {
+            "type": TYPE_PREFIX + self.code,
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": _bounded(self.detail),
+            "instance": _bounded(instance),
+        }
+        errors = [_bounded_error(error) for error in self.errors[:MOST_ERRORS]]
+        return body | ({"errors": errors} if errors else {}) | self.extra
+
+    def response(self, instance: str) -> Response:
+        return Response(
+            msgspec.json.encode(self.body(instance)),
+            self.status,
+            {"cache-control": "no-store", **self.headers},
+            MEDIA_TYPE,
+        )
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+
+
+def _bounded_error(error: FieldError) -> FieldError:
+    value = _bounded(error.value) if isinstance(error.value, str) else error.value
+    return FieldError(_bounded(error.field), value, _bounded(error.expected))
+
+
+_STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
+    (RequestError, 422, "bad_request"),
+    (RecordError, 422, "bad_record"),
+    (UnknownEntity, 404, "unknown_entity"),
+    (ConflictError, 409, "conflict"),
+    (StaleError, 503, "stale"),
+    (ModelError, 503, "model"),
+    (SourceError, 503, "unavailable"),
+    (LedgerError, 503, "unavailable"),
+    (NotBuiltError, 501, "not_built"),
+)
+
+
+def as_problem(error: FleetcastError) -> Problem:
+    """The problem of an error of our tree. An error that no request can cause is a bug and raises itself.
+
+    >>> as_problem(UnknownEntity("no node 'n9'")).status
+    404
+    """
+    if isinstance(error, Problem):
+        return error
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            field = getattr(error, "field", None)
+            errors = (FieldError(field, expected=str(error)),) if field else ()
+            retry_after_s = getattr(error, "retry_after_s", None)
+            headers = {} if retry_after_s is None else {"retry-after": f"{max(1, round(retry_after_s))}"}
+            return Problem(status, code, str(error), errors=errors, headers=headers)
+    raise error
+
+
+async def http_problem(request: Request, error: Exception) -> Response:
+    """Starlette's handler of its own errors: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
+    return Problem(error.status_code, code, error.detail, headers=error.headers).response(request.scope["path"])
+
+
+def bug(path: str) -> Response:
+    """A 500 that the log can be searched for; call it while the exception is being handled."""
+    number = uuid.uuid4().hex[:12]
+    logger.exception("answered 500 with id %s", number)
+    detail = f"an error of ours; the log has it under {number}"
+    return Problem(500, "bug", detail, extra={"id": number}).response(path)
+
+
+def unprocessable(field: str, value: Any, expected: str) -> Problem:
+    """422 for one bad key, with what it held and what was expected."""
+    detail = f"{field} = {_shown(value)}: expected {expected}"
+    return Problem(422, "bad_request", detail, errors=[FieldError(field, value, expected)])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def warming(detail: str = "no board was published yet; the pipeline is starting or down") -> Problem:
+    return Problem(503, "warming", detail, headers={"retry-after": "5"})

@@ -1,0 +1,134 @@
+"""Request bodies: read and inflate at most the limit, whatever headers promise; body_budget counts them."""
+
+import asyncio
+import contextlib
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from service.http.body_budget import CLOSING, BodyBudget, Lease
+from service.http.problems import FieldError, Problem
+
+T = TypeVar("T")
+LEASE = "fleetcast.lease"  # in the scope of a request
+DISCARD_BYTES = 2**28
+DISCARD_S = 3.0  # wall
+MOST_MEMBERS = 10_000
+PIECE_BYTES = 65_536
+GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
+
+
+def lease_of(request: Request) -> Lease:
+    """The request's lease; an unlimited one where the server gave none."""
+    lease = request.scope.get(LEASE)
+    return lease if isinstance(lease, Lease) else BodyBudget().lease()
+
+
+def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+    """What msgspec's `decode` makes of a JSON body. Problems: 422 names the wrong field, 400 is no JSON."""
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        errors = [FieldError(field_of(str(error)), expected=str(error))]
+        raise Problem(422, "bad_request", str(error), errors=errors) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Problem(400, "not_json", f"the body is not JSON: {error}") from None
+
+
+def field_of(message: str) -> str:
+    """The key that msgspec's message is about.
+
+    >>> field_of("Expected `int`, got `str` - at `$.gang.min`"), field_of("Object missing required field `request_id`")
+    ('gang.min', 'request_id')
+    """
+    path = re.search(r"at `\$\.?([^`]*)`", message)
+    name = re.search(r"field `([^`]+)`", message)
+    return ".".join(found.group(1) for found in (path, name) if found and found.group(1))
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, inflated when it came as gzip or deflate. Problems: 413 too large, 400 broken, 415 unknown coding."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+        detail = f"content-encoding {coding!r}: expected gzip, deflate or none"
+        raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "gzip, deflate"})
+    data = await read_raw(request, most)
+    if coding in ("identity", ""):
+        return data
+    return await asyncio.to_thread(inflate, data, coding, most, lease_of(request).grow)
+
+
+async def read_raw(request: Request, most: int) -> bytes:
+    """The body as it came. Problems: 413 when it has more than `most` bytes, 503 while others take up all room."""
+    chunks, lease = request.stream(), lease_of(request)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > most:
+        await _discard(request, chunks)
+        raise too_large(f"{declared[:20]} bytes", most)
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        try:
+            if size > most:
+                raise too_large(f"at least {size} bytes", most)
+            lease.grow(len(chunk))
+        except Problem:
+            parts.clear()
+            lease.release()
+            await _discard(request, chunks)
+            raise
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
+    """Discard a bounded part of the rest: a client still sending would see a reset, not the answer."""
+    if "100-continue" in request.headers.get("expect", "").lower():
+        return  # it waits for our word before it sends
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > DISCARD_BYTES:
+                    return
+
+
+def too_large(what: str, most: int) -> Problem:
+    """The connection is closed with the answer: a rest of the body that was not read is no next request."""
+    return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers=CLOSING)
+
+
+def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = lambda size_bytes: None) -> bytes:
+    """Inflate at most `most` bytes; several gzip members in a row are one body. `grow` hears of each piece's size."""
+    bits = GZIP if "gzip" in coding else ZLIB if data[:1] and data[0] & 0x0F == 8 else RAW_DEFLATE
+    parts: list[bytes] = []
+    at = size = members = 0
+    while at < len(data):
+        stream = zlib.decompressobj(bits)
+        members += 1
+        if members > MOST_MEMBERS:
+            raise _broken(coding, f"it has more than {MOST_MEMBERS} members")
+        while not stream.eof:
+            piece = data[at : at + PIECE_BYTES]  # what a member leaves over is copied: never more than a piece
+            if not piece:
+                raise _broken(coding, "it ends too early")
+            try:
+                parts.append(stream.decompress(piece, most - size + 1))
+            except zlib.error as error:
+                raise _broken(coding, str(error)) from None
+            size += len(parts[-1])
+            if size > most:
+                raise too_large(f"more than {most} bytes when inflated", most)
+            grow(len(parts[-1]))
+            at += len(piece) - len(stream.unused_data)
+    return b"".join(parts)
+
+
+def _broken(coding: str, why: str) -> Problem:
+    return Problem(400, "broken_encoding", f"the {coding} body cannot be inflated: {why}")

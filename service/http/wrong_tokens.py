@@ -1,0 +1,38 @@
+"""Wrong tokens by address: forgives a bucket of `BURST`, refilled by one every `REFILL_S`; delays refusals after that.
+
+Right tokens never wait, even at the same address. The table is bounded: the address heard of longest ago makes room.
+"""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from service.http.addresses import counted_as
+
+BURST = 10.0
+REFILL_S = 6.0
+LATE_S = 1.0  # wall; how long one who guesses waits for each further answer
+MOST_ADDRESSES = 4096
+
+
+class WrongTokens:
+    """`now_s`: a clock that is never set back."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> what was left, and when
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def count(self, host: str) -> int | None:
+        """Take note of one. None while it is forgiven, else after how many seconds the next one will be."""
+        address, now_s = counted_as(host), self._now_s()
+        left, then_s = self._buckets.pop(address, (BURST, now_s))
+        left = min(BURST, left + (now_s - then_s) / REFILL_S)
+        is_forgiven = left >= 1.0
+        self._buckets[address] = (left - 1.0 if is_forgiven else left, now_s)
+        if len(self._buckets) > MOST_ADDRESSES:
+            self._buckets.popitem(last=False)
+        return None if is_forgiven else math.ceil((1.0 - left) * REFILL_S)

@@ -1,0 +1,146 @@
+"""Write the archive beside a running pipeline, in threads, one flush at a time.
+
+every snapshot     waiting rows are handed over in the moment of the positions, and are on disk before the snapshot is
+in between         when a quarter of `archive.buffer_bytes` waits
+full               sources wait until a flush has succeeded: nothing is lost, nothing grows
+now and then       closed hours are compacted, days beyond `archive.keep_days` go
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+
+from fleet.clock import Clock
+from ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
+from ingest.archive.compact import compact, old_days, prune, runs
+from ingest.archive.files import DAY_MS, ArchiveFiles, day_of
+from ingest.shares import Share
+from service.config import Config
+from service.pipeline.state import FleetState
+from service.thread_work import in_thread
+
+logger = logging.getLogger(__name__)
+
+POLL_WALL_S = 0.05
+RETRY_WALL_S = (1.0, 30.0)
+TIDY_S, TIDY_WALL_S = 600.0, 5.0  # fleet time, and at least so much wall time
+CLOSED_MS = 600_000  # an hour is compacted this long after its end
+RECENT_DAYS = 3  # of those, hours are compacted
+
+
+class ArchiveWriter:
+    """Owns the archive of one pipeline, if it is enabled. `saved_ms`: as in `Archive`."""
+
+    def __init__(self, config: Config, state: FleetState, clock: Clock, share: Share, saved_ms: int) -> None:
+        self.still = asyncio.Lock()  # who holds it, flushes
+        self.archive: Archive | None = None
+        self._state, self._clock = state, clock
+        self._config = config.archive
+        self._held = 0  # sources that wait for room
+        if config.archive.enabled:
+            limits = ArchiveLimits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
+            files = ArchiveFiles(config.archive_url)
+            writer = str(share.instance)
+            self.archive = Archive(files, state.entities, writer=writer, limits=limits, saved_ms=saved_ms)
+        state.archive = self.archive
+
+    @property
+    def full(self) -> bool:
+        return self.archive is not None and self.archive.full
+
+    @property
+    def holds_up(self) -> bool:
+        """A source waits, or has to."""
+        return self.full or self._held > 0
+
+    async def room(self) -> None:
+        """Wait until there is room for another batch."""
+        if self.full:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        began = time.monotonic()
+        logger.warning("the archive has %s waiting: a source is held up", _mib(self.archive))
+        self._held += 1
+        try:
+            while self.full:
+                await asyncio.sleep(POLL_WALL_S)
+        finally:
+            self._held -= 1
+        logger.info("the archive has room again after %.1f s", time.monotonic() - began)
+
+    def hand_over(self) -> Callable[[], None]:
+        """Work for a thread: write what waits now. Hold `still` to call it."""
+        if self.archive is None:
+            return _nothing
+        return self.archive.hand_over(self._state.topology, self._clock.now_ms())
+
+    def health(self) -> ArchiveHealth | None:
+        """Its part of the ingestion document; None where it is off."""
+        return None if self.archive is None else self.archive.health()
+
+    def close(self) -> None:
+        if self.archive is not None:
+            self.archive.close()
+
+    async def flush(self) -> None:
+        """Write what waits. After an OSError, it waits on."""
+        async with self.still:
+            await in_thread(self.hand_over())
+
+    async def flush_forever(self) -> None:
+        """Write early when much waits; after an error, try again ever more seldom."""
+        retry_s = RETRY_WALL_S[0]
+        while self.archive is not None:
+            await asyncio.sleep(POLL_WALL_S)
+            if not self.archive.due:
+                continue
+            try:
+                await self.flush()
+                retry_s = RETRY_WALL_S[0]
+            except OSError as error:
+                what = "sources wait" if self.full else "rows wait in memory"
+                logger.error("cannot write the archive: %s; %s, trying again in %.0f s", error, what, retry_s)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_WALL_S[1])
+
+    async def tidy_forever(self) -> None:
+        while self.archive is not None:
+            await asyncio.sleep(max(TIDY_WALL_S, self._clock.wall_s(TIDY_S)))
+            try:
+                with self.archive.files.as_os_error():
+                    await self.tidy(self.archive)
+            except OSError as error:
+                logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
+
+    async def tidy(self, archive: Archive) -> None:
+        """Compact the closed hours of the last days, and prune, once this pipeline owns the files. Raises OSError."""
+        if not archive.claimed:
+            return
+        now_ms = self._clock.now_ms()
+        days = [day_of(now_ms - age * DAY_MS) for age in range(RECENT_DAYS)]
+        most = self._config.file_rows
+        find = functools.partial(runs, archive.files, archive.writer, now_ms - CLOSED_MS, most_rows=most, days=days)
+        for run in await in_thread(find):
+            async with self.still:
+                try:
+                    await in_thread(functools.partial(compact, archive.files, run))
+                except (OSError, ValueError) as error:  # a full disk, or a page of a file that is damaged
+                    logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
+        if self._config.keep_days:
+            old = await in_thread(functools.partial(old_days, archive.files, now_ms, self._config.keep_days))
+            await in_thread(functools.partial(prune, archive.files, old, _pruned))
+
+
+def _pruned(day: str) -> None:
+    logger.info("archive: %s is older than archive.keep_days and was deleted", day)
+
+
+def _mib(archive: Archive | None) -> str:
+    return f"{0 if archive is None else archive.nbytes / 2**20:.0f} MiB"
+
+
+def _nothing() -> None:
+    """The archive is off."""

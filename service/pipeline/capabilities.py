@@ -1,0 +1,102 @@
+"""CAPABILITIES: all that a pipeline adds to its ticks, in order; each line may use Setting and those before it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from features.co_runs import CoRuns
+from features.job_peaks import JobPeaks
+from fleet.clock import Clock
+from models.demand.forecaster import DemandForecaster
+from models.versions.registry import Registry
+from service.board.board import Board, Section
+from service.config import Config
+from service.pipeline.capability import Capability
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.fleet_scores import FleetScores
+from service.pipeline.guarded_source import GuardedSource
+from service.pipeline.jobs.fingerprints import Fingerprints
+from service.pipeline.jobs.interference import Sharing
+from service.pipeline.metrics import PipelinePage
+from service.pipeline.model_monitor import ServingModels
+from service.pipeline.node_past import NodePasts
+from service.pipeline.other_pipelines import OtherPipelines
+from service.pipeline.risk_calibration import RiskCalibration
+from service.pipeline.run_times.forecasts import RunForecasts
+from service.pipeline.run_times.model import ServedRunModel
+from service.pipeline.run_times.record import RunTimeRecord
+from service.pipeline.served_models import ServedInstances
+from service.pipeline.snapshot import SavedState
+from service.pipeline.tick import Tick
+
+C = TypeVar("C", bound=Capability)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What capabilities are made of."""
+
+    config: Config
+    clock: Clock
+    saved: SavedState
+    sources: Sequence[GuardedSource]
+    board: Board | None  # the last one of the process before
+    others: OtherPipelines | None  # None but in the first pipeline
+    memory_free: asyncio.Lock  # hold it to change the memory of the rules
+    caught_up: asyncio.Event  # set once the events that were on disk at the start are folded
+
+
+Make = Callable[[Setting, "Capabilities"], Capability | None]
+
+CAPABILITIES: tuple[Make, ...] = (
+    lambda at, made: FleetScores(),
+    lambda at, made: DemandForecasts(at.saved.parts[DemandForecaster], at.clock, at.board, at.caught_up),
+    lambda at, made: RunForecasts(at.saved.parts[RunTimeRecord], _run_model(at), at.clock, at.saved.parts[JobPeaks]),
+    lambda at, made: ServingModels(at.config, made[DemandForecasts], made[RunForecasts]),
+    lambda at, made: Fingerprints(at.clock),
+    lambda at, made: Sharing(at.saved.parts[CoRuns]),
+    lambda at, made: at.saved.parts[NodePasts],
+    lambda at, made: at.others,
+    lambda at, made: PipelinePage(at.config.folder, at.sources),
+    lambda at, made: ServedInstances(),
+    lambda at, made: RiskCalibration(at.saved.state.memory, at.memory_free, at.clock),
+)
+
+
+def _run_model(at: Setting) -> ServedRunModel:
+    return ServedRunModel(Registry(at.config.models_folder, at.clock))
+
+
+class Capabilities:
+    """The capabilities of one pipeline, in order; `capabilities[DemandForecasts]` is one of them."""
+
+    def __init__(self, setting: Setting, makes: Sequence[Make] = CAPABILITIES) -> None:
+        self._made: dict[type[Any], Any] = {}  # by class, in order
+        for make in makes:
+            if (made := make(setting, self)) is not None:
+                self._made[type(made)] = made
+
+    def __getitem__(self, kind: type[C]) -> C:
+        found: C = self._made[kind]
+        return found
+
+    def __iter__(self) -> Iterator[Capability]:
+        return iter(self._made.values())
+
+    def sections(self, tick: Tick) -> list[Section]:
+        """All capabilities' sections, with the metrics of the fleet."""
+        sections = [section for each in self for section in each.sections(tick)]
+        return [*sections, Section("metrics.fleet", self.page(tick), tick.now_ms)]
+
+    def page(self, tick: Tick) -> bytes:
+        return b"".join([each.page(tick) for each in self])
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """While this is entered, no thread changes what a snapshot saves of them."""
+        async with contextlib.AsyncExitStack() as stack:
+            for each in self:
+                await stack.enter_async_context(each.still())
+            yield

@@ -1,0 +1,1 @@
+"""Demand in the pipeline: histories, forecasts, board sections and metrics."""

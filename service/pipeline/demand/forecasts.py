@@ -1,0 +1,186 @@
+"""Forecasts of demand beside a running pipeline: made anew about once a minute, in a thread on copied series.
+
+    ticks ── watch ──> what is heard of served models and seen of GPUs ─┐ noted in the loop
+    events ── fold ──> DemandSeries ── read in slices ──────────────────┴─> histories ── thread ──> rows, fans, sections
+
+The demand model is made once in ten minutes, at a new bin. While gates have a history to learn, forecasts follow each
+other faster, for at most a third of the time. Until the first forecast, the board shows the last process's.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.gpu_residency import ObservedGpus
+from features.job_records import JobRecord
+from features.request_series import ServingCapacity, request_rates
+from features.serving import ServedInstance
+from fleet.clock import Clock
+from models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model, nearest
+from models.demand.forecaster import BIN_MS, DemandForecaster, Histories
+from models.demand.prescale import prescale
+from models.demand.rows import DemandRow
+from service.answers.fitted_models import ShadowModel
+from service.board.board import Board, Section
+from service.pipeline.capability import Capability
+from service.pipeline.demand.histories import read_histories
+from service.pipeline.demand.metrics import parts_page, trees_page
+from service.pipeline.demand.sections import demand_again, demand_sections
+from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
+from service.pipeline.fleet_metrics import demand_page
+from service.pipeline.state import FleetState
+from service.pipeline.tick import Tick
+from service.thread_work import in_thread
+
+PERIOD_S = 60.0
+SHORTEST_PAUSE_WALL_S = 0.2
+BEHIND_REST = 2.0  # times what a forecast took, at most, while there is a history to test
+AGAIN_MS = 3_600_000  # a forecast that is older is not told again
+LOADED_SHARE = 0.05  # of a GPU's memory: more than a bare context takes
+ACTIVE_SHARE = 0.05  # of the time
+ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
+HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
+
+
+class DemandForecasts(Capability):
+    """`latest` for the board, `metrics` for Prometheus. Hold `free` to read the forecaster: a thread writes it."""
+
+    def __init__(
+        self,
+        forecaster: DemandForecaster,
+        clock: Clock,
+        board: Board | None = None,
+        caught_up: asyncio.Event | None = None,
+    ) -> None:
+        """board: of the process before; caught_up: set once all events from before the start are folded."""
+        self.free = asyncio.Lock()
+        self.latest = demand_again(board) if board and clock.now_ms() - board.as_of_ms < AGAIN_MS else []
+        self.rows: list[DemandRow] = []  # of `/v1/demand`
+        self.metrics = b""
+        self.dumped: tuple[Any, Any] | None = None  # the forecaster's state, as of `still`
+        self._forecaster = forecaster
+        self._caught_up = caught_up
+        self._clock = clock
+        fitted = [one for one in forecaster.forecasters if isinstance(one, ServedTrees)]
+        self._trees = next((one for one in fitted if not isinstance(one, ShadowTrees)), None)
+        self._shadow = next((one for one in fitted if isinstance(one, ShadowTrees)), None)
+        self.shadow: ShadowModel | None = None  # how the challenger did
+        self._heard: deque[tuple[int, Sequence[ServedInstance], Mapping[Key, ObservedGpus]]] = deque(maxlen=HEARD_KEPT)
+        self._model: list[dict[str, Any]] = []
+        self._model_bin = -1
+
+    @property
+    def version(self) -> str:
+        """The trees that forecast, as `demand-0003`; empty when none do."""
+        return self._trees.version if self._trees is not None else ""
+
+    def sections(self, tick: Tick) -> Sequence[Section]:
+        self._heard.append((tick.now_ms, tick.served, gpu_looks(tick)))
+        return self.latest
+
+    def page(self, tick: Tick) -> bytes:
+        return self.metrics
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Dump the forecaster in a thread: its state is large."""
+        async with self.free:
+            self.dumped = await in_thread(self._forecaster.dump)
+            yield
+
+    async def work(self, state: FleetState) -> None:
+        """Wait until the inbox backlog is folded: a gate scores a forecast once, so its outcome must be complete."""
+        if self._caught_up is not None:
+            await self._caught_up.wait()
+        while True:
+            began = time.monotonic()
+            await self.forecast(state)
+            took_s = time.monotonic() - began
+            rest_s = self._clock.wall_s(PERIOD_S) - took_s
+            if self._forecaster.is_behind:
+                rest_s = min(rest_s, BEHIND_REST * took_s)
+            await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
+
+    async def forecast(self, state: FleetState) -> None:
+        """Forecast all demand anew."""
+        now_ms, demand = self._clock.now_ms(), state.demand
+        while self._heard:
+            heard_ms, served, looks = self._heard.popleft()
+            demand.requests.note(heard_ms, request_rates(served))
+            demand.residency.note(heard_ms, looks)
+        demand.rank_groups(now_ms)
+        histories = await read_histories(demand, state.topology, now_ms)
+        rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
+        records, residency = demand.records.rows(), demand.residency.shares()
+        async with self.free:
+            await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates))
+
+    def _forecast(
+        self,
+        histories: list[Histories],
+        now_ms: int,
+        records: list[JobRecord],
+        residency: Mapping[Key, tuple[float, float]],
+        rates: Mapping[Key, ServingCapacity],
+    ) -> None:
+        for trees in (self._trees, self._shadow):
+            if trees is not None and trees.refresh():
+                self._forecaster.use(trees.name, trees.version)
+        rows = self._forecaster.update(histories, now_ms)
+        cold = cold_starts(records)
+        for row in rows:
+            if row.target == "request_rate" and (row.pool, row.group) in rates:
+                seen = rates[row.pool, row.group]
+                starts = nearest(cold, (row.pool, row.class_))
+                row.prescale = prescale(row, seen.instances, seen.peak_per_instance, starts)
+        if now_ms // BIN_MS != self._model_bin:
+            self._model = demand_model(running_by_class(histories), records, residency)
+            self._model_bin = now_ms // BIN_MS
+        self.rows = rows
+        if self._trees is not None and self._shadow is not None:
+            self.shadow = shadow_of(self._forecaster.losses(), self._shadow, self._trees)
+        self.latest = demand_sections(rows, self._forecaster.record(), self._model, now_ms)
+        self.metrics = demand_page(rows) + parts_page(rows) + trees_page(self._trees)
+
+
+def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
+    """(pool, class) -> GPUs in use; of pools first, then of their classes."""
+    (told,) = (one for one in histories if one.target == "running")
+    return {
+        (key.pool, key.class_): RunningGpus(minutes, ten_minute)
+        for key, minutes, ten_minute in zip(told.keys, told.minutes, told.ten_minute, strict=True)
+        if not key.is_part
+    }
+
+
+def gpu_looks(tick: Tick) -> dict[Key, ObservedGpus]:
+    """(pool, class) -> GPUs held whose memory and activity are known, of those loaded, and of those active."""
+    used, free = _reading(tick, "fb_used_bytes"), _reading(tick, "fb_free_bytes")
+    total = _reading(tick, "fb_total_bytes")
+    total = np.where(np.isfinite(total), total, used + free)
+    active = _reading(tick, ACTIVITY[0])
+    active = np.where(np.isfinite(active), active, _reading(tick, ACTIVITY[1]))
+    holder = tick.occupancy.holder
+    known = (holder >= 0) & np.isfinite(used) & (total > 0) & np.isfinite(active)
+    loaded, busy = known & (used > LOADED_SHARE * total), known & (active > ACTIVE_SHARE)
+    counts = [np.bincount(holder[mask], minlength=len(tick.events.running)).tolist() for mask in (known, loaded, busy)]
+    looks: dict[Key, ObservedGpus] = defaultdict(lambda: (0.0, 0.0, 0.0))
+    for attempt, *seen in zip(tick.events.running, *counts, strict=True):
+        if seen[0]:
+            key = attempt.queue, attempt.class_
+            before = looks[key]
+            looks[key] = before[0] + seen[0], before[1] + seen[1], before[2] + seen[2]
+    return dict(looks)
+
+
+def _reading(tick: Tick, feature: str) -> NDArray[np.float64]:
+    """(n, g) the last fresh value of each GPU, NaN unknown."""
+    if feature not in tick.frames.gpu.names:
+        return np.full(tick.gpu_rows.shape, np.nan)
+    return tick.gpu_column(feature)

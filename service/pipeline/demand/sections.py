@@ -1,0 +1,112 @@
+"""Demand on the board, encoded once a forecast. By keys and offsets a reader decodes only the rows that it asks for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.rows import DemandRow
+from service.board.board import BYTES, Board, Section
+
+SECTIONS = (
+    *("doc.demand", "demand.keys", "demand.offsets"),
+    *("doc.demand_record", "demand_record.keys", "demand_record.offsets", "doc.demand_model"),
+)
+KEYS = ("pool", "class", "group", "target")
+
+encode = msgspec.json.Encoder().encode
+Key = tuple[str, str, str, str]
+
+
+def demand_sections(
+    rows: Sequence[DemandRow],
+    record: Mapping[str, Any],
+    model: Sequence[Mapping[str, Any]],
+    as_of_ms: int,
+) -> list[Section]:
+    """rows: of `/v1/demand`; record: `pool|target` -> its fan; model: rows of `/v1/demand/model`."""
+    head = b'{"as_of_ms":%d,"series":[' % as_of_ms
+    body, offsets = _joined(head, [encode(row) for row in rows], b"]}")
+    names = [(row.pool, row.class_, row.group, row.target) for row in rows]
+    fans, places = _joined(b"{", [encode(name) + b":" + encode(fan) for name, fan in record.items()], b"}")
+    data: dict[str, NDArray[Any] | bytes] = {
+        "doc.demand": body,
+        "demand.keys": encode(names),
+        "demand.offsets": offsets,
+        "doc.demand_record": fans,
+        "demand_record.keys": encode(list(record)),
+        "demand_record.offsets": places,
+        "doc.demand_model": encode({"as_of_ms": as_of_ms, "rows": model}),
+    }
+    return [Section(name, part, as_of_ms) for name, part in data.items()]
+
+
+def demand_again(board: Board) -> list[Section]:
+    """The sections of an older board, with their own times; none if it lacks one."""
+    if not all(name in board for name in SECTIONS):
+        return []
+    found = []
+    for name in SECTIONS:
+        row = board.meta(name)
+        data = board.text(name) if row["dtype"] == BYTES else board.array(name).copy()
+        found.append(Section(name, data, row["as_of_ms"], row["model"]))
+    return found
+
+
+def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
+    """Parts with commas between them, and (part, [begin, end]) of each."""
+    sizes = np.array([len(part) for part in parts], np.int64)
+    begins = len(head) + np.concatenate([[0], np.cumsum(sizes + 1)[:-1]]) if len(parts) else sizes
+    return head + b",".join(parts) + tail, np.stack([begins, begins + sizes], axis=1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class DemandKeys:
+    """(pool, class, group, target) of every row, the rows of each pool, and all names of groups."""
+
+    rows: list[Key]
+    by_pool: dict[str, list[int]]
+    groups: frozenset[str]
+
+    def matching(self, wanted: Mapping[str, str]) -> list[int]:
+        """Rows that have these values; `wanted` has names of KEYS."""
+        values = [(KEYS.index(name), value) for name, value in wanted.items()]
+        among: Iterable[int] = self.by_pool.get(wanted["pool"], ()) if "pool" in wanted else range(len(self.rows))
+        return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
+
+
+def demand_keys(board: Board) -> DemandKeys:
+    """Raises KeyError while there is no forecast. Boards with the same keys share the result."""
+    return _keys(bytes(board.raw("demand.keys")))
+
+
+@lru_cache(2)
+def _keys(told: bytes) -> DemandKeys:
+    rows = msgspec.json.decode(told, type=list[Key])
+    by_pool: dict[str, list[int]] = {}
+    for row, key in enumerate(rows):
+        by_pool.setdefault(key[0], []).append(row)
+    return DemandKeys(rows, by_pool, frozenset(group for _, _, group, _ in rows))
+
+
+def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
+    """Some rows, not decoded."""
+    return _parts(board, "doc.demand", "demand.offsets", at)
+
+
+def demand_fan(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
+    """What `/v1/demand/record` says of `pool|target`; None where nothing is drawn of it."""
+    names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
+    if name not in names:
+        return None
+    (part,) = _parts(board, "doc.demand_record", "demand_record.offsets", [names.index(name)])
+    return msgspec.json.decode(b"{%b}" % bytes(part), type=dict[str, dict[str, msgspec.Raw]])[name]
+
+
+def _parts(board: Board, section: str, offsets: str, at: Iterable[int]) -> list[msgspec.Raw]:
+    body, places = board.raw(section), board.array(offsets)
+    return [msgspec.Raw(body[begin:end]) for begin, end in (places[row].tolist() for row in at)]

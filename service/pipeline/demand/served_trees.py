@@ -1,0 +1,142 @@
+"""The demand trees that serve: the registry's current version. Without a sound one (`trouble`), others forecast."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ModelError
+from models.demand.largest import largest, panel_of
+from models.forecast import QUANTILES, Forecaster, Panel
+from models.versions.registry import Registry
+from service.answers.fitted_models import ShadowModel
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[np.float64]
+
+KIND = "demand"
+MOST_SERIES = 64
+UNREAD = "?"  # no version has this name
+
+
+class ServedTrees:
+    """The forecaster `trees` of a pipeline. One reader: `refresh` and forecasts may run in a thread, one at a time."""
+
+    name = "trees"
+
+    def __init__(self, registry: Registry) -> None:
+        self.version = ""  # of the model that forecasts; empty when none does
+        self.trouble = ""  # why the version that should forecast does not; empty when all is well
+        self._registry = registry
+        self._pointer: str | None = None  # the version that was looked at last
+        self._spoke = ""  # the model that forecast last
+        self._model: Forecaster | None = None
+        self._fitted_until_ms = 0
+
+    def refresh(self) -> bool:
+        """Load the wanted version; True when other trees forecast than last time, or none do. Blocks."""
+        try:
+            wanted = self._wanted()
+            if wanted == self._pointer:
+                return False
+            self._pointer, self._model, self.version = wanted, None, ""
+            if wanted is not None:
+                self._load(wanted)
+        except (ModelError, OSError) as error:
+            self._fail(str(error))
+            self._pointer = UNREAD
+            return False
+        spoke = self._spoke
+        if wanted is None or self.version:
+            self._spoke = self.version
+        if wanted is None:
+            self.trouble = ""
+        return self._spoke != spoke
+
+    def _wanted(self) -> str | None:
+        """The version's name. Raises ModelError when the registry does not say."""
+        return self._registry.current_version(KIND)
+
+    def _load(self, version: str) -> None:
+        """Raises OSError, to be tried again; a version that is damaged or sick is not tried again."""
+        try:
+            folder = self._registry.current(KIND)
+            if folder is not None:
+                self._use(folder)
+        except ModelError as error:
+            self._fail(f"version {version}: {error}")
+
+    def _use(self, folder: Path) -> None:
+        self._model, self._fitted_until_ms = load_trees(folder)
+        self.version, self.trouble = f"{KIND}-{folder.name}", ""
+        logger.info("demand: the trees of %s forecast", self.version)
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        """(quantile, step, origin, series); NaN for small series, where it learnt, and while there is no model."""
+        found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
+        ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
+        later, rows = np.flatnonzero(ends >= self._fitted_until_ms), largest(panel, MOST_SERIES)
+        if self._model is None or not len(later):
+            return found
+        try:
+            answer = self._model.forecast(panel_of(panel, rows), origins[later], steps)
+        except (ModelError, ValueError) as error:
+            self._fail(f"{self.version}: {error}")
+            return found
+        if answer.shape != (len(QUANTILES), len(steps), len(later), len(rows)) or np.isinf(answer).any():
+            self._fail(f"{self.version} gives forecasts that are none")
+            return found
+        found[:, :, later[:, None], rows] = np.sort(answer, axis=0)
+        return found
+
+    def _fail(self, why: str) -> None:
+        if why != self.trouble:
+            logger.warning("demand: %s; the other forecasters serve", why)
+        self._model, self.version, self.trouble = None, "", why
+
+
+def load_trees(folder: Path) -> tuple[Forecaster, int]:
+    """The model of a version's folder, and until when it learnt; LightGBM is loaded with it. ModelError when sick."""
+    from models.demand.trees import DemandTrees
+
+    trees = DemandTrees.load(folder)
+    return trees, trees.fitted_until_ms
+
+
+class ShadowTrees(ServedTrees):
+    """As `ServedTrees`, of the registry's challenger."""
+
+    name = "shadow"
+
+    def _wanted(self) -> str | None:
+        return self._registry.challenger(KIND)
+
+    def _load(self, version: str) -> None:
+        damage = self._registry.damage(KIND, version)
+        if damage is not None:
+            self._fail(f"the challenger {version} is damaged: {damage}")
+            return
+        try:
+            self._use(self._registry.path(KIND, version))
+        except ModelError as error:
+            self._fail(f"the challenger {version}: {error}")
+
+
+def shadow_of(
+    losses: Mapping[str, Mapping[str, tuple[float, int]]], shadow: ServedTrees, serving: ServedTrees
+) -> ShadowModel | None:
+    """The shadow's record over all targets. losses: target -> forecaster -> (mean over persistence's, of how many)."""
+    if not shadow.version:
+        return None
+
+    def mean(name: str) -> tuple[float, int]:
+        told = [rows[name] for rows in losses.values() if name in rows]
+        n = sum(count for _, count in told)
+        return (sum(loss * count for loss, count in told) / n if n else 1.0), n
+
+    loss, n = mean(shadow.name)
+    champion = round(mean(serving.name)[0], 4) if serving.version else None
+    return ShadowModel(KIND, shadow.version.rpartition("-")[2], round(loss, 4), champion, n)

@@ -1,0 +1,245 @@
+"""Make scores into the JSON rows that the API serves, rounded to what is known. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeState
+from fleet.topology import Level, Topology
+from models.risk.node_signals import NODE_SILENT_S
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
+from service.answers.estimates import RunQuantiles
+from service.answers.jobs import Asks, JobDetail, JobRow, JobState, PlacedRank, RemainingTime
+from service.answers.risk import GpuAnswer, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
+from service.pipeline.run_times.record import IssuedRunTime
+
+NO_ACTION = Action("none", "Nothing to do.")
+UNFLAGGED = frozenset({"none", "watch"})
+STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering; unknown: never heard
+
+
+def number(value: float, digits: int = 3) -> float | None:
+    """A float for JSON: rounded, null when unknown."""
+    return None if value is None or not math.isfinite(value) else round(float(value), digits)
+
+
+def probability(value: float) -> float | None:
+    """Three significant digits: a base rate of 0.0002 must not round to zero."""
+    return None if not math.isfinite(value) else float(f"{value:.3g}")
+
+
+def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
+    """(n,) nodes whose action asks for more than watching."""
+    mask = np.zeros(n, bool)
+    rows = [row for row, action in risk.actions.items() if action.code not in UNFLAGGED]
+    mask[rows] = True
+    return mask
+
+
+def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n: int) -> NDArray[np.float64]:
+    """(n,) 1 where the exporters of a node answer, 0 where they do not, NaN never heard. rows: (n, g) of `gpu`."""
+    up = np.full(n, np.nan)
+    if len(node.values):
+        up[: len(node.values)] = node.column("scrape_up")[:n]
+    if not len(gpu.values):
+        return up
+    age_s = np.nan_to_num(gpu.column("age_s"), nan=np.inf)
+    known = (rows >= 0) & (rows < len(age_s))
+    youngest_s = np.where(known, age_s[np.where(known, rows, 0)], np.inf).min(axis=1, initial=np.inf)[:n]
+    sends = np.isnan(up) & np.isfinite(youngest_s)  # by itself, so nobody asks it
+    return np.where(sends, youngest_s <= NODE_SILENT_S, up)
+
+
+def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]) -> NDArray[np.int8]:
+    """(n,) index into STATES. node_state: (n,) NodeState; up: what `answering` says."""
+    found = {
+        "drained": node_state == NodeState.DRAINED,
+        "lost": node_state == NodeState.LOST,
+        "degraded": flags,
+        "unknown": np.isnan(up),
+        "stale": up <= 0,
+    }
+    return np.select([*found.values()], [STATES.index(name) for name in found], STATES.index("ok")).astype(np.int8)
+
+
+def risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
+    """values: (kind, horizon) of one node."""
+    return [
+        NodeRisk(cast(RiskKind, kind), horizon_s, probability(values[k, h]))
+        for k, kind in enumerate(RISK_KINDS)
+        for h, horizon_s in enumerate(RISK_HORIZONS_S)
+    ]
+
+
+def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
+    """JSON of every node's `risk_rows`. Most nodes have the same ones: each is rendered once."""
+    made: dict[bytes, Sequence[NodeRisk]] = {}
+    answer = []
+    for values in np.ascontiguousarray(risk.values.transpose(2, 0, 1)):
+        key = values.tobytes()
+        if key not in made:
+            made[key] = cast(Sequence[NodeRisk], msgspec.Raw(msgspec.json.encode(risk_rows(values))))
+        answer.append(made[key])
+    return answer
+
+
+DIGITS = {"gpu_util": 2, "sm_active": 2, "tensor_active": 2}  # of the readings; the others have none
+READINGS = GpuAnswer.__struct_fields__[2:]
+
+
+def gpu_answers(
+    gpu: FeatureFrame,
+    rows: NDArray[np.int32],
+    gpus: NDArray[np.integer],
+    holder: NDArray[np.int32],
+    jobs: Sequence[str],
+) -> list[list[GpuAnswer]]:
+    """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`."""
+    node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
+    entity = rows[node, index]
+    heard = (entity >= 0) & (entity < len(gpu.values))
+    named = [jobs[number] if number >= 0 else None for number in holder[node, index].tolist()]
+    answers = list(map(GpuAnswer, index.tolist(), named))
+    if heard.any():
+        at, told = np.flatnonzero(heard).tolist(), entity[heard]
+        columns = [
+            np.round(gpu.column(name)[told].astype(np.float64), DIGITS.get(name, 0)).tolist() for name in READINGS
+        ]
+        for place, answer in zip(
+            at, map(GpuAnswer, index[heard].tolist(), map(named.__getitem__, at), *columns), strict=True
+        ):
+            answers[place] = answer
+    ends = np.cumsum(gpus).tolist()
+    return [answers[end - count : end] for end, count in zip(ends, gpus.tolist(), strict=True)]
+
+
+# What an answer calls it -> feature.
+HOST = {
+    "cpu_idle": "cpu_idle_share",
+    "cpu_steal": "cpu_steal_share",
+    "cpu_pressure": "cpu_pressure_share",
+    "memory_pressure": "memory_pressure_share",
+    "io_pressure": "io_pressure_share",
+    "memory_total_bytes": "memory_total_bytes",
+    "memory_available_bytes": "memory_available_bytes",
+    "numa_misses_per_s": "numa_misses_per_s",
+    "nvme_busy": "nvme_busy_share",
+    "nvme_read_bytes_per_s": "nvme_read_bytes_per_s",
+    "nvme_written_bytes_per_s": "nvme_written_bytes_per_s",
+    "net_rx_bytes_per_s": "net_rx_bytes_per_s",
+    "net_tx_bytes_per_s": "net_tx_bytes_per_s",
+    "bmc_power_w": "bmc_power_w",
+}
+SHARES = [list(HOST).index(name) for name in HOST if name.endswith(("idle", "steal", "pressure", "busy"))]
+MOST_SHARE = 1.05  # a little above 1 by the clocks; further above only when a CPU or a drive came or went
+
+
+def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
+    """(n,) each node's host, None where nothing is known. Such counters are good for four digits."""
+    answers: list[HostAnswer | None] = [None] * n
+    if node is None:
+        return answers
+    columns = np.stack([node.column(feature)[:n] for feature in HOST.values()], axis=1).astype(np.float64)
+    known = np.isfinite(columns)
+    known[:, SHARES] &= columns[:, SHARES] <= MOST_SHARE
+    for row in np.flatnonzero(known.any(axis=1)).tolist():
+        told = zip(HOST, columns[row].tolist(), known[row].tolist(), strict=True)
+        answers[row] = HostAnswer(**{name: float(f"{value:.4g}") for name, value, there in told if there})
+    return answers
+
+
+def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
+    """What `/v1/risk/nodes` says of each node; the API adds the probabilities as it ranks."""
+    racks = domain_of(topology, Level.RACK)
+    rows = []
+    for row, node in enumerate(topology.nodes):
+        reasons = risk.reasons.get(row, ())
+        ranked = RankedNode(
+            node=node.name,
+            rack=racks[row],
+            state=states[row],
+            placed=bool(topology.placed[row]),
+            reason=reasons[0].sentence if reasons else None,
+            action=risk.actions.get(row, NO_ACTION),
+            parts=risk.parts.get(row, ()),
+        )
+        rows.append(msgspec.json.encode(ranked))
+    return rows
+
+
+def domain_of(topology: Topology, level: Level) -> list[str | None]:
+    """Domain name of each node at a level, None where no source placed it."""
+    names = topology.domain_names[level]
+    return [names[index] if index >= 0 else None for index in topology.domain[level].tolist()]
+
+
+def job_row(
+    attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool, issued: IssuedRunTime | None = None
+) -> JobRow:
+    """One row of `/v1/jobs`. Without a forecast, the remaining time is that of jobs of its size."""
+    left = None
+    if attempt.state == "running":
+        left = (issued and issued.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
+    submission = attempt.submission
+    return JobRow(
+        job=attempt.job,
+        attempt=attempt.attempt,
+        state=cast(JobState, attempt.state),
+        class_=attempt.class_,
+        user=submission.user if submission else "",
+        queue=attempt.queue,
+        gpus=attempt.gpus,
+        nodes=attempt.hosts,
+        submitted_ms=attempt.submitted_ms,
+        started_ms=attempt.started_ms,
+        ended_ms=attempt.ended_ms,
+        remaining_s=left,
+        slow=slow,
+    )
+
+
+def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
+    """What `/v1/jobs/{id}` adds to the row: placement, phase, the run time forecast at submission, the last events."""
+    run_s = issued.quantiles if issued else None
+    return JobDetail(
+        placement=attempt.ranks or [PlacedRank(node) for node in attempt.nodes],
+        phase=attempt.phase or None,
+        phase_since_ms=attempt.phase_since_ms,
+        queued_reason=attempt.queued_reason or None,
+        failure=attempt.failure,
+        run_s=RunQuantiles(**run_s) if run_s else None,
+        model=issued.model if issued and run_s else None,
+        events=attempt.events[-10:],
+        asks=asked_of(attempt) if attempt.state in ("queued", "running") else msgspec.UNSET,
+    )
+
+
+def asked_of(attempt: JobAttempt) -> Asks:
+    """What the job's submission asks for; empty without a submission."""
+    told = attempt.submission
+    if told is None:
+        return Asks()
+    return Asks(
+        gang=told.gang,
+        gpus_per_node=told.gpus_per_node,
+        priority=told.priority,
+        gpu_model=told.gpu_model,
+        cpus=told.cpus or None,
+        limit_s=told.limit_s or None,
+    )
+
+
+def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
+    """p50 and p90 of finished jobs of this size less the time run; an overrun gets as long again as it has had."""
+    known = durations.get("by_gpus", {}).get(str(attempt.gpus)) or durations.get("all")
+    if not known or attempt.started_ms is None or not known.get("n"):
+        return None
+    elapsed_s = max(0.0, (now_ms - attempt.started_ms) / 1000)
+    left_s = (known[name] - elapsed_s if known[name] > elapsed_s else elapsed_s for name in ("p50", "p90"))
+    return RemainingTime(*(round(value, 0) for value in left_s))

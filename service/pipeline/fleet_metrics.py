@@ -1,0 +1,330 @@
+"""Metrics of the fleet for Prometheus: the board section `metrics.fleet`, in base units and fleet time.
+
+Totals are complete. Only so many single entities have series: the flagged and the riskiest nodes, the largest queues,
+pools and slow jobs. `fleetcast_metrics_left_out` and `…_demand_pools_left_out` count the others.
+"""
+
+import math
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeState
+from fleet.topology import Level
+from models.demand.rows import DemandRow
+from models.risk.rules import ACTIONS
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from service.answers.jobs import StragglerCause
+from service.exposition import Page, span
+from service.pipeline import documents
+from service.pipeline.tick import Tick
+
+NODES_SHOWN = 100
+QUEUES_SHOWN = 20
+POOLS_SHOWN = 20
+JOBS_SHOWN = 50
+OTHER = "other"
+RECENT_MS = 3_600_000
+WAIT_QUANTILES = (0.5, 0.9, 1.0)
+DEMAND_QUANTILES = (0.1, 0.5, 0.9)
+CAUSES: tuple[StragglerCause, ...] = get_args(StragglerCause)
+FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
+
+
+def fleet_page(tick: Tick) -> bytes:
+    """Nodes, GPUs, jobs and queues as of a tick."""
+    page = Page()
+    gpus = gpu_states(tick)
+    _add_fleet(page, tick, gpus)
+    _add_usage(page, tick, gpus["running"])
+    shown = nodes_shown(tick)
+    _add_nodes(page, tick, shown)
+    _add_node_gpus(page, tick, shown, gpus)
+    left = {"nodes": len(tick.topology) - len(shown)}
+    left["queues"] = _add_queues(page, tick)
+    left["slow_jobs"] = _add_slow_jobs(page, tick)
+    rows = [({"what": what}, count) for what, count in left.items()]
+    page.gauge("metrics_left_out", "Entities without series of their own, beyond the bound of this page.", rows)
+    return page.encode()
+
+
+def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
+    """state -> (n, g) mask. Every GPU that exists is in exactly one; `unusable` ones have vanished from their page."""
+    exists, held, usable = tick.exists, tick.held, tick.usable
+    serving = (tick.node_state == NodeState.IN_SERVICE)[:, None]
+    return {
+        "running": held & exists,
+        "free": exists & ~held & usable & serving,
+        "unusable": exists & ~held & ~usable,
+        "out_of_service": exists & ~held & usable & ~serving,
+    }
+
+
+def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) -> None:
+    page.number("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
+    counts = np.bincount(tick.state_codes, minlength=len(documents.STATES)).tolist()
+    page.gauge(
+        "nodes",
+        "Nodes by state: degraded ones are flagged, stale ones do not answer scrapes, unknown ones never did.",
+        [({"state": state}, count) for state, count in zip(documents.STATES, counts, strict=True)],
+    )
+    codes = [action.code for action in tick.fleet.risk.actions.values()]
+    page.gauge(
+        "flagged_nodes",
+        "Nodes by what to do about them, where that is more than watching.",
+        [({"action": code}, codes.count(code)) for code in FLAGS],
+    )
+    page.number(
+        "hard_signal_nodes", "Nodes with an XID, a lost GPU or another hard signal.", int(tick.fleet.risk.hard.sum())
+    )
+    page.gauge(
+        "gpus",
+        "GPUs by state; each is in one. Unusable: vanished. Out of service: its node is drained or lost.",
+        [({"state": state}, int(mask.sum())) for state, mask in gpus.items()],
+    )
+    page.gauge(
+        "jobs",
+        "Jobs that hold GPUs, and jobs that wait.",
+        [({"state": "running"}, len(tick.events.running)), ({"state": "queued"}, len(tick.events.queued))],
+    )
+    page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
+
+
+def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
+    """Power and utilization of the GPUs with fresh readings."""
+    busy = tick.gpu_column("gpu_util")
+    page.number("power_watts", "Power of all GPUs.", _total(tick.gpu_column("power_w")))
+    page.gauge(
+        "gpu_utilization_ratio",
+        "Mean utilization of GPUs that a job holds, and of the others.",
+        [({"state": "running"}, _mean(busy[running])), ({"state": "idle"}, _mean(busy[~running]))],
+    )
+
+
+def nodes_shown(tick: Tick) -> NDArray[np.intp]:
+    """Rows of the nodes with series of their own, the most pressing first."""
+    worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
+    return np.lexsort((-worst, ~tick.flagged))[:NODES_SHOWN]
+
+
+def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
+    names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
+    racks = documents.domain_of(tick.topology, Level.RACK)
+    horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
+    risk = np.moveaxis(tick.fleet.risk.values[:, :, shown], 2, 0).tolist()
+    page.gauge(
+        "node_risk_probability",
+        "Probability that a node fails, is drained or slows a job within the horizon.",
+        [
+            ({"node": name, "kind": kind, "horizon": horizon}, p)
+            for name, of_node in zip(names.values(), risk, strict=True)
+            for kind, of_kind in zip(RISK_KINDS, of_node, strict=True)
+            for horizon, p in zip(horizons, of_kind, strict=True)
+        ],
+    )
+    page.gauge(
+        "node_flagged",
+        "1 for a node about which more is to be done than watching, with the action and what speaks first.",
+        [(_flag(tick, row, name), 1) for row, name in names.items() if tick.flagged[row]],
+    )
+    page.gauge(
+        "node_info",
+        "1 for every node with series of its own: where it is and what it is.",
+        [
+            ({"node": name, "rack": racks[row] or "", "gpu_model": tick.topology.nodes[row].gpu_model}, 1)
+            for row, name in names.items()
+        ],
+    )
+    page.gauge(
+        "node_job_gpus",
+        "GPUs that a job holds on a node.",
+        [
+            ({"node": name, "job_id": tick.occupancy.jobs[job]}, count)
+            for row, name in names.items()
+            for job, count in Counter(tick.occupancy.holder[row].tolist()).items()
+            if job >= 0
+        ],
+    )
+
+
+def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
+    reasons = tick.fleet.risk.reasons.get(row, ())
+    return {
+        "node": name,
+        "action": tick.fleet.risk.actions[row].code,
+        "feature": reasons[0].feature if reasons else "",
+        "entity": reasons[0].entity if reasons else "",
+    }
+
+
+def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapping[str, NDArray[np.bool_]]) -> None:
+    names = [tick.topology.nodes[row].name for row in shown.tolist()]
+    page.gauge(
+        "node_gpus",
+        "GPUs of a node by state.",
+        [
+            ({"node": name, "state": state}, count)
+            for state, mask in gpus.items()
+            for name, count in zip(names, mask[shown].sum(axis=1).tolist(), strict=True)
+        ],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a node without any reading is NaN, and left out
+        for name, text, feature, over, scale in (
+            ("node_power_watts", "Power of a node's GPUs.", "power_w", np.nansum, 1.0),
+            ("node_gpu_temperature_celsius", "Its hottest GPU.", "gpu_temp_c", np.nanmax, 1.0),
+            ("node_sm_clock_hertz", "Its slowest SM clock.", "sm_clock_mhz", np.nanmin, 1e6),
+            ("node_gpu_utilization_ratio", "Mean utilization of its GPUs.", "gpu_util", np.nanmean, 1.0),
+        ):
+            values = (over(tick.gpu_column(feature, shown), axis=1) * scale).tolist()
+            page.gauge(name, text, [({"node": node}, value) for node, value in zip(names, values, strict=True)])
+
+
+def _add_queues(page: Page, tick: Tick) -> int:
+    """Returns how many queues are folded into "other"."""
+    by_queue: dict[str, dict[str, list[JobAttempt]]] = defaultdict(lambda: {"running": [], "queued": []})
+    for state, attempts in (("running", tick.events.running), ("queued", tick.events.queued)):
+        for attempt in attempts:
+            by_queue[attempt.queue][state].append(attempt)
+    gpus = {id(attempt): attempt.gpus for attempt in (*tick.events.running, *tick.events.queued)}
+    size = {name: sum(gpus[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
+    shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
+    for name in by_queue.keys() - set(shown):
+        for state, attempts in by_queue.pop(name).items():
+            by_queue[OTHER][state] += attempts
+    rows = [
+        ({"queue": name, "state": state}, kept) for name, states in by_queue.items() for state, kept in states.items()
+    ]
+    page.gauge("queue_jobs", "Jobs of a queue.", [(labels, len(kept)) for labels, kept in rows])
+    page.gauge(
+        "queue_gpus",
+        "GPUs that jobs of a queue hold or wait for.",
+        [(labels, sum(gpus[id(attempt)] for attempt in kept)) for labels, kept in rows],
+    )
+    waits = {name: [_waited_s(row, tick.now_ms) for row in states["queued"]] for name, states in by_queue.items()}
+    page.add(
+        "summary",
+        "queue_wait_seconds",
+        "How long the jobs that wait now have waited (quantile 1: the longest).",
+        [row for name, values in waits.items() for row in _quantiles({"queue": name}, values)],
+    )
+    page.add(
+        "summary",
+        "started_wait_seconds",
+        "How long the jobs that started within the last hour had waited.",
+        _quantiles({}, _waits_of_started(tick)),
+    )
+    return max(0, len(size) - QUEUES_SHOWN)
+
+
+def _waited_s(attempt: JobAttempt, until_ms: int) -> float:
+    return max(0.0, (until_ms - (attempt.submitted_ms or until_ms)) / 1000)
+
+
+def _waits_of_started(tick: Tick) -> list[float]:
+    return [
+        _waited_s(attempt, attempt.started_ms)
+        for attempt in (*tick.events.running, *tick.events.ended)
+        if attempt.started_ms is not None and attempt.submitted_ms and attempt.started_ms > tick.now_ms - RECENT_MS
+    ]
+
+
+def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple[dict[str, str], float]]:
+    if not values:
+        return []
+    found = np.quantile(values, WAIT_QUANTILES).tolist()
+    return [({**labels, "quantile": f"{q:g}"}, value) for q, value in zip(WAIT_QUANTILES, found, strict=True)]
+
+
+def _add_slow_jobs(page: Page, tick: Tick) -> int:
+    """Returns how many slow jobs have no series of their own."""
+    told = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
+    gpus = {attempt.job: attempt.gpus for attempt in tick.events.running if attempt.job in told}
+    slow = {job: body for job, body in told.items() if job in gpus}
+    causes = [body["cause"] if body["cause"] in CAUSES else "unknown" for body in slow.values()]
+    shown = sorted(slow, key=lambda job: (-gpus[job], job))[:JOBS_SHOWN]
+    page.gauge(
+        "slow_jobs",
+        "Running jobs that are slower than they should be, by cause.",
+        [({"cause": cause}, causes.count(cause)) for cause in CAUSES],
+    )
+    page.gauge(
+        "slow_job_gpus",
+        "GPUs of a slow job, with who holds it back.",
+        [({"job_id": job, "cause": slow[job]["cause"], **_culprit(slow[job])}, gpus[job]) for job in shown],
+    )
+    page.gauge(
+        "slow_job_step_ratio",
+        "Observed step time of a slow job over the expected one.",
+        [({"job_id": job}, slow[job].get("ratio")) for job in shown],
+    )
+    return len(slow) - len(shown)
+
+
+def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
+    culprit = body["culprit"]
+    return {"kind": culprit["kind"], "culprit": culprit["name"] or "nobody"}
+
+
+def demand_page(demand: Sequence[DemandRow]) -> bytes:
+    """The forecasts of whole pools (see also service.pipeline.demand.metrics). demand: rows of `/v1/demand`."""
+    page = Page()
+    demand = [row for row in demand if row.class_ == row.group == "all"]
+    size: dict[str, float] = defaultdict(float)
+    for row in demand:
+        size[row.pool] += math.inf if row.pool == "all" else row.now
+    shown = set(sorted(size, key=lambda pool: (-size[pool], pool))[:POOLS_SHOWN])
+    rows = [({"pool": row.pool, "target": row.target}, row) for row in demand if row.pool in shown]
+    page.gauge(
+        "demand_now_gpus",
+        "GPUs by pool: running, queued, wanted (both), and arriving within ten minutes.",
+        [(labels, row.now) for labels, row in rows],
+    )
+    page.add(
+        "summary",
+        "demand_forecast_gpus",
+        "Forecast of the same, by how far ahead.",
+        [
+            ({**labels, "horizon": span(horizon_s), "quantile": f"{q:g}"}, row.values[row.quantiles.index(q)][h])
+            for labels, row in rows
+            for q in DEMAND_QUANTILES
+            if q in row.quantiles
+            for h, horizon_s in enumerate(row.horizons_s)
+        ],
+    )
+    ahead = sorted({horizon_s for _, row in rows for horizon_s in row.horizons_s})
+    page.gauge(
+        "demand_horizon_seconds",
+        "How far ahead a horizon is, to sort by.",
+        [({"horizon": span(horizon_s)}, horizon_s) for horizon_s in ahead],
+    )
+    page.gauge(
+        "demand_coverage_ratio",
+        "Share of outcomes inside the 10 to 90 % band, in the model's own record; 0.8 is right.",
+        [(labels, (row.record or {}).get("coverage_80")) for labels, row in rows],
+    )
+    page.gauge(
+        "demand_loss_ratio",
+        "Weighted quantile loss over that of the best naive forecast, in the model's own record; below 1 is better.",
+        [(labels, (row.record or {}).get("wql_vs_best_naive")) for labels, row in rows],
+    )
+    page.gauge(
+        "demand_model_info", "Who serves a series.", [({**labels, "model": row.model}, 1) for labels, row in rows]
+    )
+    page.number("demand_pools_left_out", "Pools without series, beyond the bound of this page.", len(size) - len(shown))
+    return page.encode()
+
+
+def _total(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.sum()) if len(known) else None
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None

@@ -1,0 +1,61 @@
+"""The scores of the fleet as a whole: risk, occupancy and jobs, the topology, and what the pipeline says of itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import structs
+
+from ingest.shares import OwnRows, Share
+from models.risk.hazard import load_history
+from models.risk.local import Local
+from models.risk.node_risk import load_fit
+from models.risk.score import FleetMoment
+from service.board.board import Section
+from service.config import Config
+from service.pipeline.capability import Capability
+from service.pipeline.fleet_metrics import fleet_page
+from service.pipeline.other_pipelines import OtherPipelines
+from service.pipeline.publish import encode, fleet_document, score_sections, topology_sections
+from service.pipeline.snapshot import SavedState
+from service.pipeline.tick import Tick, TickInputs
+
+
+class FleetScores(Capability):
+    """Publishes a tick's scores, and the topology when it is another one than was published last."""
+
+    def __init__(self) -> None:
+        self._generation = -1
+
+    def sections(self, tick: Tick) -> list[Section]:
+        found = score_sections(tick)
+        if tick.topology.generation != self._generation:
+            found += topology_sections(tick.topology, tick.now_ms)
+            self._generation = tick.topology.generation
+        meta = structs.replace(tick.meta, models={**tick.meta.models, "risk": tick.fleet.risk.model})
+        documents = {"meta": meta, "doc.ingestion": tick.ingestion, "doc.fleet": fleet_document(tick)}
+        return [*found, *(Section(name, encode(body), tick.now_ms) for name, body in documents.items())]
+
+    def page(self, tick: Tick) -> bytes:
+        return fleet_page(tick)
+
+
+class FleetScorer:
+    """Scores the fleet. It writes the memory of the rules: nobody else may meanwhile."""
+
+    def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
+        self._watch, self._share = saved.state.watch, share
+        self._own_rows = OwnRows(share, saved.state.entities)
+        if config.pipeline.models:
+            self._watch.fit = load_fit(Path(config.pipeline.models))
+            self._watch.memory.faults.prior = load_history(Path(config.pipeline.models))
+
+    def local(self, inputs: TickInputs) -> Local:
+        """The evidence of this pipeline's own nodes."""
+        found = self._watch.local(inputs.frames, inputs.topology, inputs.now_ms)
+        return found if self._share.instances == 1 else replace(found, own=self._own_rows.own()[: len(found.nodes)])
+
+    def tick(self, inputs: TickInputs, local: Local, others: OtherPipelines) -> Tick:
+        """The fleet, of the evidence and the readings of all pipelines."""
+        inputs, evidence = others.join(inputs, local)
+        moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)
+        return Tick.of(inputs, self._watch.score(moment))

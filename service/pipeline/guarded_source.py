@@ -1,0 +1,244 @@
+"""Guard the pipeline against a source: count and log its errors, and start it again.
+
+    next() raises what it may not ── counted, logged once ── wait 1 s, 2 s, … 60 s ── make it anew ── seek ── next()
+
+The new source goes on at the last noted position. Batches since then come twice, which changes nothing.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from fleet.entities import Entities
+from fleet.errors import SourceError
+from fleet.redaction import redacted
+from ingest.inbox.inbox import InboxSource
+from ingest.source import Batch, Source
+from service.answers.fleet import SourceHealth
+
+logger = logging.getLogger(__name__)
+
+FIRST_S, LONGEST_S = 1.0, 60.0  # wall, of waiting between two starts
+NOTE_S = 1.0  # wall; how often the position is noted
+SETTLES_S = 5.0  # wall; a source that was started again and has not failed for so long is up
+CLOSE_S = 10.0  # wall; how long one that failed may take to give back what it holds
+ERROR_CHARACTERS = 300
+CATCH_UP_POLL_S, CATCH_UP_POLLS = 0.02, 50  # wall
+
+Answer = TypeVar("Answer")
+Makers = Callable[[Entities], Sequence[Source]]
+
+
+def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
+    """The sources, each with a way to make it anew. Errors of the first making are the configuration's: they go on."""
+
+    def again(number: int) -> Source:
+        return make_all(entities)[number]
+
+    return [GuardedSource(one, functools.partial(again, at)) for at, one in enumerate(make_all(entities))]
+
+
+async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) -> AsyncIterator[Batch]:
+    """All batches to its end, while there is `room`. A source that is away is asked again, which is logged once."""
+    trouble = ""
+    while True:
+        await room()
+        try:
+            batch = await source.next()
+        except SourceError as error:
+            if str(error) != trouble:
+                trouble = str(error)
+                logger.warning("%s: %s, trying again every %.0f s", source.name, trouble, error.retry_after_s)
+            await asyncio.sleep(error.retry_after_s)
+            continue
+        except StopAsyncIteration:
+            logger.info("%s: at its end", source.name)
+            return
+        if trouble:
+            trouble = ""
+            logger.info("%s: answers again", source.name)
+        yield batch
+
+
+def gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
+    """Node → GPU model, of nodes that only telemetry knows."""
+    return {node: model for source in sources for node, model in source.models().items()}
+
+
+async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
+    """Wait until what is on disk was folded: before the first board, else the GPUs of jobs in there would look free.
+
+    It gives up on a backlog that shrinks no more (a torn tail, fast senders), unless the archive holds up the sources.
+    """
+    left, polls = _backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
+    while left and polls < CATCH_UP_POLLS:
+        await asyncio.sleep(CATCH_UP_POLL_S)
+        now = _backlog_bytes(sources)
+        polls = 0 if now < left or held_up() else polls + 1
+        left = min(left, now)
+
+
+def _backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
+    """Bytes on disk that the sources have not read yet."""
+    return sum(source.backlog_bytes() for source in sources)
+
+
+def unread_inbox(sources: "Sequence[GuardedSource]") -> str:
+    """A sentence while the inbox cannot be read: jobs may run that nobody knows of; else empty."""
+    troubles = (source.trouble() for source in sources if source.name == InboxSource.name)
+    return next((f"what runs where is not known: {trouble}" for trouble in troubles if trouble), "")
+
+
+class GuardedSource:
+    """A Source around a source. Its only error is SourceError, so the pipeline waits and calls `next` again."""
+
+    def __init__(self, source: Source, make: Callable[[], Source], now_s: Callable[[], float] = time.monotonic) -> None:
+        """`make` gives the source anew, as it is before its first `next`; `now_s` is wall time that never goes back."""
+        self.name = source.name
+        self.errors = 0
+        self.last_error = ""
+        self._source = source
+        self._make = make
+        self._now_s = now_s
+        self._broken = False
+        self._back_off_s = FIRST_S
+        self._failed_s = self._started_s = float("-inf")
+        self._noted_s = now_s()  # where it begins is no news
+        self._position = b"{}"  # JSON; everything before it is folded
+        self._health: list[SourceHealth] = []
+        self._models: dict[str, str] = {}
+
+    @property
+    def misses(self) -> bool:
+        return self._source.misses
+
+    async def next(self) -> Batch:
+        """The next batch. Raises SourceError while the source is away or broken, StopAsyncIteration at its end."""
+        try:
+            if self._broken:
+                await self._start_again()
+            elif self._now_s() >= self._noted_s + NOTE_S:
+                self.position()  # what `next` gave before is folded by now
+            batch = await self._source.next()  # no await from here on: a position covers what was returned
+            if not isinstance(batch, Batch):
+                raise TypeError(f"next() gave {type(batch).__name__}, expected a Batch")
+        except (SourceError, StopAsyncIteration):
+            raise
+        except asyncio.CancelledError as error:
+            if _is_wanted():
+                raise
+            raise self._fail(error) from None
+        except Exception as error:
+            raise self._fail(error) from None
+        return batch
+
+    def trouble(self) -> str:
+        """A sentence while it is broken, or was a moment ago; else empty."""
+        if not self._broken and self._now_s() >= self._started_s + SETTLES_S:
+            return ""
+        return f"the source {self.name} fails ({self.last_error}), {self.errors} errors so far; it is started again"
+
+    def position(self) -> dict[str, Any]:
+        """The source's position; while it is broken, the one from which it will start again."""
+        noted = None if self._broken else self._ask("position()", lambda: _encoded(self._source.position()))
+        if noted is not None:
+            self._position, self._noted_s = noted, self._now_s()
+        return dict(msgspec.json.decode(self._position))
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        self._position = msgspec.json.encode(position)
+        try:
+            self._source.seek(dict(position))
+        except Exception as error:
+            self._fail(error)
+
+    def health(self) -> list[SourceHealth]:
+        """Its rows; the first also has `errors` (since the start), `last_error` and `failing`."""
+        self._health = self._ask("health()", lambda: _rows(self.name, self._source.health())) or self._health
+        rows: list[SourceHealth] = self._health or [{"name": self.name}]
+        failing = bool(self.trouble())
+        if failing:
+            rows = [{**row, "up": False} for row in rows]
+        told = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
+        return [{**rows[0], **told}, *rows[1:]]
+
+    def models(self) -> dict[str, str]:
+        """Node → GPU model; the last answer while the source fails."""
+        told = self._ask("models()", lambda: msgspec.convert(self._source.models(), dict[str, str]))
+        self._models = self._models if told is None else told
+        return self._models
+
+    def backlog_bytes(self) -> int:
+        return self._ask("backlog_bytes()", lambda: int(self._source.backlog_bytes())) or 0
+
+    def begins(self) -> bool:
+        return self._ask("begins()", lambda: bool(self._source.begins())) or False
+
+    def prune(self, position: Mapping[str, Any]) -> None:
+        self._ask("prune()", lambda: self._source.prune(dict(position)))
+
+    async def close(self) -> None:
+        await self._close(self._source)
+
+    def _ask(self, where: str, ask: Callable[[], Answer]) -> Answer | None:
+        """The source's answer; None when it fails, which is counted."""
+        try:
+            return ask()
+        except Exception as error:
+            self._note(where, error)
+            return None
+
+    async def _start_again(self) -> None:
+        old, self._source = self._source, self._make()
+        if old is not self._source:
+            await self._close(old)
+        self._source.seek(msgspec.json.decode(self._position))
+        self._broken, self._started_s = False, self._now_s()
+        self._noted_s = self._started_s
+        logger.info("%s: started again, going on at its last position", self.name)
+
+    async def _close(self, source: Source) -> None:
+        try:
+            await asyncio.wait_for(source.close(), CLOSE_S)
+        except Exception as error:
+            self._note("close()", error)
+
+    def _fail(self, error: BaseException) -> SourceError:
+        """Broken from now on. A minute without an error begins the back-off anew."""
+        self._note("next()", error)
+        now_s = self._now_s()
+        rested = now_s > self._failed_s + self._back_off_s + LONGEST_S
+        self._back_off_s = FIRST_S if rested else min(LONGEST_S, 2 * self._back_off_s)
+        self._broken, self._failed_s = True, now_s
+        return SourceError(f"fails ({self.last_error})", self._back_off_s)
+
+    def _note(self, where: str, error: BaseException) -> None:
+        """Count it; the log has the traceback of one that is new. Anybody may read `last_error` at `/readyz`."""
+        self.errors += 1
+        said = redacted(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
+        if said != self.last_error:
+            logger.error("%s: %s, a bug of this source: the others go on", self.name, said, exc_info=error)
+        self.last_error = said
+
+
+def _is_wanted() -> bool:
+    """Whether it is this task that somebody cancels, rather than one that the source waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _encoded(position: Any) -> bytes:
+    if not isinstance(position, dict):
+        raise TypeError(f"position() gave {type(position).__name__}, expected a dict")
+    return msgspec.json.encode(position)
+
+
+def _rows(name: str, answer: Any) -> list[SourceHealth]:
+    """Rows that the ingestion document can hold. Raises TypeError, ValueError."""
+    rows = [{"name": name, **row} for row in (answer if isinstance(answer, list) else [answer])]
+    return list(msgspec.json.decode(msgspec.json.encode(rows)))

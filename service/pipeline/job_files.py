@@ -1,0 +1,110 @@
+"""The job table on disk: a file with what changed since the last save, beside links to the earlier ones.
+
+    000001.jobs …   magic, crc32 and length of the rest; then msgpack rows (job, at rest, its attempts); the newest wins
+
+So a save costs the jobs of a minute, not of 35 days. After SEGMENTS files, or a failed save, one file has every job.
+"""
+
+import contextlib
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+import msgspec
+
+from features.arrays_file import AREA
+from features.store_files import SEGMENTS, link
+from fleet import files
+from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
+
+MAGIC = b"FLEETJOB"
+ROWS_AT_ONCE = 1000
+_HEAD = struct.Struct("<8sIQ")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Row(msgspec.Struct, array_like=True):
+    """One job. `attempts`: as `encode_job` makes them; of a job at rest, as the table keeps them."""
+
+    job: str
+    resting: bool
+    attempts: bytes
+
+
+class JobFiles:
+    """The files of one table."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []  # of the last save; empty: the next one writes everything
+
+    def saving(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
+        """Copy what the next save must write. The work that is returned writes it, in any thread, and gives file names.
+
+        It raises OSError; then the next save writes everything. `becomes`: where the caller will move the folder to.
+        """
+        earlier = self._files
+        earlier = earlier if len(earlier) < SEGMENTS and all(path.exists() for path in earlier) else []
+        self._files = []
+        changed, jobs.changed = jobs.changed, set()
+        awake: dict[str, list[JobAttempt]] = {}
+        for attempt in jobs.attempts.values():
+            if not earlier or attempt.job in changed:
+                awake.setdefault(attempt.job, []).append(attempt.copy())
+        resting = jobs.resting if not earlier else {job: jobs.resting[job] for job in changed & jobs.resting.keys()}
+        names, kept = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
+
+        def write() -> list[str]:
+            rows = (_encode(_Row(job, True, kept[at])) for at, job in enumerate(names))
+            more = (_encode(_Row(job, False, encode_job(told))) for job, told in awake.items())
+            folder.mkdir()
+            files = [link(path, folder) for path in earlier]
+            newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
+            _write_rows(newest, chain(rows, more), len(names) + len(awake))
+            for copies in (names, kept, awake):
+                copies.clear()  # here, and not in the loop
+            self._files = [becomes / path.name for path in (*files, newest)]
+            return [path.name for path in self._files]
+
+        return write
+
+
+def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
+    """Write a msgpack array of encoded rows as they come, behind a head that shows a torn file; then fsync."""
+    with contextlib.closing(files.create(path, AREA)) as file:
+        file.write(_HEAD.pack(b"", 0, 0))
+        crc = length = 0
+        chunk = b"\xdd" + struct.pack(">I", count)
+        while chunk:
+            file.write(chunk)
+            crc, length = zlib.crc32(chunk, crc), length + len(chunk)
+            chunk = b"".join(islice(rows, ROWS_AT_ONCE))
+        file.write_at(_HEAD.pack(MAGIC, crc, length), 0)
+        file.sync()
+
+
+def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
+    """Load saved jobs into an empty table. Raises ValueError for a torn file, msgspec's errors, OSError."""
+    awake: dict[str, bytes] = {}
+    for name in names:
+        for row in _read_rows(folder / name):
+            awake.pop(row.job, None)
+            jobs.resting.pop(row.job, None)  # they lie in the order of their rest
+            if row.resting:
+                jobs.resting[row.job] = row.attempts
+            else:
+                awake[row.job] = row.attempts
+    for attempts in awake.values():
+        for attempt in decode_job(attempts):
+            jobs.put(attempt)
+    jobs.changed.clear()
+
+
+def _read_rows(path: Path) -> list[_Row]:
+    data = memoryview(files.mapped(path))
+    magic, crc, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, 0)
+    body = data[_HEAD.size :]
+    if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:
+        raise ValueError(f"{path.name} is torn: {len(data)} bytes")
+    return msgspec.msgpack.decode(body, type=list[_Row])

@@ -1,0 +1,214 @@
+"""What jobs make of the fleet, as Prometheus sees it: gang risk, checkpoints, load peaks, sessions that do nothing.
+
+The page is made once in MADE_EVERY_MS; RENEWED jobs a tick get a new checkpoint interval, in turn. The gravest rows of
+each kind have series (GANGS_SHOWN, ROWS_SHOWN); `fleetcast_job_metrics_left_out` counts the others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fleet.jobs import JobAttempt
+from fleet.shared_domains import hazard_within
+from fleet.topology import Level
+from models.jobs.checkpointing import ettr, plan_of
+from models.jobs.utilisation import VERDICTS
+from models.risk.gang_risk import FAIL, GangRisk, gang_risk
+from models.risk.node_risk import base_hazard
+from models.risk.scores import RISK_HORIZONS_S
+from service.answers.fingerprints import Fingerprint
+from service.board.board import Section
+from service.exposition import Page, span
+from service.pipeline.tick import Tick
+
+GANGS_SHOWN, ROWS_SHOWN = 20, 50
+RENEWED = 50  # each is the risk of a gang: a tenth of a millisecond and more
+READ = ("doc.utilisation", "doc.spikes")
+MADE_EVERY_MS = 60_000
+HOUR_S, DAY_S = 3600, 86_400
+USUAL = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))  # (kind, horizon)
+DOING_NOTHING = ("idle", "abandoned")
+
+Rows = Sequence[Mapping[str, Any]]
+Attempt = tuple[str, int]
+PrintOf = Callable[[JobAttempt], Fingerprint | None]
+
+
+class CheckpointInterval(NamedTuple):
+    """Between a job's checkpoints. ratio: over the best one; lost: share of its time that it loses against that one."""
+
+    ratio: float
+    lost: float
+
+
+class JobMetrics:
+    """`page`: bytes that are made anew now and then."""
+
+    def __init__(self) -> None:
+        self._made_ms: int | None = None
+        self._page = b""
+        self._intervals = Intervals()
+
+    def page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
+        """sections: the latest of fingerprints. print_of: the fingerprint of a job, None if it has none."""
+        self._intervals.renew(tick, print_of)
+        if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
+            told = {section.name: section.data for section in sections if section.name in READ}
+            read = {name: msgspec.json.decode(data) for name, data in told.items() if isinstance(data, bytes)}
+            self._made_ms, self._page = tick.now_ms, job_page(tick, read, self._intervals.of)
+        return self._page
+
+
+class Intervals:
+    """`of`: attempt -> how far its checkpoints are from their best interval, as of its last turn."""
+
+    def __init__(self) -> None:
+        self.of: dict[Attempt, CheckpointInterval] = {}
+        self._turn: Iterator[JobAttempt] = iter(())
+
+    def renew(self, tick: Tick, print_of: PrintOf) -> None:
+        """Renew the next RENEWED jobs whose fingerprints have a checkpoint interval and cost."""
+        left = RENEWED
+        for attempt in self._turn:
+            left -= self._renew(attempt, tick, print_of(attempt))
+            if not left:
+                return
+        running = {(attempt.job, attempt.attempt) for attempt in tick.events.running}
+        self.of = {key: told for key, told in self.of.items() if key in running}
+        self._turn = iter(tick.events.running)
+
+    def _renew(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
+        """Whether it worked out a risk of nodes. Without a fingerprint, the last interval stays."""
+        if seen is None:
+            return False
+        key = attempt.job, attempt.attempt
+        cost_s, every_s = seen.checkpoint_cost_s, seen.checkpoint_every_s
+        members = [name for name in attempt.hosts if name in tick.rows]
+        if not cost_s or not every_s or not members:
+            self.of.pop(key, None)
+            return False
+        rate = _risk_of(members, tick, DAY_S).hazard
+        plan = plan_of(cost_s, rate)
+        self.of[key] = CheckpointInterval(every_s / plan.interval_s, plan.expected_ettr - ettr(every_s, cost_s, rate))
+        return True
+
+
+def job_page(tick: Tick, told: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
+    """told: the documents named in READ, decoded; any may be missing."""
+    page = Page()
+    left = {
+        "gangs": _add_gangs(page, tick),
+        "checkpoints": _add_checkpoints(page, tick, intervals),
+        "idle_jobs": _add_use(page, told.get("doc.utilisation", [])),
+        "spikes": _add_spikes(page, told.get("doc.spikes", [])),
+    }
+    rows = [({"what": what}, count) for what, count in left.items()]
+    page.gauge("job_metrics_left_out", "Rows without series of their own, beyond the bound of this page.", rows)
+    return page.encode()
+
+
+def _add_gangs(page: Page, tick: Tick) -> int:
+    """Returns how many gangs are left out."""
+    gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
+    shown = _riskiest(gangs, tick)[:GANGS_SHOWN]
+    found = [(attempt, *_interrupted(attempt, tick)) for attempt in shown]
+    page.gauge(
+        "gang_interruption_probability",
+        "Probability that a running gang is interrupted within the horizon, and its weakest node.",
+        [({"job_id": attempt.job, "weakest": weakest, "horizon": span(HOUR_S)}, p) for attempt, p, weakest in found],
+    )
+    return len(gangs) - len(shown)
+
+
+def _riskiest(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
+    """By what their members' hazards within an hour add up to; of equal ones the larger first."""
+    values = tick.fleet.risk.values
+    hazard = hazard_within(np.where(np.isfinite(values), values, USUAL[:, :, None]), RISK_HORIZONS_S, HOUR_S)[FAIL]
+    members = [[tick.rows[name] for name in attempt.hosts if name in tick.rows] for attempt in gangs]
+    of = np.repeat(np.arange(len(gangs)), np.array([len(at) for at in members], np.intp))
+    at = np.fromiter(chain.from_iterable(members), np.intp)
+    sums = np.bincount(of, hazard[at], minlength=len(gangs)).tolist()
+    order = sorted(range(len(gangs)), key=lambda row: (-sums[row], -gangs[row].gpus, gangs[row].job))
+    return [gangs[row] for row in order]
+
+
+def _interrupted(attempt: JobAttempt, tick: Tick) -> tuple[float | None, str]:
+    """Within an hour, and the weakest node."""
+    members = [name for name in attempt.hosts if name in tick.rows]
+    if not members:
+        return None, ""
+    found = _risk_of(members, tick, HOUR_S)
+    return found.p_interrupted, members[found.weakest]
+
+
+def _risk_of(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
+    """Risk of known nodes together, with the faults that their domains share."""
+    at = np.array([tick.rows[name] for name in members])
+    topology = tick.topology
+    powers = [topology.nodes[row].power_domain for row in at.tolist()]
+    domains: list[tuple[str, list[str]]] = [("power", powers)]
+    for level, of in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
+        names = (*topology.domain_names[of], "")  # the last is of -1
+        domains.append((level, [names[index] for index in topology.domain[of][at].tolist()]))
+    return gang_risk(tick.fleet.risk.values[:, :, at], domains, duration_s, USUAL)
+
+
+def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
+    """How far jobs are from their best interval, where both are known. Returns how many are left out."""
+    known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
+    found = [(told.lost, told.ratio, job) for job, told in known if told is not None]
+    shown = sorted(found, reverse=True)[:ROWS_SHOWN]
+    page.gauge(
+        "checkpoint_interval_ratio",
+        "Interval between a job's checkpoints over the best one for its nodes' risk and its checkpoints' cost.",
+        [({"job_id": job}, ratio) for _, ratio, job in shown],
+    )
+    page.gauge(
+        "checkpoint_lost_time_ratio",
+        "Share of a job's time that its interval loses against the best one.",
+        [({"job_id": job}, max(0.0, lost)) for lost, _, job in shown],
+    )
+    return len(found) - len(shown)
+
+
+def _add_use(page: Page, uses: Rows) -> int:
+    """Returns how many jobs that do nothing are left out."""
+    gpus = dict.fromkeys(VERDICTS, 0)
+    for row in uses:
+        gpus[row["verdict"] if row["verdict"] in gpus else "unknown"] += row["gpus"]
+    page.gauge(
+        "job_use_gpus",
+        "GPUs of running jobs that were looked at, by what they do with them.",
+        [({"verdict": verdict}, count) for verdict, count in gpus.items()],
+    )
+    nothing = [row for row in uses if row["verdict"] in DOING_NOTHING]
+    shown = sorted(nothing, key=lambda row: (-row["gpus"] * (row["idle_s"] or 0.0), row["job"]))[:ROWS_SHOWN]
+    page.gauge(
+        "idle_job_gpus",
+        "GPUs that a job holds and does nothing with.",
+        [({"job_id": row["job"], "verdict": row["verdict"]}, row["gpus"]) for row in shown],
+    )
+    page.gauge(
+        "idle_job_seconds",
+        "Since when it does nothing, at least.",
+        [({"job_id": row["job"], "verdict": row["verdict"]}, row["idle_s"]) for row in shown],
+    )
+    return len(nothing) - len(shown)
+
+
+def _add_spikes(page: Page, spikes: Rows) -> int:
+    """Returns how many are left out; without a capacity a peak has no ratio."""
+    known = [row for row in spikes if row.get("capacity")]
+    shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]
+    page.gauge(
+        "spike_load_ratio",
+        "Highest load of the next 15 minutes (p90) over what the domain can take.",
+        [
+            ({key: str(row[key]) for key in ("domain_kind", "domain", "quantity")}, row["p90"] / row["capacity"])
+            for row in shown
+        ],
+    )
+    return len(known) - len(shown)

@@ -1,0 +1,1 @@
+"""Jobs in the pipeline: fingerprints, load, interference and isolation."""

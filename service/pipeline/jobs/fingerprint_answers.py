@@ -1,0 +1,266 @@
+"""Answers of `/v1/jobs/{id}/fingerprint` and `/v1/utilisation`: what a job tells itself, else its telemetry. Pure."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.episodes import TOGETHER_MS, episodes
+from features.fingerprint import class_of, shape_of
+from features.job_window import GPU_METRICS, JobWindow
+from features.period import SAMPLES_A_PERIOD, Period, find_period
+from fleet.jobs import JobAttempt
+from models.jobs.phases import PHASES, JobLevels, PhaseRule
+from models.jobs.renewal import LEVELS, Next, next_of
+from models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, mfu_of, use_of
+from service.answers.fingerprints import Fingerprint, TimeQuantiles, UseRow
+from service.pipeline.jobs.loads import expected_of
+
+Array = NDArray[np.float64]
+
+STEPS = 64
+UNHEARD = "none of its GPUs was heard of here"
+TIMELESS = "its steps take 0 s, as they are told; in telemetry: "
+NO_LABEL = f"the job has no label {FLOPS_LABEL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing was done from since_ms until until_ms, where the readings of that look end."""
+
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobCopy:
+    """One job as it was copied for the thread. trouble: why its readings could not be; idle: by the last look."""
+
+    attempt: JobAttempt
+    window: JobWindow | None
+    gpu_model: str
+    now_ms: int
+    trouble: str = ""
+    idle: Idle | None = None
+
+    @property
+    def whole(self) -> JobWindow | None:
+        """The window, where it speaks for the whole job."""
+        return self.window if self.window is not None and self.window.is_whole else None
+
+    @property
+    def idle_before_s(self) -> float:
+        """For how long the job did nothing before the window; 0 where a part of that time is unknown."""
+        window, idle = self.whole, self.idle
+        if window is None or idle is None or idle.until_ms < window.first_ms:
+            return 0.0
+        return max(0, window.first_ms - idle.since_ms) / 1000
+
+    @property
+    def unheard(self) -> str:
+        """Why telemetry does not speak for it; "" where it does."""
+        if self.trouble:
+            return self.trouble
+        if self.window is None or not self.window.heard:
+            return UNHEARD
+        many = f"{self.window.heard} of its {self.window.gpus} GPUs"
+        return "" if self.window.is_whole else f"only {many} are heard of here: that is not the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Checkpoints so far, and when the next pauses are due."""
+
+    begins: list[int]  # Unix ms
+    lasts: list[float]  # seconds, of whole checkpoints
+    last_ms: int | None  # when the last whole one began: work since then would be done twice
+    checkpoint: Next | None
+    evaluation: Next | None
+
+    @property
+    def every_s(self) -> float | None:
+        return float(np.median(np.diff(self.begins)) / 1000) if len(self.begins) > 1 else None
+
+
+def pauses_of(attempt: JobAttempt, now_ms: int) -> Pauses:
+    told = episodes(attempt.checkpoints)
+    begins = [one.begin_ms for one in told]
+    evaluations = sorted(row.time_ms for row in attempt.evaluations)
+    pairs = zip([0, *evaluations], evaluations, strict=False)
+    apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
+    lasts = [one.lasts_s for one in told if one.lasts_s is not None]
+    last_ms = max((one.begin_ms for one in told if one.end_ms is not None), default=None)
+    upcoming = next_of(np.array(begins, np.int64), now_ms)
+    return Pauses(begins, lasts, last_ms, upcoming, next_of(np.array(apart, np.int64), now_ms))
+
+
+def fingerprint_of(seen: JobCopy) -> Fingerprint:
+    """The body of the answer."""
+    attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
+    found = find_period(_channels(window), window.interval_s) if window else Period(None, seen.unheard)
+    odds = _odds(window, found) if window else None
+    likely = max(odds, key=lambda name: odds[name]) if odds else None
+    basis: Literal["steps", "telemetry"] = "steps"
+    period_s = _step_period(attempt)
+    if period_s is None:
+        period_s, basis = found.period_s, "telemetry"
+    pauses = pauses_of(attempt, now_ms)
+    phase, since_ms = _phase(attempt, window)
+    cost_s, cost_basis = _checkpoint_cost(attempt, pauses.lasts)
+    return Fingerprint(
+        job=attempt.job,
+        attempt=attempt.attempt,
+        as_of_ms=now_ms,
+        looked_ms=now_ms,
+        class_=likely,
+        class_p=round(odds[likely], 3) if odds and likely else None,
+        class_told=attempt.class_,
+        gpus_heard=seen.window.heard if seen.window else 0,
+        unheard_reason=seen.unheard,
+        period_s=None if period_s is None else round(period_s, 4),
+        period_basis=None if period_s is None else basis,
+        period_reason="" if period_s is not None else f"{TIMELESS if attempt.steps else ''}{found.reason}",
+        phase=phase,
+        phase_since_ms=since_ms,
+        phase_ends_ms=_phase_ends(phase, since_ms, pauses, now_ms),
+        next_checkpoint_ms=_quantiles(pauses.checkpoint),
+        last_checkpoint_ms=pauses.last_ms,
+        checkpoint_every_s=pauses.every_s,
+        checkpoint_cost_s=cost_s,
+        checkpoint_cost_basis=cost_basis,
+        next_evaluation_ms=_quantiles(pauses.evaluation),
+        expected=expected_of(window, _cycle_s(window, found, pauses)) if window else [],
+    )
+
+
+def _cycle_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
+    """The period of its readings: the one that they show, else that of its checkpoints, if readings show it."""
+    if found.period_s is not None:
+        return found.period_s
+    every_s = pauses.every_s
+    is_seen = every_s is not None and pauses.checkpoint is not None and every_s >= SAMPLES_A_PERIOD * window.interval_s
+    return every_s if is_seen else None
+
+
+def utilisation_of(seen: JobCopy) -> UseRow:
+    """One row of the answer."""
+    attempt, window = seen.attempt, seen.whole
+    gpu = np.full((len(GPU_METRICS), 1, 1), np.nan) if window is None else window.gpu.astype(np.float64)
+    of = {name: gpu[row] for row, name in enumerate(GPU_METRICS)}
+    steps = list(attempt.steps)[-STEPS:]
+    label = attempt.submission.labels.get(FLOPS_LABEL, "") if attempt.submission else ""
+    mfu = mfu_of(steps, _number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
+    interval_s = window.interval_s if window else 1.0
+    use = use_of(
+        interval_s,
+        of["sm_active"],
+        of["tensor_active"],
+        of["gpu_util"],
+        of["fb_used_bytes"],
+        steps,
+        seen.idle_before_s,
+    )
+    rounded: dict[str, Any] = {
+        name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(use).items()
+    }
+    return UseRow(
+        job=attempt.job,
+        class_=attempt.class_,
+        gpus=attempt.gpus,
+        gpus_heard=seen.window.heard if seen.window else 0,
+        looked_ms=seen.now_ms,
+        user=attempt.submission.user if attempt.submission else "",
+        **rounded,
+        mfu=None if mfu.value is None else round(mfu.value, 4),
+        mfu_reason=mfu.reason,
+        reason=seen.unheard,
+    )
+
+
+def idle_of(seen: JobCopy, idle_s: float | None) -> Idle | None:
+    """Where the next look goes on from. idle_s: of this look's answer."""
+    if seen.whole is None or not idle_s:
+        return None
+    return Idle(seen.whole.end_ms - round(idle_s * 1000), seen.whole.end_ms)
+
+
+def _checkpoint_cost(
+    attempt: JobAttempt, lasts: list[float]
+) -> tuple[float | None, Literal["measured", "told"] | None]:
+    """The median of what its checkpoints took, else what it was submitted with."""
+    told = attempt.submission.checkpoint_cost_s if attempt.submission else None
+    if lasts:
+        return float(np.median(lasts)), "measured"
+    return told, None if told is None else "told"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _step_period(attempt: JobAttempt) -> float | None:
+    """The median of its latest whole steps; None where they have no duration."""
+    steps = attempt.steps[-STEPS:]
+    median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
+    return median_s if median_s > 0 else None
+
+
+def _channels(window: JobWindow) -> Array:
+    """(channel, slot) what a period may show in."""
+    names = ("sm_active", "tensor_active", "power_w", "nvlink_tx_bytes_per_s", "pcie_tx_bytes_per_s")
+    channels = np.stack([*(window.mean(name) for name in names), window.sent.astype(np.float64)])
+    heard = np.flatnonzero(np.isfinite(channels).any(axis=0))
+    return channels[:, heard[0] :] if len(heard) else channels
+
+
+def _exchange(window: JobWindow) -> Array:
+    """(slot,) bytes/s a GPU sends to others, over NVLink and over its share of the node's ports."""
+    nvlink, ports = window.mean("nvlink_tx_bytes_per_s"), window.sent / max(window.gpus, 1)
+    known = np.isfinite(nvlink) | np.isfinite(ports)
+    return np.where(known, np.nan_to_num(nvlink) + np.nan_to_num(ports), np.nan)
+
+
+def _host(window: JobWindow) -> Array:
+    return window.mean("pcie_tx_bytes_per_s") + window.mean("pcie_rx_bytes_per_s")
+
+
+def _odds(window: JobWindow, period: Period) -> dict[str, float] | None:
+    activity = window.mean("sm_active")
+    if not np.isfinite(activity).any():
+        return None
+    return class_of(shape_of(activity, window.mean("tensor_active"), _exchange(window), _host(window), period))
+
+
+def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
+    """The phase that the job reports, else the one that its levels show; since when, if known."""
+    if attempt.phase:
+        return attempt.phase, attempt.phase_since_ms
+    if window is None or not np.isfinite(window.mean("sm_active")).any():
+        return None, None
+    age_s = (window.first_ms - (attempt.started_ms or window.first_ms)) / 1000
+    memory = window.mean("fb_used_bytes") / GIB
+    levels = JobLevels(window.interval_s, window.mean("sm_active"), memory, _exchange(window), _host(window), age_s)
+    codes = PhaseRule().phases(levels)
+    other = np.flatnonzero(codes != codes[-1])
+    first = int(other[-1]) + 1 if len(other) else 0
+    return PHASES[codes[-1]], window.first_ms + round(first * window.interval_s * 1000) if len(other) else None
+
+
+def _phase_ends(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
+    """Of a checkpoint: by how long earlier ones took; of steady work: the next pause; else nobody knows."""
+    if phase == "checkpoint" and since_ms is not None and pauses.lasts:
+        ends = since_ms + np.quantile(pauses.lasts, LEVELS) * 1000
+        low, middle, high = np.maximum(ends, now_ms).round().astype(int).tolist()
+        return TimeQuantiles(low, middle, high)
+    if phase == "steady":
+        due = [row for row in (pauses.checkpoint, pauses.evaluation) if row is not None]
+        return _quantiles(min(due, key=lambda row: row.p50_ms)) if due else None
+    return None
+
+
+def _quantiles(told: Next | None) -> TimeQuantiles | None:
+    return None if told is None else TimeQuantiles(told.p10_ms, told.p50_ms, told.p90_ms)

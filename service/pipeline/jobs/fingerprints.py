@@ -1,0 +1,229 @@
+"""Fingerprints beside a running pipeline: new jobs and those that were looked at longest ago, for a share of a core.
+
+    loop: copy the rings of some jobs ──> thread: periods, phases, use ──> again, until the budget of the pass is spent
+
+A pass takes BUDGET_SHARE of the time until the next one, or one slice of jobs if that takes longer. New and known jobs
+get every other slice, so that many short jobs do not keep the others waiting. Load peaks are summed every SPIKES_S, or
+once there are many more jobs. A job whose numbers break the arithmetic is unknown, and says why; the others go on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from features.job_window import JobRows, job_rows, window_of
+from fleet.clock import Clock
+from fleet.jobs import JobAttempt
+from fleet.samples import EntityKind
+from fleet.topology import Topology
+from models.jobs.spikes import Domain, JobLoad, Spike, spikes
+from service.answers.fingerprints import Fingerprint, UseRow
+from service.board.board import Section
+from service.pipeline.capability import Capability
+from service.pipeline.job_metrics import JobMetrics
+from service.pipeline.jobs.fingerprint_answers import Idle, JobCopy, fingerprint_of, idle_of, utilisation_of
+from service.pipeline.jobs.loads import load_of, rail_capacity, shares_of
+from service.pipeline.publish import encode
+from service.pipeline.state import FleetState
+from service.pipeline.tick import Tick
+from service.thread_work import in_thread
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+SHORTEST_PAUSE_WALL_S = 0.5
+BUDGET_SHARE = 0.08  # of a core; publishing comes on top
+SLICE_JOBS, SLICE_GPUS = 16, 512  # whose readings are copied at once: some milliseconds of the loop
+REFRESH_S = 15.0  # a job that was looked at has nothing new before
+SPIKES_S, MANY_MORE = 30.0, 1.25
+ODD = "odd_fingerprint"
+ODD_ERRORS = (ValueError, IndexError, KeyError, ZeroDivisionError, FloatingPointError, OverflowError)
+
+Attempt = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """One job's answers. idle: reaches back beyond the window of a look; begins anew after a restart."""
+
+    fingerprint: Fingerprint
+    use: UseRow
+    load: JobLoad
+    idle: Idle | None
+
+
+class _Places:
+    """What a topology says of nodes, by their names."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.rows = {name: row for row, name in enumerate(topology.names)}
+        self.models = {node.name: node.gpu_model for node in topology.nodes}
+        self.gpus = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
+        self.rails = rail_capacity(topology)
+
+
+class Fingerprints(Capability):
+    """`latest`: for the board, of the jobs looked at so far; answers: longest unseen first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._metrics = JobMetrics()
+        self.answers: dict[Attempt, Answers] = {}
+        self._rows: dict[Attempt, tuple[tuple[Any, ...], JobRows]] = {}
+        self._odd: dict[Attempt, str] = {}  # of what runs: why nothing could be made of it
+        self._places: _Places | None = None
+        self._turn = 0  # whose slice is next: new jobs' or known ones'
+        self._spikes: list[Spike] = []
+        self._spiked = (-1, 0)  # when, and over how many jobs
+        self.latest = self._encoded(clock.now_ms(), 0)
+
+    def sections(self, tick: Tick) -> Sequence[Section]:
+        return self.latest
+
+    def page(self, tick: Tick) -> bytes:
+        return self._metrics.page(tick, self.latest, self._print_of)
+
+    def _print_of(self, attempt: JobAttempt) -> Fingerprint | None:
+        """Look it up by key and do not walk over all: a thread may be renewing them."""
+        found = self.answers.get((attempt.job, attempt.attempt))
+        return None if found is None else found.fingerprint
+
+    async def work(self, state: FleetState) -> None:
+        while True:
+            await self.renew(state)
+            await asyncio.sleep(self._pause_wall_s)
+
+    @property
+    def _pause_wall_s(self) -> float:
+        return max(SHORTEST_PAUSE_WALL_S, self._clock.wall_s(PERIOD_S))
+
+    async def renew(self, state: FleetState) -> None:
+        """One pass."""
+        now_ms = self._clock.now_ms()
+        running = {(row.job, row.attempt): row for row in state.jobs.running()}
+        self._forget(running)
+        if self._places is None or self._places.topology is not state.topology:
+            self._places = _Places(state.topology)
+        places, before = self._places, set(self._odd)
+        left_s = BUDGET_SHARE * self._pause_wall_s
+        for due in self._due(running, now_ms):
+            began = time.thread_time()
+            seen = [await self._copy(state, row, places, now_ms) for row in due]
+            left_s -= time.thread_time() - began
+            left_s -= await in_thread(lambda seen=seen: self._answer(seen, places))  # type: ignore[misc]
+            if left_s <= 0:
+                break
+        self.latest = await in_thread(lambda: self._encoded(now_ms, len(running), places))
+        for job, attempt in self._odd.keys() - before:
+            why = self._odd[job, attempt]
+            logger.warning("job %s, attempt %d has no fingerprint: %s", job, attempt, why)
+            state.counts.bad[ODD] += 1
+
+    def _forget(self, running: Mapping[Attempt, JobAttempt]) -> None:
+        """Drop the jobs that run no more."""
+        self.answers = {key: row for key, row in self.answers.items() if key in running}
+        self._odd = {key: why for key, why in self._odd.items() if key in running}
+        self._rows = {key: row for key, row in self._rows.items() if key in running}
+
+    def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
+        """Slices of new jobs and of those unseen longest, in turn, also from pass to pass; none looked at just now."""
+        refresh_ms = REFRESH_S * 1000
+        looked = [(key, answers.use.looked_ms) for key, answers in self.answers.items()]
+        old = [key for key, then_ms in looked if not 0 <= now_ms - then_ms < refresh_ms]  # a clock may be set back
+        kinds = [[row for key, row in running.items() if key not in self.answers], [running[key] for key in old]]
+        waiting = [_slices(rows) for rows in kinds]
+        while True:
+            turn = self._turn
+            self._turn = 1 - turn
+            due = next(waiting[turn], None) or next(waiting[1 - turn], None)
+            if due is None:
+                return
+            yield due
+
+    async def _copy(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> JobCopy:
+        """On the loop: what changes there is copied."""
+        model = places.models.get(row.hosts[0], "") if row.hosts else ""
+        window, trouble = None, ""
+        try:
+            window = await window_of(state.store, row, self._rows_of(state, row, places))
+        except ODD_ERRORS as error:
+            trouble = self._odd[row.job, row.attempt] = f"its readings cannot be copied ({error})"
+        before = self.answers.get((row.job, row.attempt))
+        return JobCopy(row.copy(), window, model, now_ms, trouble, before.idle if before else None)
+
+    def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
+        """Where its readings lie; looked up anew when GPUs, ports, nodes or its ranks are others."""
+        tables = state.store.entities
+        sizes = (len(tables[EntityKind.GPU]), len(tables[EntityKind.PORT]))
+        stamp = (places, *sizes, row.ranks, row.nodes)
+        known = self._rows.get((row.job, row.attempt))
+        if known is None or known[0] != stamp:
+            known = self._rows[row.job, row.attempt] = (stamp, job_rows(row, tables, places.gpus))
+        return known[1]
+
+    def _answer(self, seen: Sequence[JobCopy], places: _Places) -> float:
+        """In a thread; returns the CPU seconds that it took."""
+        began = time.thread_time()
+        for one in seen:
+            key = one.attempt.job, one.attempt.attempt
+            shares = shares_of(one.attempt, places.topology, places.rows)
+            try:
+                answers = _answers_of(one, shares)
+            except ODD_ERRORS as error:
+                self._odd[key] = f"its readings or steps cannot be used ({error})"
+                answers = _unknown(one, shares, self._odd[key])
+            self.answers.pop(key, None)
+            self.answers[key] = answers
+        return time.thread_time() - began
+
+    def _encoded(self, now_ms: int, running: int, places: _Places | None = None) -> list[Section]:
+        then_ms, jobs = self._spiked
+        if places is not None and (
+            not 0 <= now_ms - then_ms < SPIKES_S * 1000 or len(self.answers) >= MANY_MORE * jobs
+        ):
+            loads = [answers.load for answers in self.answers.values()]
+            self._spikes = spikes(loads, now_ms, places.rails, np.random.default_rng(now_ms))
+            self._spiked = now_ms, max(len(loads), 1)
+        documents = {
+            "doc.fingerprints": {job: answers.fingerprint for (job, _), answers in self.answers.items()},
+            "doc.utilisation": [answers.use for answers in self.answers.values()],
+            "doc.spikes": self._spikes,
+            "doc.jobs_looked": {"jobs_looked": len(self.answers), "jobs_running": running},
+        }
+        return [Section(name, encode(body), now_ms) for name, body in documents.items()]
+
+
+def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
+    """Slices of SLICE_JOBS and SLICE_GPUS at most, but of one job at least."""
+    due: list[JobAttempt] = []
+    gpus = 0
+    for row in rows:
+        if due and (len(due) == SLICE_JOBS or gpus + row.gpus > SLICE_GPUS):
+            yield due
+            due, gpus = [], 0
+        due.append(row)
+        gpus += row.gpus
+    if due:
+        yield due
+
+
+def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
+    """Raises ODD_ERRORS where the job's numbers break the arithmetic."""
+    load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
+    use = utilisation_of(seen)
+    return Answers(fingerprint_of(seen), use, load, idle_of(seen, use.idle_s))
+
+
+def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:
+    """The answers for a job whose numbers are not believed, only its submission and its place."""
+    row = seen.attempt
+    bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)
+    answers = _answers_of(replace(seen, attempt=bare, window=None), shares)
+    return replace(answers, fingerprint=structs.replace(answers.fingerprint, period_reason=why))

@@ -1,0 +1,319 @@
+"""What is known of jobs that share hardware, from the pipeline to the API.
+
+    share.job       (k,) uint64 hashes of job names, sorted    share.job.keys    (k, 2) uint64: the job and its kind
+    share.load      (k,) uint64 keys, sorted                   share.load.alone  (k, ALONE) NaN unknown
+    doc.interference    gpu|mig|pcie|nic|rail -> co-runs and what they teach
+    doc.co_runs         job -> the co-run that it is in now, and whether it is slower there than its bound
+
+A rule speaks for jobs that share a GPU; MIG slices lose nothing; on a link it counts how often two periodic jobs meet.
+Co-runs correct that (models.jobs.interference): a few at once, many each half minute, since their cost is cubic.
+"""
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.co_runs import CoRun, CoRuns, Keys
+from features.sharing import Attempt, Wiring
+from fleet.topology import Topology
+from models.jobs.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, margins_without, predict
+from models.jobs.link_overlap import LinkFit, Turns, fit, overlap
+from service.board.board import Board, Section
+from service.pipeline.capability import Capability
+from service.pipeline.documents import number
+from service.pipeline.jobs.isolation import gpu_readings, isolation_sections
+from service.pipeline.publish import encode
+from service.pipeline.tick import Tick
+
+SECTION, NOW = "doc.interference", "doc.co_runs"
+JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alone")
+ALONE = (*LOADS, "step_s", "communication")
+LEARN_MS = 30_000
+FEW = 64  # co-runs that take no time to learn from
+READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
+FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
+ON_GPU = ("gpu", "mig")
+EXPLAINED = ("unknown", "compute", "communication")  # what of a job's steps grows beside another
+NOBODY: Keys = (0, 0)
+UNKNOWN = (math.nan,) * len(LOADS)
+
+Array = NDArray[np.float64]
+Pair = tuple[Attempt, Attempt]
+
+
+class LearntCoRuns(msgspec.Struct):
+    """Co-runs on one kind of hardware. pairs: [load, partner's load, keys, partner's keys] a row."""
+
+    pairs: list[tuple[list[float | None], list[float | None], Keys, Keys]]
+    weight: list[float]
+    errors: list[float]
+    strange: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The board's tables (see above)."""
+
+    jobs: NDArray[np.uint64]
+    job_keys: NDArray[np.uint64]
+    keys: NDArray[np.uint64]
+    alone: NDArray[np.float32]
+
+    @classmethod
+    def on(cls, board: Board) -> "Known":
+        """KeyError while the pipeline has not published it."""
+        return cls(*(board.array(name) for name in (*JOBS, *ALONE_OF)))
+
+    def of_job(self, job: str) -> Keys | None:
+        at = _place(self.jobs, name_key(job))
+        return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
+
+    def party(self, keys: Keys | None) -> "Party":
+        """The job's own loads, else its kind's; of None nothing is known."""
+        if keys is None:
+            return Party(NOBODY)
+        rows = [self.alone[at].tolist() for key in keys if (at := _place(self.keys, key)) >= 0]
+        return _party(keys, rows)
+
+
+class Party(msgspec.Struct):
+    """One of two jobs: what it is called by, and what is known of it alone."""
+
+    keys: Keys
+    load: Sequence[float] = UNKNOWN
+    turns: Turns | None = None
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.load[0])
+
+
+class Speeds(msgspec.Struct):
+    """Of a beside b and of b beside a. known: of each, whether anything is; fit: on a link, how well they fit."""
+
+    found: Prediction
+    known: tuple[bool, bool]
+    fit: LinkFit | None
+
+
+class Going(msgspec.Struct):
+    """A co-run that goes on: speed relative to alone, and what nine in ten of those like it are faster than."""
+
+    beside: str
+    share: str
+    speed: float
+    lower_90: float | None
+    slower: bool
+
+
+class Sharing(Capability):
+    """The pipeline's side: what was learnt last, and the sections of a tick."""
+
+    def __init__(self, co_runs: CoRuns) -> None:
+        self.co_runs = co_runs
+        self._found: dict[Pair, CoRun] = {}
+        self._bounds: dict[Pair, float] = {}
+        self._learnt_ms = -LEARN_MS
+        self._document = encode({})
+        self._topology: Topology | None = None
+        self._wiring = Wiring()
+
+    def sections(self, tick: Tick) -> list[Section]:
+        """What jobs that share hardware do to each other, and what isolations rest on."""
+        if tick.topology is not self._topology:
+            self._topology, self._wiring = tick.topology, Wiring(tick.topology)
+        keys = self.co_runs.keys_of([*tick.events.running, *tick.events.queued])
+        divided = tick.mig.keys() | _unheard(self.co_runs.divided - tick.mig.keys(), tick)
+        self.co_runs.observe(tick.events.running, keys, divided, loads_of(tick), tick.now_ms, self._wiring)
+        jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}
+        alone = _alone(self.co_runs)
+        self._learn(alone, tick.now_ms)
+        data: list[tuple[str, NDArray[Any] | bytes]] = [
+            *zip(JOBS, _table(jobs, 2, np.uint64), strict=True),
+            *zip(ALONE_OF, _table(alone, len(ALONE), np.float32), strict=True),
+            (SECTION, self._document),
+            (NOW, encode(self.going())),
+        ]
+        return [Section(name, part, tick.now_ms) for name, part in data] + isolation_sections(tick)
+
+    def going(self) -> dict[str, Going]:
+        """Job -> the co-run that it is in."""
+        rows = {}
+        for pair, row in self.co_runs.going.items():
+            bound = self._bounds.get(pair, math.nan)
+            slower = row.speed < bound
+            rows[pair[0][0]] = Going(pair[1][0], row.share, round(row.speed, 4), number(bound), slower)
+        return rows
+
+    def _learn(self, alone: Mapping[int, tuple[float, ...]], now_ms: int) -> None:
+        found = self.co_runs.found
+        due = not 0 <= now_ms - self._learnt_ms < LEARN_MS  # a clock may be set back
+        if found == self._found and not (due and found):
+            return
+        if not due and len(found) > FEW:
+            return
+        self._found, self._learnt_ms, self._bounds = dict(found), now_ms, {}
+        taught = {}
+        for share in sorted({row.share for row in found.values()}):
+            rows = {pair: row for pair, row in found.items() if row.share == share}
+            of = taught[share] = _taught(list(rows.values()), alone)
+            speed, errors = np.array([row.speed for row in rows.values()]), np.array(of.errors)
+            bounds = np.clip(speed - errors + np.minimum(margins_without(errors), 0.0), 0.0, None)
+            self._bounds |= dict(zip(rows, bounds.tolist(), strict=True))
+        self._document = encode(taught)
+
+
+def blamed(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
+    """Cause and sentence of a slow job that nothing else explains, if its co-run `going` is slower than its bound."""
+    unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
+    if not unexplained or going is None or not going["slower"]:
+        return {}
+    beside = f"beside {going['beside']} on the same {going['share']} it runs at {going['speed']:.0%} of its speed alone"
+    more = f"{beside}, where {going['lower_90']:.0%} and more was expected"
+    return {"cause": "interference", "sentence": f"{score['sentence']}; {more}"}
+
+
+def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
+    """Key -> ALONE."""
+    unknown = (math.nan,) * 2
+    found = {key: (*load, *co_runs.turns.get(key, unknown)) for key, load in co_runs.loads.items()}
+    return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.turns.items() if key not in found}
+
+
+def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
+    """Keys, sorted, and the values of each."""
+    keys = np.fromiter(rows, np.uint64, len(rows))
+    values = np.array(list(rows.values()), kind).reshape(len(rows), width)
+    order = np.argsort(keys)
+    return keys[order], values[order]
+
+
+def _place(keys: NDArray[np.uint64], key: int) -> int:
+    """Row of a key in a sorted column, -1 where it is not there."""
+    at = int(np.searchsorted(keys, np.uint64(key)))
+    return at if at < len(keys) and int(keys[at]) == key else -1
+
+
+def name_key(job: str) -> int:
+    digest = hashlib.blake2b(job.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+_kept_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of what a client asks
+
+
+def loads_of(tick: Tick) -> Array:
+    """(running, LOADS) means over the GPUs that each attempt holds, as they were in the last two minutes or are now."""
+    gpu, found = tick.frames.gpu, np.full((len(tick.events.running), len(LOADS)), np.nan)
+    if not len(gpu.values):
+        return found
+    seen = tick.held & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(gpu.values))
+    number, rows = tick.occupancy.holder[seen], tick.gpu_rows[seen]
+    for column, names in enumerate(READ):
+        first, other = (gpu.column(name)[rows].astype(np.float64) for name in names)
+        found[:, column] = _mean(number, np.where(np.isfinite(first), first, other), len(found))
+    used, free = (gpu.column(name)[rows].astype(np.float64) for name in ("fb_used_bytes", "fb_free_bytes"))
+    total = used + free
+    share = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
+    found[:, 2] = _mean(number, share, len(found))
+    return found
+
+
+def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
+    """Those of these GPUs of which telemetry tells nothing now, so that what was known of them holds."""
+    if not gpus:
+        return set()
+    heard = np.isfinite(gpu_readings(tick))
+    found = set()
+    for gpu in gpus:
+        node, _, index = gpu.rpartition("/")
+        if node in tick.rows and not (
+            index.isdigit() and int(index) < heard.shape[1] and heard[tick.rows[node], int(index)].any()
+        ):
+            found.add(gpu)
+    return found
+
+
+def _mean(number: NDArray[np.int32], values: Array, length: int) -> Array:
+    known = np.isfinite(values)
+    count = np.bincount(number[known], minlength=length).astype(np.float64)
+    total = np.bincount(number[known], weights=values[known], minlength=length)
+    means: Array = np.divide(total, count, out=np.full(length, np.nan), where=count > 0)
+    return means
+
+
+def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> LearntCoRuns:
+    parties = [
+        [_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
+        for row in rows
+    ]
+    pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
+    prior = np.array([prior_of(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)])
+    residuals = learn(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
+    told = [
+        ([_told(value) for value in one.load], [_told(value) for value in other.load], one.keys, other.keys)
+        for one, other in parties
+    ]
+    return LearntCoRuns(told, residuals.weight.tolist(), residuals.errors.tolist(), residuals.strange.tolist())
+
+
+def _told(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
+    """alone: rows of ALONE, of the job itself and of its kind, as far as there are any."""
+    load = next((row[: len(LOADS)] for row in alone if math.isfinite(row[0])), UNKNOWN)
+    turns = next((row[len(LOADS) :] for row in alone if math.isfinite(row[len(LOADS)])), None)
+    return Party(keys, load, None if turns is None else Turns(turns[0], turns[1]))
+
+
+def residuals_of(taught: LearntCoRuns | None) -> Residuals:
+    """What co-runs teach, from the board."""
+    if taught is None:
+        return learn(Pairs.of([]), np.zeros(0))
+    rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
+    loads = [tuple(row) for row in rows]
+    pairs = Pairs.of([(one, other, row[2], row[3]) for (one, other), row in zip(loads, taught.pairs, strict=True)])
+    return Residuals(pairs, np.array(taught.weight), np.array(taught.errors), np.array(taught.strange))
+
+
+def prior_of(a: Party, b: Party, share: str) -> float:
+    """How fast a should be beside b before any co-run is looked at; NaN where nobody can say."""
+    if share == "gpu":
+        return _gpu_rule(a.load[0], b.load[0])
+    if share == "mig":
+        return 1.0 if a.known or b.known else math.nan
+    if a.turns is None or b.turns is None:
+        return math.nan
+    return float(_meets(a.turns, b.turns).speed_a.mean())
+
+
+_meets = lru_cache(4096)(overlap)
+
+
+def _gpu_rule(own: float, other: float) -> float:
+    """`gpu_prior` of one pair."""
+    if math.isnan(own) and math.isnan(other):
+        return math.nan
+    own, other = (MOST_LOAD if math.isnan(load) else min(load, MOST_LOAD) for load in (own, other))
+    return 1.0 - own * other / 2
+
+
+def speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
+    """Both ways. more: on a link, other jobs there, which the fit is of as well."""
+    pairs = Pairs.of([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
+    found = predict(pairs, np.array([prior_of(a, b, share), prior_of(b, a, share)]), residuals)
+    on_gpu = share in ON_GPU
+    alone = [one.known if on_gpu else one.turns is not None for one in (a, b)]
+    known = alone[0] or found.observed[0] > 0, alone[1] or found.observed[1] > 0
+    turns = [one.turns for one in (a, b, *more) if one.turns is not None]
+    fits = not on_gpu and len(turns) == 2 + len(more)
+    return Speeds(found, (bool(known[0]), bool(known[1])), fit(turns) if fits else None)

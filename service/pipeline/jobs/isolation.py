@@ -1,0 +1,243 @@
+"""Whether an isolation that somebody relies on is in force, as telemetry and job events see it.
+
+    gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
+    doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}   somewhere {node: [job]}, on GPUs unnamed
+
+Where nothing can be seen, `ok` is null and `reason` says which metric would tell; the whole answer is null too, unless
+another field is false. Of a limit only the use is seen: true says that it lies below, not that anything holds it there.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.jobs import JobAttempt
+from service.answers.isolation import IsolationCheck
+from service.board.board import Section
+from service.pipeline.publish import encode
+from service.pipeline.tick import Tick
+
+OBSERVED = (
+    "pcie_link_gen",
+    "pcie_link_width",
+    "pcie_tx_bytes_per_s",
+    "pcie_rx_bytes_per_s",
+    "fb_used_bytes",
+    "sm_active",
+    "power_w",
+)
+READINGS, NETWORK, DOCUMENT = "gpu.isolation", "node.network", "doc.isolation"
+GIB = 2.0**30
+LEAST_OF_NOMINAL, MOST_OF_NOMINAL = 0.8, 1.02  # of a profile's memory: some is kept back, GB may mean GiB
+LONGEST_PROFILE, LONGEST_CPUS, MOST_JOBS = 64, 1_000, 1_000
+_PROFILE = re.compile(r"(?:MIG )?\d+(?:c\.\d+)?g\.(\d+)gb.*")
+SLACK = 1.01
+JobName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
+Small = Annotated[int, msgspec.Meta(ge=0, le=1_000)]
+Limit = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+TELLS = {
+    "mig": "any metric of the GPU",
+    "mig_profile": "DCGM_FI_DEV_FB_TOTAL of GPU instances (label GPU_I_ID)",
+    "jobs": "`started` events that name the GPUs of each rank",
+    "cpu_pinning": "cpuset.cpus.effective of the job's cgroup, which none of the exporters that are read gives",
+    "pcie_link_gen": "DCGM_FI_DEV_PCIE_LINK_GEN",
+    "pcie_link_width": "DCGM_FI_DEV_PCIE_LINK_WIDTH",
+    "pcie_max_bytes_per_s": "DCGM_FI_PROF_PCIE_TX_BYTES and DCGM_FI_PROF_PCIE_RX_BYTES",
+    "network_max_bytes_per_s": "node_network_receive_bytes_total and node_network_transmit_bytes_total",
+    "gpu_memory_max_gib": "DCGM_FI_DEV_FB_USED",
+    "sm_active_max": "DCGM_FI_PROF_SM_ACTIVE",
+    "power_max_w": "DCGM_FI_DEV_POWER_USAGE",
+}
+LIMITS = tuple(field for field in TELLS if "_max" in field)
+BELOW = "its use lies below now; whether anything would hold it there is not seen"
+MEMORY_ONLY = "by the memory of its instances: telemetry does not tell their slices"
+
+
+class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is relied upon. mig_profile: as `1g.10gb`; jobs: who holds the GPU, and nobody else; cpu_pinning: CPUs."""
+
+    mig: bool | None = None
+    mig_profile: Annotated[str, msgspec.Meta(max_length=LONGEST_PROFILE)] | None = None
+    jobs: Annotated[list[JobName], msgspec.Meta(max_length=MOST_JOBS)] | None = None
+    cpu_pinning: Annotated[str, msgspec.Meta(max_length=LONGEST_CPUS)] | None = None
+    pcie_link_gen: Small | None = None
+    pcie_link_width: Small | None = None
+    pcie_max_bytes_per_s: Limit | None = None
+    network_max_bytes_per_s: Limit | None = None
+    gpu_memory_max_gib: Limit | None = None
+    sm_active_max: Limit | None = None
+    power_max_w: Limit | None = None
+
+
+class IsolationReport(msgspec.Struct):
+    """The document of the section."""
+
+    mig: dict[str, dict[str, float | None]]
+    holders: dict[str, list[str]]
+    somewhere: dict[str, list[str]] = {}
+
+
+class ObservedGpu(msgspec.Struct):
+    """What is observed of one GPU; NaN unknown. somewhere: jobs on GPUs of its node that no event names."""
+
+    readings: dict[str, float]
+    network: float
+    mig: dict[str, float | None]
+    holders: list[str]
+    somewhere: list[str] = []
+
+    @property
+    def heard(self) -> bool:
+        """Whether telemetry or a job told of this GPU: else that nothing is there is no observation."""
+        return bool(self.holders) or self.measured
+
+    @property
+    def measured(self) -> bool:
+        """Whether telemetry did: jobs do not tell whether a GPU is divided."""
+        return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
+
+
+def isolation_sections(tick: Tick) -> list[Section]:
+    """Readings of every GPU and what shares it."""
+    running = tick.events.running
+    network = np.full(len(tick.topology), np.nan, np.float32)
+    if len(tick.frames.node.values):
+        both = tick.frames.node.column("net_rx_bytes_per_s") + tick.frames.node.column("net_tx_bytes_per_s")
+        network[: len(both)] = both[: len(network)]
+    data: dict[str, NDArray[Any] | bytes] = {
+        READINGS: gpu_readings(tick),
+        NETWORK: network,
+        DOCUMENT: encode({"mig": tick.mig, "holders": holders_of(running), "somewhere": _somewhere(running)}),
+    }
+    return [Section(name, part, tick.now_ms) for name, part in data.items()]
+
+
+def gpu_readings(tick: Tick) -> NDArray[np.float32]:
+    """(n, g, OBSERVED) of a tick, NaN unknown."""
+    return np.stack([tick.gpu_column(name) for name in OBSERVED], axis=-1).astype(np.float32)
+
+
+def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
+    """GPU -> the jobs that hold it, where events name GPUs."""
+    found: dict[str, list[str]] = {}
+    for attempt in running:
+        for rank in attempt.ranks:
+            for gpu in rank.gpus:
+                jobs = found.setdefault(f"{rank.node}/{gpu}", [])
+                if attempt.job not in jobs:
+                    jobs.append(attempt.job)
+    return found
+
+
+def _somewhere(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
+    """Node -> the jobs that run there on GPUs that no event names."""
+    found: dict[str, list[str]] = {}
+    for attempt in running:
+        named = {rank.node for rank in attempt.ranks if rank.gpus}
+        for node in attempt.hosts:
+            if node not in named:
+                found.setdefault(node, []).append(attempt.job)
+    return found
+
+
+def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
+    """A row for every field that is expected, in the order of the fields."""
+    found = []
+    for field, wanted in msgspec.structs.asdict(expected).items():
+        if wanted is not None:
+            observed, ok = _check(field, wanted, sight)
+            found.append(IsolationCheck(field, wanted, observed, ok, as_of_ms, _reason(field, ok, sight)))
+    return found
+
+
+def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
+    """Why a field is unknown, or what its being right rests on."""
+    if ok is None and field == "jobs" and sight.somewhere:
+        return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would tell"
+    if ok is None:
+        return f"not seen: {TELLS[field]} would tell"
+    if ok and field == "mig_profile":
+        return MEMORY_ONLY
+    return BELOW if ok and field in LIMITS else None
+
+
+def verdict(rows: Sequence[IsolationCheck]) -> bool | None:
+    """False where a field says otherwise, null where one cannot be seen, else true."""
+    answers = [row.ok for row in rows]
+    return False if False in answers else None if None in answers else True
+
+
+def _check(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | None]:
+    read = sight.readings
+    if not sight.heard and field != "network_max_bytes_per_s":  # that is of the node
+        return None, None
+    match field:
+        case "cpu_pinning":
+            return None, None
+        case "mig" | "mig_profile" if not sight.measured:
+            return None, None
+        case "mig":
+            return bool(sight.mig), bool(sight.mig) is wanted
+        case "mig_profile":
+            return _profile(wanted, sight.mig)
+        case "jobs":
+            return _jobs(wanted, sight)
+        case "pcie_link_gen" | "pcie_link_width":
+            return _number(read[field]), _known(read[field], read[field] >= wanted)
+        case "pcie_max_bytes_per_s":
+            return _most(read["pcie_tx_bytes_per_s"] + read["pcie_rx_bytes_per_s"], wanted)
+        case "network_max_bytes_per_s":
+            return _most(sight.network, wanted)
+        case "gpu_memory_max_gib":
+            return _most(read["fb_used_bytes"] / GIB, wanted)
+        case "sm_active_max":
+            return _most(read["sm_active"], wanted)
+    return _most(read["power_w"], wanted)
+
+
+def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
+    """Who holds the GPU: a job that may do so, or not, leaves it open, unless those that do say otherwise already."""
+    held, asked, may = set(sight.holders), set(wanted), set(sight.somewhere)
+    if not held <= asked or not asked - held <= may:
+        return sight.holders, False
+    return sight.holders, None if may else True
+
+
+def gib_of_profile(profile: str) -> float | None:
+    """Memory that a MIG profile names; None where it names none.
+
+    >>> gib_of_profile("1g.10gb"), gib_of_profile("MIG 1c.3g.40gb+me"), gib_of_profile("half")
+    (10.0, 40.0, None)
+    """
+    found = _PROFILE.fullmatch(profile.strip())
+    return float(found.group(1)) if found else None
+
+
+def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
+    """Whether an instance has the memory of the profile: telemetry shows memory, not slices."""
+    gib = gib_of_profile(wanted)
+    if not mig:
+        return "no MIG instance", False
+    sizes = sorted(size for size in mig.values() if size is not None)
+    if gib is None or not sizes:
+        return None, None
+    shown = ", ".join(f"{size:g} GiB" for size in sizes)
+    return shown, any(LEAST_OF_NOMINAL * gib <= size <= MOST_OF_NOMINAL * gib for size in sizes)
+
+
+def _most(value: float, wanted: float) -> tuple[float | None, bool | None]:
+    return _number(value), _known(value, value <= wanted * SLACK)
+
+
+def _known(value: float, ok: bool) -> bool | None:
+    return bool(ok) if math.isfinite(value) else None
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

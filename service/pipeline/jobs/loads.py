@@ -1,0 +1,107 @@
+"""What running jobs put on racks, power domains, rail groups and stores: `/v1/spikes` from their windows."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.episodes import episodes
+from features.job_window import JobWindow
+from fleet.jobs import JobAttempt
+from fleet.topology import Level, Topology
+from models.jobs.renewal import next_of
+from models.jobs.spikes import Burst, Domain, JobLoad
+from models.jobs.template import ahead, locked
+from service.answers.fingerprints import ExpectedReading
+
+UNNAMED = "unnamed"
+AHEAD_S = (300, 900)
+RECENT_S = 600.0
+LEVELS = (0.1, 0.5, 0.9)
+METRICS = ("power_w", "nvlink_tx_bytes_per_s", "ib_tx_bytes_per_s")
+
+Array = NDArray[np.float64]
+
+
+def shares_of(attempt: JobAttempt, topology: Topology, rows: Mapping[str, int]) -> dict[Domain, float]:
+    """Which part of an attempt's nodes lies in each domain; rows: node name -> row."""
+    found: dict[Domain, float] = {}
+    hosts = [rows[host] for host in attempt.hosts if host in rows]
+    for row in hosts:
+        for domain in _domains(topology, row):
+            found[domain] = found.get(domain, 0.0) + 1 / len(hosts)
+    return found
+
+
+def _domains(topology: Topology, row: int) -> list[Domain]:
+    found = []
+    for kind, level in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
+        at = int(topology.domain[level][row])
+        if at >= 0:
+            found.append((kind, topology.domain_names[level][at]))
+    power = topology.nodes[row].power_domain
+    return [*found, ("power", power)] if power else found
+
+
+def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int) -> JobLoad:
+    """The load of one attempt, from its last ten minutes and its checkpoints; window: one that speaks for all of it."""
+    readings = {}
+    if window is not None:
+        lately = max(1, round(RECENT_S / window.interval_s))
+        series = series_of(window)
+        named = {"power_w": series["power_w"], "sent_bytes_per_s": series["ib_tx_bytes_per_s"]}
+        readings = {name: values[-lately:][np.isfinite(values[-lately:])] for name, values in named.items()}
+    return JobLoad(attempt.job, shares, readings, _burst(attempt, now_ms))
+
+
+def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
+    """Its next checkpoint, as all ranks write it; None where it is not known when, for how long, or how many bytes."""
+    told = episodes(attempt.checkpoints)
+    upcoming = next_of(np.array([one.begin_ms for one in told], np.int64), now_ms)
+    whole = [(one.lasts_s, one.bytes) for one in told if one.lasts_s is not None and one.bytes]
+    if upcoming is None or not whole:
+        return None
+    lasts_s, written = (float(np.median(column)) for column in zip(*whole, strict=True))
+    lasts_s = max(lasts_s, 1.0)
+    target = next((edge.target for edge in reversed(attempt.checkpoints) if edge.target), UNNAMED)
+    return Burst(upcoming, lasts_s, written / lasts_s, target)
+
+
+def rail_capacity(topology: Topology) -> dict[Domain, float]:
+    """Bytes/s that the adapters of a rail group can send together, if each one's speed is known."""
+    level = Level.RAIL_GROUP
+    known: dict[Domain, float] = {}
+    for at, name in enumerate(topology.domain_names[level]):
+        speeds = [
+            device.bytes_per_s
+            for row in np.flatnonzero(topology.domain[level] == at).tolist()
+            for device in topology.devices(row)
+        ]
+        if speeds and all(speeds):
+            known["rail", name] = sum(speeds)
+    return known
+
+
+def series_of(window: JobWindow) -> dict[str, Array]:
+    """METRICS (slot,) of the whole job: what the GPUs that were heard of read, for all that it holds."""
+    means = {name: window.mean(name) * window.gpus for name in METRICS[:2]}
+    return {**means, "ib_tx_bytes_per_s": window.sent.astype(np.float64)}
+
+
+def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
+    """A row a metric and horizon: the reading then, not the highest until then. period_s: None: it stays as it is."""
+    rows = []
+    for metric, values in series_of(window).items():
+        lately = values[-max(1, round(RECENT_S / window.interval_s)) :]
+        lately = lately[np.isfinite(lately)]
+        if not len(lately):
+            continue
+        level = np.quantile(lately, LEVELS).tolist()
+        lock = locked(values, period_s / window.interval_s) if period_s else None
+        for ahead_s in AHEAD_S:
+            told = level
+            if lock is not None:
+                told = ahead(values, lock, ahead_s / window.interval_s, window.interval_s, LEVELS)
+            p10, p50, p90 = (round(value, 1) for value in told)
+            rows.append(ExpectedReading(metric, ahead_s, "level" if lock is None else "template", p10, p50, p90))
+    return rows

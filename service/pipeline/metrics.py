@@ -1,0 +1,128 @@
+"""PipelineMetrics: what the pipeline says of itself, for `/v1/ingestion` and the console's header."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+from fleet import files
+from ingest.inbox.inbox import InboxSource
+from service.answers.fleet import Ingestion, Quantiles
+from service.exposition import Page
+from service.pipeline.capability import Capability
+from service.pipeline.guarded_source import GuardedSource
+from service.pipeline.state import Counts
+from service.pipeline.tick import Tick
+
+
+class PipelineMetrics:
+    """Times of ticks, rates, and lag: wall milliseconds from a batch's arrival to the board that knows of it."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.rates = Rates()
+        self._tick_ms: deque[float] = deque(maxlen=600)
+        self._lag_ms: deque[float] = deque(maxlen=2000)
+        self._arrived: list[float] = []
+
+    def record_arrival(self) -> None:
+        self._arrived.append(time.monotonic())
+
+    def arrivals(self) -> list[float]:
+        """Times of arrivals since the last call; the tick that folds them passes them to `record_tick`."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def record_tick(self, took_ms: float, arrived: Sequence[float]) -> None:
+        """A board was published, and what `arrived` is on it."""
+        self.ticks += 1
+        self._tick_ms.append(took_ms)
+        self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
+
+    def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> Ingestion:
+        """The document of the same name."""
+        health = [row for source in sources for row in source.health()]
+        return Ingestion(
+            as_of_ms=now_ms,
+            sources=health,
+            samples_per_s=self.rates.samples_per_s,
+            events_per_s=self.rates.events_per_s,
+            newest_sample_ms=counts.newest_sample_ms or None,
+            bad_records=dict(counts.bad),
+            bad_examples=dict(counts.bad_examples),
+            bad_total=sum(counts.bad.values()),
+            samples_total=counts.samples,
+            late_total=counts.late,
+            events_total=counts.events,
+            duplicates_total=counts.duplicates,
+            targets={state: _targets(health, f"targets_{state}") for state in ("up", "down")},
+            ticks=self.ticks,
+            tick_ms=percentiles(self._tick_ms),
+            lag_ms=percentiles(self._lag_ms),
+        )
+
+
+class Rates:
+    """Samples and events per fleet second, over about the last minute."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[int, int, int]] = deque()
+        self.samples_per_s = 0.0
+        self.events_per_s = 0.0
+
+    def note(self, now_ms: int, samples: int, events: int) -> None:
+        if self._points and now_ms < self._points[-1][0]:  # the clock was set back
+            self._points.clear()
+        self._points.append((now_ms, samples, events))
+        while len(self._points) > 2 and self._points[0][0] < now_ms - 60_000:
+            self._points.popleft()
+        first_ms, first_samples, first_events = self._points[0]
+        seconds = (now_ms - first_ms) / 1000
+        if seconds > 0:
+            self.samples_per_s = round((samples - first_samples) / seconds, 1)
+            self.events_per_s = round((events - first_events) / seconds, 2)
+
+
+class PipelinePage(Capability):
+    """Metrics of the pipeline's process: CPU and memory, how far the inbox is read, its disk."""
+
+    def __init__(self, folder: Path, sources: Sequence[GuardedSource]) -> None:
+        self._folder, self._sources = folder, sources
+        self._registry = CollectorRegistry()
+        ProcessCollector(namespace="fleetcast_pipeline", registry=self._registry)
+
+    def page(self, tick: Tick) -> bytes:
+        page = Page()
+        backlog_bytes = sum(source.backlog_bytes() for source in self._sources if source.name == InboxSource.name)
+        page.number("inbox_backlog_bytes", "Accepted records on disk that the pipeline has not read.", backlog_bytes)
+        page.number("snapshot_timestamp_seconds", "When state was last saved, in wall time.", self._saved_s())
+        total, free = files.usage_bytes(self._folder)
+        page.number("state_disk_size_bytes", "Size of the disk that holds the state folder.", total)
+        page.number("state_disk_free_bytes", "What is free there.", free)
+        return page.encode() + generate_latest(self._registry)
+
+    def _saved_s(self) -> float | None:
+        """When the newest snapshot was finished; they come and go in a thread meanwhile."""
+        times = []
+        for path in (self._folder / "snapshot").glob("[0-9]*/state.arrays"):
+            with contextlib.suppress(FileNotFoundError):
+                times.append(path.stat().st_mtime)
+        return max(times, default=None)
+
+
+def percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
+    """p50 and p99 in the unit of the values, null when there are none."""
+    if not values:
+        return {"p50": None, "p99": None}
+    p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
+    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
+
+
+def _targets(rows: Sequence[Mapping[str, object]], key: str) -> int:
+    """The sum of a number of targets. A source from outside may put anything there."""
+    counts = [row.get(key) for row in rows]
+    return sum(int(count) for count in counts if isinstance(count, int | float))

@@ -1,0 +1,159 @@
+"""Compare the serving models with their cards, and say which want a new fit (`fleetcast train demand --if-drift`)."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from fleet.errors import ModelError, UnknownEntity
+from models.demand.rows import DemandRow
+from models.versions.card import Card
+from models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, recent_of
+from models.versions.registry import KINDS, Registry
+from service.answers.fitted_models import BandShare, FittedModel, FittedModels, ShadowModel
+from service.board.board import Section
+from service.config import Config
+from service.exposition import Page
+from service.pipeline.capability import Capability
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.publish import encode
+from service.pipeline.run_times.forecasts import RunForecasts
+from service.pipeline.tick import Tick
+
+logger = logging.getLogger(__name__)
+
+CONDITIONS = ("coverage", "loss", "age")
+
+
+class ModelMonitor:
+    """Looks at the registry whenever it is asked to; a card is read again when another version serves."""
+
+    def __init__(self, registry: Registry, limits: DriftLimits) -> None:
+        self.page = b""
+        self._registry = registry
+        self._limits = limits
+        self._cards: dict[str, Card] = {}
+        self._logged: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, config: Config) -> "ModelMonitor":
+        return cls(Registry(config.models_folder), limits_of(config))
+
+    def review(
+        self,
+        demand: Sequence[DemandRow],
+        now_ms: int,
+        shadow: ShadowModel | None = None,
+        runs: Recent | None = None,
+        loaded: Mapping[str, str] | None = None,
+    ) -> FittedModels:
+        """`GET /v1/models`: a row for each kind that has a version serving.
+
+        demand: rows of `/v1/demand`; runs: what came of run times. loaded: kind -> the model that really speaks, as
+        `demand-0003`: where the registry's version is damaged, it is another one.
+        """
+        recent = {"demand": recent_of(row.record for row in demand), "duration": runs or Recent()}
+        cards = [card for kind in KINDS if (card := self._card(kind, (loaded or {}).get(kind))) is not None]
+        drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
+        self.page = drift_page(drifts, shadow)
+        rows = [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
+        return FittedModels(now_ms, rows, [shadow] if shadow else [])
+
+    def _card(self, kind: str, loaded: str | None) -> Card | None:
+        try:
+            version = self._registry.current_version(kind)
+            if loaded is not None:
+                version = loaded.removeprefix(f"{kind}-") if loaded.startswith(f"{kind}-") else None
+            if version is None:
+                return None
+            if kind not in self._cards or self._cards[kind].version != version:
+                self._cards[kind] = self._registry.card(kind, version)
+        except (ModelError, UnknownEntity, OSError) as error:
+            if self._logged.get(kind) != str(error):
+                self._logged[kind] = str(error)
+                logger.warning("the card of %s cannot be read: %s", kind, error)
+            return None
+        return self._cards[kind]
+
+
+class ServingModels(Capability):
+    """The versions that serve, with what came of the pipeline's own forecasts."""
+
+    def __init__(self, config: Config, demand: DemandForecasts, runs: RunForecasts) -> None:
+        self._monitor = ModelMonitor.of(config)
+        self._demand, self._runs = demand, runs
+
+    def sections(self, tick: Tick) -> list[Section]:
+        demand, runs = self._demand, self._runs
+        loaded = {"demand": demand.version, "duration": runs.model.name}
+        found = self._monitor.review(demand.rows, tick.now_ms, demand.shadow, runs.recent, loaded)
+        return [Section("doc.models", encode(found), tick.now_ms)]
+
+    def page(self, tick: Tick) -> bytes:
+        return self._monitor.page
+
+
+def limits_of(config: Config) -> DriftLimits:
+    own = config.models
+    return DriftLimits(own.retrain_coverage_off, own.retrain_loss_ratio, own.retrain_after_days)
+
+
+def _row(card: Card, drift: Drift) -> FittedModel:
+    return FittedModel(
+        kind=card.kind,
+        version=card.version,
+        fitted_until_ms=card.fitted_until_ms,
+        age_days=round(drift.age_days, 2),
+        gate=card.gate.sentence if card.gate else None,
+        coverage_80=BandShare(round(drift.card_coverage_80, 3), _rounded(drift.recent.coverage_80)),
+        loss_vs_best_naive=_rounded(drift.recent.loss_ratio),
+        forecasts=drift.recent.n,
+        retrain=drift.reasons,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def drift_page(drifts: Sequence[Drift], shadow: ShadowModel | None) -> bytes:
+    """The same as metrics."""
+    page = Page()
+    rows = [({"kind": drift.kind}, drift) for drift in drifts]
+    page.gauge(
+        "model_age_seconds",
+        "How long ago the data ended that a serving model was fitted on.",
+        [(labels, drift.age_days * DAY_MS / 1000) for labels, drift in rows],
+    )
+    page.gauge(
+        "model_drift_coverage_ratio",
+        "Share of recent outcomes inside the 10 to 90 % band of what was served, and what the card says.",
+        [({**labels, "of": "recent"}, drift.recent.coverage_80) for labels, drift in rows]
+        + [({**labels, "of": "card"}, drift.card_coverage_80) for labels, drift in rows],
+    )
+    page.gauge(
+        "model_drift_loss_ratio",
+        "Recent weighted quantile loss of what was served over that of the best naive forecast; below 1 is better.",
+        [(labels, drift.recent.loss_ratio) for labels, drift in rows],
+    )
+    page.gauge(
+        "model_retrain_wanted",
+        "1 while a condition asks for a new fit of a serving model.",
+        [
+            ({**labels, "condition": condition}, float(condition in drift.reasons))
+            for labels, drift in rows
+            for condition in CONDITIONS
+        ],
+    )
+    page.gauge(
+        "model_version_info",
+        "Which version of a model serves.",
+        [({**labels, "version": drift.version}, 1) for labels, drift in rows],
+    )
+    told = (
+        [] if shadow is None else [("shadow", shadow.loss_vs_persistence), ("serving", shadow.serving_vs_persistence)]
+    )
+    page.gauge(
+        "model_shadow_loss_ratio",
+        "Loss of a challenger in the shadow, and of the version that serves, over persistence's; below 1 is better.",
+        [({"kind": shadow.kind, "of": whose}, loss) for whose, loss in told] if shadow else [],
+    )
+    return page.encode()

@@ -1,0 +1,379 @@
+"""The timeline of each node: changes only, so that hours of many nodes cost little.
+
+    scores    a step where a probability moved by more than a person would notice
+    signals   a spell of ticks with the same reason, with its values
+    actions   advice, from when until when      states   the same of ok, degraded, drained, …
+    stays     attempts of jobs, from their start to their end
+
+Node events are in the node table. Each list is bounded: older scores and values get sparser, of the rest the oldest go.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import NodeEvent
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeRecord
+from fleet.requests import RankPlacement
+from fleet.stateful import Dump, Stateful
+from models.risk.scores import RISK_HORIZONS_S, HardReason, Reason
+from service.board.board import Section
+from service.pipeline import documents
+from service.pipeline.capability import Capability
+from service.pipeline.publish import encode, pieces
+from service.pipeline.tick import Tick
+
+SECTION = "timeline.node"
+HORIZONS_S = (3600, 86_400)
+MOST_STEPS, MOST_POINTS, MOST_SPELLS, MOST_STAYS = 128, 16, 32, 48
+KEPT_MS = 7 * 86_400_000
+PAUSE_MS = 60_000  # a signal that is back so soon is the same one
+SHORTEST_STEP, SHARE_OF_STEP = 0.005, 0.15  # of a probability: as much as moves a row of the console's ranking
+LEAST_MOVE = 0.03  # of a value, beside its usual one
+AGES = frozenset({"age_s", "silent_s", "frozen_s", "fault_age_s"})  # grow by themselves: told each time they double
+
+_AT = [RISK_HORIZONS_S.index(horizon_s) for horizon_s in HORIZONS_S]
+Item = TypeVar("Item")
+
+
+class Spell(msgspec.Struct, gc=False):
+    """A reason as long as it was given; points: [Unix ms, value] where the value moved. share: the last one told."""
+
+    feature: str
+    entity: str
+    unit: str
+    sentence: str
+    usual: float | None
+    share: float
+    fault: bool
+    began_ms: int
+    ended_ms: int | None
+    points: list[tuple[int, float]]
+
+
+class PastSpan(msgspec.Struct, gc=False):
+    """What was said of a node from then until then: an action's code and sentence, or a state and nothing."""
+
+    code: str
+    sentence: str
+    began_ms: int
+    ended_ms: int | None
+
+
+class Stay(msgspec.Struct, gc=False):
+    """An attempt of a job on a node; gpus: that it held there, None where nobody told which."""
+
+    job: str
+    attempt: int
+    gpus: int | None
+    began_ms: int
+    ended_ms: int | None
+    outcome: str
+
+
+class NodePast(msgspec.Struct):
+    """One node's. steps: [Unix ms, probability at each of HORIZONS_S], the likeliest kind's, None unknown."""
+
+    began_ms: int
+    steps: list[tuple[int, list[float | None]]] = []
+    signals: list[Spell] = []
+    actions: list[PastSpan] = []
+    states: list[PastSpan] = []
+    stays: list[Stay] = []
+
+
+class Shown(NodePast):
+    """The piece of a node on the board."""
+
+    node: str = ""
+    events: Sequence[NodeEvent] = ()
+
+
+Attempt = tuple[str, int]
+Placed = tuple[tuple[RankPlacement, ...], tuple[str, ...]]
+
+
+class NodePasts(Capability, Stateful):
+    """All nodes of a fleet. `sections`, `dump` and `move` are never called at the same time."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, NodePast] = {}
+        self._last = np.zeros((len(HORIZONS_S), 0))
+        self._codes = np.zeros(0, np.int8)
+        self._active: set[str] = set()  # nodes with a signal or an action that goes on
+        self._placed: dict[Attempt, Placed] = {}  # of what runs
+        self._on: dict[Attempt, set[str]] = {}  # nodes of stays that go on
+        self._ended: set[Attempt] = set()
+        self._records: dict[str, NodeRecord] = {}
+        self._pieces: dict[str, bytes] = {}
+        self._names: tuple[str, ...] = ()
+
+    def dump(self) -> Dump:
+        """All of it, packed at once: a copy of so many objects would take longer."""
+        return None, {"pasts": np.frombuffer(msgspec.msgpack.encode(self.of), np.uint8)}
+
+    def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse, into an empty one. Raises msgspec.MsgspecError."""
+        self.of = msgspec.msgpack.decode(arrays["pasts"].tobytes(), type=dict[str, NodePast])
+        for name, past in self.of.items():
+            open_ones = [row for row in past.signals if row.ended_ms is None]
+            if open_ones or any(row.ended_ms is None for row in past.actions):
+                self._active.add(name)
+            for stay in past.stays:
+                if stay.ended_ms is None:
+                    self._on.setdefault((stay.job, stay.attempt), set()).add(name)
+
+    def missed(self, since_ms: int) -> None:
+        """Nobody looked from then until the next tick: to be called after `load`."""
+        for past in self.of.values():
+            _begin_span(past.states, "unknown", "", since_ms)
+            nothing: list[float | None] = [None] * len(HORIZONS_S)
+            _add(past.steps, (since_ms, nothing), MOST_STEPS)
+
+    def move(self, by_ms: int) -> None:
+        """Move all scores, and all that goes on, with a clock that was set. The rest stays where it was."""
+        for past in self.of.values():
+            past.began_ms += by_ms
+            past.steps = [(time_ms + by_ms, step) for time_ms, step in past.steps]
+            rows: list[Spell | PastSpan] = [*past.signals, *past.actions, *past.states]
+            for row in rows:
+                if row.ended_ms is None:
+                    row.began_ms += by_ms
+            for spell in past.signals:
+                if spell.ended_ms is None:
+                    spell.points = [(time_ms + by_ms, value) for time_ms, value in spell.points]
+        self._pieces = {}
+
+    def sections(self, tick: Tick) -> list[Section]:
+        """Take in a tick. Returns sections where anything changed."""
+        changed = self._observe(tick)
+        names = tick.topology.names
+        missing = [name for name in names if name not in self._pieces]
+        if not changed and not missing and names == self._names:
+            return []
+        self._names = names
+        for name in {*changed, *missing}:
+            self._pieces[name] = self._piece(name, tick.now_ms)
+        parts = pieces(SECTION, [self._pieces[name] for name in names])
+        return [Section(name, part, tick.now_ms) for name, part in parts.items()]
+
+    def _piece(self, name: str, now_ms: int) -> bytes:
+        past = self.of[name]
+        _forget(past, now_ms - KEPT_MS)
+        record = self._records.get(name)
+        fields = {field: getattr(past, field) for field in NodePast.__struct_fields__}
+        return encode(Shown(**fields, node=name, events=record.events if record else ()))
+
+    def _observe(self, tick: Tick) -> set[str]:
+        """Names of the nodes of which something changed."""
+        for name in tick.topology.names:
+            if name not in self.of:
+                self.of[name] = NodePast(tick.now_ms)
+        changed = (
+            self._observe_scores(tick)
+            | self._observe_states(tick)
+            | self._observe_reasons(tick)
+            | self._observe_jobs(tick)
+        )
+        for name, record in tick.events.nodes.items():
+            if self._records.get(name) is not record and name in self.of:
+                changed.add(name)
+        self._records = dict(tick.events.nodes)
+        return changed
+
+    def _observe_scores(self, tick: Tick) -> set[str]:
+        worst = np.nan_to_num(tick.fleet.risk.values[:, _AT, :], nan=-1.0).max(axis=0)
+        before = np.full_like(worst, -2.0)
+        before[:, : self._last.shape[1]] = self._last[:, : worst.shape[1]]
+        moved = np.abs(worst - before) > np.maximum(SHORTEST_STEP, SHARE_OF_STEP * np.maximum(before, 0.0))
+        rows = np.flatnonzero((moved | ((worst < 0) != (before < 0))).any(axis=0))
+        before[:, rows] = worst[:, rows]
+        self._last = before
+        names = tick.topology.names
+        for row in rows.tolist():
+            step = [documents.probability(p) if p >= 0 else None for p in worst[:, row].tolist()]
+            _add(self.of[names[row]].steps, (tick.now_ms, step), MOST_STEPS)
+        return {names[row] for row in rows.tolist()}
+
+    def _observe_states(self, tick: Tick) -> set[str]:
+        codes = tick.state_codes
+        before = np.full(len(codes), -1, np.int8)
+        before[: len(self._codes)] = self._codes[: len(codes)]
+        self._codes = codes
+        changed = [tick.topology.names[row] for row in np.flatnonzero(codes != before).tolist()]
+        for row in np.flatnonzero(codes != before).tolist():
+            _begin_span(self.of[tick.topology.names[row]].states, documents.STATES[codes[row]], "", tick.now_ms)
+        return set(changed)
+
+    def _observe_reasons(self, tick: Tick) -> set[str]:
+        names, now_ms = tick.topology.names, tick.now_ms
+        reasons = {names[row]: given for row, given in tick.fleet.risk.reasons.items()}
+        actions = {names[row]: action for row, action in tick.fleet.risk.actions.items()}
+        changed = set()
+        for name in reasons.keys() | (self._active & self.of.keys()):
+            past, action = self.of[name], actions.get(name, documents.NO_ACTION)
+            told = _begin_span(past.actions, action.code, action.sentence, now_ms)
+            if _follow(past.signals, reasons.get(name, ()), now_ms) or told:
+                changed.add(name)
+        self._active = set(reasons)
+        return changed
+
+    def _observe_jobs(self, tick: Tick) -> set[str]:
+        changed: set[str] = set()
+        running = {(row.job, row.attempt): row for row in tick.events.running}
+        ended = {(row.job, row.attempt): row for row in tick.events.ended}
+        for key, row in running.items():
+            known = self._placed.get(key)
+            if known is None or known[0] is not row.ranks or known[1] is not row.nodes:
+                self._placed[key] = (row.ranks, row.nodes)
+                changed |= self._stay(row, tick.now_ms)
+        self._placed = {key: self._placed[key] for key in running}
+        for key in [key for key in self._on if key not in running]:
+            over = ended.get(key)
+            over_ms = over.over_ms if over is not None else None
+            at_ms = tick.now_ms if over_ms is None else over_ms
+            changed |= self._leave(key, self._on[key], at_ms, over.state if over is not None else "")
+        for key in ended.keys() - self._ended:  # among them what came and went between two ticks
+            changed |= self._visit(ended[key])
+        self._ended = set(ended)
+        return changed
+
+    def _stay(self, attempt: JobAttempt, now_ms: int) -> set[str]:
+        """Begin stays on the nodes where an attempt runs now, and end those that it left."""
+        key, gpus = (attempt.job, attempt.attempt), _gpus_by_node(attempt)
+        before = self._on.get(key, set())
+        new = {name for name in gpus.keys() - before if name in self.of}
+        for name in new:
+            began_ms = now_ms if before else attempt.started_ms or now_ms
+            _keep(self.of[name].stays, Stay(*key, gpus[name], began_ms, None, ""))
+        gone = self._leave(key, before - gpus.keys(), now_ms, "moved")
+        self._on[key] = (before & gpus.keys()) | new
+        return new | gone
+
+    def _visit(self, attempt: JobAttempt) -> set[str]:
+        """Add the stays of an attempt that is over, on nodes that do not know of it."""
+        key, began_ms, over_ms = (attempt.job, attempt.attempt), attempt.started_ms, attempt.over_ms
+        if began_ms is None or over_ms is None:
+            return set()
+        changed = set()
+        for name, count in _gpus_by_node(attempt).items():
+            past = self.of.get(name)
+            if past is not None and all((stay.job, stay.attempt) != key for stay in past.stays):
+                _keep(past.stays, Stay(*key, count, began_ms, over_ms, attempt.state))
+                changed.add(name)
+        return changed
+
+    def _leave(self, key: Attempt, names: set[str], at_ms: int, outcome: str) -> set[str]:
+        for name in names:
+            for stay in self.of[name].stays:
+                if (stay.job, stay.attempt) == key and stay.ended_ms is None:
+                    stay.ended_ms, stay.outcome = max(at_ms, stay.began_ms), outcome
+        left = self._on.get(key, set()) - names
+        if left:
+            self._on[key] = left
+        else:
+            self._on.pop(key, None)
+        return set(names)
+
+
+def _keep(stays: list[Stay], stay: Stay) -> None:
+    """Append a stay. Beyond MOST_STAYS, the oldest goes, those that are over first."""
+    stays.append(stay)
+    if len(stays) > MOST_STAYS:
+        stays.remove(min(stays, key=lambda row: (row.ended_ms is None, row.began_ms)))
+
+
+def _gpus_by_node(attempt: JobAttempt) -> dict[str, int | None]:
+    """Node -> GPUs of an attempt there."""
+    if not attempt.ranks:
+        return dict.fromkeys(attempt.nodes)
+    counts: dict[str, int | None] = {}
+    for rank in attempt.ranks:
+        counts[rank.node] = (counts.get(rank.node) or 0) + len(rank.gpus)
+    return counts
+
+
+def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
+    """Signals as the reasons of now have them; whether anything changed."""
+    latest = {(spell.feature, spell.entity): spell for spell in signals}
+    given = {(reason.feature, reason.entity): reason for reason in reversed(reasons)}  # the first of two is the firmer
+    changed = False
+    for key, reason in given.items():
+        spell = latest.get(key)
+        other = spell is not None and _is_other(spell, reason)
+        if other and spell is not None and spell.ended_ms is None:
+            spell.ended_ms = now_ms
+        if spell is None or other or (spell.ended_ms is not None and spell.ended_ms < now_ms - PAUSE_MS):
+            signals.append(_spell(reason, now_ms, spell.ended_ms if spell is not None and other else None))
+            changed = True
+        else:
+            changed |= _go_on(spell, reason, now_ms)
+    for key, spell in latest.items():
+        if spell.ended_ms is None and key not in given:
+            spell.ended_ms = now_ms
+            changed = True
+    if len(signals) > MOST_SPELLS:
+        oldest = min(signals, key=lambda row: (row.ended_ms is None, row.began_ms))
+        signals.remove(oldest)
+    return changed
+
+
+def _is_other(spell: Spell, reason: Reason) -> bool:
+    """Whether a reason of the same metric is a new signal: another code, or hard where it was not."""
+    is_code = reason.unit == "code" and spell.points[-1][1] != reason.value
+    return is_code or (isinstance(reason, HardReason) and not spell.fault)
+
+
+def _spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
+    """A new spell. after_ms: the end of the one whose place it takes."""
+    began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
+    said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
+    return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
+
+
+def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
+    """Whether it is back, or its value moved."""
+    was_over, last = spell.ended_ms is not None, spell.points[-1][1]
+    spell.ended_ms = None
+    scale = max(abs(last), abs(reason.value), abs(reason.usual or 0.0))
+    if abs(reason.value - last) <= (0.5 if reason.feature in AGES else LEAST_MOVE) * scale:
+        return was_over
+    spell.sentence, spell.usual, spell.share = reason.sentence, reason.usual, reason.share
+    _add(spell.points, (now_ms, reason.value), MOST_POINTS)
+    return True
+
+
+def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) -> bool:
+    """End the last span and begin another, if the code differs."""
+    last = spans[-1] if spans else None
+    if last is not None and last.ended_ms is None:
+        if last.code == code:
+            return False
+        last.ended_ms = now_ms
+    elif code == documents.NO_ACTION.code:
+        return False
+    if code != documents.NO_ACTION.code:
+        spans.append(PastSpan(code, sentence, now_ms, None))
+        del spans[:-MOST_SPELLS]
+    return True
+
+
+def _add(rows: list[Item], row: Item, most: int) -> None:
+    """Append a row. Beyond `most`, every second row of the older half goes, but not the first."""
+    rows.append(row)
+    if len(rows) > most:
+        half = len(rows) // 2
+        del rows[1:half:2]
+
+
+def _forget(past: NodePast, before_ms: int) -> None:
+    """Drop what was over by then."""
+    tables: tuple[list[Any], ...] = (past.signals, past.actions, past.states, past.stays)
+    for rows in tables:
+        rows[:] = [row for row in rows if row.ended_ms is None or row.ended_ms >= before_ms]
+    while len(past.steps) > 1 and past.steps[1][0] < before_ms:
+        del past.steps[0]

@@ -1,0 +1,105 @@
+"""What runs where, as arrays: observed from job events, never assumed from decisions.
+
+If the events and the snapshots that had folded them are lost, the last board tells. Without it, nothing may be placed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Submitted
+from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
+from fleet.topology import Topology
+from service.answers.jobs import RunningJobRow
+from service.board.board import Board
+
+UNKNOWN = (
+    "what runs is not known: the snapshots, a part of the inbox and the board are lost, so GPUs that look free may be "
+    "in use; stop, put the state folder back from a backup and start, or accept it with `fleetcast state accept` once "
+    "nothing runs that is not told of again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 free."""
+
+    holder: NDArray[np.int32]
+    jobs: tuple[str, ...]
+    node_jobs: dict[int, list[str]]
+    used_cpus: NDArray[np.float64]  # (n,)
+    used_host_memory_gib: NDArray[np.float64]  # (n,)
+
+
+def observe(running: Sequence[JobAttempt], topology: Topology, index: dict[str, int]) -> Occupancy:
+    """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
+
+    An attempt that names nodes but no GPUs takes `gpus_per_node` (or all, if unknown) of those there that nobody names.
+    """
+    width = max(1, int(topology.gpus.max(initial=1)))
+    holder = np.full((len(topology), width), -1, np.int32)
+    node_jobs: dict[int, list[str]] = {}
+    used_cpus, used_memory = np.zeros(len(topology)), np.zeros(len(topology))
+    counts = topology.gpus.tolist()
+    named: list[tuple[int, int, int]] = []  # (row, GPU, number), in order: of several the last one holds it
+    unnamed: list[tuple[int, int]] = []  # (number, row) of those whose GPUs are to be guessed, after all named ones
+    for number, attempt in enumerate(running):
+        places = [(rank.node, rank.gpus) for rank in attempt.ranks] or [(node, ()) for node in attempt.nodes]
+        for node, gpus in places:
+            row = index.get(node, -1)
+            if row < 0:
+                continue
+            if gpus:
+                named += [(row, gpu, number) for gpu in gpus if 0 <= gpu < counts[row]]
+            else:
+                unnamed.append((number, row))
+        for node in attempt.hosts:
+            if (row := index.get(node, -1)) >= 0:
+                node_jobs.setdefault(row, []).append(attempt.job)
+                if attempt.submission:
+                    used_cpus[row] += attempt.submission.cpus or 0
+                    used_memory[row] += attempt.submission.host_memory_gib or 0
+    if named:
+        rows, columns, numbers = zip(*named, strict=True)
+        holder[list(rows), list(columns)] = numbers
+    for number, row in unnamed:
+        holder[row, _first_free(holder[row], running[number], topology.gpus[row])] = number
+    return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory)
+
+
+def _first_free(row: NDArray[np.int32], attempt: JobAttempt, gpus: int) -> NDArray[np.intp]:
+    free = np.flatnonzero(row[:gpus] < 0)
+    wanted = attempt.submission.gpus_per_node if attempt.submission else len(free)
+    return free[:wanted]
+
+
+decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode
+
+
+def running_on(board: Board) -> list[JobAttempt] | None:
+    """The attempts that ran when a board was made, at sequence 0: any event is news. None when it cannot tell."""
+    try:
+        if not board.json("meta").get("occupancy_known", True):
+            return None
+        holder, nodes = board.array("gpu.job"), board.names("names.node")
+        rows = decode_running(board.raw("jobs.running"))
+    except KeyError:
+        return None
+    attempts = []
+    for number, row in enumerate(rows):
+        held: dict[int, list[int]] = {}
+        for node, gpu in np.argwhere(holder == number).tolist():
+            held.setdefault(node, []).append(gpu)
+        attempts.append(_attempt_on_board(row, {nodes[node]: gpus for node, gpus in held.items()}))
+    return attempts
+
+
+def _attempt_on_board(row: RunningJobRow, held: dict[str, list[int]]) -> JobAttempt:
+    job, number, started_ms = row.job, row.attempt, row.started_ms
+    told = Submitted(job=job, attempt=number, sequence=0, time_ms=started_ms or 0, queue=row.queue, limit_s=row.limit_s)
+    ranks = tuple(RankPlacement(rank, node, tuple(gpus)) for rank, (node, gpus) in enumerate(held.items()))
+    return JobAttempt(job, number, submission=told, started_ms=started_ms, ranks=ranks)

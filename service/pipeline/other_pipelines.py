@@ -1,0 +1,294 @@
+"""Read the boards of the other pipelines and join their evidence to the first one's.
+
+    pipeline-1/board/board ── at its ticks ──> evidence and readings of its nodes, joined by names into the fleet's
+    pipeline-1/board/urgent ── at once ──────> its hard signals, on the fleet's board within a tenth of a second
+
+The last report of a pipeline that is away stays and ages: after `stale_after_s` its nodes are stale.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.extract import Frames
+from features.frame import FeatureFrame
+from fleet.clock import Clock
+from fleet.samples import EntityKind
+from ingest.archive.archive import ArchiveHealth
+from models.risk.local import Local
+from service.answers.fleet import Ingestion
+from service.answers.risk import HardSignal
+from service.board.board import Board, BoardReader
+from service.board.urgent import decode_urgent
+from service.config import Config
+from service.exposition import Page
+from service.pipeline.capability import Capability
+from service.pipeline.reports import SHOWN, Report, read_local, shown
+from service.pipeline.state import FleetState, gpu_counts
+from service.pipeline.tick import Tick, TickInputs
+
+logger = logging.getLogger(__name__)
+
+GPU, NODE = EntityKind.GPU, EntityKind.NODE
+AGE = {kind: names.index("age_s") for kind, names in SHOWN.items()}
+UP = SHOWN[NODE].index("scrape_up")
+POLL_WALL_S = 0.1
+ARCHIVE_COUNTS = ("rows", "events", "files", "bytes", "repeats", "too_old", "waiting_bytes")
+SUMMED = ("samples_per_s", "events_per_s", "bad_total", "samples_total", "late_total", "events_total")
+
+
+@dataclass(slots=True)
+class OtherPipeline:
+    """One other pipeline. urgent: its hard signals that its report does not know of yet."""
+
+    instance: int
+    reader: BoardReader
+    report: Report | None = None
+    gpus: dict[str, int] = field(default_factory=dict)  # node -> GPUs that it has seen there
+    urgent: list[HardSignal] = field(default_factory=list)
+    _board: Board | None = None
+    _observed: list[HardSignal] = field(default_factory=list)  # hard signals as of the last poll
+
+    def poll(self) -> list[HardSignal]:
+        """Read the board anew if it was replaced; the hard signals that came since the last poll."""
+        board = self.reader.latest()
+        if board is None or board is self._board:
+            return []
+        first, self._board = self._board is None, board
+        try:
+            report = read_local(board, self.report)
+            _check(report)
+            told = _urgent_rows(board)
+        except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            logger.error("pipeline %d: its board cannot be read (%s), its last word stays", self.instance, error)
+            return []
+        if self.report is None or report.local.gpu.names is not self.report.local.gpu.names:
+            self.gpus = gpu_counts(report.local.gpu.names)
+        self.report = report
+        fresh = self._fresh(told)
+        return self.urgent if first else fresh  # at our start, what its scores know of is old
+
+    def _fresh(self, rows: list[HardSignal]) -> list[HardSignal]:
+        fresh = [row for row in rows if row not in self._observed]
+        self._observed = rows
+        scored_ms = self.report.local.time_ms if self.report else 0
+        self.urgent = [row for row in (*self.urgent, *fresh) if row.taken_ms > scored_ms]
+        return fresh
+
+
+def _urgent_rows(board: Board) -> list[HardSignal]:
+    """Raises what decoding does."""
+    try:
+        raw = board.raw("doc.urgent")
+    except KeyError:
+        return []
+    return [row for row in decode_urgent(raw).rows if row.taken_ms]
+
+
+def _check(report: Report) -> None:
+    """Raises ValueError where columns do not fit each other, so that no tick fails on them half-way."""
+    local = report.local
+    nodes = len(local.nodes)
+    shapes = {
+        "local.known": (local.known, (nodes,)),
+        "local.own": (local.own, (nodes,)),
+        "local.heard_ms": (local.heard_ms, (2, nodes)),
+        "frame.gpu": (report.gpu, (len(local.gpu.names), len(SHOWN[GPU]))),
+        "frame.node": (report.node[:nodes], (len(report.node[:nodes]), len(SHOWN[NODE]))),
+        "signals.node": (local.signals.node, (len(local.signals.entity),)),
+    }
+    for kind, columns in (("gpu", local.gpu), ("port", local.port)):
+        one = (len(columns.names),)
+        shapes |= {f"{kind}.{at}": (part, one) for at, part in (*columns.last.items(), *columns.mean.items())}
+        shapes[f"{kind}.node"] = columns.node, one
+    for name, (part, shape) in shapes.items():
+        if part.shape != shape:
+            raise ValueError(f"{name} has shape {part.shape}, not {shape}")
+    for name, node in (("signals", local.signals.node), ("gpu", local.gpu.node), ("port", local.port.node)):
+        if node.size and not (node.dtype.kind in "iu" and node.min() >= -1 and node.max() < nodes):
+            raise ValueError(f"{name}.node names nodes that it does not have")
+
+
+class OtherPipelines(Capability):
+    """All other pipelines; none where there is one."""
+
+    def __init__(
+        self, config: Config, clock: Clock, publish: Callable[[Sequence[HardSignal]], None], wake: asyncio.Event
+    ) -> None:
+        """publish: publishes hard signals at once; wake: set when scores cover signals that were published."""
+        self._publish, self._wake = publish, wake
+        self.stale_after_ms = round(config.stale_after_s(clock) * 1000)
+        self.each = [
+            OtherPipeline(instance, BoardReader(config.home(instance) / "board"))
+            for instance in range(1, config.pipeline.instances)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def reports(self) -> Iterator[Report]:
+        return (other.report for other in self.each if other.report is not None)
+
+    async def work(self, state: FleetState) -> None:
+        """Look at the boards of the others, so that no hard signal waits for a tick."""
+        while self.each:
+            await asyncio.sleep(POLL_WALL_S)
+            if self.poll():
+                self._wake.set()
+
+    def poll(self) -> bool:
+        """Publish hard signals that came since the last poll; whether scores came of signals from before it."""
+        waiting = [other for other in self.each if other.urgent]
+        if rows := [row for other in self.each for row in other.poll()]:
+            self._publish(rows)
+        return any(not other.urgent for other in waiting)
+
+    def republish_unscored(self) -> None:
+        """Publish once more the hard signals that no report knows of yet: a new board has them no longer."""
+        if rows := [row for other in self.each for row in other.urgent]:
+            self._publish(rows)
+
+    def nodes(self) -> Iterator[str]:
+        """Names of the nodes that the others have heard of."""
+        for report in self.reports():
+            known = report.local.known.tolist()
+            yield from (name for name, heard in zip(report.local.nodes, known, strict=True) if heard)
+
+    def gpus(self) -> dict[str, int]:
+        """Node -> GPUs that the others have seen there."""
+        counts: dict[str, int] = {}
+        for other in self.each:
+            for node, count in other.gpus.items():
+                counts[node] = max(counts.get(node, 0), count)
+        return counts
+
+    def models(self) -> dict[str, str]:
+        return {node: model for report in self.reports() for node, model in report.about.models.items()}
+
+    def join(self, inputs: TickInputs, local: Local) -> tuple[TickInputs, list[Local]]:
+        """The readings of all pipelines by rows of the fleet's topology, and the evidence of each."""
+        reports = [self._aged(report, inputs.now_ms) for report in self.reports()]
+        if not reports:
+            return inputs, [local]
+        rows = {name: row for row, name in enumerate(inputs.topology.names)}
+        gpu, gpu_rows = _joined_gpus(inputs, reports, rows)
+        frames = Frames(gpu, inputs.frames.port, _joined_nodes(inputs, reports, rows))
+        served = [*inputs.served, *(one for report in reports for one in report.about.served)]
+        mig = {**inputs.mig, **{gpu: found for report in reports for gpu, found in report.about.mig.items()}}
+        return replace(inputs, frames=frames, gpu_rows=gpu_rows, served=served, mig=mig), [
+            local,
+            *(report.local for report in reports),
+        ]
+
+    def _aged(self, report: Report, now_ms: int) -> Report:
+        """A report with its readings as old as they are now. Nodes of a pipeline that is away are down."""
+        for_ms = max(0, now_ms - report.local.time_ms)
+        gpu, node = report.gpu.copy(), report.node.copy()
+        gpu[:, AGE[GPU]] += for_ms / 1000
+        node[:, AGE[NODE]] += for_ms / 1000
+        if for_ms > self.stale_after_ms:
+            heard = report.local.known[: len(node)]
+            node[heard, UP] = 0.0
+        return replace(report, gpu=gpu, node=node)
+
+    def ingestion(self, own: Ingestion) -> Ingestion:
+        """The document of the first pipeline, with what the others take in added to it."""
+        for report in self.reports():
+            other = report.about.ingestion
+            if other is None:
+                continue
+            number, as_of_ms = report.about.instance, report.local.time_ms
+            own.sources += [{**row, "name": f"{row['name']} ({number})", "as_of_ms": as_of_ms} for row in other.sources]
+            for key in SUMMED:
+                setattr(own, key, round(getattr(own, key) + getattr(other, key), 2))
+            if own.archive and other.archive:
+                own.archive = _archives(own.archive, other.archive)
+            own.bad_records = _sum(own.bad_records, other.bad_records)
+            own.targets = _sum(own.targets, other.targets)
+            own.bad_examples = {**other.bad_examples, **own.bad_examples}
+            newest = (own.newest_sample_ms, other.newest_sample_ms)
+            own.newest_sample_ms = max((time_ms for time_ms in newest if time_ms), default=None)
+        return own
+
+    def page(self, tick: Tick) -> bytes:
+        """Metrics: how old the word of each is."""
+        if not self.each:
+            return b""
+        page = Page()
+        ages = [({"pipeline": str(row.instance)}, _age_s(row.report, tick.now_ms)) for row in self.each]
+        page.gauge("pipeline_report_age_seconds", "Fleet time since another pipeline's last report.", ages)
+        return page.encode()
+
+
+def _age_s(report: Report | None, now_ms: int) -> float | None:
+    return None if report is None else max(0, now_ms - report.local.time_ms) / 1000
+
+
+def _archives(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
+    """The shares of two pipelines in the archive as one: counts are summed, the worse state counts."""
+    summed = {name: getattr(first, name) + getattr(second, name) for name in ARCHIVE_COUNTS}
+    return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
+
+
+def _joined_gpus(
+    inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]
+) -> tuple[FeatureFrame, NDArray[np.int32]]:
+    """The readings of all GPUs, one pipeline's after the other's, and where (n, g) each node's are."""
+    values, nodes = [shown(inputs.frames.gpu)], [inputs.frames.gpu.node]
+    at, offset = inputs.gpu_rows.copy(), len(inputs.frames.gpu.values)
+    at[at >= offset] = -1  # registered since the frame was made
+    age_s = _ages(values[0], GPU)
+    for report in reports:
+        node = _places(report, rows)[report.local.gpu.node] if len(report.gpu) else report.local.gpu.node
+        index = np.array([_index(name) for name in report.local.gpu.names], np.int32)
+        told_s = _ages(report.gpu, GPU)
+        inside = np.flatnonzero((node >= 0) & (index >= 0) & (index < at.shape[1]))
+        before = at[node[inside], index[inside]]
+        known_s = np.append(age_s, np.inf)[before]  # -1, none yet, is the last
+        better = inside[(before < 0) | (told_s[inside] < known_s)]
+        at[node[better], index[better]] = offset + better
+        values.append(report.gpu)
+        nodes.append(node)
+        age_s = np.append(age_s, told_s)
+        offset += len(report.gpu)
+    return _frame(GPU, np.concatenate(values), np.concatenate(nodes).astype(np.int32), inputs.now_ms), at
+
+
+def _joined_nodes(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
+    """The readings of all nodes by rows of the topology: of each, what the pipeline says that heard of it last."""
+    values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
+    own = shown(inputs.frames.node)[: len(rows)]
+    values[: len(own)] = own
+    for report in reports:
+        node = _places(report, rows)[: len(report.node)]
+        inside = np.flatnonzero(node >= 0)
+        better = inside[_ages(report.node, NODE)[inside] < _ages(values, NODE)[node[inside]]]
+        values[node[better]] = report.node[better]
+    return _frame(NODE, values, np.arange(len(rows), dtype=np.int32), inputs.now_ms)
+
+
+def _places(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
+    """(node there,) row of the topology, -1 where it has none of that name."""
+    return np.array([rows.get(name, -1) for name in report.local.nodes], np.int32)
+
+
+def _ages(values: NDArray[np.float32], kind: EntityKind) -> NDArray[np.float32]:
+    return np.where(np.isfinite(values[:, AGE[kind]]), values[:, AGE[kind]], np.float32(np.inf))
+
+
+def _index(name: str) -> int:
+    last = name.rpartition("/")[2]
+    return int(last) if last.isdigit() else -1
+
+
+def _frame(kind: EntityKind, values: NDArray[np.float32], node: NDArray[np.int32], now_ms: int) -> FeatureFrame:
+    return FeatureFrame(kind, SHOWN[kind], values, node, np.zeros(values.shape, np.int64), now_ms)

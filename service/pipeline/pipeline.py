@@ -1,0 +1,195 @@
+"""The pipeline: sources → decode → write; tick: extract → predict → publish.
+
+Everything that writes state runs in one event loop with no await in between, so there are no locks:
+
+    pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick)
+    tick (every tick_s)        extract; score and publish the board, in a thread on copies
+    capabilities               add to every tick, and work beside it (service.pipeline.capabilities)
+    snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
+    archive                    what was taken is in files before a snapshot says so (service.pipeline.archive_writer)
+
+Of several pipelines each takes a share of the nodes (ingest.shares). The first folds the events, joins what the others
+publish on boards of their own (`reports.py`, `other_pipelines.py`) to what it knows, and scores the fleet.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.topology import Topology
+from ingest.shares import WHOLE, Share
+from ingest.source import Batch, Source
+from models.demand.forecaster import DemandForecaster
+from service.answers.risk import HardSignal
+from service.board.board import BoardWriter, Section
+from service.board.urgent import HardSignals, UrgentRows
+from service.config import Config
+from service.disk_errors import log_disk_errors
+from service.pipeline.archive_writer import ArchiveWriter
+from service.pipeline.capabilities import CAPABILITIES, Capabilities, Make, Setting
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.fleet_scores import FleetScorer
+from service.pipeline.guarded_source import GuardedSource, batches, caught_up
+from service.pipeline.metrics import PipelineMetrics
+from service.pipeline.other_pipelines import OtherPipelines
+from service.pipeline.pipeline_clock import PipelineClock
+from service.pipeline.reports import local_sections
+from service.pipeline.resume import resume
+from service.pipeline.tick import TickInputs
+from service.pipeline.tick_inputs import InputCollector
+from service.thread_work import in_thread
+
+SHORTEST_TICK_WALL_S = 0.2
+
+
+class Pipeline:
+    """One pipeline process. `sources` makes its sources once the entities of a snapshot are known."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        topology: Topology,
+        sources: Callable[[Entities], Sequence[Source]],
+        share: Share = WHOLE,
+        makes: Sequence[Make] = CAPABILITIES,
+    ) -> None:
+        self.config, self.clock, self.share = config, clock, share
+        self._wake, self._has_caught_up = asyncio.Event(), asyncio.Event()
+        self._memory_free, self._saving = asyncio.Lock(), asyncio.Lock()  # a thread writes the memory while it scores
+        resumed = resume(config, clock, topology, sources, share)
+        self.saved, self.snapshot, self.sources = resumed.saved, resumed.snapshot, resumed.sources
+        self.state_monitor = resumed.state_monitor
+        self.state, self.memory = self.saved.state, self.saved.state.memory
+        self.forecaster = self.saved.parts[DemandForecaster]
+        self._scorer = FleetScorer(config, self.saved, share)
+        self.archive_writer = ArchiveWriter(config, self.state, clock, share, self.saved.saved_ms)
+        self.time = PipelineClock(clock, self.saved, round(config.scrape.interval_s * 1000), self._wake)
+        self.time.start(misses=any(source.misses for source in self.sources))
+        self.board = BoardWriter(config.board if share.first else config.home(share.instance) / "board")
+        self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
+        self.others = OtherPipelines(config, clock, self._publish_urgent, self._wake) if share.first else None
+        self._hard = HardSignals(self.state.entities)
+        self._inputs = InputCollector(config, self.saved, self.sources, self.archive_writer, self.others, self.metrics)
+        locks = self._memory_free, self._has_caught_up
+        setting = Setting(config, clock, self.saved, self.sources, resumed.board, self.others, *locks)
+        self.capabilities = Capabilities(setting, makes)
+
+    async def run(self) -> None:
+        """Until cancelled. A bug ends the process, which is restarted and replays, unless it is one of a source."""
+        async with asyncio.TaskGroup() as group:
+            for work in self._works():
+                group.create_task(work)
+
+    def _works(self) -> Iterator[Coroutine[Any, Any, None]]:
+        yield from (self._pump(source) for source in self.sources)
+        yield from (self._tick_forever(), self._snapshot_forever(), self.time.beat_forever())
+        yield from (self.archive_writer.flush_forever(), self.archive_writer.tidy_forever())
+        if self.share.first:
+            yield from (each.work(self.state) for each in self.capabilities)
+
+    async def _pump(self, source: GuardedSource) -> None:
+        async for batch in batches(source, self.archive_writer.room):
+            self.take(batch)
+            await asyncio.sleep(0)
+
+    def take(self, batch: Batch) -> None:
+        """Apply one batch and wake the tick when it holds a hard signal."""
+        now_ms = self.time.now_ms()
+        if not self.share.first:  # the first pipeline folds the events
+            batch = replace(batch, events=(), node_events=())
+        fresh = self.state.apply(batch, now_ms)
+        if batch.samples:
+            self.metrics.record_arrival()
+        if hard := self._hard.rows(fresh, batch.samples):
+            self._publish_urgent(hard)
+            self._wake.set()
+
+    def _publish_urgent(self, hard: Sequence[HardSignal]) -> None:
+        self.urgent.publish(hard, self.time.now_ms())
+
+    async def _tick_forever(self) -> None:
+        await caught_up(self.sources, lambda: self.archive_writer.holds_up)
+        self._has_caught_up.set()
+        while True:
+            began = time.monotonic()
+            self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
+            self.time.beat()
+            await self.tick()
+            await asyncio.sleep(SHORTEST_TICK_WALL_S)  # a flood of hard signals leaves time for everything else
+            rest_s = self.clock.wall_s(self.config.pipeline.tick_s) - (time.monotonic() - began)
+            if rest_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), rest_s)
+
+    async def tick(self) -> None:
+        """Extract, score and publish once."""
+        began = time.perf_counter()
+        self._inputs.refresh_topology()
+        arrived = self.metrics.arrivals()
+        inputs = self._inputs.collect(self.time.now_ms())
+        async with self._memory_free:
+            self.time.move_parts()
+            sections = await in_thread(functools.partial(self._score, inputs))
+        with log_disk_errors("publish the board", "readers keep the last one"):
+            await in_thread(functools.partial(self._publish, sections, inputs))
+        if self.others:
+            self.others.republish_unscored()
+        self.metrics.record_tick((time.perf_counter() - began) * 1000, arrived)
+
+    def _score(self, inputs: TickInputs) -> list[Section]:
+        """All of a tick that takes its time, in a thread: signals that arrive meanwhile are published by the loop."""
+        local = self._scorer.local(inputs)
+        if self.others is None:
+            return local_sections(local, inputs, self.share)
+        return self.capabilities.sections(self._scorer.tick(inputs, local, self.others))
+
+    def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
+        """In a thread. Only the first pipeline folds events, so that its board alone has a standing."""
+        standing = None
+        if self.state_monitor is not None:
+            newest = max(self.snapshot.whole, default=0)
+            standing = self.state_monitor.check(dict(inputs.inbox), self.board.sequence, newest, inputs.now_ms)
+        self.board.publish(sections, inputs.now_ms, standing)
+
+    async def _snapshot_forever(self) -> None:
+        while True:
+            await self.clock.sleep(self.config.pipeline.snapshot_s)
+            with log_disk_errors("save a snapshot", "the last one and the inbox stay as they are"):
+                await self.save()
+
+    async def save(self) -> None:
+        """Save a snapshot once the archive has all that its positions cover. Raises OSError."""
+        async with self._saving, self.archive_writer.still:
+            async with self.capabilities.still(), self._memory_free:
+                self.time.move_parts()
+                self.state.rest(self.clock.now_ms(), self.config.pipeline.history_days)
+                flush = self.archive_writer.hand_over()
+                positions = {source.name: source.position() for source in self.sources}
+                generation = self.state.topology.generation
+                saved = replace(self.saved, positions=positions, generation=generation, saved_ms=self.time.now_ms())
+                if self.state_monitor is not None:
+                    saved = replace(saved, identity=self.state_monitor.identity, seen=self.state_monitor.seen)
+                writing = self.snapshot.save(saved, self.capabilities[DemandForecasts].dumped)
+            try:
+                await in_thread(flush)
+            except BaseException:
+                writing.close()
+                raise
+            covered = await writing
+            if self.state_monitor is not None:
+                await in_thread(functools.partial(self.state_monitor.record_seen, saved.seen))
+            for source in self.sources:
+                if covered is not None and source.name in covered:
+                    await asyncio.to_thread(source.prune, covered[source.name])
+
+    async def close(self) -> None:
+        for source in self.sources:
+            await source.close()
+        self.archive_writer.close()

@@ -1,0 +1,87 @@
+"""PipelineClock: adapts the state to a clock that is set, and to time in which the pipeline did not listen.
+
+set back            rings and signals move with the clock: they keep their ages, and what comes next is newer
+set ahead           silence does not count for as long: nobody could have been heard
+stood still         the same: this process was stopped, or its machine suspended
+started again       the same, from the snapshot on, for sources whose past is gone
+"""
+
+import asyncio
+import logging
+import time
+
+from fleet.clock import Clock, ClockWatch
+from service.pipeline.snapshot import SavedState
+
+logger = logging.getLogger(__name__)
+
+BEAT_WALL_S, STILL_WALL_S = 1.0, 10.0
+
+
+class PipelineClock:
+    """`now_ms` is to be asked before anything is written. `changed` is set when a board should follow at once."""
+
+    def __init__(self, clock: Clock, saved: SavedState, step_ms: int, changed: asyncio.Event) -> None:
+        """`step_ms`: smaller steps are let be; those within a scrape interval delay no series by more than a sample."""
+        self.clock = clock
+        self._saved = saved
+        self._step_ms = step_ms
+        self._changed = changed
+        self._watch = ClockWatch(clock)
+        self._beaten = time.monotonic(), clock.now_ms()
+        self._owed_ms = 0  # to the stateful parts, which a thread may be writing
+
+    def now_ms(self) -> int:
+        """The time. If the clock was set since the last call, it adapts the state first."""
+        now_ms, by_ms = self.clock.now_ms(), self._watch.set_by_ms()
+        if by_ms <= -self._step_ms:
+            self._set_back(now_ms, -by_ms)
+        elif by_ms >= self._step_ms:
+            self._was_deaf(now_ms, by_ms, f"the clock was set ahead by {by_ms / 1000:.0f} s")
+        return now_ms
+
+    def start(self, *, misses: bool) -> None:
+        """Call it after a restore. `misses`: some sources cannot go back."""
+        saved, now_ms = self._saved, self.clock.now_ms()
+        newest_ms = max(saved.saved_ms, saved.state.counts.newest_sample_ms)
+        if saved.saved_ms > now_ms + self._step_ms or newest_ms > now_ms + saved.state.store.span.future_ms:
+            self._set_back(now_ms, newest_ms - now_ms)
+        elif saved.saved_ms and misses:
+            saved.state.store.was_deaf(now_ms, max(0, now_ms - saved.saved_ms))
+
+    async def beat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_WALL_S)
+            self.beat()
+
+    def beat(self) -> None:
+        """Notice when this process stood still: to be called every second or so, and before anything is judged."""
+        wall_s, now_ms = time.monotonic(), self.now_ms()
+        still_s = wall_s - self._beaten[0]
+        if still_s > max(STILL_WALL_S, self.clock.wall_s(self._step_ms / 1000)):
+            self._was_deaf(now_ms, now_ms - self._beaten[1], f"this process stood still for {still_s:.0f} s")
+        self._beaten = wall_s, now_ms
+
+    def move_parts(self) -> None:
+        """Move the stateful parts with the clock; call it while no thread writes them."""
+        if self._owed_ms:
+            self._saved.parts.move(self._owed_ms)
+            self._owed_ms = 0
+
+    def _set_back(self, now_ms: int, by_ms: int) -> None:
+        saved = self._saved
+        if saved.state.store.clock_went_back(now_ms, by_ms):
+            self._owed_ms -= by_ms
+            then = "samples and signals keep their ages"
+        else:
+            then = "no sample lies ahead of it, nothing is moved"
+        logger.warning("the clock was set back by %.0f s: %s", by_ms / 1000, then)
+        saved.began_ms -= by_ms
+        saved.state.counts.newest_sample_ms = min(saved.state.counts.newest_sample_ms, now_ms)
+        self._beaten = self._beaten[0], now_ms
+        self._changed.set()
+
+    def _was_deaf(self, now_ms: int, for_ms: int, why: str) -> None:
+        logger.warning("%s: silence does not count meanwhile", why)
+        self._saved.state.store.was_deaf(now_ms, for_ms)
+        self._changed.set()

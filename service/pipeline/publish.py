@@ -1,0 +1,257 @@
+"""One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from features.run_past import LEVELS
+from fleet.jobs import JobAttempt
+from fleet.nodes import NodeState
+from fleet.topology import DOMAIN_LEVELS, Level, Topology
+from models.risk.scores import RISK_HORIZONS_S
+from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
+from service.answers.jobs import JobDetail, JobRow, KnownAttempts, QueuedJob, QueuedRequest, RunningJobRow
+from service.answers.risk import NodeAnswer, NodeReason
+from service.board.board import Section
+from service.pipeline import documents
+from service.pipeline.documents import host_answers
+from service.pipeline.tick import Tick
+
+encode = msgspec.json.Encoder().encode
+
+
+def hottest_gpu(tick: Tick) -> NDArray[np.float32]:
+    """(n,) temperature of each node's hottest GPU, NaN unknown."""
+    hottest: NDArray[np.float64] = np.fmax.reduce(tick.gpu_column("gpu_temp_c"), axis=1, initial=np.nan)
+    return hottest.astype(np.float32)
+
+
+def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
+    """The sections that change only with a new topology generation."""
+    models = sorted({node.gpu_model for node in topology.nodes if node.gpu_model})
+    pools = sorted({node.pool for node in topology.nodes})
+    codes = {name: code for code, name in enumerate(models)}
+    pool_codes = {name: code for code, name in enumerate(pools)}
+    arrays: dict[str, NDArray[Any] | bytes] = {
+        "names.node": "\n".join(topology.names).encode(),
+        "names.gpu_model": "\n".join(models).encode(),
+        "names.pool": "\n".join(pools).encode(),
+        "node.placed": topology.placed,
+        "node.gpus": topology.gpus,
+        "node.gpu_model": np.array([codes.get(node.gpu_model, -1) for node in topology.nodes], np.int16),
+        "node.gpu_memory_gib": np.array([node.gpu_memory_gib or np.nan for node in topology.nodes], np.float32),
+        "node.cpus": np.array([node.cpus for node in topology.nodes], np.int32),
+        "node.host_memory_gib": np.array([node.host_memory_gib or np.nan for node in topology.nodes], np.float32),
+        "node.pool": np.array([pool_codes[node.pool] for node in topology.nodes], np.int16),
+    }
+    powers = sorted({node.power_domain for node in topology.nodes if node.power_domain})
+    power_codes = {name: code for code, name in enumerate(powers)}
+    arrays["names.power"] = "\n".join(powers).encode()
+    arrays["node.domain.power"] = np.array(
+        [power_codes.get(node.power_domain, -1) for node in topology.nodes], np.int32
+    )
+    for level in DOMAIN_LEVELS:
+        arrays[f"names.{level}"] = "\n".join(topology.domain_names[level]).encode()
+        arrays[f"node.domain.{level}"] = topology.domain[level]
+    return [Section(name, data, as_of_ms) for name, data in arrays.items()]
+
+
+def score_sections(tick: Tick) -> list[Section]:
+    """Risk, occupancy, jobs and the prebuilt answers of one tick."""
+    risk, topology, events = tick.fleet.risk, tick.topology, tick.events
+    free_cpus, free_memory = _free_host(tick)
+    data: dict[str, NDArray[Any] | bytes] = {
+        "node.state": tick.node_state,
+        "node.flagged": tick.flagged,
+        "node.risk": risk.values,
+        "node.gpu_temp_c": hottest_gpu(tick),
+        "risk.reason": encode(_first_reasons(tick)),
+        "gpu.usable": tick.usable,
+        "gpu.job": tick.occupancy.holder,
+        "names.job": "\n".join(tick.occupancy.jobs).encode(),
+        "names.live": "\n".join(_known_attempts(tick)).encode(),
+        "node.free_cpus": free_cpus,
+        "node.free_host_memory_gib": free_memory,
+        "occupancy": encode(_occupancy(tick)),
+        "durations": encode(events.durations),
+        "jobs.running": encode([_running_row(attempt) for attempt in events.running]),
+        "jobs.running.left_s": _left_s(tick),
+        "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
+        **pieces("answers.node", node_answers(tick)),
+        **pieces("answers.risk", documents.ranking_rows(risk, topology, tick.states)),
+        "doc.stragglers": encode(tick.fleet.stragglers),
+        "doc.jobs": encode(job_rows(tick)),
+        "doc.job": encode(job_details(tick)),
+    }
+    return [Section(name, part, tick.now_ms, risk.model) for name, part in data.items()]
+
+
+def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
+    """Joined pieces of JSON, and (n + 1,) where each begins, so that a reader takes one without the others."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return {name: b"".join(parts), f"{name}.offsets": offsets}
+
+
+def node_answers(tick: Tick) -> list[bytes]:
+    """The body of `GET /v1/nodes/{node}` for each node."""
+    parts = []
+    occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
+    gpus = documents.gpu_answers(tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs)
+    risk = documents.encoded_risk_rows(score)
+    racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
+    hosts = host_answers(tick.frames.node, len(topology))
+    for row, node in enumerate(topology.nodes):
+        parts.append(
+            encode(
+                NodeAnswer(
+                    node=node.name,
+                    as_of_ms=tick.now_ms,
+                    state=tick.states[row],
+                    placed=placed[row],
+                    rack=racks[row],
+                    gpu_model=node.gpu_model,
+                    risk=risk[row],
+                    reasons=cast(Sequence[NodeReason], score.reasons.get(row, ())),
+                    action=score.actions.get(row, documents.NO_ACTION),
+                    jobs=occupancy.node_jobs.get(row, ()),
+                    gpus=gpus[row],
+                    host=hosts[row],
+                    model=score.model,
+                )
+            )
+        )
+    return parts
+
+
+def _free_host(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    cpus = np.array([node.cpus or np.nan for node in tick.topology.nodes]) - tick.occupancy.used_cpus
+    memory = np.array([node.host_memory_gib or np.nan for node in tick.topology.nodes])
+    return cpus.astype(np.float32), (memory - tick.occupancy.used_host_memory_gib).astype(np.float32)
+
+
+def _first_reasons(tick: Tick) -> dict[str, str]:
+    reasons = tick.fleet.risk.reasons
+    return {tick.topology.nodes[row].name: of_node[0].sentence for row, of_node in reasons.items() if of_node}
+
+
+def _occupancy(tick: Tick) -> KnownAttempts:
+    return KnownAttempts(
+        position=tick.events.position,
+        running=[(attempt.job, attempt.attempt) for attempt in tick.events.running],
+        ended=[(attempt.job, attempt.attempt, attempt.ended_ms) for attempt in tick.events.ended],
+    )
+
+
+def _known_attempts(tick: Tick) -> Iterator[str]:
+    """ "ATTEMPT JOB" of what runs, waits or ended lately: no new names, whoever tells of them next."""
+    return (f"{row.attempt} {row.job}" for row in (*tick.events.running, *tick.events.queued, *tick.events.ended))
+
+
+def _running_row(attempt: JobAttempt) -> RunningJobRow:
+    limit_s = attempt.submission.limit_s if attempt.submission else None
+    return RunningJobRow(attempt.job, attempt.attempt, attempt.gpus, attempt.started_ms, attempt.queue, limit_s)
+
+
+def queued_row(attempt: JobAttempt) -> QueuedJob:
+    """A job that waits as a placement request, and since when."""
+    request = QueuedRequest(
+        **structs.asdict(documents.asked_of(attempt)),
+        request_id=attempt.job,
+        attempt=attempt.attempt,
+        queue=attempt.queue,
+        class_=attempt.class_,
+        user=attempt.submission.user if attempt.submission else "",
+    )
+    return QueuedJob(attempt.submitted_ms, request)
+
+
+def _left_s(tick: Tick) -> NDArray[np.float32]:
+    """(running, LEVELS) seconds that each running attempt still has to go; NaN without a forecast."""
+    left_s = np.full((len(tick.events.running), len(LEVELS)), np.nan, np.float32)
+    for row, attempt in enumerate(tick.events.running):
+        told = tick.run_times.get((attempt.job, attempt.attempt))
+        if told is not None and told.left_s is not None:
+            left_s[row] = told.left_s - (tick.now_ms - told.left_ms) / 1000
+    return np.maximum(left_s, 0.0)
+
+
+def job_rows(tick: Tick) -> list[JobRow]:
+    """Running, queued and lately ended attempts, in that order."""
+    slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
+    return [
+        documents.job_row(
+            attempt,
+            tick.now_ms,
+            tick.events.durations,
+            attempt.job in slow,
+            tick.run_times.get((attempt.job, attempt.attempt)),
+        )
+        for attempt in (*tick.events.running, *tick.events.queued, *tick.events.ended[-100:])
+    ]
+
+
+def job_details(tick: Tick) -> dict[str, JobDetail]:
+    """What `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
+    events = tick.events
+    known = sorted((*events.ended[-100:], *events.queued, *events.running), key=lambda attempt: attempt.attempt)
+    return {
+        attempt.job: documents.job_detail(attempt, tick.run_times.get((attempt.job, attempt.attempt)))
+        for attempt in known
+    }
+
+
+def fleet_document(tick: Tick) -> FleetAnswer:
+    """The console's first picture: numbers of the header strip and a row a node for the map."""
+    serving = (tick.node_state == NodeState.IN_SERVICE)[:, None]
+    worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
+    domains = {
+        level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
+    }
+    jobs = tick.occupancy.jobs
+    nodes = []
+    for row, (holders, answers) in enumerate(zip(tick.occupancy.holder.tolist(), tick.usable.tolist(), strict=True)):
+        reasons = tick.fleet.risk.reasons.get(row, ())
+        count = int(tick.topology.gpus[row])
+        nodes.append(
+            FleetNode(
+                node=tick.topology.nodes[row].name,
+                rack=domains[Level.RACK][row],
+                rail_group=domains[Level.RAIL_GROUP][row],
+                block=domains[Level.BLOCK][row],
+                state=tick.states[row],
+                flagged=bool(tick.flagged[row]),
+                placed=bool(tick.topology.placed[row]),
+                p=documents.probability(float(worst[row])) if worst[row] >= 0 else None,
+                reason=reasons[0].sentence if reasons else None,
+                gpus=[
+                    FleetGpu(jobs[holder] if holder >= 0 else None, answer)
+                    for holder, answer in zip(holders[:count], answers[:count], strict=True)
+                ],
+                jobs=tick.occupancy.node_jobs.get(row, ()),
+            )
+        )
+    return FleetAnswer(
+        as_of_ms=tick.now_ms,
+        fleet_time_ms=tick.now_ms,
+        horizon_s=RISK_HORIZONS_S[0],
+        gpus=GpuCounts(
+            running=int(tick.held.sum()),
+            free=int((tick.usable & ~tick.held & serving).sum()),
+            unusable=int((tick.exists & ~tick.usable).sum()),
+            total=int(tick.exists.sum()),
+        ),
+        queued_gpus=sum(attempt.gpus for attempt in tick.events.queued),
+        queued_jobs=len(tick.events.queued),
+        at_risk=int(tick.flagged.sum()),
+        nodes=nodes,
+        name=tick.meta.fleet,
+        speed=tick.meta.speed,
+        samples_per_s=tick.ingestion.samples_per_s,
+        newest_sample_ms=tick.ingestion.newest_sample_ms,
+        warming=tick.meta.warming,
+    )

@@ -1,0 +1,161 @@
+"""Write one pipeline's evidence as board sections, and read it in the first pipeline, which matches rows by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from features.serving import ServedInstance
+from fleet.samples import EntityKind
+from ingest.shares import Share
+from models.risk.local import Local
+from models.risk.rules import ROW, RULES
+from models.risk.signals import COLUMNS, Signals
+from models.stragglers.gang import GangColumns
+from service.answers.fleet import Ingestion
+from service.board.board import Board, Section
+from service.pipeline.documents import HOST, READINGS
+from service.pipeline.jobs.interference import FEATURES
+from service.pipeline.jobs.isolation import OBSERVED
+from service.pipeline.publish import encode
+from service.pipeline.tick import TickInputs
+
+SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metrics show
+    EntityKind.GPU: tuple(dict.fromkeys(("silent_s", *READINGS, "fb_used_bytes", *FEATURES, *OBSERVED))),
+    EntityKind.NODE: ("scrape_up", "age_s", *HOST.values()),
+}
+
+
+class About(msgspec.Struct):
+    """`doc.local`: what is said of the pipeline rather than of its nodes. models: node -> GPU model."""
+
+    instance: int
+    instances: int
+    models: dict[str, str] = {}
+    ingestion: Ingestion | None = None
+    served: list[ServedInstance] = []
+    mig: Mapping[str, Mapping[str, float | None]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One other pipeline's word. gpu, node: (entity, SHOWN) readings, GPU rows as in `local.gpu`, node rows its own."""
+
+    about: About
+    local: Local
+    gpu: NDArray[np.float32]
+    node: NDArray[np.float32]
+    names: dict[str, tuple[str, ...]] = field(repr=False)  # by section: what the next one need not decode again
+
+
+def shown(frame: FeatureFrame) -> NDArray[np.float32]:
+    """(entity, SHOWN) of a frame."""
+    columns = [frame.column(name) for name in SHOWN[frame.kind]]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(frame.values), 0), np.float32)
+
+
+def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
+    """Everything that the first pipeline needs of this one."""
+    own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig
+    about = About(share.instance, share.instances, *own)
+    data: dict[str, NDArray[Any] | bytes] = {
+        "doc.local": encode(about),
+        "names.node": _joined(local.nodes),
+        "local.known": local.known,
+        "local.own": local.own,
+        "local.heard_ms": local.heard_ms,
+        "names.rule": _joined([rule.name for rule in RULES]),
+        "signals.rule": local.signals.rule,
+        "signals.entity": _joined(local.signals.entity),
+        "signals.words": _joined([text.replace("\n", " ") for text in local.signals.words]),
+        **{f"signals.{name}": getattr(local.signals, name) for name in COLUMNS},
+        **_gang_parts("gpu", local.gpu),
+        **_gang_parts("port", local.port),
+    }
+    for frame in (inputs.frames.gpu, inputs.frames.node):
+        data[f"frame.{frame.kind}"] = np.ascontiguousarray(shown(frame))
+        data[f"frame.{frame.kind}.names"] = _joined(SHOWN[frame.kind])
+    return [
+        Section(name, np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part, inputs.now_ms)
+        for name, part in data.items()
+    ]
+
+
+def read_local(board: Board, before: Report | None = None) -> Report:
+    """KeyError, ValueError or msgspec.MsgspecError on another version's board. before: lends names that are equal."""
+    names = _Names(board, before.names if before else {})
+    rows = _rule_rows(names("names.rule"))
+    rule = rows[board.array("signals.rule")]
+    columns = {name: board.array(f"signals.{name}") for name in COLUMNS}
+    words = names("signals.words") if "signals.words" in board else ()
+    signals = Signals(rule, entity=names("signals.entity"), words=words, **columns)
+    local = Local(
+        time_ms=board.meta("local.known")["as_of_ms"],
+        nodes=names("names.node"),
+        known=board.array("local.known"),
+        own=board.array("local.own"),
+        heard_ms=board.array("local.heard_ms"),
+        signals=signals.where(rule >= 0),
+        gpu=_gang_columns("gpu", board, names),
+        port=_gang_columns("port", board, names),
+    )
+    about = msgspec.json.decode(board.raw("doc.local"), type=About)
+    gpu, node = (_frame(kind, board, names) for kind in (EntityKind.GPU, EntityKind.NODE))
+    return Report(about, local, gpu, node, names.read)
+
+
+class _Names:
+    """Sections of names; one with the same bytes as last time is the same tuple again."""
+
+    def __init__(self, board: Board, known: Mapping[str, tuple[str, ...]]) -> None:
+        self._board = board
+        self._known = known
+        self.read: dict[str, tuple[str, ...]] = {}
+
+    def __call__(self, section: str) -> tuple[str, ...]:
+        known = self._known.get(section, ())
+        if not known or _joined(known) != self._board.raw(section):
+            known = self._board.names(section)
+        self.read[section] = known
+        return known
+
+
+def _joined(names: Sequence[str]) -> bytes:
+    return "\n".join(names).encode()
+
+
+def _rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
+    """(rule there,) the rule here, -1 where there is none of that name."""
+    return np.array([ROW.get(name, -1) for name in names], np.int16)
+
+
+def _gang_parts(kind: str, columns: GangColumns) -> dict[str, NDArray[Any] | bytes]:
+    parts: dict[str, NDArray[Any] | bytes] = {f"{kind}.names": _joined(columns.names), f"{kind}.node": columns.node}
+    for window in ("last", "mean"):
+        channels: dict[str, NDArray[np.float64]] = getattr(columns, window)
+        parts |= {f"{kind}.{window}.{channel}": values for channel, values in channels.items()}
+    return parts
+
+
+def _gang_columns(kind: str, board: Board, names: _Names) -> GangColumns:
+    def channels(window: str) -> dict[str, NDArray[np.float64]]:
+        prefix = f"{kind}.{window}."
+        found = [section for section in board.sections() if section.startswith(prefix)]
+        return {section.removeprefix(prefix): board.array(section) for section in found}
+
+    return GangColumns(names(f"{kind}.names"), board.array(f"{kind}.node"), channels("last"), channels("mean"))
+
+
+def _frame(kind: EntityKind, board: Board, names: _Names) -> NDArray[np.float32]:
+    """(entity, SHOWN), NaN for a feature that the other pipeline lacks."""
+    there = names(f"frame.{kind}.names")
+    values = board.array(f"frame.{kind}")
+    columns = [
+        values[:, there.index(name)] if name in there else np.full(len(values), np.nan, np.float32)
+        for name in SHOWN[kind]
+    ]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,170 @@
+"""Resume from the snapshot, the sources' positions and the last board, and compare the parts of the state."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fleet import files
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.topology import Topology
+from ingest.shares import Share
+from ingest.source import Source
+from service.board.board import Board, BoardReader, Standing
+from service.config import Config
+from service.disk_errors import log_disk_errors
+from service.pipeline.guarded_source import GuardedSource, guarded
+from service.pipeline.occupancy import UNKNOWN, running_on
+from service.pipeline.snapshot import SavedState, Snapshot
+from service.state_identity import BOARD, SNAPSHOT, Doubt, Part, PartView, StateParts, doubts, furthest, within
+from service.state_parts import StateFile, board_part, inbox_part, ledger_part, make_identity, read_identity, write_seen
+
+logger = logging.getLogger(__name__)
+
+
+class StateMonitor:
+    """Compares the parts of the state at the start and at every board. A loss lasts until an operator accepts it."""
+
+    def __init__(self, config: Config, saved: SavedState, now_ms: int) -> None:
+        self._config = config
+        self._saved = saved
+        self._began_ms = now_ms
+        self._board_lost: Doubt | None = None
+        self.is_accepted = False
+        parts = self._parts()
+        self.identity = parts.identity()
+        if not self.identity and parts.ledger is not None:  # one that cannot be read now may have an identity
+            self.identity = make_identity(config.inbox)
+        self.seen = PartView(identity=self.identity)
+        for seen in parts.claims().values():
+            self.seen = self.seen.with_more(seen)
+        self._judge(parts)
+        self.judge_occupancy()
+
+    def _parts(self) -> StateParts:
+        """The parts on disk. An accepted part counts as one of the new identity."""
+        saved, inbox = self._saved, inbox_part(self._config.inbox)
+        there = saved.number > 0 or any(map(str.isdecimal, files.listing(self._config.home(0) / "snapshot")))
+        folded = saved.positions.get("inbox", {})
+        snapshot = Part(there, saved.identity, saved.number, saved.seen, folded, saved.lost)
+        board, ledger = board_part(self._config.board), ledger_part(self._config.ledger)
+        file = read_identity(self._config.inbox)
+        if file and _was_accepted(file, saved, (inbox.seen, board.seen, ledger.seen if ledger else PartView())):
+            self._take_as_whole()
+            saved.positions["inbox"] = folded = within(folded, inbox.end)
+            snapshot = Part(there, file.identity, saved.number, folded=folded)
+            board = board if board.identity == file.identity else Part(board.there)
+        return StateParts(inbox, ledger, board, snapshot)
+
+    def _judge(self, parts: StateParts) -> None:
+        found = {doubt.part: doubt for doubt in doubts(parts)}
+        self._saved.lost, self._board_lost = found.get(SNAPSHOT), found.get(BOARD)
+        for doubt in found.values():
+            logger.error("%s; nothing is placed until it is put back, or accepted: fleetcast state show", doubt.what)
+
+    def judge_occupancy(self) -> None:
+        """Note the loss where nobody knows what runs."""
+        if not self._saved.occupancy_known and self._saved.lost is None:
+            self._saved.lost = Doubt(SNAPSHOT, UNKNOWN, self.seen.time_ms)
+
+    def _take_as_whole(self) -> None:
+        self.is_accepted = True
+        self._saved.lost = self._board_lost = None
+        self._saved.occupancy_known = True
+
+    def check(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
+        """The standing of a board that folds `inbox`; `board`, `snapshot`: the last numbers. One thread at a time."""
+        self._follow(read_identity(self._config.inbox), now_ms)
+        parts = StateParts(
+            inbox=inbox_part(self._config.inbox),
+            ledger=ledger_part(self._config.ledger),
+            board=Part(True, self.identity, board, self.seen, lost=self._board_lost),
+            snapshot=Part(True, self.identity, snapshot, folded=inbox, lost=self._saved.lost),
+        )
+        if self.identity and not doubts(parts):
+            self._raise(parts, inbox, board, snapshot, now_ms)
+        return Standing(inbox, self.identity, self.seen, self._board_lost, self._saved.lost)
+
+    def _follow(self, file: StateFile | None, now_ms: int) -> None:
+        """Take the identity that somebody has accepted since the start, or that the placer has made."""
+        if file is None or file.identity == self.identity:
+            return
+        accepted = file.accepted is not None and file.accepted.time_ms >= self._began_ms
+        if accepted:
+            self._take_as_whole()
+        if accepted or not self.identity:
+            logger.info("the state is %s from now on", file.identity)
+            self.identity, self.seen = file.identity, PartView(identity=file.identity, time_ms=now_ms)
+
+    def _raise(self, parts: StateParts, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> None:
+        line, ledger = self.seen.ledger, parts.ledger
+        if ledger is not None and ledger.identity == self.identity:
+            line = max(line or 0, ledger.position)
+        folded = furthest(self.seen.inbox, within(inbox, parts.inbox.end))
+        self.seen = PartView(self.identity, now_ms, line, board, snapshot, folded)
+
+    def record_seen(self, seen: PartView) -> None:
+        """Write into the inbox what a snapshot has seen. A full disk costs only that note."""
+        with log_disk_errors("note in the inbox what the snapshot has seen", "the next one does"):
+            write_seen(self._config.inbox, seen)
+
+
+def _was_accepted(file: StateFile, saved: SavedState, told: Sequence[PartView]) -> bool:
+    """Whether somebody has accepted the snapshot that was restored, or that there is none (and none came since)."""
+    if file.accepted is None or saved.identity == file.identity:
+        return False
+    if saved.number:
+        return (saved.number, saved.saved_ms) in file.accepted.snapshots
+    since = any(seen.snapshot for seen in told if seen.identity == file.identity)
+    return not file.accepted.snapshots and not since
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """state_monitor, board: of the first pipeline, which folds the events; board: the last one, if there is any."""
+
+    snapshot: Snapshot
+    saved: SavedState
+    sources: Sequence[GuardedSource]
+    state_monitor: StateMonitor | None
+    board: Board | None
+
+
+def resume(
+    config: Config,
+    clock: Clock,
+    topology: Topology,
+    make_sources: Callable[[Entities], Sequence[Source]],
+    share: Share,
+) -> Resumed:
+    """Sources are made once the entities of the snapshot are known, and go on from its positions."""
+    snapshot = Snapshot(config.home(share.instance) / "snapshot")
+    saved = snapshot.restore(config, topology, clock.now_ms())
+    saved.state.watch.ended.resume(saved.state.jobs.attempts.values(), clock.now_ms())
+    state_monitor = StateMonitor(config, saved, clock.now_ms()) if share.first else None
+    sources = guarded(make_sources, saved.state.entities)
+    for source in sources:
+        if source.name in saved.positions:
+            source.seek(saved.positions[source.name])
+    board = BoardReader(config.board).latest() if share.first else None
+    if state_monitor is not None:
+        _go_on_from(board, saved, sources, state_monitor)
+    return Resumed(snapshot, saved, sources, state_monitor, board)
+
+
+def _go_on_from(
+    board: Board | None, saved: SavedState, sources: Sequence[GuardedSource], state_monitor: StateMonitor
+) -> None:
+    """Let topology generations go on from the last board's, and take over what ran on it if its events are lost."""
+    state = saved.state
+    shown = board.json("meta")["generation"] if board is not None and "meta" in board else 0
+    state.topology = replace(state.topology, generation=max(shown, saved.generation) + 1)
+    if saved.saved_ms or all(source.begins() for source in sources):
+        return
+    running = None if board is None else running_on(board)
+    saved.occupancy_known = running is not None or state_monitor.is_accepted
+    then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
+    logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
+    state_monitor.judge_occupancy()
+    for attempt in running or ():
+        state.fold.put(attempt)

@@ -1,0 +1,81 @@
+"""Publish the calibration record of node risk (models.risk.record), and refit the hazard of past faults when due."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from fleet.clock import Clock
+from models.risk.hazard import fit_history
+from models.risk.record import Calibration
+from models.risk.state import RiskState
+from service.answers.risk import CalibrationRecord
+from service.board.board import Section
+from service.exposition import Page, span
+from service.pipeline.capability import Capability
+from service.pipeline.publish import encode
+from service.pipeline.state import FleetState
+from service.pipeline.tick import Tick
+from service.thread_work import in_thread
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 3600.0  # of fleet time
+
+
+class RiskCalibration(Capability):
+    """Publishes the calibration record, and refits the history hazard beside the ticks when it is due."""
+
+    def __init__(self, memory: RiskState, free: asyncio.Lock, clock: Clock) -> None:
+        """free: held while the memory is read or written."""
+        self._memory, self._free, self._clock = memory, free, clock
+        self._rows: Sequence[Calibration] = ()
+
+    def sections(self, tick: Tick) -> list[Section]:
+        document = calibration_document(self._memory)
+        self._rows = document.rows
+        return [Section("doc.risk_calibration", encode(document), tick.now_ms)]
+
+    def page(self, tick: Tick) -> bytes:
+        return calibration_page(self._rows)
+
+    async def work(self, state: FleetState) -> None:
+        while True:
+            await self._clock.sleep(LOOK_S)
+            await refit(self._memory, self._free, state.topology.names, self._clock.now_ms())
+
+
+def calibration_document(memory: RiskState) -> CalibrationRecord:
+    """`doc.risk_calibration`: a row a horizon, and what the history hazard was fitted on."""
+    faults = memory.faults
+    return CalibrationRecord(memory.record.summary(), (faults.fit or faults.prior).notes)
+
+
+def calibration_page(rows: Sequence[Calibration]) -> bytes:
+    """The record as metrics; horizons of which nothing has matured have none but the count."""
+    page = Page()
+
+    def gauge(name: str, text: str, value: Callable[[Calibration], float | None]) -> None:
+        page.gauge(name, text, [({"horizon": span(row.horizon_s)}, value(row)) for row in rows])
+
+    gauge("node_risk_matured_forecasts", "Probabilities of failing whose time is over.", lambda row: row.matured)
+    gauge("node_risk_mean_forecast_ratio", "Mean of these probabilities.", lambda row: row.mean_p)
+    gauge("node_risk_observed_ratio", "Share of them to which a fault came.", lambda row: row.observed)
+    gauge("node_risk_brier_skill_ratio", "Brier skill against the observed share.", lambda row: row.brier_skill)
+    return page.encode()
+
+
+async def refit(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
+    """Whether the hazard is fitted anew."""
+    async with free:
+        if not memory.faults.fit_due(now_ms):
+            return False
+        given = memory.faults.fit_inputs(names, now_ms)
+    try:
+        fit = await in_thread(lambda: fit_history(*given))
+    except ValueError as error:
+        logger.warning("the hazard of faults stays as it is: %s", error)
+        return False
+    async with free:
+        memory.faults.take(fit, now_ms)
+    logger.info("the hazard of faults is fitted on %s", fit.notes)
+    return True

@@ -1,0 +1,143 @@
+"""The pipeline as a process: its sources from the configuration, its end on SIGTERM with a last snapshot."""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import inspect
+import logging
+import resource
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet.clock import Clock
+from fleet.entities import Entities
+from fleet.errors import ConfigError
+from fleet.topology import Topology
+from ingest.inbox.divided import DividedInbox
+from ingest.inbox.inbox import InboxSource
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.scrape import Scraper
+from ingest.remote_write.decoder import WriteDecoder
+from ingest.shares import WHOLE, Share
+from ingest.source import Source, check_source_class
+from ingest.topology.load import load_topology
+from service.config import Config
+from service.disk_errors import log_disk_errors
+from service.exit_reason import clear_exit_reason
+from service.pipeline.pipeline import Pipeline
+from service.plugins import load
+from service.process_memory import use_one_heap
+
+logger = logging.getLogger(__name__)
+
+OPEN_FILES = 65_536
+ARCHIVE = "archive"  # stands beside the sources' names in a snapshot
+BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, options); options it knows or ConfigError
+    "kafka": "ingest.kafka.source:KafkaSource",
+    "slurm": "ingest.slurm.source:SlurmSource",
+    "kubernetes": "ingest.kubernetes.source:KubernetesSource",
+    "kernel_log": "ingest.kernel_log.source:KernelLogSource",
+    "gpud": "ingest.health.gpud:GpudSource",
+    "ufm": "ingest.health.ufm:UfmSource",
+    "sysfs": "ingest.ports.sysfs:SysfsSource",
+    "perfquery": "ingest.ports.perfquery:PerfquerySource",
+    "history": "ingest.archive.source:ArchiveSource",
+}
+
+
+def open_sources(config: Config, clock: Clock, entities: Entities, share: Share = WHOLE) -> list[Source]:
+    """The inbox, the scraper where there are targets, and the sources that the configuration names.
+
+    Of several pipelines each takes a share of inbox, targets and sources that `divide`; the first has all others.
+    """
+    sources: list[Source] = [
+        DividedInbox(InboxSource(config.inbox, writes=_write_decoder(config, entities)), entities, share)
+    ]
+    if config.scrape.targets:
+        limit_s = config.pipeline.future_limit_s
+        scraper = Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s)
+        scraper.choose = share.scrapes
+        sources.append(scraper)
+    for row in config.pipeline.sources:
+        found = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
+        kind = check_source_class(found, f"pipeline.sources.use = {row.use!r}") if isinstance(found, type) else found
+        if getattr(kind, "divides", False) and share.instances > 1:
+            options = {**row.options, "instance": share.instance, "instances": share.instances}
+            sources.append(_made(row.use, kind, entities, clock, options))
+        elif share.first:
+            sources.append(_made(row.use, kind, entities, clock, row.options))
+    _check_names(sources)
+    return sources
+
+
+def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> Source:
+    where = f"pipeline.sources.use = {use!r}"
+    try:
+        inspect.signature(kind).bind(entities, clock, options)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: expected a class or a function made with (entities, clock, options)") from None
+    source: Source = kind(entities, clock, options)
+    check_source_class(type(source), where)
+    if not (isinstance(source.name, str) and source.name):
+        raise ConfigError(f"{where}: its name is {source.name!r}: expected a string")
+    return source
+
+
+def _check_names(sources: Sequence[Source]) -> None:
+    """A snapshot keeps positions by name: of two with one name, one would go on where the other was."""
+    for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
+        if count > 1:
+            raise ConfigError(f"pipeline.sources: name = {name!r} is taken: expected one of its own for each source")
+
+
+def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:
+    resolver = ExporterResolver(entities)
+    limit_ms = round(config.pipeline.future_limit_s * 1000)
+    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=resolver.inventory.models)
+
+
+def allow_open_files() -> None:
+    """Followed logs and connections to targets are thousands in a large fleet, and the system's soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def spare_the_collector() -> None:
+    """Freeze what there is now, and collect seldom: the many objects of a tick are hardly ever garbage.
+
+    By default, collections took a sixth of a tick at 10,000 GPUs, and most of the time in which a save copies tables.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+    gc.enable()
+
+
+async def serve(config: Config, instance: int = 0) -> None:
+    """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
+    use_one_heap()
+    allow_open_files()
+    clock = config.make_clock()
+    topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
+    gc.disable()  # what is restored is no garbage
+    share = Share.of(instance, config.pipeline.instances, topology)
+    pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
+    clear_exit_reason(config.folder, f"pipeline-{instance}" if instance else "pipeline")
+
+    spare_the_collector()
+    work = asyncio.ensure_future(pipeline.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+    with log_disk_errors("save the last snapshot", "the next start replays the inbox"):
+        await pipeline.save()
+    await pipeline.close()
+    logger.info("pipeline: stopped after %d ticks", pipeline.metrics.ticks)

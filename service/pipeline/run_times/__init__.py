@@ -1,0 +1,1 @@
+"""Run times in the pipeline: forecasts, their hit rate, and the model that serves."""

@@ -1,0 +1,292 @@
+"""Run-time forecasts: of new jobs within seconds, of the time left to all running ones every minute.
+
+    loop      features of what is new, in slices           thread    predict all rows at once           loop   publish
+
+As in training, a run time is forecast from what was known at submission, the time left from what is known now.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.ended_jobs import ENDED_KEPT_MS
+from features.job_peaks import JobPeaks
+from features.past_runs import COLUMN, EMPIRICAL, FEATURES, ClosedRun, JobShape
+from features.run_past import LEVELS
+from features.similarity import shape_of
+from fleet.clock import Clock
+from fleet.jobs import JobAttempt
+from models.run_times.remaining import beyond
+from models.run_times.tracker import RunTracker
+from models.versions.drift import Recent
+from service.board.board import Section
+from service.board.kind_tables import PEAK, RUN, RUNS_SEEN, table_sections
+from service.exposition import Page
+from service.pipeline.capability import Capability
+from service.pipeline.run_times.model import BASELINE, ServedRunModel
+from service.pipeline.run_times.record import Attempt, IssuedRunTime, RunTimeRecord, issue_run_time, with_left
+from service.pipeline.state import FleetState
+from service.pipeline.tick import Tick
+from service.thread_work import in_thread
+
+PERIOD_S = 60.0
+NEW_S = 10.0
+SHORTEST_PAUSE_WALL_S = 0.2
+YOUNG_S = 300.0
+LATE_S = 60.0  # from a submission to its arrival here: one that takes longer is late
+SLICE = 50  # what is made in the loop is made some milliseconds at a time
+MOST_DUE = 500  # kinds, a pass
+
+_LIMIT, _SIMILAR = COLUMN["log_limit"], [COLUMN[name] for name in EMPIRICAL]
+
+Array = NDArray[np.float32]
+Rows = Mapping[Attempt, JobAttempt]
+T = TypeVar("T")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An attempt without a forecast. closed: its run, where it has ended since."""
+
+    key: Attempt
+    shape: JobShape
+    features: Array
+    in_time: bool
+    closed: ClosedRun | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastInputs:
+    """Of one pass. kinds: features of `due`, a shape a kind; old: features of `aging`, the running attempts."""
+
+    new: Sequence[New]
+    due: Sequence[JobShape]
+    kinds: Sequence[Array]
+    aging: Sequence[JobAttempt]
+    old: Sequence[Array]
+
+
+class RunForecasts(Capability):
+    """`issued` for the tick, `latest` for the board, `recent` for the model monitor. Hold `free` to use the record."""
+
+    def __init__(self, record: RunTimeRecord, model: ServedRunModel, clock: Clock, peaks: JobPeaks) -> None:
+        self.free = asyncio.Lock()
+        self.record = record
+        self.model = model
+        self.latest = self._table(clock.now_ms())
+        self.metrics = b""
+        self.recent = Recent()
+        self._peaks = peaks
+        self._clock = clock
+        self._polled_ms = clock.now_ms()  # when new ones were last polled
+        self._all_ms = -(10**18)  # when all running ones were last forecast
+
+    @property
+    def issued(self) -> Mapping[Attempt, IssuedRunTime]:
+        return self.record.issued
+
+    def sections(self, tick: Tick) -> Sequence[Section]:
+        return [*self.latest, *peak_sections(self._peaks, tick)]
+
+    def page(self, tick: Tick) -> bytes:
+        return self.metrics
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        async with self.free:
+            yield
+
+    async def work(self, state: FleetState) -> None:
+        while True:
+            began = time.monotonic()
+            await self.forecast(state)
+            period_s = self._clock.wall_s(NEW_S)
+            await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, period_s - (time.monotonic() - began)))
+
+    async def forecast(self, state: FleetState) -> None:
+        """Forecast new attempts and, once a minute, the time left to everything that runs."""
+        async with self.free:
+            now_ms, record = self._clock.now_ms(), self.record
+            live = {_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
+            closed, retained = state.runs.closed(), self._retained(state, live, now_ms)
+            taken = {key: state.runs.taken(*key) for key in live if key not in retained}
+            new = await _sliced([*taken], lambda key: self._new_of(state, live[key], taken[key], now_ms))
+            over = await _sliced(closed, lambda run: self._over(run, now_ms))
+            new += [row for row in over if row is not None]
+            self._polled_ms = now_ms
+            due = record.due(MOST_DUE)
+            kinds = await _sliced(due, lambda row: state.runs.features(row[1], now_ms))
+            aging = self._aging(live, retained, now_ms)
+            old = await _sliced(aging, lambda row: _features_now(state, row, now_ms))
+            inputs = ForecastInputs(new, [shape for _, shape in due], kinds, aging, old)
+            run_s, issued = await in_thread(lambda: self._issue(inputs, retained, now_ms))
+            record.issued = issued
+            record.use_model(self.model.name)
+            record.update_kinds([key for key, _ in due], run_s)
+            for row in new:
+                if row.closed is not None:
+                    self._score(issued[row.key], row.closed)
+            if due:
+                self.latest = self._table(now_ms)
+            self.metrics = run_page(record, self.model, now_ms)
+            self.recent = Recent() if self.model.name == BASELINE else record.recent()
+
+    def _table(self, now_ms: int) -> list[Section]:
+        """The table of run times by kind; empty before the first."""
+        keys, run_s, runs = self.record.table()
+        if not len(keys):
+            return []
+        return [*table_sections(RUN, keys, run_s, now_ms, self.record.model), Section(RUNS_SEEN, runs, now_ms)]
+
+    def _retained(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, IssuedRunTime]:
+        """Issued forecasts, without those of attempts that are long over."""
+        retained = {}
+        for key, issued in self.record.issued.items():
+            row = live.get(key) or state.jobs.get(*key)
+            if row is not None and (row.over_ms or now_ms) >= now_ms - ENDED_KEPT_MS:
+                retained[key] = issued if issued.is_over or row.over_ms is None else issued.over()
+        return retained
+
+    def _new_of(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
+        """From an attempt that waits or runs. features: as of its submission, if known."""
+        shape = shape_of(row)
+        self.record.mark_due(shape)
+        if features is None:
+            return New(_key(row), shape, _features_now(state, row, now_ms), in_time=False)
+        return New(_key(row), shape, features, self._in_time(shape))
+
+    def _in_time(self, shape: JobShape) -> bool:
+        """Whether it came since the last poll. Only such are scored: no features know of later, short runs count."""
+        return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
+
+    def _over(self, run: ClosedRun, now_ms: int) -> New | None:
+        """Score an ended run; without a forecast, return what one is made of, unless it ended long ago."""
+        key = (run.job, run.attempt)
+        self.record.mark_due(run.shape, is_over=True)
+        issued, in_time = self.record.issued.get(key), self._in_time(run.shape)
+        if issued is not None:
+            self._score(issued, run)
+        elif run.features is not None and (in_time or run.ended_ms >= now_ms - ENDED_KEPT_MS):
+            return New(key, run.shape, run.features, in_time, run)
+        return None
+
+    def _score(self, issued: IssuedRunTime, run: ClosedRun) -> None:
+        self.record.score(issued, run.shape, run.run_s, run.ended_ms)
+
+    def _aging(self, live: Rows, retained: Mapping[Attempt, IssuedRunTime], now_ms: int) -> list[JobAttempt]:
+        """Running attempts to forecast: all of them once a minute, else those without a forecast."""
+        is_all = now_ms - self._all_ms >= PERIOD_S * 1000
+        if is_all:
+            self._all_ms = now_ms
+        return [
+            row
+            for key, row in live.items()
+            if row.started_ms is not None and (is_all or key not in retained or retained[key].left_s is None)
+        ]
+
+    def _issue(
+        self, inputs: ForecastInputs, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
+    ) -> tuple[Array, dict[Attempt, IssuedRunTime]]:
+        """(kind, LEVELS) run times, capped by no limit, and the forecasts from now on. Runs in a thread."""
+        self.model.refresh()
+        new, features = inputs.new, _stacked([*(row.features for row in inputs.new), *inputs.kinds])
+        similar = features[:, _SIMILAR].astype(np.float64)
+        shapes = [*(row.shape for row in new), *inputs.due]
+        tracker = self.record.tracker if self.model.name == self.record.model else RunTracker()
+        log_run = tracker.served(self.model.log_run(features), similar, [(shape.kin, shape.gpus) for shape in shapes])
+        run_s = np.exp(log_run).astype(np.float32)
+        similar_s = np.exp(similar).astype(np.float32)
+        issued = {
+            row.key: issue_run_time(
+                run_s[at], similar_s[at], row.shape.limit_s, self.model.name, row.in_time, row.closed is not None
+            )
+            for at, row in enumerate(new)
+        }
+        issued = {**retained, **issued}
+        keys = [*map(_key, inputs.aging)]
+        issued_s = np.array([issued[key].run_s for key in keys], np.float64).reshape(len(keys), len(LEVELS))
+        elapsed_s = np.array([now_ms - (row.started_ms or now_ms) for row in inputs.aging], np.float64).clip(0) / 1000
+        left_s = self._left_s(_stacked(inputs.old), elapsed_s, issued_s)
+        return run_s[len(new) :], issued | with_left(issued, keys, left_s, now_ms)
+
+    def _left_s(self, features: Array, elapsed_s: NDArray[np.float64], issued_s: NDArray[np.float64]) -> Array:
+        """(attempt, LEVELS) seconds from now, no more than what a limit leaves. issued_s: of the whole run."""
+        left_s = young(self.model.remaining_s(features, elapsed_s, LEVELS), issued_s, elapsed_s)
+        ahead_s = (np.exp(features[:, _LIMIT].astype(np.float64)) - elapsed_s)[:, None]
+        return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
+
+
+def young(
+    left_s: NDArray[np.float64], issued_s: NDArray[np.float64], elapsed_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(attempt, LEVELS) seconds left. Models are not fitted on runs younger than YOUNG_S, which lean on `issued_s`."""
+    rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(issued_s).all(axis=1))
+    if not len(rows):
+        return left_s
+    known = np.log(np.maximum(issued_s[rows], 1.0))
+    issued_left_s = np.stack([beyond(known, elapsed_s[rows], level) for level in LEVELS], axis=1)
+    share = (elapsed_s[rows] / YOUNG_S)[:, None]
+    left_s = left_s.copy()
+    left_s[rows] = share * left_s[rows] + (1 - share) * issued_left_s
+    return left_s
+
+
+def _features_now(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
+    """Features of an attempt that waits or runs, even if its submission never came."""
+    found = state.runs.features_of(*_key(row), now_ms)
+    return state.runs.features(shape_of(row), now_ms) if found is None else found
+
+
+async def _sliced(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
+    """`make` of each row; events are folded in between."""
+    made = []
+    for at, row in enumerate(rows):
+        made.append(make(row))
+        if at % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+    return made
+
+
+def _stacked(rows: Sequence[Array]) -> Array:
+    """(row, feature)"""
+    return np.array(rows, np.float32).reshape(len(rows), len(FEATURES))
+
+
+def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
+    """Peaks of jobs by kind, this tick included."""
+    peaks.finish(tick.events.ended)
+    memory, power = tick.frames.gpu.column("fb_used_bytes"), tick.frames.gpu.column("power_w")
+    peaks.observe(tick.events.running, tick.now_ms, tick.occupancy.holder, tick.gpu_rows, memory, power)
+    return table_sections(PEAK, *peaks.table(), tick.now_ms)
+
+
+def run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
+    """Metrics: how often bounds held, and which model forecasts."""
+    page = Page()
+    page.gauge(
+        "duration_coverage_ratio",
+        f"Share of the last runs (up to {record.outcomes.maxlen}) that lasted no longer than told at their submission.",
+        [({"bound": bound}, share) for bound, share in record.coverage().items()],
+    )
+    page.number("duration_scored_runs", "Runs that this coverage is of.", len(record.outcomes))
+    page.gauge("duration_model_info", "The model that run times come from.", [({"model": model.name}, 1)])
+    page.number(
+        "duration_model_trouble",
+        "1 while the version that should serve cannot, and similar jobs do.",
+        bool(model.trouble),
+    )
+    fitted_ms = model.fitted_until_ms
+    age_s = None if fitted_ms is None else (now_ms - fitted_ms) / 1000
+    page.number("duration_fit_age_seconds", "Fleet time since the end of the history that was fitted on.", age_s)
+    return page.encode()
+
+
+def _key(attempt: JobAttempt) -> Attempt:
+    return attempt.job, attempt.attempt

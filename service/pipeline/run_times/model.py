@@ -1,0 +1,127 @@
+"""The run-time model that serves: the registry's version, or the quantiles of similar jobs where that is unsound."""
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.past_runs import COLUMN, EMPIRICAL
+from features.run_past import LEVELS
+from fleet.errors import ModelError
+from models.run_times.duration import DurationModel
+from models.versions.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+KIND = "duration"
+BASELINE = "similar jobs"
+UNREADABLE = "?"  # no version has this name
+
+SHORTEST_LOG = -7.0  # of a millisecond; less is nonsense
+
+_SIMILAR = [COLUMN[name] for name in EMPIRICAL]
+
+Array = NDArray[np.float64]
+Features = NDArray[np.float32]
+
+
+class RunModel(Protocol):
+    """features: (job, feature). Answers: (job, level), not falling; `log_run` in log seconds, not capped by a limit."""
+
+    def log_run(self, features: Features) -> Array: ...
+
+    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array: ...
+
+
+class ServedRunModel:
+    """One reader: `refresh` and the forecasts may run in a thread, one at a time."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.name = BASELINE
+        self.trouble = ""  # why the version that should serve does not; empty when all is well
+        self.fitted_until_ms: int | None = None
+        self._registry = registry
+        self._baseline: RunModel = DurationModel()  # not fitted: the quantiles of similar jobs
+        self._model: RunModel = self._baseline
+        self._version: str | None = None
+
+    def refresh(self) -> bool:
+        """Load the version that serves; True when it is another one than before. Blocks."""
+        try:
+            version = self._registry.current_version(KIND)
+        except ModelError as error:
+            self._fall_back(str(error))
+            self._version = UNREADABLE
+            return False
+        if version == self._version:
+            return False
+        self._version = version
+        self._become(self._baseline, BASELINE, None)
+        self.trouble = ""
+        if version is not None:
+            self._load()
+        return True
+
+    def _load(self) -> None:
+        try:
+            folder = self._registry.current(KIND)
+            if folder is None:
+                return
+            card = self._registry.card(KIND, folder.name)
+            self._become(load_model(folder), f"{KIND}-{folder.name}", card.fitted_until_ms)
+        except (ModelError, OSError) as error:
+            self._fall_back(str(error))
+        else:
+            logger.info("run times: %s serves", self.name)
+
+    def log_run(self, features: Features) -> Array:
+        """(job, LEVELS) logarithms of seconds from the start, not capped by a limit; NaN where nothing is known."""
+        return self._checked(lambda model: model.log_run(features), features, len(LEVELS), SHORTEST_LOG)
+
+    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+        """(job, level) seconds from now, of jobs that have run for `elapsed_s`; NaN where nothing is known."""
+        return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, len(levels), 0.0)
+
+    def _checked(self, ask: "_Ask", features: Features, levels: int, least: float) -> Array:
+        """The model's answer. If it gives none or nonsense, the baseline answers from now on."""
+        jobs = len(features)
+        if not jobs:
+            return np.zeros((0, levels))
+        if self._model is not self._baseline:
+            try:
+                answer = np.asarray(ask(self._model), np.float64)
+            except ModelError as error:
+                self._fall_back(str(error))
+            else:
+                if answer.shape == (jobs, levels) and np.isfinite(answer).all() and (answer >= least).all():
+                    return _not_falling(answer)
+                self._fall_back(f"{self.name} gives run times that are none")
+        answer = _not_falling(ask(self._baseline))
+        answer[np.isnan(features[:, _SIMILAR]).any(axis=1)] = np.nan
+        return answer
+
+    def _fall_back(self, why: str) -> None:
+        if why != self.trouble:
+            logger.warning("run times: %s; %s serve", why, BASELINE)
+        self.trouble = why
+        self._become(self._baseline, BASELINE, None)
+
+    def _become(self, model: RunModel, name: str, fitted_until_ms: int | None) -> None:
+        self._model, self.name, self.fitted_until_ms = model, name, fitted_until_ms
+
+
+def _not_falling(answer: Array) -> Array:
+    """(job, level) sorted along the levels."""
+    sorted_up: Array = np.maximum.accumulate(answer, axis=1)
+    return sorted_up
+
+
+class _Ask(Protocol):
+    def __call__(self, model: RunModel) -> Array: ...
+
+
+def load_model(folder: Path) -> RunModel:
+    """The model of a version's folder; LightGBM is loaded with it. ModelError when it cannot be used."""
+    return DurationModel.load(folder)

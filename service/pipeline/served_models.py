@@ -1,0 +1,126 @@
+"""Sum served instances up to models: rates and histograms add up; the KV cache is a mean beside the fullest."""
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from features.serving import ServedInstance
+from fleet.metrics import TTFT_EDGES_MS
+from service.answers.served_models import InstanceLoad, ServedModel, ServedModels, TimeToFirstToken
+from service.board.board import Section
+from service.exposition import Page
+from service.pipeline.capability import Capability
+from service.pipeline.documents import number
+from service.pipeline.publish import encode
+from service.pipeline.tick import Tick
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+class ServedInstances(Capability):
+    """The served models of a tick."""
+
+    def __init__(self) -> None:
+        self._document = ServedModels(0, [])
+
+    def sections(self, tick: Tick) -> list[Section]:
+        self._document = served_document(tick.served, tick.now_ms)
+        return [Section("doc.served_models", encode(self._document), tick.now_ms)]
+
+    def page(self, tick: Tick) -> bytes:
+        return served_page(self._document)
+
+
+def served_document(instances: Sequence[ServedInstance], now_ms: int) -> ServedModels:
+    """`GET /v1/served-models`: a row a pool and model, in order of their names."""
+    models: dict[tuple[str, str], list[ServedInstance]] = {}
+    for instance in instances:
+        models.setdefault((instance.pool, instance.model), []).append(instance)
+    return ServedModels(now_ms, [_row(*key, models[key]) for key in sorted(models)])
+
+
+def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
+    used = [one.kv_cache_used for one in instances if one.kv_cache_used is not None]
+    return ServedModel(
+        pool=pool,
+        model=model,
+        instances=[
+            InstanceLoad(
+                instance=one.instance,
+                age_s=one.age_s,
+                requests_running=one.requests_running,
+                requests_waiting=one.requests_waiting,
+                kv_cache_used=None if one.kv_cache_used is None else number(one.kv_cache_used),
+            )
+            for one in sorted(instances, key=lambda one: one.instance)
+        ],
+        requests_running=_total(instances, "requests_running"),
+        requests_waiting=_total(instances, "requests_waiting"),
+        kv_cache_used=number(sum(used) / len(used)) if used else None,
+        kv_cache_used_max=number(max(used)) if used else None,
+        requests_per_s=_total(instances, "requests_finished"),
+        prompt_tokens_per_s=_total(instances, "prompt_tokens"),
+        generated_tokens_per_s=_total(instances, "generated_tokens"),
+        ttft_s=ttft(instances),
+    )
+
+
+def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
+    """The sum over those that say it; None where nobody does."""
+    told = [value for one in instances if (value := getattr(one, name)) is not None]
+    return number(sum(told)) if told else None
+
+
+def ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
+    """Mean and quantiles of the window's requests, in seconds, over the edges that all instances have."""
+    telling = [one for one in instances if one.ttft_requests and one.ttft_s is not None]
+    requests = sum(one.ttft_requests or 0.0 for one in telling)
+    mean = sum(one.ttft_s or 0.0 for one in telling) / requests if requests > 0 else None
+    edges, counts = [], []
+    for at, edge_ms in enumerate(TTFT_EDGES_MS):
+        told = [one.ttft_le[at] for one in telling]
+        if telling and None not in told:
+            edges.append(edge_ms / 1000)
+            counts.append(sum(value or 0.0 for value in told))
+    quantiles = (quantile(edges, counts, q * requests) for q in QUANTILES)
+    return TimeToFirstToken(None if mean is None else number(mean), *quantiles)
+
+
+def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> float | None:
+    """Where a cumulative histogram reaches `rank`; None beyond its last edge, and where there are no requests.
+
+    >>> quantile([0.1, 1.0], [10.0, 20.0], 15.0), quantile([0.1, 1.0], [10.0, 20.0], 30.0)
+    (0.55, None)
+    """
+    if rank <= 0:
+        return None
+    low, below = 0.0, 0.0
+    for edge, count in zip(edges, counts, strict=True):
+        if count >= rank:
+            return number(low + (edge - low) * (rank - below) / (count - below)) if count > below else number(edge)
+        low, below = edge, max(below, count)
+    return None
+
+
+def served_page(document: ServedModels) -> bytes:
+    """The same as metrics of ours."""
+    page = Page()
+    labelled = [({"pool": row.pool, "model": row.model}, row) for row in document.rows]
+    for name, text in (
+        ("requests_running", "Requests that instances of a served model work on."),
+        ("requests_waiting", "Requests that wait for an instance of a served model."),
+        ("kv_cache_used", "Mean share of the KV cache in use over a model's instances."),
+        ("requests_per_s", "Requests finished per second."),
+        ("generated_tokens_per_s", "Tokens generated per second."),
+    ):
+        page.gauge(f"served_{name}", text, [(labels, getattr(row, name)) for labels, row in labelled])
+    page.gauge(
+        "served_ttft_seconds",
+        "Time to first token of the last two minutes.",
+        [
+            ({**labels, "quantile": key}, value)
+            for labels, row in labelled
+            for key, value in structs.asdict(row.ttft_s).items()
+        ],
+    )
+    return page.encode() if labelled else b""

@@ -1,0 +1,192 @@
+"""State to disk and back: rings, jobs, nodes, the stateful parts, and the positions of the sources.
+
+    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.pipeline.job_files)
+                    NAME.arrays of each part (service.pipeline.stateful)
+                    state.arrays: the header, nodes, and what else is small
+
+A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
+of one moment, the rings are copied in slices after it: what is replayed twice changes nothing. The last two are kept,
+with the inbox from the older one's position on: if the newest cannot be read, the other one ends in the same state.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from features.arrays_file import AREA, read_arrays, write_arrays
+from features.store import OtherIntervalError, WindowStore
+from fleet import files
+from fleet.entities import Entities
+from fleet.nodes import NodeRecord
+from fleet.sequences import SeenSequences
+from fleet.stateful import Dump
+from fleet.topology import Topology
+from models.demand.forecaster import DemandForecaster
+from service.config import Config
+from service.pipeline.job_files import JobFiles, read_jobs
+from service.pipeline.node_past import NodePasts
+from service.pipeline.state import FleetState
+from service.pipeline.stateful import STATEFUL, UNREADABLE, PartKind, Parts, write_parts
+from service.state_parts import Positions, SnapshotHeader
+from service.thread_work import in_thread
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_VERSION = 1  # another one when what is written changes its shape; snapshots of another one are not read
+KEPT = 2
+MISSED_TICKS = 3  # what was before them is known; nobody looked since
+Work = Callable[[], object]
+
+
+class OtherVersionError(ValueError):
+    """A snapshot that another version of this program wrote."""
+
+    def __init__(self, version: object) -> None:
+        super().__init__(
+            f"it has version {version} and version {SNAPSHOT_VERSION} is read here: samples begin anew, and the inbox "
+            "is read again as far as it reaches back, like every source that can go back"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedState(SnapshotHeader):
+    """All that outlives a process. number: of the snapshot that it was restored from, 0 for none."""
+
+    state: FleetState
+    parts: Parts
+    number: int = 0
+
+
+class Snapshot:
+    """The snapshots of one pipeline in one folder. `kinds`: the parts that they hold."""
+
+    def __init__(self, folder: Path, kinds: Sequence[PartKind] = STATEFUL) -> None:
+        self.folder = folder
+        self._kinds = kinds
+        self.whole: dict[int, Positions] = {}  # the ones that can be relied on, oldest first
+        self._jobs = JobFiles()
+        files.make_folder(folder, AREA)
+
+    def numbers(self) -> list[int]:
+        """Snapshots that are there, whole or not, oldest first."""
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
+
+    def restore(self, config: Config, topology: Topology, now_ms: int) -> SavedState:
+        """The newest snapshot that can be read, or an empty state."""
+        for number in reversed(self.numbers()):
+            try:
+                kept = self._load(self.folder / str(number), config, topology)
+            except UNREADABLE as error:
+                logger.error("snapshot %d cannot be used (%s), going on with what was before it", number, error)
+                continue
+            self.whole = {number: kept.positions}
+            if now_ms - kept.saved_ms > MISSED_TICKS * config.pipeline.tick_s * 1000:
+                kept.parts[NodePasts].missed(kept.saved_ms)
+            return kept
+        store = _new_store(Entities(), config)
+        state = FleetState(store.entities, store, topology, config.limits)
+        return SavedState(state=state, parts=Parts(self._kinds, config, state), positions={}, began_ms=now_ms)
+
+    def _load(self, folder: Path, config: Config, topology: Topology) -> SavedState:
+        document, tables = read_arrays(folder / "state.arrays")
+        if document.get("version") != SNAPSHOT_VERSION:
+            raise OtherVersionError(document.get("version"))
+        store = _store(folder / "store", config)
+        state = FleetState(store.entities, store, topology, config.limits)
+        read_jobs(folder / "jobs", document["jobs"], state.jobs)
+        state.jobs.position = document["jobs_position"]
+        state.nodes.load(msgspec.msgpack.decode(tables["nodes"].tobytes(), type=_Nodes))
+        state.nodes.position = document["nodes_position"]
+        state.counts.newest_sample_ms = document["newest_sample_ms"]
+        parts = Parts(self._kinds, config, state)
+        parts.load(folder)
+        header = msgspec.convert(document, SnapshotHeader)
+        awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
+        logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)
+        told = {row.name: getattr(header, row.name) for row in fields(header)}
+        return SavedState(state=state, parts=parts, number=int(folder.name), **told)
+
+    def save(self, kept: SavedState, forecaster: Dump | None = None) -> Coroutine[None, None, Positions | None]:
+        """Copy the tables at once. The coroutine that is returned writes them while the state goes on. Raises OSError.
+
+        It gives the positions up to which a source may delete: those of the older of two snapshots, None before.
+        forecaster: a dump of the DemandForecaster that a thread took, if nothing has changed it since.
+        """
+        number = max([0, *self.numbers()]) + 1
+        dumps = kept.parts.dump({} if forecaster is None else {DemandForecaster: forecaster})
+        works = self._works(kept, dumps, self.folder / str(number))
+        return self._write(number, kept.positions, next(works), works)
+
+    async def _write(
+        self, number: int, positions: Positions, work: Work | None, works: Iterator[Work]
+    ) -> Positions | None:
+        while work is not None:
+            await in_thread(work)
+            work = next(works, None)
+        self.whole = dict([*self.whole.items(), (number, positions)][-KEPT:])
+        await in_thread(self._tidy)
+        return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
+
+    def _works(self, kept: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
+        """An iterator of works. Taking the next one copies; calling it writes, in any thread."""
+        beside = folder.with_name(f".{folder.name}.tmp")
+        yield self._tables(kept, dumps, beside, folder)
+        yield from kept.state.store.saving(beside / "store", becomes=folder / "store")
+        yield lambda: _become(beside, folder)
+
+    def _tables(self, kept: SavedState, dumps: dict[str, Dump], beside: Path, becomes: Path) -> Callable[[], None]:
+        state = kept.state
+        document = {row.name: msgspec.to_builtins(getattr(kept, row.name)) for row in fields(SnapshotHeader)} | {
+            "version": SNAPSHOT_VERSION,
+            "jobs_position": state.jobs.position,
+            "nodes_position": state.nodes.position,
+            "newest_sample_ms": state.counts.newest_sample_ms,
+        }
+        jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
+        nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
+
+        def write() -> None:
+            files.remove_tree(beside)  # by a save that was given up
+            beside.mkdir()
+            names = jobs()
+            write_parts(beside, dumps)
+            write_arrays(beside / "state.arrays", {**document, "jobs": names}, {"nodes": nodes})
+
+        return write
+
+    def _tidy(self) -> None:
+        """Remove every folder but the snapshots to keep."""
+        names = {str(number) for number in self.whole}
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name not in names:
+                files.remove_tree(path)
+
+
+_Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
+
+
+def _become(beside: Path, folder: Path) -> None:
+    """Sync the folders, and rename to make a snapshot of them."""
+    for path in (beside / "store", beside / "jobs", beside):
+        files.sync_folder(path, AREA)
+    files.rename(beside, folder, AREA)
+    files.sync_folder(folder.parent, AREA)
+
+
+def _store(folder: Path, config: Config) -> WindowStore:
+    """The saved store, or an empty one of the same entities where the interval was changed since."""
+    interval_s, future_limit_s = config.scrape.interval_s, config.pipeline.future_limit_s
+    try:
+        return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)
+    except OtherIntervalError as error:
+        logger.warning("%s: samples begin anew, jobs and nodes stay", error)
+        return _new_store(error.entities, config)
+
+
+def _new_store(entities: Entities, config: Config) -> WindowStore:
+    limit_s = config.pipeline.future_limit_s
+    return WindowStore(entities, interval_s=config.scrape.interval_s, future_limit_s=limit_s)

@@ -1,0 +1,304 @@
+"""FleetState: everything a pipeline knows, and the one function that changes it.
+
+    Batch ── apply ──> rings (WindowStore), jobs (JobFold), nodes (NodeTable), topology
+
+`apply` takes only newer samples and unseen events, so a replay that overlaps a snapshot ends in the same state.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.ended_jobs import ENDED_KEPT_MS, MOST_ENDED
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Resized, Started
+from fleet.jobs import JobAttempt
+from fleet.nodes import SOURCES_KEPT, NodeRecord
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind
+from fleet.topology import NodeSpec, Topology
+from ingest.archive.archive import Archive
+from ingest.node_names import known_name, node_name
+from ingest.source import Batch
+from models.risk.score import FoldedEvents
+from models.risk.watch import FleetWatch
+from service.config import LimitsConfig
+
+Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement)
+
+logger = logging.getLogger(__name__)
+
+RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
+MOST_RESTING = 1_000_000  # jobs; their names and a few hundred bytes each
+BAD_SAMPLES_KEPT = 20
+REASONS_KEPT = 200  # senders may tell reasons of their own; the rest are "other"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What came in since the process began."""
+
+    samples: int = 0
+    late: int = 0
+    events: int = 0
+    duplicates: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    bad_examples: dict[str, str] = field(default_factory=dict)
+    newest_sample_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventView(FoldedEvents):
+    """What events say up to `position`: copies, which do not change when more arrive."""
+
+    queued: Sequence[JobAttempt]
+    durations: Mapping[str, Any]  # of finished jobs, by size
+    position: int
+
+
+class FleetState:
+    """Owned by one task of one pipeline; nothing else writes here."""
+
+    def __init__(
+        self, entities: Entities, store: WindowStore, topology: Topology, limits: LimitsConfig | None = None
+    ) -> None:
+        self.entities = entities
+        self.limits = limits or LimitsConfig()
+        self._named = len(topology)
+        placed = {node.name: node.gpus for node in topology.nodes}
+        entities.bound(placed, self.limits.unknown_nodes, self.limits.unknown_gpus)
+        self.watch = FleetWatch(store)
+        self.store, self.fold, self.nodes, self.memory = store, self.watch.fold, self.watch.nodes, self.watch.memory
+        self.jobs, self.demand, self.runs = self.fold.jobs, self.fold.demand, self.fold.runs
+        self.topology = align(topology, entities)
+        self.counts = Counts()
+        self.archive: Archive | None = None  # gets what is accepted
+        self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
+        self._node_copies: dict[str, NodeRecord] = {}
+        self._devices_learnt = 0
+        self._gpu_rows_seen = 0
+        self._stated = frozenset(node.name for node in topology.nodes if node.gpus)  # a file says how many GPUs
+        self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
+
+    def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
+        """Take a batch in. Returns the node events that were new (hard signals among them)."""
+        counts = self.counts
+        for samples in batch.samples:
+            written = self.store.write(samples, now_ms)
+            counts.samples += written.applied
+            counts.late += written.late
+            if self.archive is not None and written.taken is not None:
+                self.archive.add(written.taken, written.sure)
+            for reason, count in (("future", written.future), ("not_finite", written.not_finite)):
+                if count:
+                    counts.bad[reason] += count
+            if len(samples):
+                newest = int(samples.time_ms.max())
+                if newest <= now_ms + self.store.span.future_ms:
+                    counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
+        for event in batch.events:
+            if not self.jobs.has_room(event, self.limits.live_jobs):
+                live = f"{self.jobs.live:,} jobs wait or run, limits.live_jobs are"
+                self._note_bad(RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}"))
+                continue
+            event = self._on_known_nodes(event)
+            changed = self.watch.take_event(event, now_ms)
+            if not changed:
+                counts.duplicates += 1
+                continue
+            counts.events += 1
+            if self.archive is not None:
+                self.archive.add_event(event)
+            for attempt in changed:
+                self._copies.pop((attempt.job, attempt.attempt), None)
+        for error in batch.bad:
+            self._note_bad(error)
+        return self._apply_node_events(batch.node_events)
+
+    def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
+        """Returns the new ones, under the names by which the fleet knows their nodes."""
+        fresh = []
+        for stated in events:
+            try:
+                event = self._placed(_renamed(stated, node_name(stated.node, self.entities)))
+            except RecordError as error:
+                self._note_bad(error)
+                continue
+            if not self.nodes.has_room(event):
+                many = f"{event.node[:80]} is told of by {SOURCES_KEPT} sources already: {event.source[:80]!r}"
+                self._note_bad(RecordError("too_many_sources", many))
+            elif self.nodes.apply(event) is None:
+                self.counts.duplicates += 1
+            else:
+                fresh.append(event)
+                if self.archive is not None:
+                    self.archive.add_event(event)
+                self._node_copies.pop(event.node, None)
+        self.counts.events += len(fresh)
+        return fresh
+
+    def _placed(self, event: NodeEvent) -> NodeEvent:
+        """The event with the GPU of its device, once an exporter has named it."""
+        if not event.device or event.gpu is not None:
+            return event
+        gpu = self.entities.devices.gpu(event.node, event.device)
+        return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
+
+    def _place_again(self) -> None:
+        """Give earlier events the GPUs that exporters' pages have named since."""
+        devices = self.entities.devices
+        if devices.learnt == self._devices_learnt:
+            return
+        self._devices_learnt = devices.learnt
+        for name, record in self.nodes.nodes.items():
+            if any(self._placed(event) is not event for event in record.standing.values()):
+                record.events[:] = map(self._placed, record.events)
+                record.standing = {key: self._placed(event) for key, event in record.standing.items()}
+                self._node_copies.pop(name, None)
+
+    def event_view(self, now_ms: int) -> EventView:
+        """Copies for a thread to work on while events go on arriving."""
+        copies: dict[tuple[str, int], JobAttempt] = {}
+
+        def copy(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
+            made = []
+            for attempt in attempts:
+                key = (attempt.job, attempt.attempt)
+                copies[key] = self._copies.get(key) or attempt.copy()
+                made.append(copies[key])
+            return made
+
+        running, queued = copy(self.jobs.running()), copy(self.jobs.queued())
+        ended = copy(self.watch.ended.lately(now_ms))
+        self._copies = copies
+        self._place_again()
+        for name, record in self.nodes.nodes.items():
+            if name not in self._node_copies:
+                self._node_copies[name] = record.copy()
+        position = self.jobs.position + self.nodes.position
+        return EventView(
+            running=running,
+            queued=queued,
+            ended=ended,
+            nodes=dict(self._node_copies),
+            durations=self.demand.durations(),
+            position=position,
+        )
+
+    def rest(self, now_ms: int, history_days: int) -> None:
+        """Pack jobs that are long over, forget those older than `history_days`, and keep both tables in bounds."""
+        self.fold.rest(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
+        if forgotten := self.jobs.forget_oldest(MOST_RESTING):
+            logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)
+
+    def used(self) -> dict[str, dict[str, int]]:
+        """Bound -> how much of it is used, and the most."""
+        unknown = len(self.entities[EntityKind.NODE]) - self._named
+        return {
+            "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
+            "unknown_nodes": {"used": unknown, "most": self.limits.unknown_nodes},
+            "unknown_gpus": {"used": self._unknown_gpus(), "most": self.limits.unknown_gpus},
+        }
+
+    def _unknown_gpus(self) -> int:
+        room = self.entities.room
+        return 0 if room is None else room.used[EntityKind.GPU]
+
+    def _note_bad(self, error: RecordError) -> None:
+        counts = self.counts
+        counts.bad[error.reason if error.reason in counts.bad or len(counts.bad) < REASONS_KEPT else "other"] += 1
+        if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
+            counts.bad_examples[error.reason] = error.detail[:200]
+
+    def _on_known_nodes(self, event: JobEvent) -> JobEvent:
+        """The event with the names that the fleet knows its nodes by: a launcher may spell them otherwise."""
+        match event:
+            case Started() | Resized():
+                named = {*event.nodes, *(rank.node for rank in event.ranks)}
+                names = {name: self._known(name) for name in named}
+                if all(name == known for name, known in names.items()):
+                    return event
+                ranks = tuple(_renamed(rank, names[rank.node]) for rank in event.ranks)
+                return msgspec.structs.replace(event, ranks=ranks, nodes=tuple(names[node] for node in event.nodes))
+            case NodeLost():
+                return _renamed(event, self._known(event.node))
+            case Failed():
+                return _renamed(event, self._known(event.node))
+        return event
+
+    def _known(self, name: str) -> str:
+        return known_name(name, self.entities[EntityKind.NODE])
+
+    def learn_nodes(self, names: Iterable[str]) -> None:
+        """Register nodes that other pipelines have heard of, as long as there is room; each of them counts its own."""
+        nodes = self.entities[EntityKind.NODE]
+        for name in names:
+            if len(nodes) >= self.entities.most_nodes:
+                return
+            self.entities.node(name)
+
+    def refresh_topology(self, models: dict[str, str], gpus: Mapping[str, int] | None = None) -> None:
+        """Register what telemetry tells. models: node -> GPU model; gpus: node -> GPUs that other pipelines saw."""
+        nodes = self.entities[EntityKind.NODE]
+        if len(nodes) > len(self.topology):
+            self.topology = self.topology.with_unplaced(nodes.names[len(self.topology) :])
+        learnt: dict[str, int] = {}
+        if len(self.entities[EntityKind.GPU]) > self._gpu_rows_seen:
+            self._gpu_rows_seen = len(self.entities[EntityKind.GPU])
+            counts = gpu_counts(self.entities[EntityKind.GPU].names)
+            learnt = {node: count for node, count in counts.items() if node not in self._stated}
+        for node, count in (gpus or {}).items():
+            if node not in self._stated:
+                learnt[node] = max(count, learnt.get(node, 0))
+        nameless = any(node.gpus and not node.gpu_model and models.get(node.name) for node in self.topology.nodes)
+        grows = any(learnt.get(node.name, 0) > node.gpus for node in self.topology.nodes)
+        if nameless or grows:
+            self.topology = self.topology.with_gpus(learnt, models)
+
+    def gpu_rows(self) -> NDArray[np.int32]:
+        """(n, g) row in Entities[GPU] of each node's GPU indices, -1 where none was ever seen."""
+        table = self.entities[EntityKind.GPU]
+        key = (len(table), self.topology.generation)
+        if self._gpu_rows[0] == key:
+            return self._gpu_rows[1]
+        width = max(1, int(self.topology.gpus.max(initial=1)))
+        rows = np.full((len(self.topology), width), -1, np.int32)
+        for row, (name, node) in enumerate(zip(table.names, table.node.tolist(), strict=True)):
+            index = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else width
+            if index < width and node < len(rows):
+                rows[node, index] = row
+        self._gpu_rows = (key, rows)
+        return rows
+
+
+def gpu_counts(names: Iterable[str]) -> dict[str, int]:
+    """Node -> GPUs there; names: NODE/GPU."""
+    counts: dict[str, int] = {}
+    for name in names:
+        node, _, index = name.rpartition("/")
+        if index.isdigit():
+            counts[node] = max(counts.get(node, 0), int(index) + 1)
+    return counts
+
+
+def _renamed(event: Named, node: str) -> Named:
+    return event if event.node == node else msgspec.structs.replace(event, node=node)
+
+
+def align(topology: Topology, entities: Entities) -> Topology:
+    """The topology in the order of the node table: known rows first (a snapshot fixed them), new nodes after."""
+    specs = dict(zip(topology.names, topology.nodes, strict=True))
+    for name in topology.names:
+        entities.node(name)
+    names = entities[EntityKind.NODE].names
+    nodes = [specs.get(name, NodeSpec(name)) for name in names]
+    placed = [name in specs for name in names]
+    return Topology.build(nodes, placed=placed, generation=topology.generation, hosts=topology.hosts)

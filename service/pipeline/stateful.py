@@ -1,0 +1,113 @@
+"""STATEFUL: what a pipeline remembers beside samples, jobs and nodes; a snapshot has a file `NAME.arrays` for each."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from features.arrays_file import TornFileError, read_arrays, write_arrays
+from features.co_runs import CoRuns
+from features.job_peaks import JobPeaks
+from features.store_files import StoreError
+from fleet.stateful import Dump, Stateful
+from models.demand.forecaster import DemandForecaster
+from models.demand.sparse import Sparse
+from models.versions.registry import Registry
+from service.config import Config
+from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
+from service.pipeline.node_past import NodePasts
+from service.pipeline.run_times.record import RunTimeRecord
+from service.pipeline.state import FleetState
+from service.plugins import load
+
+logger = logging.getLogger(__name__)
+
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, StoreError, TornFileError, msgspec.MsgspecError)
+ABOUT = "about"  # the array that holds what is no array, packed
+S = TypeVar("S", bound=Stateful)
+
+
+@dataclass(frozen=True, slots=True)
+class PartKind:
+    """begins_anew: a damaged file makes this part empty; of any other part it makes the whole snapshot unusable."""
+
+    name: str  # of its file
+    make: Callable[[Config, FleetState], Stateful]
+    begins_anew: bool = False
+
+
+STATEFUL: tuple[PartKind, ...] = (
+    PartKind("demand", lambda config, state: state.demand),
+    PartKind("runs", lambda config, state: state.runs),
+    PartKind("desk", lambda config, state: demand_forecaster(config)),
+    PartKind("memory", lambda config, state: state.memory),
+    PartKind("peaks", lambda config, state: JobPeaks()),
+    PartKind("told", lambda config, state: RunTimeRecord()),
+    PartKind("co_runs", lambda config, state: CoRuns(), begins_anew=True),
+    PartKind("pasts", lambda config, state: NodePasts(), begins_anew=True),
+)
+
+
+class Parts:
+    """The parts of one pipeline; `parts[CoRuns]` is one of them."""
+
+    def __init__(self, kinds: Sequence[PartKind], config: Config, state: FleetState) -> None:
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._made = {kind.name: kind.make(config, state) for kind in kinds}
+        self._made_of = config, state
+
+    def __getitem__(self, kind: type[S]) -> S:
+        return next(part for part in self if isinstance(part, kind))
+
+    def __iter__(self) -> Iterator[Stateful]:
+        return iter(self._made.values())
+
+    def dump(self, early: Mapping[type[Any], Dump]) -> dict[str, Dump]:
+        """Copies by name. early: of parts that were dumped before and have not changed since."""
+        return {name: early.get(type(part)) or part.dump() for name, part in self._made.items()}
+
+    def load(self, folder: Path) -> None:
+        """Load the files of `write_parts` into new parts. Raises one of UNREADABLE."""
+        for name, part in self._made.items():
+            try:
+                part.load(*_read(folder / f"{name}.arrays"))
+            except UNREADABLE as error:
+                if not self._kinds[name].begins_anew:
+                    raise
+                logger.warning("%s of snapshot %s cannot be used (%s) and begins anew", name, folder.name, error)
+                self._made[name] = self._kinds[name].make(*self._made_of)
+
+    def move(self, by_ms: int) -> None:
+        """Move the times in all parts with a clock that was set."""
+        for part in self:
+            part.move(by_ms)
+
+
+def write_parts(folder: Path, dumps: Mapping[str, Dump]) -> None:
+    """A file a part. Raises OSError."""
+    for name, (about, arrays) in dumps.items():
+        packed = np.frombuffer(msgspec.msgpack.encode(about, enc_hook=_plain), np.uint8)
+        write_arrays(folder / f"{name}.arrays", {}, {**arrays, ABOUT: packed})
+
+
+def _read(path: Path) -> Dump:
+    arrays = read_arrays(path)[1]
+    return msgspec.msgpack.decode(arrays.pop(ABOUT).tobytes(), strict=False), arrays
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a snapshot cannot hold {type(value).__name__}")
+
+
+def demand_forecaster(config: Config) -> DemandForecaster:
+    registry = Registry(config.models_folder)
+    plugins = [load("pipeline.forecasters", path)() for path in config.pipeline.forecasters]
+    sparse = Sparse()
+    return DemandForecaster([ServedTrees(registry), sparse, *plugins], [sparse], [ShadowTrees(registry)])

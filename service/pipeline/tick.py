@@ -1,0 +1,112 @@
+"""A tick: what it is made of (TickInputs), and that with the scored fleet (Tick), from which all answers are made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.extract import Frames
+from features.serving import ServedInstance
+from fleet.entities import Entities
+from fleet.nodes import NodeState
+from fleet.topology import Topology
+from models.risk.score import ScoredFleet
+from service.answers.fleet import BoardMeta, Ingestion
+from service.answers.risk import StateName
+from service.pipeline import documents
+from service.pipeline.occupancy import Occupancy, observe
+from service.pipeline.run_times.record import Attempt, IssuedRunTime
+from service.pipeline.state import EventView
+
+SILENT_INTERVALS = 3.0
+
+
+@dataclass(frozen=True)
+class TickInputs:
+    """All that a tick is made of, as of one moment. A thread may work on it: only `entities` may grow."""
+
+    now_ms: int
+    topology: Topology
+    entities: Entities
+    frames: Frames
+    gpu_rows: NDArray[np.int32]  # (n, g) row of `frames.gpu`, -1 never heard
+    events: EventView
+    interval_s: float
+    meta: BoardMeta  # as before the scores
+    ingestion: Ingestion
+    served: Sequence[ServedInstance] = ()
+    mig: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # GPU -> MIG instance -> GiB
+    run_times: Mapping[Attempt, IssuedRunTime] = field(default_factory=dict)
+    inbox: Mapping[str, int] = field(default_factory=dict)  # segment -> offset up to which `events` are folded
+    gpu_models: Mapping[str, str] = field(default_factory=dict)  # by node, from telemetry
+
+
+@dataclass(frozen=True)
+class Tick(TickInputs):
+    """Its inputs and the scores made of them. What several readers need is computed once, when first asked for."""
+
+    fleet: ScoredFleet = field(kw_only=True)
+
+    @classmethod
+    def of(cls, inputs: TickInputs, fleet: ScoredFleet) -> "Tick":
+        return cls(**vars(inputs), fleet=fleet)
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Node name -> row."""
+        return {name: row for row, name in enumerate(self.topology.names)}
+
+    @cached_property
+    def node_state(self) -> NDArray[np.int8]:
+        """(n,) NodeState, as node events say."""
+        state = np.full(len(self.topology), NodeState.IN_SERVICE, np.int8)
+        for name, record in self.events.nodes.items():
+            if name in self.rows:
+                state[self.rows[name]] = record.state
+        return state
+
+    @cached_property
+    def flagged(self) -> NDArray[np.bool_]:
+        """(n,) nodes whose action asks for more than watching."""
+        return documents.flagged(self.fleet.risk, len(self.topology))
+
+    @cached_property
+    def state_codes(self) -> NDArray[np.int8]:
+        """(n,) index into `documents.STATES`."""
+        up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
+        return documents.state_codes(self.node_state, self.flagged, up)
+
+    @cached_property
+    def states(self) -> list[StateName]:
+        """(n,) what answers call the state of each node."""
+        return [documents.STATES[code] for code in self.state_codes.tolist()]
+
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        return observe(self.events.running, self.topology, self.rows)
+
+    @cached_property
+    def held(self) -> NDArray[np.bool_]:
+        """(n, g) a job holds the GPU."""
+        return self.occupancy.holder >= 0
+
+    @cached_property
+    def exists(self) -> NDArray[np.bool_]:
+        """(n, g) the node has that GPU."""
+        return np.arange(self.gpu_rows.shape[1])[None, :] < self.topology.gpus[:, None]
+
+    @cached_property
+    def usable(self) -> NDArray[np.bool_]:
+        """(n, g) the GPU exists and has not vanished from its exporter's page."""
+        silent = np.nan_to_num(self.gpu_column("silent_s")) > SILENT_INTERVALS * self.interval_s
+        return self.exists & ~silent
+
+    def gpu_column(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
+        """(nodes, g) the last fresh value of a feature of each GPU, NaN unknown. KeyError: no such feature."""
+        gpu, rows = self.frames.gpu, self.gpu_rows[nodes]
+        if not len(gpu.values):
+            return np.full(rows.shape, np.nan)
+        known = (rows >= 0) & (rows < len(gpu.values))
+        return np.where(known, gpu.column(feature)[np.where(known, rows, 0)].astype(np.float64), np.nan)

@@ -1,0 +1,87 @@
+"""InputCollector: what the next tick is made of, gathered in the event loop in one go."""
+
+from collections.abc import Sequence
+
+from features.mig import mig_instances
+from features.serving import served_instances
+from ingest.inbox.inbox import InboxSource
+from service.answers.fleet import BoardMeta, Ingestion, Warming
+from service.config import Config
+from service.pipeline.archive_writer import ArchiveWriter
+from service.pipeline.guarded_source import GuardedSource, gpu_models, unread_inbox
+from service.pipeline.metrics import PipelineMetrics
+from service.pipeline.occupancy import UNKNOWN
+from service.pipeline.other_pipelines import OtherPipelines
+from service.pipeline.run_times.record import RunTimeRecord
+from service.pipeline.snapshot import SavedState
+from service.pipeline.tick import TickInputs
+
+WARM_S = 1800
+
+
+class InputCollector:
+    """others: the other pipelines, in the first of several."""
+
+    def __init__(
+        self,
+        config: Config,
+        saved: SavedState,
+        sources: Sequence[GuardedSource],
+        archive_writer: ArchiveWriter,
+        others: OtherPipelines | None,
+        metrics: PipelineMetrics,
+    ) -> None:
+        self._config, self._saved, self._sources = config, saved, sources
+        self._archive_writer, self._others, self._metrics = archive_writer, others, metrics
+        self._gpu_models: dict[str, str] = {}  # by node
+
+    def refresh_topology(self) -> None:
+        """Take in new nodes, GPUs and models from telemetry, here or in another pipeline."""
+        state, gpus = self._saved.state, dict[str, int]()
+        self._gpu_models = gpu_models(self._sources)
+        if self._others:
+            self._others.poll()
+            state.learn_nodes(self._others.nodes())
+            self._gpu_models, gpus = {**self._others.models(), **self._gpu_models}, self._others.gpus()
+        state.refresh_topology(self._gpu_models, gpus)
+
+    def collect(self, now_ms: int) -> TickInputs:
+        state = self._saved.state
+        return TickInputs(
+            now_ms=now_ms,
+            topology=state.topology,
+            entities=state.entities,
+            frames=state.watch.frames(state.topology, now_ms),
+            gpu_rows=state.gpu_rows(),
+            events=state.event_view(now_ms),
+            interval_s=self._config.scrape.interval_s,
+            gpu_models=self._gpu_models,
+            served=served_instances(state.store, now_ms),
+            mig=mig_instances(state.store, now_ms),
+            run_times=self._saved.parts[RunTimeRecord].issued,
+            inbox=dict(*[source.position() for source in self._sources if source.name == InboxSource.name]),
+            meta=self._meta(now_ms),
+            ingestion=self._ingestion(now_ms),
+        )
+
+    def _meta(self, now_ms: int) -> BoardMeta:
+        have_s = (now_ms - self._saved.began_ms) / 1000
+        unknown = unread_inbox(self._sources) if self._saved.occupancy_known else UNKNOWN
+        return BoardMeta(
+            fleet=self._config.fleet.name,
+            generation=self._saved.state.topology.generation,
+            now_ms=now_ms,
+            speed=self._config.clock.speed,
+            tick_s=self._config.pipeline.tick_s,
+            occupancy_known=not unknown,
+            occupancy_unknown=unknown,
+            models={"risk": "", "demand": "gate", "straggler": "peers"},
+            warming=Warming(round(have_s), WARM_S) if have_s < WARM_S else None,
+        )
+
+    def _ingestion(self, now_ms: int) -> Ingestion:
+        state, metrics = self._saved.state, self._metrics
+        metrics.rates.note(now_ms, state.counts.samples, state.counts.events)
+        found = metrics.ingestion(now_ms, state.counts, self._sources)
+        found.archive, found.limits = self._archive_writer.health(), state.used()
+        return self._others.ingestion(found) if self._others else found

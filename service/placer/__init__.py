@@ -1,0 +1,1 @@
+"""The placer: decides placements, keeps the ledger, works the queue."""

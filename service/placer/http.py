@@ -1,0 +1,180 @@
+"""The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems as they are."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import FleetcastError, UnknownEntity
+from fleet.requests import PlacementRequest
+from placement.ledger import Committed, LedgerError
+from service.answers.placements import PlacerHealth
+from service.api.routes.table import CALLER, JSON, Handler, Param, Query, Row, encode, routes_of
+from service.http.access import Access, Scope
+from service.http.body_budget import BodyBudget
+from service.http.problems import Problem, as_problem, http_problem
+from service.http.request_body import read_raw
+from service.placer.body import decode
+from service.placer.metrics import PlacerMetrics
+from service.placer.service import PlacementService
+from service.placer.start_times import StartTimeSampler
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 4_194_304
+UNNAMED = "unknown"  # no tokens are set, and the request names no user
+NOW = {"age": "0"}  # what the placer tells of itself is as of now
+LIMIT = Param("limit", int, "at most so many rows", 100, least=1, most=1000)
+LAST_CURSOR = 10**15 - 1
+
+
+@dataclass(slots=True)
+class PlacerContext:
+    """What the handlers of the placer share. `queue_changed` is called when something new waits."""
+
+    service: PlacementService
+    starts: StartTimeSampler
+    access: Access
+    bodies: BodyBudget
+    metrics: PlacerMetrics
+    queue_changed: Callable[[], None]
+    prefix: str = "/v1"
+    _damage: str = field(default="", init=False)  # of the ledger, as logged last
+
+    def problem_of(self, error: FleetcastError) -> Problem:
+        """Log each news of the ledger's damage once: the operator repairs it, and sees no answers."""
+        if isinstance(error, LedgerError) and str(error) != self._damage:
+            self._damage = str(error)
+            logger.error("%s", error)
+        return as_problem(error)
+
+
+async def place(request: Request, context: PlacerContext, query: Query) -> Response:
+    wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    return answer(context.service.place(wanted, caller_of(request, wanted)))
+
+
+async def enqueue(request: Request, context: PlacerContext, query: Query) -> Response:
+    wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    reply = context.service.enqueue(wanted, caller_of(request, wanted))
+    context.queue_changed()
+    return answer(reply, 202)
+
+
+async def placements(request: Request, context: PlacerContext, query: Query) -> Response:
+    rows = context.service.ledger.decisions_after(query["after"], query["limit"])
+    cursor = rows[-1].cursor if rows else query["after"]
+    return answer(page(context.service.clock.now_ms(), rows, cursor), headers=NOW)
+
+
+async def one_placement(request: Request, context: PlacerContext, query: Query) -> Response:
+    request_id = request.path_params["request_id"]
+    reply = context.service.ledger.find(request_id)
+    if reply is None:
+        raise UnknownEntity(f"no request {request_id!r}")
+    return answer(reply)
+
+
+async def cancel(request: Request, context: PlacerContext, query: Query) -> Response:
+    return answer(encode(context.service.cancel(request.path_params["request_id"], caller_of(request))))
+
+
+async def queue(request: Request, context: PlacerContext, query: Query) -> Response:
+    body = context.starts.queue(await context.service.queue_rows())
+    return answer(await asyncio.to_thread(encode, body), headers=NOW)
+
+
+async def estimate(request: Request, context: PlacerContext, query: Query) -> Response:
+    wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    return answer(encode(await context.starts.estimate(wanted)), headers=NOW)
+
+
+async def withdraw(request: Request, context: PlacerContext, query: Query) -> Response:
+    reply = context.service.withdraw(request.path_params["request_id"], caller_of(request))
+    context.queue_changed()
+    return answer(encode(reply))
+
+
+async def audit(request: Request, context: PlacerContext, query: Query) -> Response:
+    ledger = context.service.ledger
+    rows = ledger.audit(query["limit"], query["after"], query["request_id"])
+    body = {"as_of_ms": context.service.clock.now_ms(), "head": ledger.head, "rows": rows}
+    return answer(encode(body), headers=NOW)
+
+
+async def health(request: Request, context: PlacerContext, query: Query) -> Response:
+    service = context.service
+    service.refresh()
+    waiting = len(service.ledger.queued())
+    as_of_ms = service.board.as_of_ms if service.board else None
+    return answer(encode(PlacerHealth(True, as_of_ms is None, as_of_ms, waiting, service.watch.doubts)))
+
+
+async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
+    context.metrics.intents.set(len(context.service.ledger.active_intents()))
+    return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _row(method: str, path: str, handler: Handler, scope: Scope, params: tuple[Param, ...] | None = None) -> Row:
+    return Row(method, path, handler, "", "placer", params=params, scope=scope)
+
+
+def _after(default: int | None) -> Param:
+    return Param("after", int, "rows behind this cursor", default, least=0, most=LAST_CURSOR)
+
+
+ROWS = (
+    _row("POST", "/placements", place, Scope.PLACE),
+    _row("GET", "/placements", placements, Scope.READ, (_after(0), LIMIT)),
+    _row("GET", "/placements/{request_id:path}", one_placement, Scope.READ),
+    _row("DELETE", "/placements/{request_id:path}", cancel, Scope.PLACE),
+    _row("POST", "/queue", enqueue, Scope.PLACE),
+    _row("GET", "/queue", queue, Scope.READ),
+    _row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),
+    _row("POST", "/estimate", estimate, Scope.READ),
+    _row("GET", "/audit", audit, Scope.ADMIN, (_after(None), LIMIT, Param("request_id", str, "rows of this request"))),
+    _row("GET", "/metrics", metrics, Scope.READ),
+    Row("GET", "/healthz", health, "", "placer", params=None, is_open=True),
+)
+
+
+def make_app(
+    service: PlacementService,
+    queue_changed: Callable[[], None] = lambda: None,
+    access: Access | None = None,
+    starts: StartTimeSampler | None = None,
+) -> Starlette:
+    """Calls `queue_changed` when something new waits; without `access` all who reach us may ask."""
+    bodies = BodyBudget(service.config.api.body_budget_bytes)
+    context = PlacerContext(
+        service, starts or StartTimeSampler(service), access or Access(), bodies, service.metrics, queue_changed
+    )
+    app = Starlette(routes=routes_of(ROWS, context), exception_handlers={HTTPException: http_problem})
+    app.router.redirect_slashes = False  # a redirect would name the address that the api asked for us
+    return app
+
+
+def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
+    """The name of the caller's token; without tokens, the user that the request names."""
+    return request.scope[CALLER] or (wanted.user if wanted else "") or UNNAMED
+
+
+def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
+    """Stored replies, each with what the ledger knows of it appended; their bytes are not decoded."""
+    parts = [
+        row.reply[:-1]
+        + b","
+        + encode({"cursor": row.cursor, "time_ms": row.time_ms, "job": row.job, "attempt": row.attempt})[1:]
+        for row in rows
+    ]
+    return b'{"as_of_ms":%d,"rows":[%b],"cursor":%d}' % (as_of_ms, b",".join(parts), cursor)
+
+
+def answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type=JSON)

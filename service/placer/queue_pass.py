@@ -1,0 +1,24 @@
+"""The thinking part of a pass over the queue. It reads only what never changes, so it may run in a thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from placement.ledger import QueueEntry
+from placement.options import Options
+from placement.queue import Plan, Waiting, plan
+from service.placer.view import Observed
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePass:
+    """What a pass works on."""
+
+    queue: Sequence[QueueEntry]
+    observed: Observed
+    options: Options
+
+    def think(self) -> Plan:
+        """Who is to be placed where."""
+        observed = self.observed
+        queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
+        return plan(queue, observed.view, observed.running, observed.run_times, self.options)

@@ -1,0 +1,156 @@
+"""The placer: the one process that decides. It owns the ledger, works the queue and answers on loopback.
+
+request → view (board + intents) → decide → commit → reply          in one step of the event loop
+queue   a pass every `queue_period_s`, at every new board, and when something new waits:
+        view → think, in a thread → what still holds → commit
+starts  sampled paths of the queue, in a thread, every half a minute; estimates read the latest
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+
+import uvicorn
+
+from fleet.errors import StaleError
+from placement.ledger import Ledger, LedgerError
+from service.config import Config
+from service.exit_reason import clear_exit_reason
+from service.http.access import Access, load_access
+from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
+from service.http.link_key import link_key
+from service.placer.http import make_app
+from service.placer.metrics import PlacerMetrics
+from service.placer.service import PlacementService
+from service.placer.start_times import StartTimeSampler
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+POLL_S = 0.1
+DAY_S = 86_400.0  # fleet
+SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; a thinking thread gives it back in this
+
+
+class QueueWorker:
+    """Passes over the queue until `stop`."""
+
+    def __init__(self, service: PlacementService) -> None:
+        self.service = service
+        self._wake = asyncio.Event()
+        self._stopped = False
+        self._next_ms = 0
+
+    def wake(self) -> None:
+        self._next_ms = 0
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            await self.step()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), POLL_S)
+
+    async def step(self) -> None:
+        """A pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
+        fresh = await self.service.look()
+        now_ms = self.service.clock.now_ms()
+        if not fresh and now_ms < self._next_ms:
+            return
+        self._next_ms = now_ms + round(self.service.config.placer.queue_period_s * 1000)
+        try:
+            placed, lost = await self._pass()
+        except StaleError as error:
+            logger.debug("the queue waits: %s", error)
+        except LedgerError as error:
+            logger.error("%s; the queue waits", error)
+        else:
+            if lost:
+                self._next_ms = 0
+            if placed:
+                logger.info("placed %d from the queue, %d wait", placed, len(self.service.ledger.queued()))
+
+    async def _pass(self) -> tuple[int, int]:
+        """Placed, and lost to requests that came meanwhile: those are decided at once, a pass thinks in a thread."""
+        begun = self.service.begin_pass()
+        if begun is None:
+            return 0, 0
+        with self.service.metrics.cycle_s.time():
+            thought = await asyncio.to_thread(begun.think)
+        return self.service.end_pass(begun, thought)
+
+
+async def tell_head_daily(service: PlacementService) -> None:
+    """Log the head of the audit trail now and once a day: so it exists outside the ledger."""
+    while True:
+        tell_head(service)
+        await service.clock.sleep(DAY_S)
+
+
+def tell_head(service: PlacementService) -> None:
+    with contextlib.suppress(LedgerError):  # who asks it for anything is told
+        head = service.ledger.head
+        logger.info("the audit trail's head: line %d, %s", head.audit_id, head.hash)
+
+
+def open_service(config: Config) -> PlacementService:
+    """LedgerError ends the process, and its supervisor tries again: to decide without a ledger hands GPUs out twice."""
+    return PlacementService(config, config.make_clock(), Ledger(config.ledger), PlacerMetrics())
+
+
+def access_of(config: Config) -> Access:
+    """The api's tokens; for callers with a certificate the api vouches."""
+    subjects = config.access.subjects
+    return load_access(HOST, subjects=subjects, link=link_key(config.folder) if subjects else "", heeds_link=True)
+
+
+async def serve(config: Config) -> None:
+    """Run until SIGTERM or SIGINT."""
+    sys.setswitchinterval(SWITCH_S)
+    access = access_of(config)
+    service = open_service(config)
+    clear_exit_reason(config.folder, "placer")
+    worker = QueueWorker(service)
+    starts = StartTimeSampler(service)
+    app = make_app(service, worker.wake, access, starts)
+    settings = uvicorn.Config(
+        app,
+        HOST,
+        config.placer.port,
+        http=protocol_of(ConnectionLimits()),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=30,  # longer than the api keeps a connection that it does not use
+    )
+    server = LimitedServer(settings)
+
+    def stop() -> None:
+        server.should_exit = True
+        worker.stop()
+        starts.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.run())
+            group.create_task(starts.run())
+            heads = group.create_task(tell_head_daily(service))
+            await server.serve()
+            worker.stop()
+            starts.stop()
+            heads.cancel()
+    finally:
+        tell_head(service)
+        service.ledger.close()
+    logger.info("placer: stopped, %d requests wait", len(service.ledger.queued()))

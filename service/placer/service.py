@@ -1,0 +1,381 @@
+"""PlacementService: decides, queues and cancels placements, and writes them to the ledger. No HTTP here."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import msgspec
+
+from fleet.clock import Clock, ClockWatch
+from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
+from fleet.requests import Decision, PlacementRequest, check_request, ignored_facts
+from placement.engine import decide, still_holds
+from placement.ledger import Intent, IntentState, Ledger, QueueEntry
+from placement.options import Filter, Options, Scorer
+from placement.queue import Plan, Wait, Waiting, in_order
+from placement.start_time import LEVELS
+from placement.timeline import place
+from service.answers.placements import QueueRow, Settled
+from service.board.age import why_stale
+from service.board.board import Board, BoardReader
+from service.board.expiry import Expiry
+from service.config import Config
+from service.placer.metrics import PlacerMetrics
+from service.placer.queue_pass import QueuePass
+from service.placer.state_watch import StateWatch
+from service.placer.view import Observed, ViewDecoder, settled, with_intents
+from service.plugins import load
+
+logger = logging.getLogger(__name__)
+
+CLOCK_STEP_MS = 5000
+StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
+WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
+NOT_LOOKED_AT = "will be looked at in the next pass"
+
+
+class PlacementService:
+    """Owns the ledger. Whatever reads or writes it runs to its end without an await, so there are no locks."""
+
+    def __init__(self, config: Config, clock: Clock, ledger: Ledger, metrics: PlacerMetrics) -> None:
+        self.config = config
+        self.clock = clock
+        self.ledger = ledger
+        self.metrics = metrics
+        self.reader = BoardReader(config.board)
+        self.filters = load_functions("placer.filters", config.placer.filters)
+        self.scorers = load_functions("placer.scorers", config.placer.scorers)
+        self._watch = ClockWatch(clock)
+        self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
+        self._expiry = Expiry(config.inbox)
+        self.watch = StateWatch(config, clock, ledger)
+        metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
+        self._observer = ViewDecoder()
+        self._observed: tuple[Board, Observed] | None = None
+        self._observing = False  # a thread is decoding a board
+        self._view: _View | None = None
+        self._waits: dict[str, Wait] = {}
+        self._stalled = ""
+        self.planned: Plan | None = None  # the last pass, while something waits
+        self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
+
+    # -- what is known
+
+    @property
+    def board(self) -> Board | None:
+        return self._observed[0] if self._observed else None
+
+    def refresh(self) -> bool:
+        """Take a new board, if any, and settle its intents; True when there was one."""
+        board = self._new_board()
+        self.watch.look(self.board if board is None else board)
+        return board is not None and self._take(board, _attempt(self._observer, board))
+
+    async def look(self) -> bool:
+        """As `refresh`, with the board decoded in a thread."""
+        board = self._new_board()
+        self.watch.look(self.board if board is None else board)
+        if board is None:
+            return False
+        self._observing = True
+        try:
+            return self._take(board, await asyncio.to_thread(_attempt, self._observer, board))
+        finally:
+            self._observing = False
+
+    def _new_board(self) -> Board | None:
+        if self._observing:
+            return None
+        board = self.reader.latest()
+        return None if self._observed and board is self._observed[0] else board
+
+    def _take(self, board: Board, observed: Observed | None) -> bool:
+        if observed is None:
+            return False
+        self._observed, self._view = (board, observed), None
+        return True
+
+    def observed(self) -> Observed:
+        """The newest view, intents included. StaleError when there is no board, or only an old one."""
+        self.refresh()
+        now_ms = self.clock.now_ms()
+        if self._observed is None:
+            raise StaleError("warming: the pipeline has not published a board yet")
+        board, base = self._observed
+        age_s = (now_ms - board.as_of_ms) / 1000
+        self.metrics.view_age_s.set(age_s)
+        if why := why_stale(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
+            raise StaleError(why)
+        promises = self._promises()
+        if not self.watch.doubts:
+            expired = self._expiry.expired(promises, board, now_ms)
+            self.ledger.settle(settled(promises, base, expired), now_ms)
+        if self._view is None or self._view.version != self.ledger.version:
+            self._view = self._with_promises(base)
+        return self._view.observed
+
+    def _decidable(self) -> Observed:
+        """As `observed`; StaleError also while a part of the state is in doubt."""
+        self.refresh()
+        self.watch.refuse()
+        return self.observed()
+
+    def _promises(self) -> list[Intent]:
+        """The active intents; when the clock was set, each lasts as long as it was to."""
+        active = self.ledger.active_intents()
+        by_ms = self._watch.set_by_ms()
+        if abs(by_ms) >= CLOCK_STEP_MS:
+            logger.warning("the clock was set by %+.0f s: promises last as long as before", by_ms / 1000)
+            self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
+        if not self._postponed_ms:
+            return active
+        now = [replace(row, expires_ms=row.expires_ms + self._postponed_ms[row.request_id]) for row in active]
+        self._postponed_ms = Counter({row.request_id: self._postponed_ms[row.request_id] for row in active})
+        return now
+
+    def _with_promises(self, base: Observed) -> "_View":
+        """The view of the ledger as it is now; where promises were only added since the last one, from that one."""
+        active = {intent.request_id: intent for intent in self.ledger.active_intents()}
+        last = self._view
+        if last is None or not last.promised <= active.keys():
+            last = _View(0, frozenset(), base)
+        added = [intent for request_id, intent in active.items() if request_id not in last.promised]
+        return _View(self.ledger.version, frozenset(active), with_intents(last.observed, added))
+
+    def options(self) -> Options:
+        return Options(
+            max_risk=self.config.placer.max_risk,
+            now_ms=self.clock.now_ms(),
+            intent_expires_s=self.config.placer.intent_expires_s,
+            filters=cast(tuple[tuple[str, Filter], ...], self.filters),
+            scorers=cast(tuple[tuple[str, Scorer], ...], self.scorers),
+        )
+
+    # -- requests
+
+    def place(self, request: PlacementRequest, caller: str) -> bytes:
+        """Decide now and write it down, unless it was decided before; a dry run leaves no trace."""
+        check_request(request)
+        self.refresh()
+        self.watch.refuse()
+        if not request.dry_run and (before := self.ledger.stored_reply(request)) is not None:
+            return before
+        observed = self.observed()
+        if not request.dry_run and (why := self._taken(request, observed, self._promised())):
+            raise ConflictError(why)
+        began = time.perf_counter()
+        decision = decide(request, observed.view, self.options())
+        self.metrics.decide_s.observe(time.perf_counter() - began)
+        if request.dry_run:
+            return msgspec.json.encode(decision)
+        self.metrics.decisions.labels(decision.outcome, "placements").inc()
+        action = "place" if decision.outcome == "placed" else "refuse"
+        return self.ledger.commit(request, decision, self.clock.now_ms(), caller, action)
+
+    def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
+        """Write the request into the queue, unless it is there or was decided before."""
+        check_request(request)
+        if request.dry_run:
+            raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
+        self.watch.refuse()
+        if (before := self.ledger.stored_reply(request)) is not None:
+            return before
+        key = (request.job_name, request.attempt)
+        if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.queued()):
+            raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
+        if self._observed and (why := self._taken(request, self._observed[1], self._promised())):
+            raise ConflictError(why)
+        now_ms = self.clock.now_ms()
+        before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.queued())
+        others = "nobody is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
+        decision = self._note(request, "queued", f"queued: {others} before it", now_ms)
+        self.metrics.decisions.labels("queued", "queue").inc()
+        return self.ledger.enqueue(request, decision, now_ms, caller)
+
+    def _promised(self) -> dict[tuple[str, int], str]:
+        """Requests by the attempt that they were promised GPUs for."""
+        return {(row.job, row.attempt): row.request_id for row in self.ledger.active_intents()}
+
+    def _taken(self, request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
+        """Why this attempt cannot be placed (again), or "": its events would settle the new intent, and free GPUs."""
+        key = (request.job_name, request.attempt)
+        name = f"attempt {request.attempt} of {request.job_name}"
+        if key in observed.ended:
+            return f"{name} has ended already: name the next attempt"
+        if key in observed.seen:
+            return f"{name} runs already: name the next attempt"
+        holder = promised.get(key)
+        return f"{name} was promised GPUs already, as request {holder}: cancel that first" if holder else ""
+
+    def withdraw(self, request_id: str, caller: str) -> Settled:
+        """Take a request out of the queue; its stored decision becomes a refusal that says so."""
+        self.watch.refuse()
+        entry = next((row for row in self.ledger.queued() if row.request.request_id == request_id), None)
+        now_ms = self.clock.now_ms()
+        if entry is None:
+            reply = self.ledger.find(request_id)
+            if reply is None:
+                raise UnknownEntity(f"no request {request_id!r} is in the queue")
+            outcome = msgspec.json.decode(reply, type=Decision).outcome
+            raise ConflictError(f"{request_id!r} does not wait any more: it was {outcome}")
+        sentence = "refused: withdrawn from the queue"
+        self.ledger.commit(
+            entry.request, self._note(entry.request, "refused", sentence, now_ms), now_ms, caller, "withdraw"
+        )
+        self._waits.pop(request_id, None)
+        return Settled(request_id, "withdrawn", "withdrawn from the queue")
+
+    def cancel(self, request_id: str, caller: str) -> Settled:
+        """Give back the GPUs of a placement that has not started yet."""
+        self.watch.refuse()
+        state = self.ledger.intent_state(request_id)
+        if state is IntentState.ACTIVE:
+            self._refuse_if_started(request_id)
+            self.ledger.settle([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
+        elif state is None:
+            if self.ledger.is_queued(request_id):
+                raise ConflictError(f"{request_id!r} still waits: withdraw it with DELETE /queue/{request_id}")
+            if self.ledger.find(request_id) is None:
+                raise UnknownEntity(f"no placement {request_id!r}")
+            raise ConflictError(f"{request_id!r} was refused: there is nothing to cancel")
+        elif state is not IntentState.CANCELLED:
+            words = {IntentState.SEEN: "runs already: end the job", IntentState.ENDED: "has ended"}
+            raise ConflictError(f"{request_id!r} {words.get(state, 'has expired: its GPUs are free again')}")
+        return Settled(request_id, "cancelled", "cancelled, its GPUs are free again")
+
+    def _refuse_if_started(self, request_id: str) -> None:
+        """ConflictError where a start was acknowledged that no board knows of yet: its GPUs are in use."""
+        intent = next(row for row in self.ledger.active_intents() if row.request_id == request_id)
+        types = self._expiry.acknowledged(intent, self.board)
+        if not types <= WAITING:
+            raise ConflictError(f"{request_id!r} runs already: end the job")
+
+    def _note(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
+        """A decision that looked at no node."""
+        return Decision(
+            request_id=request.request_id,
+            decision_id=f"d-{request.request_id}-{now_ms}",
+            outcome=outcome,  # type: ignore[arg-type]
+            sentence=sentence,
+            board_as_of_ms=self.board.as_of_ms if self.board else 0,
+            ignored=ignored_facts(request),
+        )
+
+    # -- the queue
+
+    def work_queue(self) -> int:
+        """One pass over the queue at one go; returns how many were placed. StaleError as `observed`."""
+        begun = self.begin_pass()
+        return self.end_pass(begun, begun.think())[0] if begun else 0
+
+    def begin_pass(self) -> QueuePass | None:
+        """What the next pass works on; None when nothing waits. StaleError as `observed`."""
+        queue = self.ledger.queued()
+        self.metrics.queue_length.set(len(queue))
+        if not queue:
+            self._waits, self.planned = {}, None
+            return None
+        try:
+            observed, options = self._decidable(), self.options()
+        except StaleError as error:
+            self._stalled = f"nothing is decided now: {error}"
+            raise
+        self._stalled = ""
+        return QueuePass(self._still_wanted(queue, observed), observed, options)
+
+    def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
+        """Write the plan: (placed, to think about again). Requests decided meanwhile may have taken a plan's GPUs."""
+        observed = self._decidable()
+        unchanged = observed is begun.observed
+        view, promised = observed.view, self._promised()
+        placed = lost = 0
+        with self.ledger.transaction():
+            for entry, decision in planned.placed:
+                request = entry.request
+                if not self.ledger.is_queued(request.request_id):
+                    continue
+                if not unchanged and (
+                    self._taken(request, observed, promised) or not still_holds(request, decision, view, begun.options)
+                ):
+                    lost += 1
+                    continue
+                self.ledger.commit(request, decision, begun.options.now_ms, "queue", "place")
+                self.metrics.decisions.labels("placed", "queue").inc()
+                view = view if unchanged else place(view, request, decision.ranks)
+                placed += 1
+        self._waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
+        self.planned = planned
+        self.metrics.queue_length.set(len(self.ledger.queued()))
+        return placed, lost
+
+    def _still_wanted(self, queue: Sequence[QueueEntry], observed: Observed) -> list[QueueEntry]:
+        """The queue without attempts that started elsewhere meanwhile: those get a refusal with the reason."""
+        wanted: list[QueueEntry] = []
+        promised = self._promised()
+        taken = observed.seen | observed.ended | promised.keys()
+        for entry in queue:
+            is_taken = (entry.request.job_name, entry.request.attempt) in taken
+            why = self._taken(entry.request, observed, promised) if is_taken else ""
+            if why:
+                now_ms = self.clock.now_ms()
+                decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
+                self.ledger.commit(entry.request, decision, now_ms, "queue", "refuse")
+                self.metrics.decisions.labels("refused", "queue").inc()
+            else:
+                wanted.append(entry)
+        return wanted
+
+    async def queue_rows(self) -> list[QueueRow]:
+        """The rows of `GET /queue`, in order. Made in a thread, of the entries that wait now."""
+        return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
+
+    def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
+        order = in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+        return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(order, 1)]
+
+    def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
+        request = entry.request
+        wait = self._waits.get(request.request_id)
+        start = self.starts.get(request.request_id)
+        return QueueRow(
+            request_id=request.request_id,
+            position=position,
+            tenant=request.tenant,
+            queue=request.queue,
+            user=request.user,
+            gang=request.members,
+            gpus_per_node=request.gpus_per_node,
+            priority=request.priority,
+            waiting_s=max(0.0, (now_ms - entry.queued_ms) / 1000),
+            why=self._stalled or (wait.why if wait else NOT_LOOKED_AT),
+            start_ms={name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None,
+            job=request.job_name,
+            ignored=ignored_facts(request),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What was observed and promised at a version of the ledger; `promised`: the requests in it."""
+
+    version: int
+    promised: frozenset[str]
+    observed: Observed
+
+
+def _attempt(observer: ViewDecoder, board: Board) -> Observed | None:
+    """The board as the placer sees it; None when it lacks a section, as the very first one may."""
+    try:
+        return observer.observe(board)
+    except KeyError as error:
+        logger.info("the board is not complete yet (%s), waiting for the next one", error)
+        return None
+
+
+def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """(name, function) of import paths `package.module:function`; ConfigError when one is not there."""
+    return tuple((path.partition(":")[2], load(key, path)) for path in paths)

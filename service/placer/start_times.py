@@ -1,0 +1,157 @@
+"""Start times beside the placer: a thread samples paths anew in the background, and estimates read the latest ones.
+
+every REFRESH_S, or when the queue's head changes, but at most a fifth of the time:
+    view, queue, jobs that wait elsewhere → sample paths, in a thread → `paths`
+estimate    in a thread, on the paths that are there
+
+One queue holds the placer's requests and the jobs that wait by job events (Slurm's and Kubernetes' queues), each once.
+Nobody tells us their rules: all start by priority as it came, then by submission, held jobs, too.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fleet.errors import StaleError
+from fleet.requests import PlacementRequest
+from placement.ledger import LedgerError
+from placement.paths import Timelines, timelines
+from placement.queue import Waiting, in_order
+from placement.reservation import JobRelease, held, releases, windows
+from placement.start_time import Quantiles, StartEstimate, estimate_start, start_times
+from service.answers.placements import Queue, QueueRow
+from service.api.estimates import shape_of_request
+from service.board.board import Board
+from service.board.kind_tables import run_time
+from service.placer.service import PlacementService, StartTimes
+from service.placer.view import waiting_of
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 30.0
+LOOK_S = 0.5
+SHARE = 0.2  # of the time, at most, that sampling may take
+HEAD_WAITS_S = 2.0  # a new head waits so long for its start time at least
+MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told when he would start right after them
+
+
+class StartTimeSampler:
+    """Keeps `paths` fresh until `stop`; one refresh at a time."""
+
+    def __init__(self, service: PlacementService) -> None:
+        self.service = service
+        self.paths: Timelines | None = None
+        self._lock = asyncio.Lock()
+        self._stopped = asyncio.Event()
+        self._took_s = 0.0
+        self._at_s = -1e9
+        self._head: str | None = None
+        self._releases: tuple[JobRelease, ...] = ()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    async def run(self) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(StaleError, LedgerError):
+                await self._refresh_if(self._is_due)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), LOOK_S)
+
+    async def refresh(self) -> Timelines:
+        """Sample the paths of now. StaleError when there is no board, or only an old one."""
+        return await self._refresh_if(lambda: True)
+
+    async def _refresh_if(self, is_due: Callable[[], bool]) -> Timelines:
+        """The paths, sampled anew if need be; callers that wait meanwhile share one sampling."""
+        if self.paths is None or is_due():
+            async with self._lock:
+                if self.paths is None or is_due():
+                    return await self._sample()
+        assert self.paths is not None
+        return self.paths
+
+    async def _sample(self) -> Timelines:
+        began = time.monotonic()
+        observed, options = self.service.observed(), self.service.options()
+        ledger, board = self.service.ledger, self.service.board
+        own = ledger.queued()
+        promised = [intent.job for intent in ledger.active_intents()]
+        self._head = self._waits_first()
+
+        def sample() -> tuple[Timelines, StartTimes, tuple[JobRelease, ...]]:
+            queue = [Waiting(entry.request, entry.queued_ms) for entry in own]
+            if board is not None:
+                queue += waiting_of(board, {*promised, *(entry.request.job_name for entry in queue)})
+            queue = in_order(queue)[:MOST_PLAYED]
+            told = RunTimesTold(board)
+            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told)
+            return paths, start_times(paths), releases(paths)
+
+        paths, self.service.starts, self._releases = await asyncio.to_thread(sample)
+        self.paths = paths
+        self._at_s = time.monotonic()
+        self._took_s = self._at_s - began
+        return paths
+
+    async def estimate(self, request: PlacementRequest) -> StartEstimate:
+        """When it would start; paths are sampled first where there are none of this fleet yet. StaleError likewise."""
+        generation = self.service.observed().view.generation
+
+        def are_old() -> bool:
+            assert self.paths is not None
+            return self.paths.view.generation != generation or self._age_s() > 4 * self._period_s()
+
+        paths = await self._refresh_if(are_old)
+        now_ms = self.service.clock.now_ms()
+        return await asyncio.to_thread(estimate_start, request, paths, now_ms)
+
+    def queue(self, rows: Sequence[QueueRow]) -> Queue:
+        """The answer to `GET /queue`: its rows, the head's reservation, room for others, what comes free."""
+        planned, paths = self.service.planned, self.paths
+        view = planned.view if planned else paths.view if paths else None
+        claim, now_ms = planned.reservation if planned else None, self.service.clock.now_ms()
+        return Queue(
+            as_of_ms=now_ms,
+            rows=rows,
+            reservation=held(claim, planned.view, paths) if claim and planned else None,
+            backfill=windows(view, claim) if view else (),
+            releases=[replace(row, ends_ms=not_before(now_ms, row.ends_ms)) for row in self._releases],
+        )
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self._at_s
+
+    def _period_s(self) -> float:
+        return max(REFRESH_S, self._took_s / SHARE)
+
+    def _is_due(self) -> bool:
+        if self._age_s() >= self._period_s():
+            return True
+        return self._waits_first() != self._head and self._age_s() >= max(HEAD_WAITS_S, self._took_s / SHARE)
+
+    def _waits_first(self) -> str | None:
+        """The request at the queue's head, as of the last pass."""
+        planned = self.service.planned
+        return planned.waiting[0].entry.request.request_id if planned and planned.waiting else None
+
+
+def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
+    """Of futures that were sampled a while ago: what has not happened lies ahead."""
+    return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
+
+
+class RunTimesTold:
+    """Quantiles of a request's run time from a board's table of kinds; None where it has none."""
+
+    def __init__(self, board: Board | None) -> None:
+        self._board = board
+
+    def __call__(self, request: PlacementRequest) -> tuple[float, ...] | None:
+        found = run_time(self._board, shape_of_request(request)) if self._board is not None else None
+        return found.run_s if found is not None and np.isfinite(found.run_s).all() else None

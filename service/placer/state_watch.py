@@ -1,0 +1,126 @@
+"""The placer's watch over the state: nothing is placed while a part of it lacks what another one has seen."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from fleet.clock import Clock
+from fleet.errors import StaleError
+from placement.ledger import Ledger, LedgerError
+from service.board.board import Board
+from service.config import Config
+from service.state_identity import Doubt, Part, PartView, StateParts, doubts, refusal
+from service.state_parts import (
+    Accepted,
+    StateFile,
+    inbox_part,
+    make_identity,
+    part_of,
+    read_identity,
+    seen_of,
+    survey,
+)
+
+logger = logging.getLogger(__name__)
+
+AGAIN_MS = 1000  # steady, between two looks while something is in doubt
+
+
+class StateWatch:
+    """Compares at the start, at every new board, and every second while something is in doubt."""
+
+    def __init__(self, config: Config, clock: Clock, ledger: Ledger) -> None:
+        self._config = config
+        self._clock = clock
+        self._ledger = ledger
+        self._file = _inode(ledger.path)
+        self._board: Board | None = None
+        self._looked_ms = clock.steady_ms()
+        self.doubts: list[Doubt] = []
+        self._judge()
+
+    def look(self, board: Board | None) -> None:
+        """Compare, if it is time. LedgerError as `refuse`."""
+        fresh = board is not self._board
+        again = self.doubts and self._clock.steady_ms() - self._looked_ms >= AGAIN_MS
+        if fresh or again:
+            self._board = board
+            self._looked_ms = self._clock.steady_ms()
+            self._judge()
+
+    def refuse(self) -> None:
+        """StaleError while a part is in doubt; LedgerError if the ledger's file was replaced: writes would be lost."""
+        self._check_file()
+        if self.doubts:
+            raise StaleError(refusal(self.doubts))
+
+    def _begin(self) -> None:
+        """Give a new state its identity, and then the ledger, if it has none and no part has seen one."""
+        parts = survey(self._config)
+        if not parts.identity() and not self._ledger.identity:
+            make_identity(self._config.inbox)
+        file = read_identity(self._config.inbox)
+        others = (parts.inbox, parts.board, parts.snapshot)
+        if file and not self._ledger.identity and all(part is None or part.seen.ledger is None for part in others):
+            self._ledger.set_identity(file.identity)
+
+    def _judge(self) -> None:
+        self._check_file()
+        try:
+            self._compare()
+        except LedgerError as error:  # it cannot be used now, so that nothing is placed anyhow
+            logger.error("%s; the parts of the state are compared when it can be", error)
+
+    def _compare(self) -> None:
+        if not self._ledger.identity:
+            self._begin()
+        self._accept()
+        ledger = self._ledger
+        standing = self._board.standing if self._board else None
+        parts = StateParts(
+            inbox=inbox_part(self._config.inbox),
+            ledger=Part(True, ledger.identity, ledger.position, seen_of(ledger.marks())),
+            board=part_of(self._board),
+            snapshot=Part(True, folded=standing.inbox, lost=standing.snapshot_lost) if standing else None,
+        )
+        before, self.doubts = self.doubts, doubts(parts)
+        if self.doubts and self.doubts != before:
+            logger.error("%s", refusal(self.doubts))
+        elif before and not self.doubts:
+            logger.info("the parts of the state agree again")
+        if not self.doubts and self._board and standing and standing.identity == ledger.identity:
+            mark = msgspec.structs.replace(standing.seen, ledger=None, board=self._board.sequence)
+            ledger.remember(seen=msgspec.to_builtins(mark))
+
+    def _check_file(self) -> None:
+        if _inode(self._ledger.path) != self._file:
+            raise LedgerError(f"{self._ledger.path} was removed or replaced while the placer ran: it starts again")
+
+    def _accept(self) -> None:
+        file = read_identity(self._config.inbox)
+        board = self._board.standing if self._board and self._board.standing else None
+        if file and take_over(self._ledger, file, [board.seen if board else PartView()], self._clock.now_ms()):
+            logger.warning("%s", file.accepted.sentence if file.accepted else "")
+
+
+def take_over(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
+    """Take the state's new identity, and audit it, if it was accepted with this very ledger and no other has it."""
+    accepted: Accepted | None = file.accepted
+    if accepted is None or ledger.identity == file.identity:
+        return False
+    replaced = any(seen.identity == file.identity and seen.ledger is not None for seen in others)
+    if replaced or accepted.ledger != (ledger.identity, ledger.position):
+        return False
+    with ledger.transaction():
+        ledger.set_identity(file.identity, anew=True)
+        ledger.remember(seen={})
+        ledger.accept(accepted.sentence, now_ms, accepted.by)
+    return True
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,224 @@
+"""The placer's picture of the fleet: a board, and on top the intents whose jobs no event has shown yet."""
+
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import RequestError
+from fleet.nodes import NodeState
+from fleet.requests import PlacementRequest, check_request
+from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from placement.ledger import Intent, IntentState
+from placement.queue import Waiting
+from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
+from placement.view import ClusterView, Inventory, RiskByTime
+from service.board.board import Board
+from service.board.urgent import AWAY, forbids, struck
+
+RISK_HORIZON_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a board says: the fleet as job events tell it, at their position."""
+
+    view: ClusterView
+    running: dict[str, RunningJob]
+    run_times: RunTimeQuantiles
+    seen: frozenset[tuple[str, int]]
+    ended: frozenset[tuple[str, int]]
+    unknown: str = ""  # why nobody knows what runs; empty where it is known
+
+
+class ViewDecoder:
+    """Decodes boards; reuses the topology until the board holds another one."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._topology = Topology.build([])
+        self._inventory = Inventory.of(self._topology)
+
+    def observe(self, board: Board) -> Observed:
+        """Raises KeyError when the board lacks a section, as the very first one may."""
+        meta = board.json("meta")
+        self._refresh(board, int(meta["generation"]))
+        occupancy = board.json("occupancy")
+        return Observed(
+            view=self._view(board, meta),
+            running=running_of(board),
+            run_times=RunTimeQuantiles.of(board.json("durations")),
+            seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
+            ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
+            unknown=meta.get("occupancy_unknown", ""),
+        )
+
+    def _refresh(self, board: Board, generation: int) -> None:
+        key = (generation, board.meta("names.node")["as_of_ms"], board.meta("names.node")["nbytes"])
+        if key != self._key:
+            self._topology = topology_of(board, generation)
+            self._inventory = Inventory.of(self._topology)
+            self._key = key
+
+    def _view(self, board: Board, meta: dict[str, Any]) -> ClusterView:
+        n = len(self._topology)
+        usable = _rows(board.array("gpu.usable"), n, False)
+        holders = _rows(board.array("gpu.job"), n, -1)
+        by_time = _rows(board.array("node.risk").transpose(2, 0, 1), n, np.nan)  # (n, kind, horizon)
+        state = _rows(board.array("node.state"), n, NodeState.DRAINED)
+        rows = self._inventory.row
+        reason = {rows[name]: text for name, text in board.json("risk.reason").items() if name in rows}
+        for name, signals in struck(board).items():
+            row = rows.get(name, -1)
+            for signal in filter(forbids, signals) if row >= 0 else ():
+                if signal.type in AWAY:
+                    state[row] = NodeState.DRAINED
+                else:
+                    by_time[row, RISK_KINDS.index("fail")] = 1.0
+                reason[row] = signal.sentence
+        fail, slow = (by_time[:, RISK_KINDS.index(kind)].T for kind in ("fail", "slow"))
+        heat = board.array("node.gpu_temp_c") if "node.gpu_temp_c" in board else np.zeros(0)
+        hour = RISK_HORIZONS_S.index(RISK_HORIZON_S)
+        return ClusterView(
+            topology=self._topology,
+            free=usable & (holders < 0),
+            usable=usable,
+            state=state,
+            p_fail=fail[hour],
+            p_slow=slow[hour],
+            risk=RiskByTime(RISK_HORIZONS_S, fail, slow, _rows(heat.astype(np.float64), n, np.nan)),
+            usual_run_s=RunTimeQuantiles.of(board.json("durations")).medians_s(),
+            reason=reason,
+            holders=holders,
+            jobs=board.names("names.job"),
+            free_cpus=_rows(board.array("node.free_cpus"), n, np.nan).astype(np.float64),
+            free_host_memory_gib=_rows(board.array("node.free_host_memory_gib"), n, np.nan).astype(np.float64),
+            risk_horizon_s=RISK_HORIZON_S,
+            as_of_ms=board.as_of_ms,
+            generation=self._topology.generation,
+            models=tuple((name, str(model)) for name, model in meta["models"].items()),
+            inventory=self._inventory,
+        )
+
+
+def running_of(board: Board) -> dict[str, RunningJob]:
+    """What runs, with what a model says it still has to go; boards without a model's word have none."""
+    rows = board.json("jobs.running")
+    try:
+        left_s = board.array("jobs.running.left_s")
+    except KeyError:
+        left_s = np.zeros((0, len(RUN_LEVELS)), np.float32)
+    told = np.isfinite(left_s).all(axis=1) & (left_s[:, -1] > 0) if left_s.shape[1] == len(RUN_LEVELS) else np.zeros(0)
+    return {
+        row["job"]: RunningJob(
+            row["started_ms"] or board.as_of_ms,
+            row["gpus"],
+            row.get("limit_s"),
+            tuple(left_s[at].tolist()) if at < len(told) and told[at] else None,
+        )
+        for at, row in enumerate(rows)
+    }
+
+
+def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
+    """Jobs that wait by events: the latest valid attempt of each not `known`, with ids that no client may use."""
+    if "jobs.queued" not in board:
+        return []
+    found: dict[str, Waiting] = {}
+    for row in msgspec.json.decode(board.raw("jobs.queued"), type=list[_Queued]):
+        try:
+            request = msgspec.convert(row.request, PlacementRequest)
+            check_request(request)
+        except (RequestError, msgspec.ValidationError):
+            continue
+        name = request.job_name
+        if name not in known and (name not in found or found[name].request.attempt < request.attempt):
+            mine = msgspec.structs.replace(request, request_id=f"\n{name}", job=name)
+            found[name] = Waiting(mine, row.submitted_ms)
+    return list(found.values())
+
+
+class _Queued(msgspec.Struct):
+    """A row of `jobs.queued`."""
+
+    submitted_ms: int
+    request: dict[str, Any]
+
+
+def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+    """A copy of `array` with exactly n rows: a section may be one topology generation older than the rest."""
+    if len(array) >= n:
+        return array[:n].copy()
+    missing = np.full((n - len(array), *array.shape[1:]), fill, array.dtype)
+    return np.concatenate([array, missing])
+
+
+def topology_of(board: Board, generation: int) -> Topology:
+    """The topology back from its sections."""
+    names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
+    domain: dict[Level, NDArray[np.int32]] = {
+        level: board.array(f"node.domain.{level}").copy() for level in DOMAIN_LEVELS
+    }
+    models, pools = board.names("names.gpu_model"), board.names("names.pool")
+    columns = [
+        np.nan_to_num(board.array(f"node.{name}"), nan=0).tolist()
+        for name in ("gpus", "gpu_model", "gpu_memory_gib", "cpus", "host_memory_gib", "pool")
+    ]
+    powers = (*(board.names("names.power") if "names.power" in board else ()), "")  # the last is of -1
+    power = board.array("node.domain.power").tolist() if len(powers) > 1 else [-1] * len(columns[0])
+    lists: dict[Level, list[int]] = {level: domain[level].tolist() for level in DOMAIN_LEVELS}
+    specs = [
+        NodeSpec(
+            name=name,
+            gpus=gpus,
+            gpu_model=models[model] if model >= 0 else "",
+            gpu_memory_gib=memory,
+            cpus=cpus,
+            host_memory_gib=host,
+            pool=pools[pool] if 0 <= pool < len(pools) else "default",
+            domains=_domains(row, lists, names),
+            power_domain=powers[power[row]],
+        )
+        for row, (name, gpus, model, memory, cpus, host, pool) in enumerate(
+            zip(board.names("names.node"), *columns, strict=True)
+        )
+    ]
+    return Topology(
+        nodes=tuple(specs),
+        placed=board.array("node.placed").copy(),
+        gpus=board.array("node.gpus").copy(),
+        domain=domain,
+        domain_names=names,
+        generation=generation,
+    )
+
+
+def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[str, ...]]) -> dict[Level, str]:
+    return {level: names[level][index] for level in DOMAIN_LEVELS if (index := lists[level][row]) >= 0}
+
+
+def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
+    """What is observed plus what was promised: View = occupancy at its position + intents not yet seen."""
+    if not intents:
+        return observed
+    holds = [Hold(intent.job, intent.ranks, intent.cpus, intent.host_memory_gib) for intent in intents]
+    promised = {intent.job: RunningJob(intent.created_ms, intent.gpus, intent.limit_s) for intent in intents}
+    return replace(observed, view=occupy(observed.view, holds), running={**observed.running, **promised})
+
+
+def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:
+    """Intents that hold nothing any more: seen running (occupancy has them now), ended, or expired (by request id)."""
+    rows = []
+    for intent in intents:
+        key = (intent.job, intent.attempt)
+        if key in observed.ended:
+            rows.append((intent.request_id, IntentState.ENDED))
+        elif key in observed.seen:
+            rows.append((intent.request_id, IntentState.SEEN))
+        elif intent.request_id in expired:
+            rows.append((intent.request_id, IntentState.EXPIRED))
+    return rows

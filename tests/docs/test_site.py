@@ -1,0 +1,60 @@
+"""The site is built from the documents alone, holds all of them, and loads nothing from other hosts."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from docs import site_pages
+from tests.docs import pages
+from tests.docs.pages import DOCS, ROOT
+
+LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?((?:https?:)?//[^"' >]+)""")
+IMPORTED = re.compile(r"""(?:url\(\s*["']?|@import\s+["'])((?:https?:)?//[^"')]+)""")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_document_is_a_page(site: Path) -> None:
+    built = {path.relative_to(site).with_suffix(".md").as_posix() for path in site.rglob("*.html")}
+    documents = {path.relative_to(ROOT / "docs").as_posix() for path in DOCS if path.name != "README.md"}
+    assert documents <= built
+    assert {"index.md", "contributing.md", "results-speed.md", "results-forecasts.md", "runbooks.md"} <= built
+
+
+def test_it_loads_nothing_from_another_host(site: Path) -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*") if path.suffix in (".html", ".css")}
+    found = {path.name: LOADED.findall(text) + IMPORTED.findall(text) for path, text in texts.items()}
+    assert {name: links for name, links in found.items() if links} == {}
+
+
+def test_what_would_load_from_another_host_is_seen() -> None:
+    assert LOADED.findall('<script defer src="https://a.example/x.js">') == ["https://a.example/x.js"]
+    assert LOADED.findall('<link rel=stylesheet href="//fonts.example/css">') == ["//fonts.example/css"]
+    assert LOADED.findall('<a href="https://a.example">') == []
+    assert IMPORTED.findall("src: url(https://a.example/f.woff)") == ["https://a.example/f.woff"]
+
+
+def test_the_index_of_the_search_is_part_of_it(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "remote write" in index.lower()
+
+
+@pytest.mark.parametrize("module", [site_pages, pages])
+def test_the_examples_hold(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert done.attempted
+    assert not done.failed

@@ -1,0 +1,29 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from models.demand.hierarchy import MEDIAN, reconciled
+from models.forecast import QUANTILES
+
+sizes = st.floats(0, 1e4, allow_nan=False, allow_subnormal=False)
+
+
+@given(arrays(np.float64, (len(QUANTILES), 3, 4), elements=sizes), arrays(np.float64, 3, elements=sizes))
+def test_medians_sum_to_the_whole_and_quantiles_stay_in_order(values, whole) -> None:
+    parts = np.sort(values, axis=0)
+    given_way = reconciled(parts, whole)
+    np.testing.assert_allclose(given_way[MEDIAN].sum(axis=1), whole, rtol=1e-6, atol=1e-6)
+    assert (given_way >= 0).all()
+    assert (np.diff(given_way, axis=0) >= -1e-6).all()
+
+
+def test_parts_that_add_up_stay_as_they_are() -> None:
+    parts = np.sort(np.random.default_rng(0).uniform(0, 9, (len(QUANTILES), 2, 3)), axis=0)
+    np.testing.assert_allclose(reconciled(parts, parts[MEDIAN].sum(axis=1)), parts)
+
+
+def test_who_is_least_sure_gives_way_most() -> None:
+    spread = np.linspace(-1, 1, len(QUANTILES))[:, None, None] * np.array([1.0, 3.0])
+    lifted = reconciled(10 + spread, np.array([24.0]))
+    np.testing.assert_allclose(lifted[MEDIAN], [[11.0, 13.0]])

@@ -1,0 +1,55 @@
+"""Forecasters to check by hand."""
+
+import numpy as np
+
+from models.demand.naive import Persistence, RecentLevel, SeasonalNaive, forward_filled, window_quantiles
+from models.forecast import QUANTILES, Panel
+
+
+def panel(values):
+    values = np.atleast_2d(np.asarray(values, np.float64))
+    names = tuple(f"s{n}" for n in range(len(values)))
+    return Panel("running", names, 600, 0, values, np.full(len(values), np.nan))
+
+
+def test_quantiles_of_persistence_are_those_of_past_changes():
+    history = np.cumsum(np.tile([4.0, -4.0, 4.0, -4.0, 0.0], 400))
+    last = len(history) - 1
+    values = Persistence().forecast(panel(history), np.array([last]), (1,))[:, 0, 0, 0]
+    assert values.tolist() == [-4.0, -4.0, -4.0, 0.0, 4.0, 4.0, 4.0]
+
+
+def test_the_seasonal_naive_says_the_value_of_the_last_whole_day():
+    history = np.arange(2000.0) % 144
+    values = SeasonalNaive().forecast(panel(history), np.array([1500]), (1, 144, 150))[3, :, 0, 0]
+    assert values.tolist() == [1501 % 144, 1500 % 144, 1506 % 144]
+
+
+def test_the_recent_level_is_the_quantiles_of_a_week_at_every_lead():
+    history = np.concatenate([np.full(3000, 900.0), np.tile([1.0, 2.0, 3.0], 400)])
+    values = RecentLevel().forecast(panel(history), np.array([len(history) - 1]), (1, 144))
+    assert (values[:, 0] == values[:, 1]).all()
+    assert values[[0, 3, 6], 0, 0, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_first_value_gets_a_spread_that_grows_with_the_lead():
+    values = Persistence().forecast(panel([np.nan, 400.0]), np.array([0, 1]), (1, 4))
+    assert np.isnan(values[:, :, 0]).all()
+    assert values[3, :, 1, 0].tolist() == [400.0, 400.0]
+    near, far = values[-1, :, 1, 0] - values[0, :, 1, 0]
+    assert np.isclose(far, 2 * near)
+
+
+def test_a_hole_carries_the_last_value_on_and_is_no_error():
+    history = np.concatenate([np.full(300, 7.0), np.full(50, np.nan)])
+    assert (forward_filled(history[None]) == 7.0).all()
+    values = Persistence().forecast(panel(history), np.array([349]), (6,))[:, 0, 0, 0]
+    assert values.tolist() == [7.0] * len(QUANTILES)
+
+
+def test_quantiles_of_a_window_are_those_of_numpy():
+    values = np.random.default_rng(0).normal(size=(2, 50))
+    found, counts = window_quantiles(values, np.array([9, 49]), 5, 3)
+    assert counts.tolist() == [[4, 4], [5, 5]]  # bin 9 has 9, 6, 3, 0 behind it
+    assert np.allclose(found[:, 0], np.quantile(values[:, [0, 3, 6, 9]], QUANTILES, axis=1))
+    assert np.allclose(found[:, 1], np.quantile(values[:, [37, 40, 43, 46, 49]], QUANTILES, axis=1))

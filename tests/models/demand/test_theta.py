@@ -1,0 +1,49 @@
+"""Theta against its definition and against the one of statsmodels."""
+
+import numpy as np
+
+from models.demand.theta import Theta, daily_shape, rolling_mean, slope, smoothed
+from models.forecast import Panel
+
+
+def panel(values):
+    return Panel("running", ("a",), 600, 0, np.asarray(values, np.float64)[None], np.array([np.nan]))
+
+
+def test_smoothing_follows_the_recursion():
+    values = np.random.default_rng(0).normal(10, 2, (1, 50))
+    level, expected = values[0, 0], []
+    for value in values[0]:
+        level += 0.3 * (value - level)
+        expected.append(level)
+    assert np.allclose(smoothed(values, 0.3)[0], expected)
+
+
+def test_the_slope_is_that_of_least_squares():
+    values = np.random.default_rng(1).normal(0, 1, (1, 60)).cumsum(axis=1) + 500
+    found = slope(values, 20)
+    assert np.isclose(found[0, 59], np.polyfit(np.arange(20), values[0, 40:], 1)[0])
+    assert found[0, 18] == 0.0
+
+
+def test_a_mean_of_the_known_ones():
+    values = np.array([[1.0, np.nan, 3.0, 5.0]])
+    assert rolling_mean(values, 2)[0].tolist() == [1.0, 1.0, 3.0, 4.0]
+
+
+def test_a_daily_wave_is_foretold_at_every_lead():
+    wave = 500 + 100 * np.sin(np.arange(4000) * 2 * np.pi / 144) + np.random.default_rng(2).normal(0, 2, 4000)
+    origins = np.arange(3000, 3800, 50)
+    values = Theta().forecast(panel(wave), origins, (6, 36, 144))
+    for at, step in enumerate((6, 36, 144)):
+        assert np.abs(values[3, at, :, 0] - wave[origins + step]).mean() < 12
+
+
+def test_a_walk_has_no_daily_shape():
+    walk = np.random.default_rng(3).normal(0, 5, (1, 8000)).cumsum(axis=1) + 5000
+    shape, _ = daily_shape(walk, 144, 3)
+    assert np.abs(shape[:, 4000:]).mean() < 0.25 * walk[:, 4000:].std()
+
+
+def test_with_less_than_two_days_there_is_no_bet():
+    assert np.isnan(Theta().forecast(panel(np.full(200, 5.0)), np.array([199]), (1,))).all()

@@ -1,0 +1,63 @@
+"""The demand routes on a hand-made board."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from service.api.routes import demand_examples
+from service.board.board import BoardWriter
+from service.pipeline.demand.sections import demand_sections
+from tests.service import api_world
+from tests.service.api.test_api import Client, client, problem  # noqa: F401
+from tests.service.api_world import NOW_MS, demand_row
+
+
+def of(body: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(row["pool"], row["class"], row["group"]) for row in body["series"]]
+
+
+@pytest.fixture
+def parts(tmp_path: Path, client: Client) -> Client:  # noqa: F811
+    """A board with classes and groups."""
+    rows = [
+        structs.replace(demand_row("train", "wanted"), class_=class_, group=group)
+        for class_, group in (("all", "all"), ("training", "all"), ("all", "g1"), ("all", "other"))
+    ]
+    writer = BoardWriter(tmp_path / "board")
+    writer.publish(api_world.sections(NOW_MS) + demand_sections(rows, {}, [], NOW_MS), NOW_MS)
+    return client
+
+
+def test_series_are_chosen_by_class_and_group(parts: Client) -> None:
+    assert len(parts.get("/v1/demand").json()["series"]) == 4
+    assert of(parts.get("/v1/demand?class=training").json()) == [("train", "training", "all")]
+    assert of(parts.get("/v1/demand?pool=train&group=g1&horizon_s=600").json()) == [("train", "all", "g1")]
+    assert of(parts.get("/v1/demand?class=batch").json()) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "named"),
+    [
+        ("class=weather", 422, "inference"),
+        ("target=weather", 422, "request_rate"),
+        ("horizon_s=7", 422, "600, 3600"),
+        ("group=nobody", 404, "g1"),
+        ("pool=nowhere", 404, "train"),
+        ("groups=g1", 422, "horizon_s"),
+    ],
+)
+def test_an_unknown_value_is_named_with_what_there_is(parts: Client, query: str, status: int, named: str) -> None:
+    told = problem(parts.get(f"/v1/demand?{query}"), status)
+    assert query.partition("=")[2 if "groups" not in query else 0] in str(told)
+    assert named in str(told)
+
+
+def test_the_demand_model_is_served_by_pool_and_class(client: Client) -> None:  # noqa: F811
+    body = client.get("/v1/demand/model").json()
+    assert body == {"as_of_ms": NOW_MS, "rows": demand_examples.MODEL["rows"]}
+    assert client.get("/v1/demand/model?pool=serve&class=inference").json() == body
+    assert client.get("/v1/demand/model?class=all").json()["rows"] == []
+    assert "serve" in problem(client.get("/v1/demand/model?pool=x"), 404)["detail"]
+    assert "expected one of all" in str(problem(client.get("/v1/demand/model?class=x"), 422))

@@ -1,0 +1,38 @@
+"""The pipeline's numbers as exposition text."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.api.telemetry import pipeline_page
+
+
+def series(page: str) -> dict[str, float]:
+    return {
+        f"{sample.name} {sample.labels.get('source', '')}".strip(): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> None:
+    rows = [
+        {"name": "kafka", "kind": "kafka", "up": False, "lag_s": 12.5, "lag_records": 40, "bad": 3, "errors": 4},
+        {"name": "scrape", "kind": "scrape", "up": 7, "down": 1, "lag_s": None, "bad": 0},
+        {"name": "replay"},
+    ]
+    told = series(pipeline_page({"sources": rows}, 1.0, 1))
+    assert told["fleetcast_source_up kafka"] == 0
+    assert told["fleetcast_source_up scrape"] == 1
+    assert told["fleetcast_source_lag_seconds kafka"] == 12.5
+    assert told["fleetcast_source_lag_records kafka"] == 40
+    assert told["fleetcast_source_bad_records_total kafka"] == 3
+    assert told["fleetcast_source_errors_total kafka"] == 4
+    assert "fleetcast_source_lag_seconds scrape" not in told
+    assert not [name for name in told if name.endswith(" replay")]
+
+
+def test_the_archive_tells_what_waits_and_whether_its_disk_takes_it() -> None:
+    health = {"rows": 7, "events": 1, "files": 2, "bytes": 900, "repeats": 3, "too_old": 0, "waiting_bytes": 46}
+    told = pipeline_page({"archive": {**health, "full": True, "failing": "No space left on device"}}, 1.0, 1)
+    for line in ("rows_total 7.0", "repeats_total 3.0", "waiting_bytes 46.0", "full 1.0", "failing 1.0"):
+        assert f"\nfleetcast_archive_{line}\n" in told
+    assert "fleetcast_archive" not in pipeline_page({"archive": None}, 1.0, 1)

@@ -1,0 +1,67 @@
+import msgspec
+import numpy as np
+
+from features.extract import extract
+from features.frame import FeatureFrame
+from features.store import WindowStore
+from fleet.entities import Entities
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from service.pipeline.documents import answering, gpu_answers, host_answers
+
+NODE = EntityKind.NODE
+T0 = 1_760_000_000_000
+
+
+def frame_of(kind: EntityKind, name: str, *values: float) -> FeatureFrame:
+    column = np.array(values, np.float32)[:, None]
+    return FeatureFrame(
+        kind, (name,), column, np.arange(len(values), dtype=np.int32), np.zeros(column.shape, np.int64), 0
+    )
+
+
+NO_GPU = frame_of(EntityKind.GPU, "age_s")
+
+
+def test_a_fleet_without_nodes_has_no_gpus_to_tell_of() -> None:
+    none = np.zeros((0, 0), np.int32)
+    assert gpu_answers(NO_GPU, none, np.zeros(0, np.int32), none, ()) == []
+
+
+def test_each_node_has_its_own_gpus_with_who_holds_them() -> None:
+    rows, holder = np.full((3, 2), -1, np.int32), np.array([[0, -1], [-1, -1], [0, 1]], np.int32)
+    answers = gpu_answers(NO_GPU, rows, np.array([2, 0, 2], np.int32), holder, ("a/1", "b/1"))
+    assert [[(gpu.index, gpu.job) for gpu in node] for node in answers] == [
+        [(0, "a/1"), (1, None)],
+        [],
+        [(0, "a/1"), (1, "b/1")],
+    ]
+
+
+def test_a_node_that_sends_by_itself_answers_while_its_gpus_are_recent() -> None:
+    node = frame_of(EntityKind.NODE, "scrape_up", 1.0, 0.0, np.nan, np.nan, np.nan)
+    gpu = frame_of(EntityKind.GPU, "age_s", 10.0, 500.0, 20.0, np.nan)
+    rows = np.array([[1, -1], [0, -1], [1, 2], [1, -1], [3, -1]], np.int32)
+    #  scraped: what the scraper says    sends   stopped  never heard
+    np.testing.assert_array_equal(answering(node, gpu, rows, 5), [1.0, 0.0, 1.0, 0.0, np.nan])
+    np.testing.assert_array_equal(answering(frame_of(EntityKind.NODE, "scrape_up"), NO_GPU, rows, 5), [np.nan] * 5)
+
+
+def test_a_host_is_told_of_by_shares_and_rates_and_only_by_what_is_known() -> None:
+    entities = Entities()
+    for name in ("n1", "n2"):
+        entities.node(name)
+    store = WindowStore(entities)
+    for step in (0, 1):
+        time_ms = T0 + 15_000 * step
+        told = {"cpu_steal_s": 1.5 * step, "memory_available_bytes": 2e12, "net_rx_bytes": 3e9 * step}
+        rows = [(metric_row(NODE, name), 0, time_ms, value) for name, value in told.items()]
+        store.write(SampleBatch.of(NODE, rows), time_ms)
+    frame = extract(store, time_ms).node
+    assert msgspec.to_builtins(host_answers(frame, 3)) == [
+        {"cpu_steal": 0.1, "memory_available_bytes": 2e12, "net_rx_bytes_per_s": 2e8},
+        None,
+        None,
+    ]
+    assert host_answers(None, 2) == [None, None]
+    assert np.isnan(frame.column("cpu_idle_share")[0])

@@ -1,0 +1,217 @@
+"""The archive beside a pipeline: once whatever is killed, sources wait for the disk, snapshots do, too."""
+
+import asyncio
+import errno
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import pytest
+
+from fleet.clock import ManualClock, SystemClock
+from fleet.entities import Entities
+from fleet.events import Submitted
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import NodeSpec, Topology
+from ingest.archive.archive import ArchiveHealth
+from ingest.source import Batch, MemorySource
+from service.config import ArchiveConfig, Config, PipelineConfig
+from service.pipeline import guarded_source
+from service.pipeline.pipeline import Pipeline
+from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
+
+ROOT = Path(__file__).resolve().parents[3]
+NOW_MS = 1_789_000_000_000
+POWER = metric_row(EntityKind.GPU, "power_w")
+KILLS = 25
+
+
+def count(folder: Path, what: str, dataset: str = "samples") -> Any:
+    return duckdb.sql(f"SELECT {what} FROM read_parquet('{folder}/archive/{dataset}/**/*.parquet')").fetchall()[0]
+
+
+def test_killed_at_any_moment_each_sample_and_event_is_there_once(tmp_path: Path) -> None:
+    t0 = time.time_ns() // 1_000_000 // 3_600_000 * 3_600_000 - 5 * 3_600_000
+    command = [sys.executable, "-m", "tests.service.archive_kills", str(tmp_path), str(KILLS), "1", str(t0)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    produced = {(metric, gpu, ms) for number in range(BATCHES) for metric, gpu, ms, _ in samples_of(number, t0)}
+    assert len(produced) == BATCHES * 4 * len(METRICS) + BATCHES // 5 * len(METRICS)
+    told = count(tmp_path, "count(*), count(DISTINCT (kind, metric, entity, time_ms)), count(DISTINCT metric)")
+    assert told == (len(produced), len(produced), len(METRICS))
+    told = count(tmp_path, "count(*), count(DISTINCT (of, name, attempt, source, sequence))", "events")
+    assert told == (BATCHES * len(events_of(0, t0)),) * 2
+    assert count(tmp_path, "sum(value)")[0] == sum(
+        number * 4.0 * len(METRICS) - (number % 5 == 4) * len(METRICS) for number in range(BATCHES)
+    )
+    compacted = [path for path in (tmp_path / "archive").rglob("*.parquet") if path.stem.count("-") == 3]
+    assert compacted
+
+
+def pipeline_of(folder: Path, source: MemorySource, **archive: Any) -> Pipeline:
+    config = Config(state=str(folder), archive=ArchiveConfig(**archive), pipeline=PipelineConfig(snapshot_s=3600))
+    topology = Topology.build([NodeSpec("n1", 8)])
+    return Pipeline(config, SystemClock(), topology, lambda _: [source])
+
+
+def fleet(entities: Entities, size: int) -> list[int]:
+    return [entities.of_node(EntityKind.GPU, "n1", index) for index in range(size)]
+
+
+def batches(number: int, size: int) -> list[Batch]:
+    """`number` scrapes of `size` GPUs."""
+    gpus = fleet(Entities(), size)
+    rows = [[(POWER, gpu, NOW_MS + batch, 1.0) for gpu in gpus] for batch in range(number)]
+    return [Batch(samples=(SampleBatch.of(EntityKind.GPU, same),)) for same in rows]
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+def test_sources_wait_while_the_disk_takes_nothing_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        source = MemorySource(batches(40, 3000))
+        pipeline = pipeline_of(tmp_path, source, buffer_bytes=2**20, keep_days=0)
+        fleet(pipeline.state.entities, 3000)
+        archive = pipeline.archive_writer.archive
+        assert archive is not None
+        with monkeypatch.context() as broken:
+            broken.setattr(archive.files, "put", full)
+            broken.setattr("service.pipeline.archive_writer.RETRY_WALL_S", (0.05, 0.05))
+            work = asyncio.create_task(pipeline.run())
+            await until(lambda: pipeline.archive_writer.full and bool(archive.health().failing))
+            await asyncio.sleep(0.2)
+            held = source.position()["next"]
+            assert held <= 17  # 23 bytes a row, 1 MiB
+            with pytest.raises(OSError, match="No space left"):
+                await pipeline.save()
+            assert pipeline.snapshot.numbers() == []
+        await until(lambda: source.position()["next"] == 40)
+        await pipeline.save()
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+        await pipeline.close()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    asyncio.run(story())
+    assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (120_000, 120_000)
+    assert "a source is held up" in caplog.text
+    assert "cannot write the archive" in caplog.text
+
+
+def test_the_first_board_waits_for_a_source_that_the_archive_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_source, "CATCH_UP_POLL_S", 0)
+    looks, held_until = 0, 3 * guarded_source.CATCH_UP_POLLS
+
+    def backlog_bytes() -> int:
+        nonlocal looks
+        looks += 1
+        return 100 if looks <= held_until else 0
+
+    source: Any = SimpleNamespace(backlog_bytes=backlog_bytes)
+    asyncio.run(guarded_source.caught_up([source], lambda: looks <= held_until))
+    assert looks == held_until + 1
+    torn: Any = SimpleNamespace(backlog_bytes=lambda: 100)
+    asyncio.run(guarded_source.caught_up([torn], lambda: False))
+
+
+def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        history = pipeline_of(tmp_path, MemorySource(), buffer_bytes=1).archive_writer
+        assert history.archive is not None
+        assert not history.holds_up
+        history.archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
+        waits = asyncio.create_task(history.room())
+        await asyncio.sleep(0)
+        await history.flush()
+        assert (history.full, history.holds_up) == (False, True)
+        await waits
+        assert not history.holds_up
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_holds_no_position_whose_samples_are_in_no_file(tmp_path: Path) -> None:
+    async def story() -> None:
+        pipeline = pipeline_of(tmp_path, MemorySource(batches(3, 10)), keep_days=0)
+        fleet(pipeline.state.entities, 10)
+        for _ in range(3):
+            pipeline.take(await pipeline.sources[0].next())
+        await pipeline.save()
+        again = pipeline_of(tmp_path, MemorySource(batches(3, 10)), keep_days=0)
+        assert again.sources[0].position() == {"next": 3}
+
+    asyncio.run(story())
+    assert count(tmp_path, "count(*)") == (30,)
+
+
+def test_it_can_be_turned_off_and_lie_elsewhere(tmp_path: Path) -> None:
+    async def story(**archive: Any) -> ArchiveHealth | None:
+        pipeline = pipeline_of(tmp_path / "state", MemorySource(), **archive)
+        fleet(pipeline.state.entities, 10)
+        pipeline.take(batches(1, 10)[0])
+        await pipeline.save()
+        await pipeline.close()
+        return pipeline.archive_writer.health()
+
+    assert asyncio.run(story(enabled=False)) is None
+    assert not (tmp_path / "state" / "archive").exists()
+    health = asyncio.run(story(url=str(tmp_path / "elsewhere"), keep_days=0))
+    assert health is not None
+    assert list((tmp_path / "elsewhere").rglob("*.parquet"))
+
+
+def test_a_clock_that_is_set_back_brings_no_row_twice(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    pipeline = Pipeline(Config(state=str(tmp_path)), clock, Topology.build([NodeSpec("n1", 8)]), lambda _: [])
+    gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)
+
+    def scrape() -> None:
+        row = (POWER, gpu, clock.now_ms(), 1.0)
+        pipeline.take(Batch(samples=(SampleBatch.of(EntityKind.GPU, [row]),)))
+
+    for _ in range(20):
+        clock.advance(15)
+        scrape()
+    clock.advance(-150)
+    for _ in range(12):
+        clock.advance(15)
+        scrape()
+    asyncio.run(pipeline.save())
+    assert count(tmp_path, "count(*), count(DISTINCT time_ms)") == (22, 22)
+
+
+def test_hours_are_compacted_by_who_has_written_under_the_name(tmp_path: Path) -> None:
+    async def story() -> list[int]:
+        pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
+        fleet(pipeline.state.entities, 10)
+        for batch in batches(2, 10):
+            pipeline.take(batch)
+            await pipeline.save()
+        await pipeline.close()
+        again = Pipeline(pipeline.config, ManualClock(NOW_MS + 7_200_000), Topology.build([]), lambda _: [])
+        archive, numbers = again.archive_writer.archive, []
+        assert archive is not None
+        for work in (asyncio.sleep(0), again.save()):
+            await work
+            await again.archive_writer.tidy(archive)
+            numbers.append(len(archive.files.names("samples")))
+        await again.close()
+        return numbers
+
+    assert asyncio.run(story()) == [2, 1]

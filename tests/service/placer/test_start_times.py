@@ -1,0 +1,223 @@
+"""Start times beside the placer: what they are made of, and when they are made anew."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from features.similarity import kinds
+from fleet.errors import StaleError
+from fleet.events import Submitted
+from fleet.jobs import JobAttempt
+from fleet.requests import Gang, PlacementRequest
+from placement.timeline import RUN_LEVELS
+from service.api.estimates import shape_of_request
+from service.board.board import BoardReader, BoardWriter, Section
+from service.board.kind_tables import LEVELS, RUN
+from service.pipeline.publish import queued_row
+from service.placer.view import waiting_of
+from tests.service.placer_world import NOW_MS, HandBoard, World
+
+NODE = PlacementRequest(request_id="x", gpus_per_node=8, user="ada")
+NODES = 16
+HOUR_MS = 3_600_000
+
+
+def job(name: str) -> PlacementRequest:
+    return PlacementRequest(request_id=name, gpus_per_node=8, user="ada")
+
+
+@dataclass
+class ToldBoard(HandBoard):
+    """With a model's word: every running job has an hour to go, and a job like NODE runs for two.
+
+    waits: jobs that wait by their events, in order; each asks for what NODE asks for, and for what stands beside it.
+    """
+
+    waits: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def sections(self) -> dict[str, Any]:
+        other = PlacementRequest(request_id="q1", gpus_per_node=8, user="ada")
+        key = next(
+            key for key in kinds(shape_of_request(NODE)).values() if key in kinds(shape_of_request(other)).values()
+        )
+        return {
+            **super().sections(),
+            "jobs.running.left_s": np.full((len(self.jobs), len(LEVELS)), 3600, np.float32),
+            RUN[0]: np.array([key], np.uint64),
+            RUN[1]: np.full((1, len(LEVELS)), 7200, np.float32),
+            "jobs.queued": msgspec.json.encode(
+                [
+                    {
+                        "submitted_ms": NOW_MS - HOUR_MS + number,
+                        "request": {"request_id": job, "gpus_per_node": 8, "user": "ada"} | asked,
+                    }
+                    for number, (job, asked) in enumerate(self.waits.items())
+                ]
+            ),
+        }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Sixteen nodes, all held."""
+    world = World(tmp_path)
+    world.board.jobs = {"a": range(8), "b": range(8, 16)}
+    world.board.publish()
+    yield world
+    world.close()
+
+
+def told(world: World, waits: dict[str, dict[str, Any]] | None = None) -> None:
+    ToldBoard(world.config.board, world.board.jobs, waits=waits or {}).publish()
+
+
+def for_each_node(nodes: int = NODES, **asked: Any) -> dict[str, dict[str, Any]]:
+    """Jobs of one node, j0 first."""
+    return {f"j{number}": asked for number in range(nodes)}
+
+
+def hours(world: World, request: PlacementRequest = NODE) -> list[float]:
+    start_ms = asyncio.run(world.starts.estimate(request)).start_ms
+    assert start_ms is not None
+    return [round((start - NOW_MS) / HOUR_MS, 2) for start in start_ms.values()]
+
+
+def test_levels_of_the_board_are_those_of_the_paths() -> None:
+    assert LEVELS == RUN_LEVELS
+
+
+def test_what_a_model_told_of_running_jobs_decides(world: World) -> None:
+    told(world)
+    assert hours(world) == [1, 1, 1]
+
+
+def test_what_a_model_told_of_waiting_jobs_decides(world: World) -> None:
+    world.board.jobs = {"a": range(16)}
+    told(world)
+    for number in range(16):
+        request = PlacementRequest(request_id=f"q{number}", gpus_per_node=8, user="ada")
+        world.service.enqueue(request, "me")
+    assert hours(world) == [3, 3, 3]  # all nodes are free in one hour, and taken for two
+
+
+def test_jobs_that_wait_by_their_events_stand_in_the_same_queue(world: World) -> None:
+    """All nodes are free in one hour, and whoever gets one keeps it for two."""
+    world.board.jobs = {"a": range(NODES)}
+    told(world, for_each_node(NODES + 1))
+    assert hours(world, job("j0")) == hours(world, job("j15")) == [1, 1, 1]
+    assert hours(world, job("j16")) == hours(world) == [3, 3, 3]
+    first, last = (asyncio.run(world.starts.estimate(job(name))) for name in ("j0", "j16"))
+    assert [row.job for row in first.blocked_by] == ["a"]
+    assert {row.job for row in last.blocked_by} <= for_each_node().keys()
+
+
+def test_jobs_that_wait_elsewhere_stand_by_their_priority(world: World) -> None:
+    world.board.jobs = {"a": range(NODES)}
+    told(world, for_each_node(priority=-1))
+    assert hours(world) == [1, 1, 1]
+
+
+def test_a_job_that_waits_here_and_elsewhere_counts_once(world: World) -> None:
+    world.board.jobs = {"a": range(NODES)}
+    told(world, for_each_node(NODES - 1))
+    world.service.enqueue(PlacementRequest(request_id="x", job="j3", gpus_per_node=8, user="ada"), "me")
+    assert hours(world, job("new")) == [1, 1, 1]
+    assert hours(world, job("j3")) == [1, 1, 1]
+
+
+def test_a_job_that_was_promised_its_gpus_waits_for_none(world: World) -> None:
+    world.board.jobs = {"a": range(NODES - 1)}
+    told(world, for_each_node(NODES))
+    world.service.place(PlacementRequest(request_id="x", job="j3", gpus_per_node=8, user="ada"), "me")
+    assert asyncio.run(world.starts.refresh()).starts_s.keys() == {f"\nj{at}" for at in range(NODES) if at != 3}
+
+
+def test_what_no_request_may_ask_for_is_left_out(world: World) -> None:
+    told(world, {"cpus only": {"gpus_per_node": 0}, "odd": {"class": "?"}, "fine": {}})
+    assert list(asyncio.run(world.starts.refresh()).waits) == ["fine"]
+
+
+def test_the_board_tells_of_a_job_as_it_was_submitted(tmp_path: Path) -> None:
+    attempt = JobAttempt("slurm-7", 2)
+    asks = {"gang": Gang(2, 4), "gpus_per_node": 4, "gpu_model": "H100", "cpus": 8, "limit_s": 60.0, "priority": 3}
+    names = {"job": "slurm-7", "attempt": 2, "queue": "train", "user": "ada", "class_": "batch"}
+    attempt.fold(Submitted(sequence=1, time_ms=NOW_MS, **names, **asks))
+    BoardWriter(tmp_path).publish([Section("jobs.queued", msgspec.json.encode([queued_row(attempt)]), NOW_MS)], NOW_MS)
+    (entry,) = waiting_of(BoardReader(tmp_path).latest() or pytest.fail("no board"), ())
+    assert entry.queued_ms == NOW_MS
+    assert {name: getattr(entry.request, name) for name in (names | asks)} == names | asks
+
+
+def test_of_two_attempts_that_wait_the_later_one_counts(world: World) -> None:
+    """Both are told under one name."""
+    again = {"request_id": "same", "attempt": 2}
+    told(world, {"same": {}, "again": again})
+    (entry,) = waiting_of(world.service.reader.latest() or pytest.fail("no board"), ())
+    assert (entry.request.job, entry.request.attempt) == ("same", 2)
+
+
+def test_who_waits_for_paths_takes_those_that_another_had_sampled(world: World) -> None:
+    sampled = []
+
+    async def work() -> None:
+        sample = world.starts._sample
+        world.starts._sample = lambda: sampled.append(1) or sample()  # type: ignore[method-assign,func-returns-value]
+        await asyncio.gather(*(world.starts.estimate(job(f"x{number}")) for number in range(5)))
+
+    asyncio.run(work())
+    assert sampled == [1]
+
+
+def test_what_was_sampled_a_while_ago_lies_ahead(world: World) -> None:
+    told(world)
+    world.service.enqueue(job("x"), "me")
+    asyncio.run(world.starts.refresh())
+    world.clock.advance(2 * 3600)
+    page = world.ask("GET", "/queue").json()
+    (row,) = page["rows"]
+    times = [*row["start_ms"].values(), *(ms for release in page["releases"] for ms in release["ends_ms"].values())]
+    assert set(times) == {page["as_of_ms"]}
+
+
+def test_without_a_models_word_finished_jobs_serve(world: World) -> None:
+    low, _, high = hours(world)
+    assert 0 < low < high
+
+
+def test_paths_are_kept_until_they_are_due(world: World) -> None:
+    async def work() -> tuple[bool, bool, bool]:
+        await world.starts.refresh()
+        fresh = world.starts._is_due()
+        world.service.enqueue(NODE, "me")
+        world.service.work_queue()
+        world.starts._at_s -= 5
+        changed = world.starts._is_due()
+        await world.starts.refresh()
+        world.starts._at_s -= 60
+        return fresh, changed, world.starts._is_due()
+
+    assert asyncio.run(work()) == (False, True, True)
+
+
+def test_a_stale_board_gives_no_estimate(world: World) -> None:
+    world.clock.advance(3600)
+    with pytest.raises(StaleError):
+        asyncio.run(world.starts.estimate(NODE))
+
+
+def test_the_desk_stops(world: World) -> None:
+    async def work() -> None:
+        running = asyncio.ensure_future(world.starts.run())
+        while world.starts.paths is None:
+            await asyncio.sleep(0.01)
+        world.starts.stop()
+        await asyncio.wait_for(running, 60)
+        assert running.done()
+
+    asyncio.run(work())

@@ -1,0 +1,99 @@
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import ConfigError
+from placement.ledger import LedgerAway
+from service.config import ArchiveConfig, Config
+from service.placer.role import open_service
+from service.state_folder import StateError, folder_lock, prepare, role_lock
+
+
+def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path / "new" / "state"))
+    prepare(config)
+    prepare(config)
+    assert sorted(path.name for path in config.folder.rglob("*")) == ["board", "inbox", "snapshot"]
+
+
+@pytest.mark.parametrize("name", ["inbox", "board", "snapshot"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=name):
+        prepare(Config(state=str(tmp_path)))
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    archive = ArchiveConfig(url=str(tmp_path / "file" / "archive"))
+    with pytest.raises(ConfigError, match=r"archive\.url = .*: cannot write"):
+        prepare(Config(state=str(tmp_path / "state"), archive=archive))
+    with pytest.raises(ConfigError, match=r"archive\.url = 'nowhere://x'"):
+        prepare(Config(state=str(tmp_path / "state"), archive=ArchiveConfig(url="nowhere://x")))
+
+
+def test_a_second_supervisor_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    with (
+        folder_lock(config),
+        pytest.raises(ConfigError, match="another `fleetcast run` uses this folder"),
+        folder_lock(config),
+    ):
+        pass
+    with folder_lock(config):
+        pass
+
+
+def test_a_second_process_of_a_role_is_refused_and_other_roles_are_not(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    with (
+        role_lock(config, "placer"),
+        role_lock(config, "pipeline"),
+        pytest.raises(StateError, match=rf"another placer works in it \(process {os.getpid()}\)"),
+        role_lock(config, "placer", patience_s=0.0),
+    ):
+        pass
+    with role_lock(config, "placer", patience_s=0.0):
+        pass
+
+
+def test_a_role_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    ending, taken = threading.Event(), threading.Event()
+
+    def earlier() -> None:
+        with role_lock(config, "pipeline"):
+            taken.set()
+            ending.wait()
+
+    thread = threading.Thread(target=earlier)
+    thread.start()
+    taken.wait()
+    threading.Timer(0.2, ending.set).start()
+    with role_lock(config, "pipeline"):
+        assert ending.is_set()
+    thread.join()
+
+
+def test_a_disk_that_is_full_or_read_only_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        prepare(Config(state=str(tmp_path)))
+
+
+def test_a_ledger_that_cannot_be_opened_now_is_tried_again_not_refused(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path))
+    config.ledger.mkdir()
+    with pytest.raises(LedgerAway):
+        open_service(config)
+    with pytest.raises(ConfigError, match="is no file"):
+        prepare(config)

@@ -1,0 +1,133 @@
+"""Expanding windows: what a window is fitted on ends before it, and Dask changes no number."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from distributed import LocalCluster
+
+from fleet.errors import FleetcastError
+from models.demand.trees import Settings
+from models.forecast import Panel
+from training.fits.backtest import backtest, demand_windows, duration_windows, judge_demand, merged, verdict
+from training.reports.results import ResultRow, Results
+from training.sets.demand_sets import DemandSet
+from training.sets.job_sets import HistoryJobs
+
+DAY = 144
+
+
+def made_set(days: int = 12, seed: int = 0, square: bool = False) -> DemandSet:
+    """Running GPUs of two pools: a daily square wave, or random walks."""
+    rng = np.random.default_rng(seed)
+    bins = np.arange(days * DAY)
+    walk = np.abs(np.cumsum(rng.normal(0, 2, (2, len(bins))), axis=1)) + 50
+    wave = 40.0 + 30 * ((bins // 72) % 2) + rng.normal(0, 1, (2, len(bins)))
+    values = np.round(wave if square else walk)
+    return DemandSet("demand/made", Panel("running", ("a", "b"), 600, 0, values, np.full(2, 500.0)), len(bins))
+
+
+def made_jobs(rows: int = 200) -> HistoryJobs:
+    rng = np.random.default_rng(0)
+    submit_s = np.sort(rng.uniform(0, 86_400 * 10, rows))
+    words = np.array([f"w{row % 4}" for row in range(rows)], object)
+    numbers = np.full(rows, np.nan)
+    return HistoryJobs(
+        job=np.array([str(row) for row in range(rows)], object),
+        submit_s=submit_s,
+        start_s=submit_s + 5.0,
+        run_s=rng.lognormal(6, 1, rows),
+        gpus=np.full(rows, 4.0),
+        user=words,
+        group=words,
+        name=words,
+        queue=words,
+        cpus=numbers,
+        limit_s=numbers,
+        failed=np.zeros(rows),
+    )
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few trees on few rows, in one thread."""
+    fast = Settings(trees=5, rows=1000, leaf_rows=20, threads=1)
+    monkeypatch.setattr("training.judges.demand.DemandTrees", lambda seed, settings: _trees(seed, fast))
+
+
+def _trees(seed: int, settings: Settings) -> object:
+    from models.demand.trees import DemandTrees
+
+    return DemandTrees(seed, settings)
+
+
+def test_windows_grow_and_never_overlap() -> None:
+    windows = demand_windows([made_set()], 3, seed=7, share=0.25)
+    cuts = [(window.demand[0].train_bins, window.demand[0].panel.bins) for window in windows]
+    assert cuts == [(1296, 1440), (1440, 1584), (1584, 1728)]
+    assert {window.seed for window in windows} == {7}
+    table = made_jobs()
+    (first, last) = duration_windows([("jobs/made", table)], 2, share=0.5)
+    for window, rows in ((first, 150), (last, 200)):
+        (one,) = window.jobs
+        assert len(one.table) == rows
+        assert one.judged.sum() == 50
+        assert one.train_end_s == table.submit_s[rows - 51]
+
+
+def test_what_comes_after_a_window_is_not_in_it() -> None:
+    before, after = made_set(seed=1), made_set(seed=1)
+    after.panel.values[:, 1600:] = 9e9
+    (window, *_), (other, *_) = (demand_windows([one], 3, share=0.25) for one in (before, after))
+    assert judge_demand(window).rows == judge_demand(other).rows
+
+
+def test_too_little_history_is_an_error() -> None:
+    with pytest.raises(FleetcastError, match="too little history"):
+        backtest("demand", demand_windows([], 3))
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0"
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+def test_dask_changes_no_number(scheduler: str) -> None:
+    windows = demand_windows([made_set(days=8)], 2, seed=3)
+    here, there = backtest("demand", windows), backtest("demand", windows, address=scheduler)
+    assert here.rows == there.rows
+    assert {row.method for row in here.rows} == {"ours", "persistence", "seasonal_naive", "theta"}
+    assert {row.dataset for row in here.rows} == {"demand/made"}
+
+
+def row(method: str, value: float | None, n: int, low: float | None = None, high: float | None = None) -> ResultRow:
+    return ResultRow("d", "running", "all", 3600, method, "trees", "wql", value, low, high, n)
+
+
+def test_windows_are_put_together_by_outcomes() -> None:
+    parts = [
+        Results("demand", [row("ours", 1.0, 100, 0.8, 1.2)], ["a"]),
+        Results("demand", [row("ours", 2.0, 300, 1.6, 2.4), row("theta", None, 0)], ["a", "b"]),
+    ]
+    whole = merged("demand", parts)
+    (ours, theta) = whole.rows
+    assert (ours.value, ours.n) == (1.75, 400)
+    assert ours.low == pytest.approx(1.75 - np.hypot(0.05, 0.3))
+    assert ours.high == pytest.approx(1.75 + np.hypot(0.05, 0.3))
+    assert theta.value is None
+    assert whole.skipped == ["a", "b"]
+
+
+def test_the_verdict_is_against_the_best_baseline_of_each_number() -> None:
+    wins = Results("demand", [row("ours", 0.9, 50), row("persistence", 1.0, 50), row("theta", 1.2, 50)])
+    loses = Results("demand", [row("ours", 1.0, 50), row("persistence", 1.0, 50), row("theta", 1.2, 50)])
+    won, lost = verdict("demand", wins), verdict("demand", loses)
+    assert won is not None
+    assert lost is not None
+    assert (won.won, won.baseline, won.origins) == (True, "persistence", 50)
+    assert won.sentence.startswith("WQL 10.0% below the best baseline (persistence")
+    assert not lost.won  # as good as a baseline is not worth a change
+    assert verdict("demand", Results("demand")) is None

@@ -1,0 +1,1 @@
+"""Fit, backtest, retrain and track models."""

@@ -1,0 +1,165 @@
+"""An expanding-window back-test: fit on what came before, judge on what came next, go on to the next window.
+
+    ├──── fit ────┤─ judge 1 ─┤
+    ├────────── fit ──────────┤─ judge 2 ─┤          windows of equal length over the last `share` of the history
+    ├──────────────── fit ────────────────┤─ judge 3 ─┤
+
+A window carries its data and its seed, so every machine finds the same. The judges are those of `fleetcast evaluate`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import msgspec
+import numpy as np
+
+from fleet.errors import FleetcastError
+from models.versions.card import GateVerdict
+from training.fits.fan_out import map_jobs
+from training.reports.contests import MAIN, contests, words_of
+from training.reports.results import ResultRow, Results
+from training.sets.demand_sets import DemandSet, capped
+from training.sets.job_sets import HistoryJobs, JobHistory
+
+Say = Callable[[str], None]
+
+SHARE = 0.3
+WIN = 0.99  # a model that is as good as the best baseline is not worth a change
+
+
+@dataclass(frozen=True, slots=True)
+class BacktestWindow:
+    """One fit and what it is judged on: sets of one task, cut at the window's end, that know where their fit ends."""
+
+    seed: int
+    demand: tuple[DemandSet, ...] = ()
+    jobs: tuple[JobHistory, ...] = ()
+
+
+def demand_windows(sets: Sequence[DemandSet], count: int, seed: int = 0, share: float = SHARE) -> list[BacktestWindow]:
+    """Windows over the last share of each panel's bins."""
+    parts = []
+    for number in range(count):
+        cuts = [_cut(row.panel.bins, number, count, share) for row in sets]
+        pairs = zip(sets, cuts, strict=True)
+        rows = [DemandSet(row.dataset, capped(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
+        parts.append(BacktestWindow(seed, demand=tuple(row for row in rows if row.panel.bins > row.train_bins > 0)))
+    return [window for window in parts if window.demand]
+
+
+def duration_windows(
+    tables: Sequence[tuple[str, HistoryJobs]], count: int, seed: int = 0, share: float = SHARE
+) -> list[BacktestWindow]:
+    """Windows over the last share of each history's submissions."""
+    parts = []
+    for number in range(count):
+        rows = []
+        for name, table in tables:
+            cut, end = _cut(len(table), number, count, share)
+            if 0 < cut < end:
+                train_end_s = float(table.submit_s[cut - 1])
+                rows.append(JobHistory(name, table.take(np.arange(end)), np.arange(end) >= cut, train_end_s))
+        parts.append(BacktestWindow(seed, jobs=tuple(rows)))
+    return [window for window in parts if window.jobs]
+
+
+def _cut(rows: int, number: int, count: int, share: float) -> tuple[int, int]:
+    """Where the fit of a window ends, and where the window does."""
+    first = rows * (1 - share)
+    return round(first + rows * share * number / count), round(first + rows * share * (number + 1) / count)
+
+
+def backtest(
+    task: str,
+    windows: Sequence[BacktestWindow],
+    *,
+    address: str | None = None,
+    processes: int = 1,
+    say: Say = lambda line: None,
+) -> Results:
+    """task: demand or duration. What all windows found, as one."""
+    if not windows:
+        raise FleetcastError("too little history for a back-test: no window has something before and something in it")
+    judge = {"demand": judge_demand, "duration": judge_duration}[task]
+    return merged(task, map_jobs(judge, windows, address, say, processes))
+
+
+def judge_demand(window: BacktestWindow) -> Results:
+    """Fit on what came before the window, and judge on it."""
+    from training.judges.demand import Models, judged_origins, run
+    from training.judges.demand_metrics import judge
+
+    results = Results("demand")
+    sets = [one for one in window.demand if len(judged_origins(one))]
+    known = [DemandSet(one.dataset, one.panel.until(one.train_bins), one.train_bins) for one in sets]
+    models = Models.fit(known, sets, window.seed, _quiet)
+    for one in sets:
+        judge(results, run(one, models), window.seed)
+    return results
+
+
+def judge_duration(window: BacktestWindow) -> Results:
+    """Fit on what came before the window, and judge on it."""
+    from training.judges.duration import evaluate_sets
+
+    return evaluate_sets(window.jobs, window.seed, _quiet)
+
+
+def _quiet(line: str) -> None:
+    """Print nothing: a window is reported when it is done."""
+
+
+def merged(task: str, parts: Sequence[Results]) -> Results:
+    """Each number's mean over the windows, weighted by outcomes; intervals take the windows as independent."""
+    groups: dict[tuple[object, ...], list[ResultRow]] = {}
+    for part in parts:
+        for row in part.rows:
+            key = (row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric)
+            groups.setdefault(key, []).append(row)
+    whole = Results(task, [_mean(rows) for rows in groups.values()])
+    whole.skipped = list(dict.fromkeys(line for part in parts for line in part.skipped))
+    whole.predictions = [block for part in parts for block in part.predictions]
+    return whole
+
+
+def _mean(rows: Sequence[ResultRow]) -> ResultRow:
+    known = [row for row in rows if row.value is not None and row.n]
+    if len(known) < 2:
+        return known[0] if known else rows[0]
+    n = sum(row.n for row in known)
+    weights = [row.n / n for row in known]
+    value = sum(weight * (row.value or 0.0) for weight, row in zip(weights, known, strict=True))
+    model = "+".join(dict.fromkeys(name for row in known for name in row.model.split("+")))
+    bounds: tuple[float | None, float | None] = (None, None)
+    if all(row.low is not None and row.high is not None for row in known):
+        bounds = value - _reach(known, weights, "low"), value + _reach(known, weights, "high")
+    return msgspec.structs.replace(known[0], model=model, value=value, n=n, low=bounds[0], high=bounds[1])
+
+
+def _reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
+    """How far the interval of a mean of independent numbers reaches to one side."""
+    off = [weight * (getattr(row, side) - (row.value or 0.0)) for weight, row in zip(weights, rows, strict=True)]
+    return float(np.sqrt(np.square(off).sum()))
+
+
+def verdict(task: str, results: Results) -> GateVerdict | None:
+    """Do we beat each number's best baseline (chosen in hindsight), in geometric mean? None: nothing was judged."""
+    metric = MAIN[task][0]
+    found = [one for one in contests(results.rows, (metric,)) if one.ours.value and one.rival.value]
+    if not found:
+        return None
+    ours, rival = (_geometric_mean(rows) for rows in ([one.ours for one in found], [one.rival for one in found]))
+    ratio = ours / rival
+    names = [one.rival.method for one in found]
+    most = max(dict.fromkeys(names), key=names.count)
+    word = "below" if ratio < 1 else "above"
+    sentence = (
+        f"{words_of(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), "
+        f"geometric mean over {len(found)} numbers out of sample; {1 - WIN:.0%} below is asked for"
+    )
+    return GateVerdict(ratio <= WIN, sentence, metric, most, ours, rival, sum(one.ours.n for one in found))
+
+
+def _geometric_mean(rows: Sequence[ResultRow]) -> float:
+    return exp(sum(log(row.value or 1.0) for row in rows) / len(rows))

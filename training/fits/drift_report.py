@@ -1,0 +1,139 @@
+"""How far the features of a model moved since a moment, on the history that it was fitted on and what came after."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.clock import moment
+from fleet.errors import FleetcastError
+from models.demand.features import FEATURES as DEMAND_FEATURES
+from models.demand.features import PanelPast, features
+from models.versions.drift import PSI_MOVED, Moved, moved
+from training.sets.demand_sets import DemandSet
+from training.sets.job_sets import HistoryJobs
+
+Array = NDArray[np.float64]
+
+HOUR_S = 3600
+MOST_ROWS = 4000
+PLOTTED, LISTED, POINTS = 3, 20, 200
+# A place in time is no property of a fleet.
+CLOCKS = frozenset({"target_hour", "target_weekday", "hour", "weekday", "ahead_h"})
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDrift:
+    """The drift of one target or history. before, now: (row, feature) samples that the numbers were made of."""
+
+    name: str
+    rows: list[Moved]
+    features: tuple[str, ...]
+    before: Array
+    now: Array
+
+    @property
+    def far(self) -> list[Moved]:
+        """Those that are another population now."""
+        return [row for row in self.rows if row.psi > PSI_MOVED]
+
+
+def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
+    """Of each set and target: features of forecasts an hour ahead, issued before and after a moment."""
+    found = []
+    newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)
+    for row in sets:
+        panel = row.panel
+        cut = (since_ms - panel.first_ms) // (panel.bin_s * 1000)
+        if not 0 < cut < panel.bins:
+            continue
+        past, step = PanelPast.of(panel), max(1, HOUR_S // panel.bin_s)
+        before, now = (
+            features(past, _spread(first, end, len(panel.names)), (step,)).reshape(-1, len(DEMAND_FEATURES))
+            for first, end in ((0, cut), (cut, panel.bins))
+        )
+        found.append(_drift(f"{row.dataset} {panel.target}", DEMAND_FEATURES, before, now))
+    return _some(found, since_ms, newest_ms)
+
+
+def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
+    """Of each history: features of jobs submitted before and after a moment."""
+    from features.past_runs import FEATURES
+    from training.sets.duration_rows import replay
+
+    found = []
+    for name, table in tables:
+        cut = int(np.searchsorted(table.submit_s, since_ms / 1000))
+        if not 0 < cut < len(table):
+            continue
+        chosen = np.zeros(len(table), np.bool_)
+        chosen[_spread(0, cut, 1)] = chosen[_spread(cut, len(table), 1)] = True
+        rows = replay(table, submissions=chosen)
+        later = rows.job >= cut
+        found.append(_drift(name, FEATURES, rows.features[~later], rows.features[later]))
+    newest_s = max((float(table.submit_s[-1]) for _, table in tables if len(table)), default=0.0)
+    return _some(found, since_ms, round(newest_s * 1000))
+
+
+def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
+    """Evenly spread numbers of a range, so that there are MOST_ROWS rows with `each` of a number."""
+    wanted = max(1, min(end - first, MOST_ROWS // max(each, 1)))
+    return np.unique(np.linspace(first, end - 1, wanted).astype(np.intp))
+
+
+def _drift(name: str, names: Sequence[str], before: NDArray[np.float32], now: NDArray[np.float32]) -> FeatureDrift:
+    kept = [at for at, feature in enumerate(names) if feature not in CLOCKS]
+    chosen = tuple(names[at] for at in kept)
+    then, later = before[:, kept].astype(np.float64), now[:, kept].astype(np.float64)
+    return FeatureDrift(name, moved(chosen, then, later), chosen, then, later)
+
+
+def _some(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[FeatureDrift]:
+    if found:
+        return found
+    since, newest = moment(since_ms), moment(newest_ms)
+    if newest_ms <= since_ms:
+        raise FleetcastError(
+            f"nothing to compare yet: the history ends at {newest}, and what came after {since} is asked for; "
+            "come back later, or name an earlier moment by --since"
+        )
+    raise FleetcastError(f"nothing to compare: the history begins after {since}, and ends at {newest}; say --since")
+
+
+def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
+    """A page: what asks for a new fit, and of each target the features that moved most, with their distributions."""
+    from training.reports.page import listed, page, panels, section, table
+
+    said = "; ".join(reasons.values()) or "Nothing asks for a new fit."
+    body = [section("Retraining", listed([said], ""))]
+    for one in found:
+        head = ("feature", "PSI", "KS", "median before", "median now", "values")
+        rows = [(row.feature, row.psi, row.ks, row.before, row.now, row.n) for row in one.rows[:LISTED]]
+        body.append(section(one.name, panels(_plots(one)), table(head, rows)))
+    return page(title, f"PSI above {PSI_MOVED:g} is the usual word for another population", body)
+
+
+def _plots(one: FeatureDrift) -> Iterator[str]:
+    """The three that moved most."""
+    from training.reports.page import panel
+
+    for row in one.rows[:PLOTTED]:
+        column = one.features.index(row.feature)
+        yield panel(
+            _distributions_svg(one.before[:, column], one.now[:, column], f"{one.name} {row.feature}"), row.feature
+        )
+
+
+def _distributions_svg(before: Array, now: Array, label: str) -> str:
+    """Two distribution functions as steps: the gap between them is the KS statistic."""
+    from training.reports.plots import OURS_INK, SOFT, drawn
+
+    with drawn(label) as canvas:
+        for values, ink, word in ((before, SOFT, "before"), (now, OURS_INK, "now")):
+            known = np.sort(values[np.isfinite(values)])
+            shown = known[np.linspace(0, len(known) - 1, min(len(known), POINTS)).astype(np.intp)]
+            canvas.axes.plot(shown, np.linspace(0, 1, len(shown)), color=ink, linewidth=1.4, label=word)
+        canvas.axes.set_ylabel("share at or below")
+        canvas.axes.legend(loc="upper left", fontsize=8)
+    return canvas.svg

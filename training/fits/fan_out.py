@@ -1,0 +1,76 @@
+"""Map a function over independent items, on the workers of a Dask scheduler or on this machine.
+
+Every item carries its own seed, and results come in the order of the items: they are the same on any machine.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fleet.errors import ConfigError, FleetcastError
+from fleet.installation import check_packages
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Say = Callable[[str], None]
+
+CONNECT_S = 10.0
+
+
+def map_jobs(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    address: str | None = None,
+    say: Say = lambda line: None,
+    processes: int = 1,
+) -> list[Result]:
+    """function(item) of each, in order; raises what an item raises. Workers import `function` by its name in a module.
+
+    address: of a Dask scheduler (tcp://host:8786) whose workers have Fleetcast; without it, `processes` work here.
+    """
+    if address is not None:
+        return _on_dask(function, items, address, say)
+    if processes < 2 or len(items) < 2:
+        return [_said(function(item), say, at + 1, len(items)) for at, item in enumerate(items)]
+    return _in_processes(function, items, min(processes, len(items)), say)
+
+
+def _said(result: Result, say: Say, done: int, of: int) -> Result:
+    say(f"{done} of {of} done")
+    return result
+
+
+def _in_processes(function: Callable[[Item], Result], items: Sequence[Item], processes: int, say: Say) -> list[Result]:
+    """Fresh processes: a fork of one that runs threads of LightGBM may stand still for ever."""
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            for done, future in enumerate(as_completed(futures)):
+                _said(future.result(), say, done + 1, len(items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
+def _on_dask(function: Callable[[Item], Result], items: Sequence[Item], address: str, say: Say) -> list[Result]:
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise ConfigError(f"--dask {address}: needs the package distributed: pip install 'fleetcast[dask]'") from None
+    try:
+        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise FleetcastError(f"no Dask scheduler answers at {address}: {error}") from None
+    with client:
+        workers = len(client.nthreads())
+        if not workers:
+            raise FleetcastError(f"the Dask scheduler at {address} has no workers: start some with `dask worker`")
+        say(f"{len(items)} pieces for {workers} workers of {address}")
+        client.run(check_packages)
+        futures = [client.submit(function, item, pure=False) for item in items]
+        for done, future in enumerate(as_completed(futures, loop=client.loop)):
+            _said(future.result(), say, done + 1, len(items))
+        return [future.result() for future in futures]

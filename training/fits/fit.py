@@ -1,0 +1,136 @@
+"""Fit node risk: a logistic on rule levels for each kind, made a probability by isotonic regression.
+
+Faults are simulated more often than they happen, so rows are weighted back to the prevalence of real fleets:
+2.3 % of node time is spent in faults (InfiniteHBD), and 4.2 faults begin in 1,000 node-days.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from models.risk.hazard import FAULTS_PER_NODE_DAY
+from models.risk.node_risk import BASE_SHARE, KindFit, RiskFit, excess_hazard, no_history, probabilities
+from models.risk.rules import RULES
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from training.replay.dataset import RiskRows
+
+HORIZON_S = RISK_HORIZONS_S[0]
+UNAVAILABLE = 0.023
+FEWEST_EVENTS = 30
+FEWEST_ROWS_OF_RULE = 10
+INVERSE_PENALTY = 10.0
+POINTS_KEPT = 24
+LARGEST_P = 0.98
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rows to fit on, to calibrate on, and to judge by."""
+
+    fit: RiskRows
+    calibrate: RiskRows
+    test: RiskRows
+
+
+def by_run(runs: Sequence[RiskRows]) -> Split:
+    """Whole runs, as moments of one are alike: the last fifth judges, the one before calibrates. ValueError below 3."""
+    if len(runs) < 3:
+        raise ValueError(f"{len(runs)} runs: at least 3 are needed to fit, to calibrate and to judge")
+    part = max(1, len(runs) // 5)
+    return Split(
+        RiskRows.concat(runs[: -2 * part]), RiskRows.concat(runs[-2 * part : -part]), RiskRows.concat(runs[-part:])
+    )
+
+
+def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
+    """Coefficients for every kind with enough events; the notes get the scores on the test runs."""
+    kinds = {}
+    for k, kind in enumerate(RISK_KINDS):
+        if split.fit.labels[k].sum() >= FEWEST_EVENTS and split.calibrate.labels[k].any():
+            kinds[kind] = fit_kind(split.fit, split.calibrate, k)
+    fit = RiskFit(version=1, kinds=kinds, notes={})
+    scores = {"test": judge(split.test, fit), "test_rule_priors": judge(split.test, None)}
+    return RiskFit(version=1, kinds=kinds, notes={**notes, **scores})
+
+
+def prevalence(kind: int) -> float:
+    """Share of node-hours of a real fleet in which a fault of this kind is active or begins."""
+    begins = FAULTS_PER_NODE_DAY * HORIZON_S / 86_400
+    return float((UNAVAILABLE + begins) * BASE_SHARE[kind])
+
+
+def weights_of(labels: NDArray[np.bool_], kind: int) -> Array:
+    """(n,) weights that give the positives the prevalence of real fleets."""
+    share = max(float(labels.mean()), 1e-9)
+    real = prevalence(kind)
+    return np.where(labels, real / share, (1 - real) / max(1 - share, 1e-9))
+
+
+def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
+    """One kind's logistic and its calibration. Evidence never speaks for a node: negative weights are dropped."""
+    labels = rows.labels[kind]
+    weights = weights_of(labels, kind)
+    used = np.flatnonzero((rows.levels > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE)
+    model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
+    while len(used):
+        model.fit(rows.levels[:, used], labels, sample_weight=weights)
+        keep = model.coef_[0] > 0
+        if keep.all():
+            break
+        used = used[keep]
+    coefficients = np.zeros(len(RULES))
+    coefficients[used] = model.coef_[0] if len(used) else 0.0
+    intercept = float(model.intercept_[0]) if len(used) else float(np.log(prevalence(kind)))
+    x, y = calibrate(held_out, kind, intercept, coefficients)
+    named = {RULES[row].name: round(float(coefficients[row]), 4) for row in used.tolist()}
+    return KindFit(round(intercept, 4), named, x, y)
+
+
+def calibrate(
+    rows: RiskRows, kind: int, intercept: float, coefficients: Array
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Isotonic map of the logistic's output on runs that it has not seen, thinned to a few points."""
+    raw = 1 / (1 + np.exp(-(intercept + rows.levels.astype(np.float64) @ coefficients)))
+    labels = rows.labels[kind]
+    isotonic = IsotonicRegression(y_min=0.0, y_max=LARGEST_P, out_of_bounds="clip")
+    isotonic.fit(raw, labels, sample_weight=weights_of(labels, kind))
+    x, y = isotonic.X_thresholds_, isotonic.y_thresholds_
+    if len(x) > POINTS_KEPT:
+        at = np.unique(np.linspace(0, len(x) - 1, POINTS_KEPT).round().astype(int))
+        x, y = x[at], y[at]
+    return tuple(round(float(value), 6) for value in x), tuple(round(float(value), 6) for value in y)
+
+
+def judge(rows: RiskRows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]:
+    """Per kind: events, AUROC, average precision, and Brier skill over the base rate, on rows not weighted back."""
+    p = predict(rows, fit)
+    return {kind: _scores(p[k], rows.labels[k]) for k, kind in enumerate(RISK_KINDS)}
+
+
+def predict(rows: RiskRows, fit: RiskFit | None) -> Array:
+    """(kind, n) probability within the hour, as the service would give it of nodes that never had a fault."""
+    levels = rows.levels.astype(np.float64)
+    known = np.ones(len(rows), bool)
+    return probabilities(excess_hazard(levels, fit), no_history(len(rows)), known)[:, 0, :]
+
+
+def _scores(p: Array, labels: NDArray[np.bool_]) -> dict[str, float | None]:
+    events = int(labels.sum())
+    if events == 0 or events == len(labels):
+        return {"events": float(events), "auroc": None, "ap": None, "brier_skill": None}
+    base = float(labels.mean())
+    skill = 1 - float(((p - labels) ** 2).mean()) / (base * (1 - base))
+    return {
+        "events": float(events),
+        "auroc": round(float(roc_auc_score(labels, p)), 4),
+        "ap": round(float(average_precision_score(labels, p)), 4),
+        "brier_skill": round(skill, 4),
+    }

@@ -1,0 +1,160 @@
+"""Training as a whole: judge out of sample, fit on everything, keep a version with its card, let the gate decide.
+
+    inputs ─ windows ─ back-test ─ Verdict ┐
+      └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, where it won
+
+A version is there whole or not at all, so training may be killed at any moment and run again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fleet.errors import ConfigError, FleetcastError
+from models.versions.card import Card, FitSpan, calibration_of, metrics_of, versions_of
+from models.versions.registry import Registry
+from training.fits.backtest import backtest, demand_windows, duration_windows, verdict
+from training.reports.card_page import card_html
+from training.reports.contests import pooled
+from training.reports.results import Results
+from training.sets.demand_sets import DemandSet
+from training.sets.job_sets import HistoryJobs
+from training.sites.histories import TrainingInputs
+
+Say = Callable[[str], None]
+
+DEPENDENCIES = ("fleetcast", "lightgbm", "numpy", "scikit-learn")
+
+
+class Model(Protocol):
+    """A fit that can be saved."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """How to train. windows: of the back-test that judges; address: of a Dask scheduler."""
+
+    kind: str
+    made_by: str
+    seed: int = 0
+    windows: int = 1
+    address: str | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The new version. objection: why it does not serve; empty where it does."""
+
+    version: str
+    card: Card
+    results: Results
+    objection: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """A model and what its card says of its making."""
+
+    model: Model
+    fitted_until_ms: int
+    data: tuple[FitSpan, ...]
+    features: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+def train(
+    inputs: TrainingInputs,
+    plan: TrainingPlan,
+    registry: Registry,
+    now_ms: int,
+    *,
+    promote: bool = True,
+    say: Say = print,
+) -> Trained:
+    """Add one version. A kill at any moment leaves the registry as it was. Raises FleetcastError."""
+    if plan.kind == "demand":
+        sets = inputs.read_panels()
+        windows = demand_windows(sets, plan.windows, plan.seed)
+    else:
+        tables = inputs.read_jobs()
+        if len(tables) > 1:
+            names = ", ".join(name for name, _ in tables)
+            raise ConfigError(
+                f"{len(tables)} job histories, each with users and a clock of its own ({names}): name one by --set"
+            )
+        windows = duration_windows(tables, plan.windows, plan.seed)
+    say(f"1 of 2: judging on windows that are not fitted on: 0 of {len(windows)} done")
+    results = backtest(plan.kind, windows, address=plan.address, processes=plan.processes, say=say)
+    say("2 of 2: fitting on all of it")
+    fit = fit_demand(sets, plan.seed, say) if plan.kind == "demand" else fit_duration(tables, plan.seed)
+    card = _card(fit, plan, results, now_ms)
+    version = registry.add(plan.kind, fit.model.save, card, card_html)
+    objection = "it was not asked for (--no-promote)"
+    if promote:
+        try:
+            registry.promote(plan.kind, version)
+            objection = ""
+        except FleetcastError as error:
+            objection = str(error)
+    return Trained(version, registry.card(plan.kind, version), results, objection)
+
+
+def _card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int) -> Card:
+    metrics = metrics_of(pooled(results.rows))
+    return Card(
+        kind=plan.kind,
+        created_ms=now_ms,
+        made_by=plan.made_by,
+        seed=plan.seed,
+        fitted_until_ms=fit.fitted_until_ms,
+        data=fit.data,
+        features=fit.features,
+        settings=fit.settings,
+        metrics=metrics,
+        calibration=calibration_of(metrics),
+        gate=verdict(plan.kind, results),
+        dependencies=versions_of(*DEPENDENCIES),
+    )
+
+
+def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: None) -> FitResult:
+    """The trees of every target, on all bins."""
+    import msgspec
+
+    from models.demand.features import FEATURES
+    from models.demand.trees import DemandTrees
+
+    panels = [row.panel for row in sets]
+    model = DemandTrees(seed).fit(panels, [panel.bins for panel in panels], say)
+    data = tuple(
+        FitSpan(f"{row.dataset} {panel.target}", panel.first_ms, panel.end_ms(panel.bins - 1), panel.values.size)
+        for row, panel in zip(sets, panels, strict=True)
+    )
+    return FitResult(model, model.fitted_until_ms, data, FEATURES, msgspec.to_builtins(model.settings))
+
+
+def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitResult:
+    """Run and remaining times, on all that was known at the last submission or end."""
+    from features.past_runs import FEATURES
+    from models.run_times.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
+    from models.run_times.duration import HELD_OUT, ROWS_FITTED, DurationModel
+    from training.judges.duration import _some
+    from training.sets.duration_rows import LANDMARKS_S, replay
+
+    ((name, table),) = tables
+    until_s = float(np.nanmax(np.concatenate((table.submit_s, table.end_s))))
+    watched = _some(np.ones(len(table), np.bool_), seed)
+    rows = replay(table, watched=watched, landmarks_s=LANDMARKS_S)
+    model = DurationModel(seed).fit(rows.of(table), until_s)
+    if model.fitted_until_ms is None:
+        raise FleetcastError(f"{name}: {len(table):,} jobs, too few of them ended to fit on")
+    span = FitSpan(name, round(float(table.submit_s.min()) * 1000), round(until_s * 1000), len(table))
+    kept = {name: value for name, value in PARAMETERS.items() if name != "verbose"}
+    settings = {**kept, "trees": TREES, "leaf_rows": LEAF_ROWS, "rows": ROWS_FITTED, "held_out": HELD_OUT}
+    return FitResult(model, model.fitted_until_ms, (span,), FEATURES, settings)

@@ -1,0 +1,66 @@
+"""Run times at random, from the newest runs of jobs that are alike, for playing a queue forward."""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEPT = 30  # newest runs of a key: recent ones tell more than many
+FEWEST = 3
+SHARED = 0.6  # of the variance is common to jobs of one kind: a sweep is long or short as a whole
+NORMAL = NormalDist()
+
+Key = tuple[int, ...]
+Levels = NDArray[np.float64]
+
+
+class RunPools:
+    """Newest runs by kind, told in order of their ends. Kinds are tuples of keys, the most telling first."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+    def ended(self, kinds: Sequence[Key], run_s: float) -> None:
+        """A job of these kinds ran so long."""
+        for kind in kinds:
+            self._runs[kind].append(math.log(max(run_s, 1.0)))
+
+    def known(self, kinds: Sequence[Key]) -> Levels:
+        """(k,) logarithms of seconds, ascending, of the first kind with enough runs; (0,) where nothing has ended."""
+        for kind in kinds:
+            runs = self._runs.get(kind)
+            if runs is not None and len(runs) >= FEWEST:
+                return np.sort(np.array(runs))
+        return np.zeros(0)
+
+    def draw(self, kinds: Sequence[Key], limit_s: float, ages_s: Levels, own: Levels, common: Levels) -> Levels:
+        """(path, job) run times, at most the limit, of jobs of one kind that have run for `ages_s` (job,).
+
+        own: (path, job), common: (path,), standard normal. A job older than all known doubles its age half the time.
+        """
+        mixed = math.sqrt(SHARED) * common[:, None] + math.sqrt(1 - SHARED) * own
+        levels = 0.5 * (1 + _erf(mixed / math.sqrt(2)))
+        known = self.known(kinds)
+        if not len(known):
+            known = np.log(np.array([60.0, max(limit_s, 61.0)]))
+        at = (np.arange(len(known)) + 0.5) / len(known)
+        passed = np.interp(np.log(np.maximum(ages_s, 1.0)), known, at, left=0.0, right=1.0)
+        run_s = np.exp(np.interp(passed + levels * (1 - passed), at, known))
+        pareto_s = ages_s / (1 - np.minimum(levels, 0.98))
+        run_s = np.where(passed >= at[-1], pareto_s, run_s)
+        return np.asarray(np.clip(run_s, ages_s + 1, np.maximum(limit_s, ages_s + 1)))
+
+
+def _erf(x: Levels) -> Levels:
+    """Abramowitz and Stegun 7.1.26, good to 1.5e-7."""
+    t = 1 / (1 + 0.3275911 * np.abs(x))
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return np.asarray(np.sign(x) * (1 - tail * np.exp(-x * x)))
+
+
+def spread(paths: int) -> Levels:
+    """(path,) standard normal values, evenly likely."""
+    return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

@@ -1,0 +1,140 @@
+"""How good quantile forecasts of demand were: metrics in long form, with intervals, per series and pooled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.gate import pinball
+from models.forecast import QUANTILES, Panel
+from training.reports.results import ResultRow, Results, interval
+
+Array = NDArray[np.float64]
+
+POOLED = "all"
+MEDIAN = QUANTILES.index(0.5)
+INTERVALS = {50: (0.25, 0.75), 80: (0.1, 0.9), 90: (0.05, 0.95)}
+BLOCK_HOURS = 24
+METRICS = (
+    "mase",
+    "wql",
+    "smape",
+    "mae",
+    *(f"coverage_{share}" for share in INTERVALS),
+    "interval_score_80",
+    "width_80",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedForecasts:
+    """methods: (quantile, step, origin, series); model: (step, origin, series); scale: (series,) of MASE, or NaN."""
+
+    dataset: str
+    panel: Panel
+    origins: NDArray[np.intp]
+    steps: tuple[int, ...]
+    methods: Mapping[str, Array]
+    model: NDArray[np.str_]
+    scale: Array
+
+    def outcomes(self, at: int) -> Array:
+        """(origin, series) what came of the forecasts of one step; NaN after the end and where it is unknown."""
+        bins = self.origins + self.steps[at]
+        found = self.panel.values.T[np.minimum(bins, self.panel.bins - 1)].copy()
+        found[bins >= self.panel.bins] = np.nan
+        return found
+
+
+def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
+    """Add the rows and the predictions of one set. All methods are judged on the outcomes that all can forecast."""
+    for at in range(len(judged.steps)):
+        outcomes = judged.outcomes(at)
+        known = np.isfinite(outcomes)
+        for values in judged.methods.values():
+            known &= np.isfinite(values[:, at]).all(axis=0)
+        if not known.any():
+            continue
+        for method, values in judged.methods.items():
+            parts = _parts(np.where(known, values[:, at], np.nan), np.where(known, outcomes, np.nan), judged.scale)
+            results.rows.extend(_rows(judged, at, method, parts, known, seed))
+        _predict(results, judged, at, outcomes, known)
+
+
+def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array, Array]]:
+    """Metric -> numerator and denominator, (origin, series) each: a metric is the ratio of their sums."""
+    one = np.where(np.isfinite(outcome), 1.0, np.nan)
+    off = np.abs(outcome - values[MEDIAN])
+    both = np.abs(outcome) + np.abs(values[MEDIAN])
+    parts = {
+        "mase": (off / scale, one * np.where(np.isfinite(scale), 1.0, np.nan)),
+        "wql": (pinball(values, outcome), np.abs(outcome)),
+        "smape": (np.divide(2 * off, both, out=np.zeros_like(off) * one, where=both > 0), one),
+        "mae": (off, one),
+    }
+    for share, (low, high) in INTERVALS.items():
+        inside = (values[QUANTILES.index(low)] <= outcome) & (outcome <= values[QUANTILES.index(high)])
+        parts[f"coverage_{share}"] = (inside * one, one)
+    low_80, high_80 = (values[QUANTILES.index(level)] for level in INTERVALS[80])
+    missed = np.maximum(low_80 - outcome, 0.0) + np.maximum(outcome - high_80, 0.0)
+    parts["interval_score_80"] = (high_80 - low_80 + 2 / 0.2 * missed, one)
+    parts["width_80"] = (high_80 - low_80, one)
+    return parts
+
+
+def _rows(
+    judged: JudgedForecasts,
+    at: int,
+    method: str,
+    parts: Mapping[str, tuple[Array, Array]],
+    known: NDArray[np.bool_],
+    seed: int,
+) -> list[ResultRow]:
+    names = judged.panel.names
+    horizon_s = judged.steps[at] * judged.panel.bin_s
+    chosen = [(name, np.array([n])) for n, name in enumerate(names) if known[:, n].any() and name != POOLED]
+    chosen.append((POOLED, np.arange(len(names))))
+    hours = max(1, round(horizon_s / 3600))
+    rows = []
+    for series, columns in chosen:
+        model = _most(judged.model[at][:, columns][known[:, columns]]) if method == "ours" else method
+        for metric in METRICS:
+            top, below = (np.nansum(part[:, columns], axis=1) for part in parts[metric])
+            n = int(np.isfinite(parts[metric][0][:, columns]).sum())
+            counted = np.isfinite(parts[metric][1][:, columns]).any(axis=1)
+            value, low, high = interval(top[counted], below[counted], block=max(BLOCK_HOURS, hours), seed=seed)
+            target = judged.panel.target
+            rows.append(
+                ResultRow(judged.dataset, target, series, horizon_s, method, model, metric, value, low, high, n)
+            )
+    return rows
+
+
+def _most(models: NDArray[np.str_]) -> str:
+    """The models that served, most often first."""
+    names, counts = np.unique(models, return_counts=True)
+    return "+".join(names[np.argsort(-counts, kind="stable")].tolist())
+
+
+def _predict(results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]) -> None:
+    """A block of predictions: a line for every origin, series and quantile of ours."""
+    panel = judged.panel
+    values = judged.methods["ours"][:, at]  # (quantile, origin, series)
+    mask = np.broadcast_to(known, values.shape)
+    quantile, origin, series = np.nonzero(mask)
+    issued = panel.first_ms + (judged.origins + 1) * panel.bin_s * 1000
+    size = int(mask.sum())
+    columns: dict[str, Any] = {
+        "dataset": [judged.dataset] * size,
+        "issued_ms": issued[origin],
+        "target": [panel.target] * size,
+        "series": np.array(panel.names)[series],
+        "horizon_s": np.full(size, judged.steps[at] * panel.bin_s),
+        "quantile": np.array(QUANTILES)[quantile],
+        "value": values[mask],
+        "actual": np.broadcast_to(outcomes, values.shape)[mask],
+        "model": np.broadcast_to(judged.model[at], values.shape)[mask],
+    }
+    results.predictions.append(columns)

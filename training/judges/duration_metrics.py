@@ -1,0 +1,127 @@
+"""Metrics of run times: pinball and error on log seconds, within twice, share under-predicted, coverage."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.run_past import LEVELS
+from training.reports.results import ResultRow, Results, interval
+from training.sets.job_sets import HistoryJobs
+
+Array = NDArray[np.float64]
+
+ELAPSED_S = (600, 3600, 21_600, 86_400)
+BANDS = ((80, 0.1, 0.9), (90, 0.05, 0.95))
+POINT = LEVELS.index(0.5)
+WITHIN = np.log(2) + 1e-9
+BLOCKS = 60  # blocks of the bootstrap: jobs of one sweep are alike
+MODEL = {"ours": "boosted+tracker", "group": "last 20 and 200", "group_train": "train quantiles"}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One set's predictions in the test span, logarithms of seconds.
+
+    runs, of `job`: method -> (row, level), NaN where the method has none (a point forecast has only the median).
+    remaining, of `late_job` after `elapsed_s`: method -> (row,) medians.
+    """
+
+    dataset: str
+    table: HistoryJobs
+    job: NDArray[np.int64]
+    runs: dict[str, Array]
+    late_job: NDArray[np.int64]
+    elapsed_s: Array
+    remaining: dict[str, Array]
+
+
+def judge_run(results: Results, judged: Judged, seed: int) -> None:
+    """Rows and predictions of the run times."""
+    actual = np.log(judged.table.run_s[judged.job])
+    block = max(1, len(actual) // BLOCKS)
+    for method, values in judged.runs.items():
+        for metric, scores in _run_scores(actual, values):
+            _add(results, judged.dataset, "run_s", None, method, metric, scores, block, seed)
+    ours = judged.runs["ours"]
+    jobs = np.repeat(_names(judged, judged.job), len(LEVELS))
+    results.predictions.append(
+        {
+            "dataset": [judged.dataset] * ours.size,
+            "job": jobs.tolist(),
+            "target": ["run_s"] * ours.size,
+            "series": ["all"] * ours.size,
+            "horizon_s": np.zeros(ours.size, np.int64).tolist(),
+            "quantile": np.tile(LEVELS, len(ours)).tolist(),
+            "value": np.exp(ours).ravel().tolist(),
+            "actual": np.repeat(np.exp(actual), len(LEVELS)).tolist(),
+            "model": [MODEL["ours"]] * ours.size,
+        }
+    )
+
+
+def judge_remaining(results: Results, judged: Judged, seed: int) -> None:
+    """Rows and predictions of the remaining times, by elapsed time (in horizon_s)."""
+    if not len(judged.late_job):
+        results.skipped.append(f"{judged.dataset}: no judged job ran for {ELAPSED_S[0]} s")
+        return
+    left_s = judged.table.run_s[judged.late_job] - judged.elapsed_s
+    actual = np.log(np.maximum(1.0, left_s))
+    for elapsed_s in ELAPSED_S:
+        rows = judged.elapsed_s == elapsed_s
+        if rows.any():
+            for method, values in judged.remaining.items():
+                scores = np.abs(actual - values)[rows]
+                block = max(1, len(scores) // BLOCKS)
+                name = "remaining_log_mae"
+                _add(results, judged.dataset, "remaining_s", elapsed_s, method, name, scores, block, seed)
+    ours, many = judged.remaining["ours"], len(actual)
+    results.predictions.append(
+        {
+            "dataset": [judged.dataset] * many,
+            "job": _names(judged, judged.late_job).tolist(),
+            "target": ["remaining_s"] * many,
+            "series": ["all"] * many,
+            "horizon_s": judged.elapsed_s.astype(np.int64).tolist(),
+            "quantile": [0.5] * many,
+            "value": np.exp(ours).tolist(),
+            "actual": left_s.tolist(),
+            "model": ["survival+boosted"] * many,
+        }
+    )
+
+
+def _run_scores(actual: Array, values: Array) -> Iterator[tuple[str, Array]]:
+    """(metric, score of each job) of what a method tells; NaN, which counts for nothing, where no end is known."""
+    for at, level in enumerate(LEVELS):
+        left = actual - values[:, at]
+        if np.isfinite(left).any():
+            yield f"pinball_{round(level * 100):02}", np.maximum(level * left, (level - 1) * left)
+    left = actual - values[:, POINT]
+    known = np.isfinite(left)
+    ended = np.isfinite(actual)
+    yield "log_mae", np.abs(left)
+    yield "within_2x", np.where(known, np.abs(left) <= WITHIN, np.nan)
+    yield "under_share", np.where(known, left > 0, np.nan)
+    for percent, low, high in BANDS:
+        below, above = values[:, LEVELS.index(low)], values[:, LEVELS.index(high)]
+        inside = (below <= actual) & (actual <= above)
+        if np.isfinite(below).any():
+            yield f"coverage_{percent}", np.where(np.isfinite(below) & ended, inside, np.nan)
+
+
+def _add(
+    results: Results, dataset: str, target: str, elapsed_s: int | None, method: str, metric: str, scores: Array,
+    block: int, seed: int,
+) -> None:  # fmt: skip
+    value, low, high = interval(scores, block=block, seed=seed)
+    model = MODEL.get(method, method) if target == "run_s" else method
+    n = int(np.isfinite(scores).sum())
+    results.rows.append(ResultRow(dataset, target, "all", elapsed_s, method, model, metric, value, low, high, n))
+
+
+def _names(judged: Judged, jobs: NDArray[np.int64]) -> NDArray[np.object_]:
+    """The set's names of jobs; the row number where it has none."""
+    names = judged.table.job[jobs]
+    return np.where(names != "", names, np.array([f"row {row}" for row in jobs.tolist()], object))

@@ -1,0 +1,236 @@
+"""Findings against the truth: what was flagged where and when, and which fault, if any, it was about.
+
+A *finding* is a spell of flags on a node; holes of up to 5 minutes are closed. It finds a fault of its node if it
+begins between the precursor's begin and the fault's end, or began earlier and first names the fault's unit then. It
+is a false alarm if it begins neither during a fault of its node nor in the 10 minutes after one. A visible fault that
+nothing finds is missed. While a node is flagged no other spell can begin there: that is no healthy time.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from training.sets.fault_runs import RunTruth
+
+HOLE_MS = 300_000
+AFTER_MS = 600_000
+FOREVER_MS = 2**62
+
+Hosts = Mapping[str, frozenset[str]]  # the nodes that a job ran on
+
+
+@dataclass(slots=True)
+class FlagSpell:
+    """Flags on one node in a row. named: since when each node, GPU or port was named, in that order."""
+
+    node: str
+    first_ms: int
+    last_ms: int
+    named: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one method flagged in a run."""
+
+    rows: list[FlagSpell] = field(default_factory=list)
+    _open: dict[str, FlagSpell] = field(default_factory=dict)
+
+    def note(self, node: str, now_ms: int, name: str = "") -> None:
+        """A flag at this moment, and what it names."""
+        row = self._open.get(node)
+        if row is None or now_ms - row.last_ms > HOLE_MS:
+            row = self._open[node] = FlagSpell(node, now_ms, now_ms)
+            self.rows.append(row)
+        row.last_ms = now_ms
+        if name:
+            row.named.setdefault(name, now_ms)
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over runs. right, missed: faults; spells: that found faults; wrong: false alarms.
+
+    delays: seconds since a fault could be seen. units: found faults of one GPU or port, own_units: it was named first;
+    nodes: faults with a flag on a node of their job, own_nodes: the faulty node was the first.
+    """
+
+    right: int = 0
+    spells: int = 0
+    wrong: int = 0
+    missed: int = 0
+    units: int = 0
+    own_units: int = 0
+    nodes: int = 0
+    own_nodes: int = 0
+    delays: list[float] = field(default_factory=list)
+
+    def add(self, other: "Score") -> None:
+        """Take in another run's."""
+        for name in ("right", "spells", "wrong", "missed", "units", "own_units", "nodes", "own_nodes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.delays += other.delays
+
+
+def score(
+    findings: Sequence[FlagSpell], truth: Sequence[RunTruth], hosts: Hosts | None = None, kind: str | None = None
+) -> Score:
+    """Findings against the truth; with `kind`, of faults of that kind alone (no false alarms are counted then)."""
+    faults = [row for row in truth if not row.benign]
+    scored = Score()
+    finders: set[int] = set()
+    for fault in faults:
+        if fault.visible_ms is None or (kind is not None and fault.kind != kind):
+            continue
+        found = _found(fault, findings)
+        _take_node(scored, fault, found, findings, faults, hosts or {})
+        if found is None:
+            scored.missed += 1
+            continue
+        at_ms, name, row = found
+        finders.add(row)
+        scored.right += 1
+        scored.delays.append(max(0.0, (at_ms - fault.visible_ms) / 1000))
+        if unit := own_unit(fault):
+            scored.units += 1
+            scored.own_units += name == unit
+    scored.spells = len(finders)
+    scored.wrong = 0 if kind is not None else len(false_alarms(findings, faults))
+    return scored
+
+
+def false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
+    """The findings that begin where and when no fault is or has just been."""
+    return [one for one in findings if _is_false(one, {one.node}, faults)]
+
+
+def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
+    """The findings on jobs (`node` is the job's name) that begin when no node of theirs has or had just had a fault."""
+    return [one for one in findings if _is_false(one, hosts.get(one.node, frozenset()), faults)]
+
+
+@dataclass(slots=True)
+class HealthyTime:
+    """Node-milliseconds in which a finding would be a false alarm.
+
+    all_ms: by the truth; quiet_ms: of it, without a flag; after_ms: of it, still flagged since a fault.
+    """
+
+    all_ms: int = 0
+    quiet_ms: int = 0
+    after_ms: int = 0
+
+    def add(self, other: "HealthyTime") -> None:
+        """Take in another run's."""
+        self.all_ms += other.all_ms
+        self.quiet_ms += other.quiet_ms
+        self.after_ms += other.after_ms
+
+
+def healthy_time(
+    names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[RunTruth], findings: Sequence[FlagSpell] = ()
+) -> HealthyTime:
+    """The healthy time of a run, beside the findings of a method."""
+    faults = [row for row in truth if not row.benign]
+    false = {id(one) for one in false_alarms(findings, faults)}
+    sums = HealthyTime()
+    for name in names:
+        spells = [(one.first_ms, one.last_ms, id(one) in false) for one in findings if one.node == name]
+        for begin_ms, end_ms in _healthy_spans(name, first_ms, last_ms, faults):
+            flagged_ms = [
+                (max(0, min(last, end_ms) - max(first, begin_ms)), is_false) for first, last, is_false in spells
+            ]
+            sums.all_ms += end_ms - begin_ms
+            sums.quiet_ms += end_ms - begin_ms - sum(ms for ms, _ in flagged_ms)
+            sums.after_ms += sum(ms for ms, is_false in flagged_ms if not is_false)
+    return sums
+
+
+def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[RunTruth]) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each time of a node that is neither during a fault nor just after one."""
+    at_ms = first_ms
+    for fault in sorted((row for row in faults if row.node == name), key=_begins_ms):
+        until_ms = min(_begins_ms(fault), last_ms)
+        if until_ms > at_ms:
+            yield at_ms, until_ms
+        at_ms = max(at_ms, min(_ends_ms(fault) + AFTER_MS, last_ms))
+    if last_ms > at_ms:
+        yield at_ms, last_ms
+
+
+def own_unit(fault: RunTruth) -> str:
+    """The name of the faulty GPU or port; "" where the whole node is the culprit."""
+    if fault.gpu is not None:
+        return f"{fault.node}/{fault.gpu}"
+    return f"{fault.node}/mlx5_{fault.port}/1" if fault.port is not None else ""
+
+
+def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Generator) -> list[RunTruth]:
+    """The truth with every fault on some other node than its own."""
+    found = []
+    for row in truth:
+        others = [name for name in names if name != row.node] or list(names)
+        found.append(msgspec.structs.replace(row, node=others[int(rng.integers(len(others)))]))
+    return found
+
+
+def at_random(
+    findings: Sequence[FlagSpell], names: Sequence[str], first_ms: int, last_ms: int, rng: np.random.Generator
+) -> list[FlagSpell]:
+    """As many findings, as long, on any nodes at any times: what chance would find."""
+    moved = []
+    for row in findings:
+        lasts_ms = row.last_ms - row.first_ms
+        begins_ms = int(rng.integers(first_ms, max(first_ms, last_ms - lasts_ms) + 1))
+        node = names[int(rng.integers(len(names)))]
+        moved.append(replace(row, node=node, first_ms=begins_ms, last_ms=begins_ms + lasts_ms, named={}))
+    return moved
+
+
+def _found(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, int] | None:
+    """When a fault was found, which GPU or port was named first ("" where only the node was), and by which finding."""
+    hits = []
+    for row, one in enumerate(findings):
+        if one.node != fault.node:
+            continue
+        if _begins_ms(fault) <= one.first_ms <= _ends_ms(fault):
+            units = (name for name, at_ms in one.named.items() if name != one.node and at_ms <= _ends_ms(fault))
+            hits.append((one.first_ms, next(units, ""), row))
+        elif one.first_ms < _begins_ms(fault):
+            unit = own_unit(fault) or fault.node
+            if _begins_ms(fault) <= one.named.get(unit, -1) <= _ends_ms(fault):
+                hits.append((one.named[unit], unit, row))
+    return min(hits, default=None)
+
+
+def _take_node(
+    scored: Score,
+    fault: RunTruth,
+    found: tuple[int, str, int] | None,
+    findings: Iterable[FlagSpell],
+    faults: Sequence[RunTruth],
+    hosts: Hosts,
+) -> None:
+    """Whether the fault's node was flagged before any healthy node of the job that it hit."""
+    until_ms = found[0] if found else _ends_ms(fault)
+    peers = hosts.get(fault.job or "", frozenset()) - {fault.node}
+    others = [one for one in findings if one.node in peers and _begins_ms(fault) <= one.first_ms < until_ms]
+    if found or others:
+        scored.nodes += 1
+        scored.own_nodes += found is not None and not false_alarms(others, faults)
+
+
+def _is_false(one: FlagSpell, nodes: Container[str], faults: Iterable[RunTruth]) -> bool:
+    return not any(
+        fault.node in nodes and _begins_ms(fault) <= one.first_ms <= _ends_ms(fault) + AFTER_MS for fault in faults
+    )
+
+
+def _begins_ms(fault: RunTruth) -> int:
+    return fault.start_ms - int(fault.lead_s * 1000)
+
+
+def _ends_ms(fault: RunTruth) -> int:
+    return FOREVER_MS if fault.end_ms is None else fault.end_ms

@@ -1,0 +1,230 @@
+"""`fleetcast evaluate fingerprint`: periods, phases, workload classes and next checkpoints, beside fair baselines.
+
+telemetry/rendered      step times of real runs as telemetry: period within 2 %, and "unknown" where it is aliased
+telemetry/h100-phases   recorded runs with phases: macro-F1, what is learnt of phases left one run out
+faults/simulated        jobs that tell of checkpoints: the next one, predicted half-way to it
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.metrics import f1_score
+
+from features.episodes import episodes
+from features.fingerprint import class_of, shape_of
+from features.period import Period, find_period
+from fleet.checkpoint_edges import Edges
+from fleet.events import Checkpoint, JobEvent
+from models.jobs.phases import PHASES, JobLevels, PhaseRule
+from models.jobs.renewal import next_of
+from training.reports.results import Results
+from training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
+from training.sets.rendered_runs import RENDERED, judge_rendered
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+RECORDED, SIMULATED = "telemetry/h100-phases", "faults/simulated"
+HIT_S, HIT_SHARE = 30.0, 0.05
+GRID_S, FINE_S = 1.0, 0.1  # phases are judged once a second
+LONGEST_S = 86_400.0
+CLASS_OF_NAME = {"t": "training", "i": "inference", "b": "idle"}  # of recorded runs, by their first letter
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded run on a grid of GRID_S: `phase` (second,) names; `channels` by column, means over GPUs."""
+
+    name: str
+    phase: NDArray[np.object_]
+    channels: dict[str, Array]
+    fine: Array  # (channel, tenth of a second)
+
+    def of(self, column: str) -> Array:
+        return self.channels.get(column, np.full(len(self.phase), np.nan))
+
+    @property
+    def levels(self) -> JobLevels:
+        memory = self.of("mem_used_mib") / 1024
+        return JobLevels(GRID_S, self.of("sm_active"), memory, self.of("nvlink_tx_bytes_s"), self.host)
+
+    @property
+    def host(self) -> Array:
+        return self.of("pcie_rx_bytes_s") + self.of("pcie_tx_bytes_s")
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge what the test folder has; phases learn from the runs of both folders but the one they are judged on."""
+    results = Results("fingerprint")
+    for folder, judge in ((RENDERED, judge_rendered), (SIMULATED, _judge_checkpoints)):
+        if (test / folder).is_dir():
+            judge(results, test / folder, seed)
+        else:
+            results.skipped.append(f"{folder}: not in {test}")
+    paths = sorted((test / RECORDED).glob("*_telemetry.csv.gz"))
+    tested = {run.name: run for run in readable(results, RECORDED, paths, _recorded)}
+    paths = [path for path in sorted((train / RECORDED).glob("*_telemetry.csv.gz")) if _name(path) not in tested]
+    runs = {**{run.name: run for run in readable(results, f"{RECORDED} of {train}", paths, _recorded)}, **tested}
+    if tested and len(runs) > 1:
+        say(f"{RECORDED}: {len(tested)} runs, each judged by what the others teach")
+        _judge_phases(results, list(runs.values()), set(tested), seed)
+    else:
+        results.skipped.append(f"{RECORDED}: fewer than two runs with phases in {test}")
+    return results
+
+
+# -- phases and classes -------------------------------------------------------------------------------------------
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix("_telemetry.csv.gz")
+
+
+def _recorded(path: Path) -> Recorded | None:
+    """None of a run without phases or SM activity. Raises one of UNREADABLE."""
+    table = pd.read_csv(path, low_memory=False)
+    if not {"phase", "sm_active", "timestamp"} <= set(table):
+        return None
+    phase = table["phase"].where(table["phase"].isin(PHASES))
+    table = numbers(table, [str(name) for name in table if name != "phase"])
+    known = np.isfinite(table["timestamp"]) & phase.notna()
+    if not known.any():
+        raise ValueError(f"no row has a timestamp and a phase ({', '.join(PHASES)})")
+    table, phase = table[known], phase[known]
+    since_s = table["timestamp"] - table["timestamp"].min()
+    if float(since_s.max()) > LONGEST_S:
+        raise ValueError(f"its timestamps span {float(since_s.max()):.0f} s, a run has {LONGEST_S:.0f} s at most")
+    second = (since_s // GRID_S).astype(int)
+    means = table.groupby(second).mean()
+    whole = pd.RangeIndex(int(second.max()) + 1)
+    phases = phase.groupby(second).last().reindex(whole).ffill()
+    channels = {str(column): means[column].reindex(whole).to_numpy(np.float64) for column in means}
+    columns = [column for column in CHANNELS if column in table]
+    tenth = (since_s / FINE_S).round().astype(int)
+    fine = table[columns].groupby(tenth).mean().reindex(pd.RangeIndex(int(tenth.max()) + 1))
+    return Recorded(_name(path), phases.to_numpy(object), channels, fine.to_numpy(np.float64).T)
+
+
+def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], seed: int) -> None:
+    scores: dict[str, list[float]] = defaultdict(list)
+    right: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.name not in tested:
+            continue
+        others = [other for other in runs if not _are_same(other, run)]
+        if others:
+            for method, said in _phases_said(run, others).items():
+                macro = f1_score(run.phase, said, labels=sorted(set(run.phase)), average="macro", zero_division=0)
+                scores[method].append(float(macro))
+        actual = CLASS_OF_NAME.get(run.name.split("_")[-1][:1] if run.name.startswith("old_") else run.name[:1])
+        if actual:
+            for method, odds in _classes_said(run).items():
+                right[method].append(float(odds == actual))
+    for method, values in scores.items():
+        results.rows.append(row_of(RECORDED, "phase", method, "phase_f1", values, seed))
+    for method, values in right.items():
+        results.rows.append(row_of(RECORDED, "class", method, "class_accuracy", values, seed))
+
+
+def _are_same(one: Recorded, other: Recorded) -> bool:
+    """Whether they are one run, or one is a longer cut of the other."""
+    many = min(len(one.phase), len(other.phase), 30)
+    return one.name == other.name or bool(np.array_equal(one.of("power_w")[:many], other.of("power_w")[:many]))
+
+
+def _phases_said(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[str]]:
+    """Method -> a phase a second. The baselines: the most frequent phase, and the most frequent one at that time."""
+    counts = Counter(phase for other in others for phase in other.phase)
+    most = counts.most_common(1)[0][0]
+    usual = []
+    for second in range(len(run.phase)):
+        there = Counter(other.phase[second] for other in others if second < len(other.phase))
+        usual.append(there.most_common(1)[0][0] if there else most)
+    ours = PhaseRule(_warmup_s(others)).phases(run.levels)
+    return {
+        "ours": [PHASES[code] for code in ours],
+        "most_frequent": [most] * len(run.phase),
+        "usual_at_that_time": usual,
+    }
+
+
+def _warmup_s(others: Sequence[Recorded]) -> float:
+    """The usual time from the first computing to the steady phase."""
+    lengths = []
+    for run in others:
+        active = np.flatnonzero(run.of("sm_active") > 0.02)
+        steady = np.flatnonzero(run.phase == "steady")
+        if len(active) and len(steady) and steady[0] > active[0]:
+            lengths.append(float(steady[0] - active[0]) * GRID_S)
+    return float(np.median(lengths)) if lengths else PhaseRule().warmup_s
+
+
+def _classes_said(run: Recorded) -> dict[str, str]:
+    period = find_period(run.fine, FINE_S)
+    shape = shape_of(run.of("sm_active"), run.of("tensor_active"), run.of("nvlink_tx_bytes_s"), run.host, period)
+    odds = class_of(shape)
+    return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _three_rules(run)}
+
+
+def _three_rules(run: Recorded) -> str:
+    """The classifier that came with the recordings: two of power > 400 W, tensor/SM > .25, NVLink repeats > .3."""
+    power, sm, tensor = (_median(run.of(name)) for name in ("power_w", "sm_active", "tensor_active"))
+    nvlink = run.of("nvlink_tx_bytes_s")
+    repeats = find_period(nvlink[None, :], GRID_S) if _median(nvlink) > 0 else Period(None)
+    votes = (power > 400) + (sm > 0 and tensor / sm > 0.25) + (repeats.strength > 0.3)
+    return "idle" if sm < 0.02 else "training" if votes >= 2 else "inference"
+
+
+def _median(values: Array) -> float:
+    """0 where nothing is known."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
+    """Of every checkpoint after the second, half-way to it: was it within max(30 s, 5 %) of its own time?"""
+    hits: dict[str, list[float]] = defaultdict(list)
+    inside: list[float] = []
+    for told_of in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):
+        for begins in told_of.values():
+            for number in range(2, len(begins)):
+                before, actual = begins[:number], int(begins[number])
+                now_ms = (int(before[-1]) + actual) // 2
+                told = next_of(before, now_ms)
+                gap_s = (actual - int(before[-1])) / 1000
+                said = {
+                    "ours": told.p50_ms if told else None,
+                    "mean_interval": int(before[-1] + np.diff(before).mean()),
+                    "last_interval": int(2 * before[-1] - before[-2]),
+                }
+                for method, at in said.items():
+                    near = at is not None and abs(at - actual) / 1000 <= max(HIT_S, HIT_SHARE * gap_s)
+                    hits[method].append(float(near))
+                inside.append(float(told is not None and told.p10_ms <= actual <= told.p90_ms))
+    for method, values in hits.items():
+        results.rows.append(row_of(SIMULATED, "checkpoint", method, "checkpoint_hit", values, seed))
+    if inside:
+        results.rows.append(row_of(SIMULATED, "checkpoint", "ours", "coverage_80", inside, seed))
+    else:
+        results.skipped.append(f"{SIMULATED}: no job with three checkpoints")
+
+
+def _begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
+    """Attempt -> when its checkpoints began, ms, in order. Raises one of UNREADABLE."""
+    decoder = msgspec.json.Decoder(JobEvent)
+    edges: dict[tuple[str, int], list[Edges]] = defaultdict(list)
+    with path.open("rb") as file:
+        for line in file:
+            event = decoder.decode(line) if b'"checkpoint"' in line else None
+            if isinstance(event, Checkpoint):
+                edges[event.job, event.attempt].append(Edges.of(event))
+    return {key: np.array([one.begin_ms for one in episodes(told)], np.int64) for key, told in edges.items()}

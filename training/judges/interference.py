@@ -1,0 +1,283 @@
+"""`fleetcast evaluate interference`: how fast jobs run beside another one on a GPU, beside fair baselines.
+
+    unseen_pair     both models are in the train folder, this pair is not (one folder for both: a fifth of the pairs)
+    unseen_family   a model of the pair is not in the train folder (none is: each family of models left out in turn)
+
+Three co-runs of each job of an unseen family are shown to some methods and judged for none. Ours is what the service
+runs (models.jobs.interference):
+
+    ours              a site whose own co-runs are those of the train folder (the newest that the service remembers)
+    ours_3_co_runs    and three co-runs of each new job (a configuration: model, data set, batch size, precision)
+    ours_3_of_model   and three of each new model in all, whatever its configurations
+    new_site, new_site_3_co_runs, new_site_3_of_model   the same of a site that has no other co-runs
+    rule              min(1, 1 / (u1 + u2));  constant   the mean speed of the train folder
+    trees             the rule and trees for what it misses, fitted on the train folder (no trees ship)
+    lucid_label       accepts where the sum of labels is at most 2; they come from measured co-runs
+    sum_100           accepts where u1 + u2 <= 100
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.co_runs import MOST_CO_RUNS
+from models.jobs.interference import Pairs, Prediction, gpu_prior, learn, predict, rule
+from training.reports.results import ResultRow, Results, interval
+from training.sets.co_run_sets import CoRunPairs, CoRunSet, family, read_co_run_sets
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+HARM = 0.85
+ACCEPTED = 0.73
+CO_RUNS = 3
+FOLDS = 5
+TREES = 200
+FEWEST = 40  # rows to fit on
+BOUND = "|bound"
+ACCEPTING = ("label", "load")  # no speeds: what rules of yes and no look at
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge every set of co-runs that is in both folders."""
+    results = Results("interference")
+    for one in read_co_run_sets(train, test, results.skipped):
+        for reason, count in sorted(one.left_out.items()):
+            say(f"{one.dataset}: left out {count:,} co-runs: {reason}")
+        evaluate_set(results, one, seed, say)
+    return results
+
+
+def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
+    """The rows of one set, for pairs and for families that were not seen."""
+    found: dict[str, list[tuple[CoRunPairs, dict[str, Array]]]] = {}
+    for target, fitted, judged, new in splits(one, seed):
+        if len(fitted) < FEWEST or not len(judged):
+            results.skipped.append(f"{one.dataset} {target}: {len(fitted)} rows to fit on, {len(judged)} to judge")
+            continue
+        of = f" of {', '.join(sorted(new))}" if new else ""
+        say(f"{one.dataset} {target}: fitting on {len(fitted):,} rows, judging {len(judged):,}{of}")
+        found.setdefault(target, []).append(predictions(fitted, judged, new, seed))
+    for target, parts in found.items():
+        judge(results, one.dataset, target, parts, seed)
+
+
+def splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRunPairs, CoRunPairs, set[str]]]:
+    """(target, rows to fit on, rows to judge, models that are new there)."""
+    rows, found = one.rows, []
+    train, test = rows.take(~one.in_test), rows.take(one.in_test)
+    if len(test):
+        seen = test.take(~test.has(one.new_models)) if one.new_models else test
+        found.append(("unseen_pair", train, seen, set[str]()))
+    else:
+        fold = np.random.default_rng(seed).integers(0, FOLDS, int(rows.pair.max()) + 1)[rows.pair]
+        found += [("unseen_pair", rows.take(fold != k), rows.take(fold == k), set[str]()) for k in range(FOLDS)]
+    if one.new_models:
+        found.append(("unseen_family", train, test.take(test.has(one.new_models)), one.new_models))
+        return found
+    judged = test if len(test) else rows
+    for models in _families(judged):
+        found.append(("unseen_family", train.take(~train.has(models)), judged.take(judged.has(models)), models))
+    return found
+
+
+def _families(rows: CoRunPairs) -> list[set[str]]:
+    """Models of each family."""
+    groups: dict[str, set[str]] = {}
+    for model in sorted({*rows.model.tolist(), *rows.partner_model.tolist()}):
+        groups.setdefault(family(model), set()).add(model)
+    return list(groups.values())
+
+
+def predictions(
+    fitted: CoRunPairs, judged: CoRunPairs, new: set[str], seed: int
+) -> tuple[CoRunPairs, dict[str, Array]]:
+    """What remains to be judged, and each method's speeds of it: method -> (row,); `…|bound` their lower bounds."""
+    shown = revealed(judged, new, seed)
+    rest, of_jobs = judged.take(~shown), judged.take(shown)
+    of_models = judged.take(shown & of_each_model(judged, shown, new, seed))
+    found = {
+        "rule": rule(rest.pairs.load[:, 0], rest.pairs.partner_load[:, 0]),
+        "constant": np.full(len(rest), fitted.speed.mean()),
+        "trees": trees_of(fitted, seed)(rest.pairs),
+        "label": -rest.label,
+        "load": -(rest.pairs.load[:, 0] + rest.pairs.partner_load[:, 0]),
+    }
+    nothing = fitted.take(np.zeros(len(fitted), bool))
+    for method, site in (("ours", fitted), ("new_site", nothing)):
+        kinds = {"": nothing, "_3_co_runs": of_jobs, "_3_of_model": of_models}
+        for suffix, more in kinds.items():
+            if suffix and not len(more):
+                continue
+            said = _served(_remembered(site, more, seed), rest)
+            found[method + suffix], found[method + suffix + BOUND] = said.p50, said.lower_90
+    return rest, found
+
+
+def _served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
+    """As the service answers."""
+    return predict(asked.pairs, gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - gpu_prior(seen.pairs)))
+
+
+def _remembered(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
+    """As many of a site's co-runs as the service keeps; the newest are the last to go."""
+    order = np.random.default_rng(seed).permutation(len(site))
+    return _join(site.take(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
+
+
+def _join(one: CoRunPairs, other: CoRunPairs) -> CoRunPairs:
+    pairs = Pairs(
+        *(np.concatenate([getattr(rows.pairs, name) for rows in (one, other)]) for name in Pairs.__dataclass_fields__)
+    )
+    names = [name for name in CoRunPairs.__dataclass_fields__ if name != "pairs"]
+    return CoRunPairs(pairs, *(np.concatenate([getattr(rows, name) for rows in (one, other)]) for name in names))
+
+
+def revealed(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
+    """(row,) drawn co-runs: CO_RUNS of each configuration of a new model, at most half of those that it has."""
+    rng = np.random.default_rng(seed)
+    own = np.isin(judged.model, list(new))
+    drawn: set[int] = set()
+    for config in rng.permutation(np.unique(judged.pairs.keys[own, 0])):
+        mine = rng.permutation(np.unique(judged.pair[judged.pairs.keys[:, 0] == config])).tolist()
+        lacks = min(CO_RUNS, len(mine) // 2) - len(drawn.intersection(mine))
+        drawn.update([pair for pair in mine if pair not in drawn][: max(0, lacks)])
+    return np.asarray(np.isin(judged.pair, list(drawn)))
+
+
+def of_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[str], seed: int) -> NDArray[np.bool_]:
+    """(row,) of CO_RUNS co-runs of each new model, drawn from those that are shown."""
+    rng = np.random.default_rng(seed)
+    drawn = [
+        rng.permutation(np.unique(judged.pair[shown & ((judged.model == model) | (judged.partner_model == model))]))
+        for model in sorted(new)
+    ]
+    return np.asarray(np.isin(judged.pair, [pair for pairs in drawn for pair in pairs[:CO_RUNS].tolist()]))
+
+
+def features(pairs: Pairs) -> Array:
+    """(n, feature) loads of both, what they are together, and the rule."""
+    (u, m, memory), (v, w, partner_memory) = pairs.load.T, pairs.partner_load.T
+    both = np.maximum(u + v, 1e-6)
+    columns = [u, v, m, w, memory, partner_memory, u + v, np.maximum(0, u + v - 1), m + w, np.maximum(0, m + w - 1)]
+    return np.column_stack([*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), rule(u, v)])
+
+
+def trees_of(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
+    """Extremely randomised trees (Geurts et al., 2006) on what the rule misses, and the rule."""
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    def of_rule(pairs: Pairs) -> Array:
+        return rule(pairs.load[:, 0], pairs.partner_load[:, 0])
+
+    model = ExtraTreesRegressor(TREES, min_samples_leaf=5, max_features=0.5, random_state=seed, n_jobs=1)
+    model.fit(features(fitted.pairs), fitted.speed - of_rule(fitted.pairs))
+    return lambda pairs: of_rule(pairs) + model.predict(features(pairs)) if len(pairs) else np.zeros(0)
+
+
+def judge(
+    results: Results, dataset: str, target: str, parts: list[tuple[CoRunPairs, dict[str, Array]]], seed: int
+) -> None:
+    """Rows of all methods on the outcomes of one target; several left-out parts are judged together."""
+    names = [name for name in parts[0][1] if all(name in found for _, found in parts)]
+    methods = {name: np.concatenate([found[name] for _, found in parts]) for name in names}
+    speed = np.concatenate([rows.speed for rows, _ in parts])
+    pair = np.concatenate([rows.pair + 1_000_000 * n for n, (rows, _) in enumerate(parts)])
+    model = np.concatenate([rows.model for rows, _ in parts])
+    _judge(results, (dataset, target, "all"), methods, speed, pair, seed)
+    for name in sorted(set(model.tolist())) if target == "unseen_family" else ():
+        own = model == name
+        found = {method: said[own] for method, said in methods.items() if method not in ACCEPTING}
+        _judge(results, (dataset, target, name), found, speed[own], pair[own], seed)
+    _predict(results, dataset, target, methods, speed)
+
+
+def _judge(
+    results: Results,
+    of: tuple[str, str, str],
+    methods: Mapping[str, Array],
+    speed: Array,
+    pair: NDArray[np.int64],
+    seed: int,
+) -> None:
+    """Rows of one series. of: data set, target, series."""
+
+    def add(method: str, metric: str, top: Array, below: Array | None = None) -> None:
+        value, low, high = interval(top, below, block=4, seed=seed)
+        if value is not None:
+            results.rows.append(ResultRow(*of, None, method, method, metric, value, low, high, len(top)))
+
+    order = np.argsort(pair, kind="stable")
+    for method in [name for name in methods if name not in ACCEPTING and not name.endswith(BOUND)]:
+        add(method, "mae", np.abs(methods[method] - speed)[order])
+        add(method, "auc_085", _auc(methods[method], speed < HARM))
+        add(method, "harmful_at_73", *_harm(methods[method], speed, order))
+        if method + BOUND in methods:
+            bound = methods[method + BOUND]
+            told = np.where(np.isfinite(bound), speed >= bound, np.nan)
+            add(method, "coverage_lower_90", told[order])
+            if of[2] == "all" and not np.isfinite(bound).any():
+                results.skipped.append(f"{of[0]} {of[1]}: {method} has too few co-runs for a bound")
+    if "label" in methods and np.isfinite(methods["label"]).all():
+        _accepts(add, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
+    if "load" in methods:
+        _accepts(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
+
+
+def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
+    """(harmed row,) the share of the others that were said to be faster: the mean is the area under the ROC curve."""
+    fine = np.sort(said[~harmed])
+    if not len(fine):
+        return np.zeros(0)
+    at = [np.searchsorted(fine, said[harmed], side) for side in ("left", "right")]
+    return 1 - (at[0] + at[1]) / (2 * len(fine))
+
+
+def _harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Array]:
+    """(row,) harmed and accepted, and accepted, where the fastest 73 % are; ties are accepted in equal parts."""
+    count = ACCEPTED * len(said)
+    edge = np.sort(said)[::-1][max(0, round(count) - 1)]
+    above, tied = said > edge, said == edge
+    share = above + tied * (count - above.sum()) / tied.sum()
+    return (share * (speed < HARM))[order], share[order]
+
+
+def _accepts(
+    add: Callable[[str, str, Array, Array | None], None],
+    method: str,
+    accepted: NDArray[np.bool_],
+    said: Array,
+    speed: Array,
+    order: NDArray[np.intp],
+) -> None:
+    """A rule of yes and no: what it accepts, how much of that is harmed, and the same at 73 %."""
+    add(method, "accepted_share", accepted.astype(np.float64)[order], None)
+    if accepted.any():
+        add(
+            method,
+            "harmful_accepted",
+            (accepted & (speed < HARM)).astype(np.float64)[order],
+            accepted[order].astype(np.float64),
+        )
+    add(method, "auc_085", _auc(said, speed < HARM), None)
+    add(method, "harmful_at_73", *_harm(said, speed, order))
+
+
+def _predict(results: Results, dataset: str, target: str, methods: Mapping[str, Array], speed: Array) -> None:
+    for method in ("ours", "ours_3_co_runs"):
+        if method in methods:
+            n = len(speed)
+            results.predictions.append(
+                {
+                    "dataset": [dataset] * n,
+                    "job": list(range(n)),
+                    "target": [target] * n,
+                    "series": ["all"] * n,
+                    "quantile": [0.5] * n,
+                    "value": methods[method].tolist(),
+                    "actual": speed.tolist(),
+                    "model": [method] * n,
+                }
+            )

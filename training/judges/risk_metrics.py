@@ -1,0 +1,148 @@
+"""How well scores rank node-days and how true their probabilities are, with intervals by bootstrap over days."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.reports.results import DRAWS
+
+Array = NDArray[np.float64]
+
+TOP_NODES = 20
+TOP_SHARE = 0.05
+TENTHS = 10
+BLOCK_DAYS = 7  # drawn together: a week's labels overlap
+METRICS = ("auroc", "ap", "precision_top20", "recall_top5pct", "brier_skill")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDays:
+    """n node-days in order of day. day: (n,) 0, 1, 2, ... of `days`; labels: (n,) whether a fault came."""
+
+    day: NDArray[np.int64]
+    labels: NDArray[np.bool_]
+    days: int
+
+
+class Ranked:
+    """One method's scores, sorted once; equal scores are one group, so that no order among them is believed."""
+
+    def __init__(self, rows: NodeDays, score: Array, p: Array | None = None, base: float = 0.0) -> None:
+        """p: (n,) its probabilities, None where it gives only an order; base: what Brier skill is measured against."""
+        order = np.argsort(-score, kind="stable")
+        self._day, self._labels = rows.day[order], rows.labels[order].astype(np.float64)
+        ranked = score[order]
+        self._starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
+        self._top = top_precision(rows, score)
+        self._squares = None if p is None else _daily_squares(rows, p, base)
+
+    def metrics(self, weight: Array) -> dict[str, float]:
+        """Every metric with each day counted `weight` times, (days,)."""
+        rows = weight[self._day]
+        hits = np.add.reduceat(self._labels * rows, self._starts)
+        size = np.add.reduceat(rows, self._starts)
+        total, events = size.sum(), hits.sum()
+        if events in (0, total):
+            return {}
+        misses, seen = size - hits, np.cumsum(size)
+        beaten = (total - events) - np.cumsum(misses) + misses / 2
+        inside = np.clip((TOP_SHARE * total - (seen - size)) / np.where(size > 0, size, 1.0), 0.0, 1.0)
+        precision = np.cumsum(hits) / np.where(seen > 0, seen, 1.0)
+        found = {
+            "auroc": float((hits * beaten).sum() / (events * (total - events))),
+            "ap": float((hits * precision).sum() / events),
+            "precision_top20": float((self._top * weight).sum() / weight.sum()),
+            "recall_top5pct": float((hits * inside).sum() / events),
+        }
+        if self._squares is not None:
+            own, base = (self._squares * weight).sum(axis=1)
+            found["brier_skill"] = float(1 - own / base)
+        return found
+
+
+def top_precision(rows: NodeDays, score: Array) -> Array:
+    """(days,) share of each day's TOP_NODES that failed; equal scores at the edge share the places that are left."""
+    found = np.zeros(rows.days)
+    bounds = np.searchsorted(rows.day, np.arange(rows.days + 1))
+    for day, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        own, labels = score[begin:end], rows.labels[begin:end]
+        top = min(TOP_NODES, len(own))
+        if not top:
+            continue
+        edge = np.sort(own)[-top]
+        above, level = own > edge, own == edge
+        found[day] = (labels[above].sum() + (top - above.sum()) * labels[level].mean()) / top
+    return found
+
+
+def _daily_squares(rows: NodeDays, p: Array, base: float) -> Array:
+    """(2, days) sums of squared errors: of p, and of the base rate."""
+    labels = rows.labels.astype(np.float64)
+    errors = ((p - labels) ** 2, (base - labels) ** 2)
+    return np.stack([np.bincount(rows.day, error, rows.days) for error in errors])
+
+
+def reliability(
+    predictions: Iterable[Mapping[str, Sequence[Any]]], dataset: str, horizon_s: int
+) -> list[tuple[float, float, float, float]]:
+    """(told, observed, low, high) of each tenth of the node-days by probability, with Wilson's 95 % interval."""
+    blocks = [row for row in predictions if row["dataset"][:1] == [dataset] and row["horizon_s"][:1] == [horizon_s]]
+    if not blocks:
+        return []
+    p, actual = (np.concatenate([np.asarray(row[name], np.float64) for row in blocks]) for name in ("value", "actual"))
+    edges = np.unique(np.quantile(p, np.linspace(0, 1, TENTHS + 1)[1:-1]))
+    tenth = np.searchsorted(edges, p, side="left")  # equal probabilities share a place
+    found = []
+    for own in (tenth == at for at in range(len(edges) + 1)):
+        if own.any():
+            share = float(actual[own].mean())
+            low, high = _wilson(share, int(own.sum()))
+            found.append((float(p[own].mean()), share, min(low, share), max(high, share)))
+    return found
+
+
+def _wilson(share: float, n: int) -> tuple[float, float]:
+    """The interval of a share of n (Wilson, 1927)."""
+    z = 1.96
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return float(middle - half), float(middle + half)
+
+
+Interval = tuple[float, float | None, float | None]
+
+
+def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
+    """metric -> value and 95 % interval; days are drawn in circular blocks, the same ones for every method."""
+    return _intervals(ranked.metrics, days, seed)
+
+
+def differences(ours: Ranked, rival: Ranked, days: int, seed: int) -> dict[str, Interval]:
+    """metric -> how much ours has more, and its 95 % interval: both are judged on the same drawn days."""
+
+    def more(weight: Array) -> dict[str, float]:
+        own, other = ours.metrics(weight), rival.metrics(weight)
+        return {name: own[name] - other[name] for name in own if name in other}
+
+    return _intervals(more, days, seed)
+
+
+def _intervals(metrics: Callable[[Array], dict[str, float]], days: int, seed: int) -> dict[str, Interval]:
+    value = metrics(np.ones(days))
+    if days < 2 * BLOCK_DAYS:
+        return {name: (number, None, None) for name, number in value.items()}
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(DRAWS):
+        starts = rng.integers(0, days, -(-days // BLOCK_DAYS))
+        chosen = (starts[:, None] + np.arange(BLOCK_DAYS)[None, :]).ravel()[:days] % days
+        drawn.append(metrics(np.bincount(chosen, minlength=days).astype(np.float64)))
+    found: dict[str, Interval] = {}
+    for name, number in value.items():
+        low, high = np.quantile([one[name] for one in drawn if name in one], (0.025, 0.975))
+        found[name] = number, min(float(low), number), max(float(high), number)
+    return found

@@ -1,0 +1,169 @@
+"""Node risk on simulated telemetry: how well the next hour's probability ranks nodes, and how early it warns.
+
+Every run is replayed through the code that serves. A row is a node and a minute with no fault of it now or in the 10
+minutes before; its label says whether one begins within the hour. Each number is of faults with a precursor, of those
+without, or of all. Decoys are no faults. Only the alarm level is fitted: 1 % of the moments of the train folder's runs
+that no fault follows lie above it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.scores import RISK_HORIZONS_S
+from models.risk.watch import FleetWatch
+from training.judges.findings import AFTER_MS
+from training.judges.risk_metrics import NodeDays, Ranked, with_intervals
+from training.reports.results import ResultRow, Results
+from training.sets.fault_runs import FaultRun, RunTruth, read_fault_runs
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+HORIZON_MS = 1000 * RISK_HORIZONS_S[0]
+EVERY_MS = 60_000
+BLOCK_MS = 600_000  # of moments that the bootstrap draws together, a few in a row
+ALARM_SHARE = 0.01  # of the moments before no fault that may be above the alarm
+ALARM_P = 0.01  # where the train folder has no run
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """m moments of n nodes. p: (m, n) the likeliest kind within the hour; signs: (m, n) any evidence at all."""
+
+    time_ms: NDArray[np.int64]
+    p: Array
+    signs: NDArray[np.bool_]
+
+
+def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say) -> None:
+    """Rows of every run with faults that lies in the test folder."""
+    runs = read_fault_runs(test, skipped=results.skipped)
+    alarm = alarm_level(read_fault_runs(train, skipped=results.skipped), say) if runs and train != test else ALARM_P
+    for run in runs:
+        dataset = run.folder.relative_to(test).as_posix()
+        faults = tuple(fault for fault in run.truth if not fault.benign)
+        if not faults:
+            results.skipped.append(f"{dataset}: it has no faults")
+            continue
+        say(f"{dataset}: replaying {run.nodes} nodes, {len(faults)} faults")
+        judge_run(results, dataset, watch(run), run.topology.names, faults, alarm, seed)
+
+
+def alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
+    """The probability above which 1 % of the moments of these runs are that no fault comes after."""
+    quiet = []
+    for run in runs:
+        say(f"{run.name}: replaying {run.nodes} nodes for the level of the alarm")
+        seen = watch(run)
+        row = {name: at for at, name in enumerate(run.topology.names)}
+        active, before = _marks(seen, row, tuple(fault for fault in run.truth if not fault.benign))
+        quiet.append(seen.p[~active & ~before])
+    level = np.concatenate(quiet) if quiet else np.empty(0)
+    return float(np.quantile(level, 1 - ALARM_SHARE)) if len(level) else ALARM_P
+
+
+def watch(run: FaultRun) -> WatchedRun:
+    """The scores that a service would have given, a row a minute."""
+    replay = FleetWatch.of(run.topology, run.interval_s)
+    times: list[int] = []
+    p: list[Array] = []
+    signs: list[NDArray[np.bool_]] = []
+    for round in run.rounds(replay.entities):
+        replay.take(round.batches, round.events, round.time_ms, round.node_events)
+        frames = replay.frames(run.topology, round.time_ms)
+        risk = replay.score(replay.moment(frames, run.topology, round.time_ms)).risk
+        if not times or round.time_ms - times[-1] >= EVERY_MS:
+            times.append(round.time_ms)
+            p.append(np.nan_to_num(risk.values[:, 0].max(axis=0)))
+            signs.append(np.isin(np.arange(run.nodes), list(risk.reasons)))
+    return WatchedRun(np.array(times, np.int64), np.array(p), np.array(signs))
+
+
+def judge_run(
+    results: Results,
+    dataset: str,
+    seen: WatchedRun,
+    names: tuple[str, ...],
+    faults: tuple[RunTruth, ...],
+    alarm: float,
+    seed: int,
+) -> None:
+    """AUROC, AP and warning of one run, for all faults and by whether they had a precursor."""
+    row = {name: at for at, name in enumerate(names)}
+    active, before = _marks(seen, row, faults)
+    groups = {
+        "all": faults,
+        "with precursor": tuple(fault for fault in faults if fault.precursor),
+        "without precursor": tuple(fault for fault in faults if not fault.precursor),
+    }
+    share = len(groups["with precursor"]) / len(faults)
+    results.rows.append(_row(dataset, "all", "truth", "precursor_share", share, None, None, len(faults)))
+    above = float((seen.p[~active & ~before] > alarm).mean()) if (~active & ~before).any() else 0.0
+    results.rows.append(_row(dataset, "all", "ours", "quiet_share_above_alarm", above, None, None, len(faults)))
+    for series, own in groups.items():
+        if not own:
+            continue
+        labels = _marks(seen, row, own)[1]
+        counted = ~active & (labels | ~before)  # other faults' hours are neither
+        _rank(results, dataset, series, seen, counted, labels, seed)
+        leads = np.array([_lead_s(seen, row[fault.node], active, fault, alarm) for fault in own])
+        warned = leads[leads > 0]
+        results.rows.append(_row(dataset, series, "ours", "warned_share", len(warned) / len(own), None, None, len(own)))
+        if len(warned):
+            low, middle, high = np.quantile(warned, (0.1, 0.5, 0.9)).tolist()
+            results.rows.append(_row(dataset, series, "ours", "lead_s", middle, low, high, len(warned)))
+
+
+def _rank(
+    results: Results,
+    dataset: str,
+    series: str,
+    seen: WatchedRun,
+    counted: NDArray[np.bool_],
+    labels: NDArray[np.bool_],
+    seed: int,
+) -> None:
+    block = ((seen.time_ms - seen.time_ms[0]) // BLOCK_MS)[:, None] + np.zeros(labels.shape[1], np.int64)
+    rows = NodeDays(block[counted], labels[counted], int(block.max()) + 1)
+    for method, score in (("ours", seen.p), ("any_signal", seen.signs.astype(np.float64))):
+        found = with_intervals(Ranked(rows, score[counted]), rows.days, seed)
+        for metric in ("auroc", "ap"):
+            if metric in found:
+                results.rows.append(_row(dataset, series, method, metric, *found[metric], int(rows.labels.sum())))
+
+
+def _marks(
+    seen: WatchedRun, row: dict[str, int], faults: tuple[RunTruth, ...]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(m, n) a fault is active or has just been; (m, n) one begins within the hour."""
+    active, before = np.zeros(seen.p.shape, bool), np.zeros(seen.p.shape, bool)
+    for fault in faults:
+        lasts = np.ones(len(seen.time_ms), bool) if fault.end_ms is None else seen.time_ms < fault.end_ms + AFTER_MS
+        active[:, row[fault.node]] |= (seen.time_ms >= fault.start_ms) & lasts
+        comes = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS)
+        before[:, row[fault.node]] |= comes
+    return active, before
+
+
+def _lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], fault: RunTruth, alarm: float) -> float:
+    """Seconds from the first alarm of the hour before a fault to it; 0 where there was none."""
+    hour = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS) & ~active[:, node]
+    at = np.flatnonzero(hour & (seen.p[:, node] > alarm))
+    return float(fault.start_ms - seen.time_ms[at[0]]) / 1000 if len(at) else 0.0
+
+
+def _row(
+    dataset: str,
+    series: str,
+    method: str,
+    metric: str,
+    value: float,
+    low: float | None,
+    high: float | None,
+    n: int,
+) -> ResultRow:
+    return ResultRow(dataset, "simulated fault", series, HORIZON_MS // 1000, method, "", metric, value, low, high, n)

@@ -1,0 +1,305 @@
+"""`fleetcast evaluate start`: when a job will start, asked at its submission, beside what the scheduler itself prints.
+
+The truth is the set's own jobs played through `QueueSimulation` (conservative backfill, planned with the users' limits;
+without limits, with medians of the train folder: "group"). Sets whose jobs hardly wait at that capacity are skipped.
+
+Ours plays the same policy forward from the whole queue on `PATHS` paths, with run times of jobs that had ended by then.
+How such forecasts turned out so far makes quantiles of the middle path; the end of the train folder serves to learn
+that. Jobs that come later are not played.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from training.fits.run_pools import Key, RunPools, spread
+from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
+from training.judges.wait_ratios import WaitRatios
+from training.reports.results import ResultRow, Results, interval
+from training.sets.job_sets import HistoryJobs as History
+from training.sets.job_sets import JobHistory, read_job_sets
+
+DAY_S = 86_400
+SETTLE_S, TRIED_S = (
+    7 * DAY_S,
+    21 * DAY_S,
+)  # fill the queue, then forecast for calibration, before the train folder's end
+LONGEST_S = 60 * DAY_S  # of a test span
+JUDGED, TRIED = 100, 50  # jobs that wait: about so many, and at most so many
+CANDIDATES = 4  # times as many are looked at: those that must wait count
+WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
+FEWEST = 20
+PATHS = 3
+RESERVED = 30  # jobs with a place in the plan of a path: several times as fast as all, and as near
+BUSY = 0.85  # share of the capacity that the train folder's jobs use, where the largest job does not need more
+LEVELS = (0.1, 0.5, 0.9)
+ASKED = 0.93  # of the outcomes so far lie below the p90 bound
+BLOCK = 10
+
+Say = Callable[[str], None]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A set's replay. kinds: (job, 4) user, group, size, limit. tried, judged: candidates, drawn by number alone."""
+
+    dataset: str
+    jobs: QueuedJobs
+    run_s: Ints
+    kinds: NDArray[np.int64]
+    tried: Ints
+    judged: Ints
+    capacity: int
+    planned_by: str
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitMoment:
+    """The cluster at a job's submission. planned_s: the start that the scheduler prints."""
+
+    job: int
+    state: QueueSimulation
+    planned_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForecast:
+    """Forecast waits in seconds of one job: the scheduler's, and ours at LEVELS."""
+
+    job: int
+    planned_s: float
+    ours_s: tuple[float, float, float]
+    actual_s: float
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge every job history that is in both folders and queues."""
+    results = Results("start")
+    for one in read_job_sets(train, test, results.skipped):
+        scene = scene_of(one.own, seed)
+        if isinstance(scene, str):
+            results.skipped.append(f"{one.dataset}: {scene}")
+            continue
+        say(f"{one.dataset}: replaying {len(scene.jobs):,} jobs on {scene.capacity:,} cores or GPUs")
+        rows = forecast(scene, seed, say)
+        if len(rows) < FEWEST:
+            results.skipped.append(f"{one.dataset}: hardly any job waits on {scene.capacity:,} cores or GPUs")
+            continue
+        _judge(results, scene, rows, seed)
+    return results
+
+
+def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene | str:
+    """The replay of a set, or why there is none."""
+    table = one.table
+    limited = float(np.isfinite(table.limit_s).mean()) > 0.5
+    if not limited and float(np.isfinite(table.start_s).mean()) < 0.5:
+        return "neither limits nor waits are known: there is no queue to replay"
+    since_s = one.train_end_s - SETTLE_S - TRIED_S
+    rows = np.flatnonzero((table.submit_s >= since_s) & (table.submit_s <= one.train_end_s + LONGEST_S))
+    part = table.take(rows)
+    limit_s = _limits(one.train, part, limited)
+    run_s = np.minimum(part.run_s, limit_s) if limited else part.run_s
+    jobs = QueuedJobs(*(np.ceil(column).astype(np.int64) for column in (part.submit_s, part.gpus, limit_s)))
+    capacity = capacity or capacity_of(one.train)
+    rng = np.random.default_rng(seed)
+    before = np.flatnonzero((part.submit_s > one.train_end_s - TRIED_S) & ~one.judged[rows])
+    after = np.flatnonzero(one.judged[rows])
+    return Scene(
+        dataset=one.dataset,
+        jobs=jobs,
+        run_s=np.maximum(1, np.ceil(run_s)).astype(np.int64),
+        kinds=_kinds(part, jobs),
+        tried=_some(before, CANDIDATES * TRIED, rng),
+        judged=_some(after, CANDIDATES * JUDGED, rng),
+        capacity=capacity,
+        planned_by="limit" if limited else "group",
+        history=part,
+    )
+
+
+def capacity_of(train: History) -> int:
+    """Cores (or GPUs) at which jobs really wait: what the train folder's jobs fill to BUSY, or the largest job's."""
+    known = np.isfinite(train.run_s)
+    limit_s = np.where(np.isfinite(train.limit_s), train.limit_s, np.inf)
+    used = float((train.gpus * np.minimum(train.run_s, limit_s))[known].sum())
+    span_s = max(DAY_S, float(np.ptp(train.submit_s)))
+    return int(max(np.ceil(used / span_s / BUSY), np.ceil(train.gpus.max())))
+
+
+def _limits(train: History, part: History, limited: bool) -> NDArray[np.float64]:
+    """(job,) what the scheduler plans with: the limit, else the median of the job's group and size in `train`."""
+    frame = pd.DataFrame({"kin": np.where(train.group != "", train.group, train.queue), "gpus": train.gpus})
+    frame["run_s"] = train.run_s
+    ended = frame[np.isfinite(train.run_s)]
+    medians = ended.groupby(["kin", "gpus"])["run_s"].median().to_dict()
+    usual_s = float(ended["run_s"].median()) if len(ended) else 3600.0
+    kin = np.where(part.group != "", part.group, part.queue)
+    own = np.array([medians.get(key, usual_s) for key in zip(kin.tolist(), part.gpus.tolist(), strict=True)])
+    return np.maximum(1.0, np.where(np.isfinite(part.limit_s), part.limit_s, own) if limited else own)
+
+
+def _kinds(part: History, jobs: QueuedJobs) -> NDArray[np.int64]:
+    kin = np.where(part.group != "", part.group, part.queue)
+    user, group = (
+        pd.factorize(names)[0].astype(np.int64) for names in (np.where(part.user != "", part.user, kin), kin)
+    )
+    return np.stack([user, group, jobs.cores, jobs.limit_s], axis=1)
+
+
+def keys_of(kinds: NDArray[np.int64]) -> tuple[Key, ...]:
+    """Of one row of `Scene.kinds`, the most telling first."""
+    user, group, cores, limit_s = kinds.tolist()
+    return ((0, user, cores, limit_s), (1, user, cores), (2, user), (3, group, cores), (4, cores, limit_s), (5,))
+
+
+def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
+    return np.asarray(np.sort(rng.choice(rows, count, replace=False)) if len(rows) > count else rows)
+
+
+def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
+    """Forecasts of the judged jobs that had to wait, in order of submission."""
+    moments, start_s = watch(scene)
+    return told(scene, moments, start_s, seed, say)
+
+
+def told(
+    scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
+) -> list[WaitForecast]:
+    """The same, of a replay that was watched."""
+    tried, judged = chosen(scene, [moment.job for moment in moments], seed)
+    say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
+    player = QueuePlayer(scene, start_s, seed)
+    rows = [player.tell(moment) for moment in moments if moment.job in tried | judged]
+    return [row for row in rows if row.job in judged]
+
+
+def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
+    """The jobs to forecast, before the train folder's end and after it, of the candidates that must wait."""
+    rng = np.random.default_rng(seed)
+    tried = np.intersect1d(waiting, scene.tried)
+    share = (len(tried) + 1) / (len(scene.tried) + 1)
+    taken = _some(scene.judged, min(2 * JUDGED, round(JUDGED / share)), rng)
+    return set(_some(tried, TRIED, rng).tolist()), set(np.intersect1d(waiting, taken).tolist())
+
+
+def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
+    """The replay's own starts (job,), and the moment of every candidate that is planned to wait."""
+    state = QueueSimulation(scene.jobs, scene.run_s.tolist(), scene.capacity)
+    candidates = {*scene.tried.tolist(), *scene.judged.tolist()}
+    moments = []
+    for job, submit_s in enumerate(scene.jobs.submit_s.tolist()):
+        state.advance(submit_s)
+        state.submit(job)
+        if job in candidates:
+            planned_s = state.plan().get(job, submit_s)
+            if planned_s > submit_s + WAITS_S:
+                moments.append(SubmitMoment(job, state.fork(state.run_s), planned_s))
+    state.advance(NEVER_S)
+    start_s = np.full(len(scene.jobs), NEVER_S, np.int64)
+    start_s[list(state.start_s)] = list(state.start_s.values())
+    return moments, start_s
+
+
+class QueuePlayer:
+    """Plays moments forward, in their order; knows of run times and waits what had ended by then."""
+
+    def __init__(self, scene: Scene, start_s: Ints, seed: int) -> None:
+        self._scene, self._start_s, self._seed = scene, start_s, seed
+        self._pools, self._ratios = RunPools(), WaitRatios()
+        end_s = start_s + scene.run_s
+        self._ends: Iterator[tuple[int, int]] = iter(sorted(zip(end_s.tolist(), range(len(end_s)), strict=True)))
+        self._next = next(self._ends, None)
+
+    def tell(self, moment: SubmitMoment) -> WaitForecast:
+        """The forecast of one job."""
+        scene, job = self._scene, moment.job
+        now_s = int(scene.jobs.submit_s[job])
+        self._learn(now_s)
+        planned_s = moment.planned_s - now_s
+        middle_s = max(WAITS_S, float(np.median([path - now_s for path in self._paths(moment)])))
+        (middle,) = (middle_s * ratio for ratio in self._ratios.at((LEVELS[1],), now_s))
+        low, high = (middle_s * ratio for ratio in self._ratios.at((LEVELS[0], ASKED), now_s, middle_s))
+        high = max(min(high, planned_s), middle)
+        self._ratios.issue(now_s, middle_s, int(self._start_s[job]))
+        return WaitForecast(job, planned_s, (min(low, middle), middle, high), float(self._start_s[job] - now_s))
+
+    def _learn(self, now_s: int) -> None:
+        while self._next is not None and self._next[0] < now_s:
+            job = self._next[1]
+            self._pools.ended(keys_of(self._scene.kinds[job]), float(self._scene.run_s[job]))
+            self._next = next(self._ends, None)
+
+    def _paths(self, moment: SubmitMoment) -> list[int]:
+        """The job's start on each path."""
+        state = moment.state
+        until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
+        rng = np.random.default_rng((self._seed, moment.job))
+        return [state.fork(run_s, RESERVED).play(moment.job, until_s) for run_s in self._draw(state, rng)]
+
+    def _draw(self, state: QueueSimulation, rng: np.random.Generator) -> list[dict[int, int]]:
+        """job → run time, once a path, of all that run or wait: in the order of their numbers, which tells nothing."""
+        running = sorted(state.running())
+        jobs = [*running, *state.waiting()]
+        ages_s = np.array([state.now_s - state.start_s[job] for job in running] + [0] * (len(jobs) - len(running)))
+        kinds = self._scene.kinds[jobs]
+        drawn = np.ones((PATHS, len(jobs)), np.int64)
+        _, inverse = np.unique(kinds, axis=0, return_inverse=True)
+        inverse = inverse.ravel()
+        order = np.argsort(inverse, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1):
+            key, limit_s = keys_of(kinds[rows[0]]), self._limit_s(kinds[rows[0]])
+            own = rng.standard_normal((PATHS, len(rows)))
+            drawn[:, rows] = np.round(self._pools.draw(key, limit_s, ages_s[rows].astype(float), own, spread(PATHS)))
+        return [dict(zip(jobs, row, strict=True)) for row in np.maximum(drawn, 1).tolist()]
+
+    def _limit_s(self, kinds: NDArray[np.int64]) -> float:
+        return float(kinds[3]) if self._scene.planned_by == "limit" else float("inf")
+
+
+def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: int) -> None:
+    actual = np.array([row.actual_s for row in rows])
+    ours = np.array([row.ours_s for row in rows])
+    planned = np.array([row.planned_s for row in rows])
+    longer = actual > LONG_S
+    for method, point, bound in (("ours", ours[:, 1], ours[:, 2]), (scene.planned_by, planned, planned)):
+        model = _model(method, scene)
+        near = (np.abs(point - actual) <= WITHIN_S)[longer].astype(float)
+        metrics = {
+            "within_10min": (near, None),
+            "bound_90_correct": ((actual <= bound).astype(float), None),
+            "bound_90_width": (bound, actual),
+        }
+        for metric, (top, below) in metrics.items():
+            value, low, high = interval(top.tolist(), None if below is None else below.tolist(), block=BLOCK, seed=seed)
+            fields: dict[str, Any] = {"value": value, "low": low, "high": high, "n": len(top)}
+            results.rows.append(ResultRow(scene.dataset, "start", "all", None, method, model, metric, **fields))
+    results.predictions += [_predicted(scene, rows)]
+
+
+def _model(method: str, scene: Scene) -> str:
+    """What spoke, and the capacity that it was asked for."""
+    return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
+
+
+def _predicted(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
+    """A line a job and level of ours; waits in seconds from its submission."""
+    size = len(rows) * len(LEVELS)
+    same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}
+    job = np.array([row.job for row in rows])
+    return {
+        **{name: [word] * size for name, word in same.items()},
+        "job": np.repeat(scene.history.job[job], len(LEVELS)).tolist(),
+        "issued_ms": np.repeat(scene.jobs.submit_s[job] * 1000, len(LEVELS)).tolist(),
+        "horizon_s": [None] * size,
+        "quantile": LEVELS * len(rows),
+        "value": [value for row in rows for value in row.ours_s],
+        "actual": [row.actual_s for row in rows for _ in LEVELS],
+    }

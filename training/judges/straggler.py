@@ -1,0 +1,42 @@
+"""`fleetcast evaluate straggler`: is a slow job seen, and is the right one blamed, beside fair baselines?
+
+Three kinds of truth: traces of single operations with a known slow worker (`faults/straggler_bytedance`), real step
+times with slowdowns put in by seed (`faults/megatron_step_times`), and simulated fleets with faults and look-alikes
+(`faults/simulated`, from `fleetcast simulate faults`). Nothing is fitted; only the test folder is judged.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from training.reports.results import Results
+from training.sets.fault_runs import read_fault_runs
+from training.sets.operation_traces import FOLDER as TRACES
+from training.sets.operation_traces import read_traces
+from training.sets.straggler_fleets import judge_fleets
+from training.sets.straggler_steps import judge_steps, read_series
+from training.sets.straggler_traces import judge_trace
+
+Say = Callable[[str], None]
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge every set that the test folder has; `train` is not read: the rules learn from the job they watch."""
+    del train
+    results = Results("straggler")
+    traces = read_traces(test, results.skipped)
+    for trace in traces:
+        judge_trace(trace, results, np.random.default_rng(seed))
+        say(f"{TRACES}: judged {trace.name}")
+    if not traces and not any((test / TRACES).glob("trace-*.parquet")):
+        results.skipped.append(f"{TRACES}: no trace-*.parquet in {test}")
+    series = read_series(test, results.skipped)
+    if series:
+        judge_steps(series, results, seed, say)
+    runs = read_fault_runs(test, skipped=results.skipped)
+    if runs:
+        judge_fleets(runs, results, seed, say)
+    else:
+        results.skipped.append(f"faults/simulated: no runs in {test}; `fleetcast simulate faults` makes some")
+    return results

@@ -1,0 +1,102 @@
+"""Counts into rows: shares with exact bounds, rates with Poisson bounds, delays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from training.reports.results import ResultRow, Results
+
+LEVEL = 0.95
+
+
+def share_bounds(hits: int, of: int) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share.
+
+    >>> [round(bound, 3) for bound in share_bounds(10, 10)]
+    [0.692, 1.0]
+    """
+    tail = (1 - LEVEL) / 2
+    low = float(stats.beta.ppf(tail, hits, of - hits + 1)) if hits else 0.0
+    high = float(stats.beta.ppf(1 - tail, hits + 1, of - hits)) if hits < of else 1.0
+    return low, high
+
+
+def rate_bounds(count: int, exposure: float) -> tuple[float, float]:
+    """Garwood's interval of a Poisson rate: `count` alarms in `exposure` units.
+
+    >>> [round(bound, 2) for bound in rate_bounds(0, 1.0)]
+    [0.0, 3.69]
+    """
+    tail = (1 - LEVEL) / 2
+    low = float(stats.chi2.ppf(tail, 2 * count)) / 2 if count else 0.0
+    return low / exposure, float(stats.chi2.ppf(1 - tail, 2 * count + 2)) / 2 / exposure
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where rows of one dataset and target go."""
+
+    results: Results
+    dataset: str
+    target: str
+
+    def share(self, metric: str, method: str, hits: int, of: int, series: str = "all") -> None:
+        """A share of outcomes; no row where there are none."""
+        if of:
+            self.add(metric, method, hits / of, share_bounds(hits, of), of, series)
+
+    def rate(self, metric: str, method: str, count: int, exposure: float, series: str = "all") -> None:
+        """Events a unit of exposure; `n` is how many there were."""
+        if exposure > 0:
+            self.add(metric, method, count / exposure, rate_bounds(count, exposure), count, series)
+
+    def median(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
+        """A median with its bootstrap interval."""
+        self._quantile(metric, method, values, 0.5, series)
+
+    def delays(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
+        """The median, and the 90th percentile as `METRIC_p90`, with their bootstrap intervals."""
+        self._quantile(metric, method, values, 0.5, series)
+        self._quantile(f"{metric}_p90", method, values, 0.9, series)
+
+    def _quantile(self, metric: str, method: str, values: Sequence[float], level: float, series: str) -> None:
+        known = np.array([value for value in values if np.isfinite(value)])
+        if not len(known):
+            return
+        draws = np.random.default_rng(0).choice(known, (400, len(known)))
+        low, high = np.quantile(np.quantile(draws, level, axis=1), (0.025, 0.975))
+        self.add(metric, method, float(np.quantile(known, level)), (float(low), float(high)), len(known), series)
+
+    def add(
+        self,
+        metric: str,
+        method: str,
+        value: float,
+        bounds: tuple[float | None, float | None],
+        n: int,
+        series: str = "all",
+    ) -> None:
+        """One number with its bounds."""
+        low, high = bounds
+        self.results.rows.append(
+            ResultRow(self.dataset, self.target, series, None, method, "", metric, value, low, high, n)
+        )
+
+    def found(
+        self, method: str, right: int, wrong: int, missed: int, series: str = "all", spells: int | None = None
+    ) -> None:
+        """Precision, recall and F1 (bounds by those of both). spells: right findings, where one may find several."""
+        hits = right if spells is None else spells
+        self.share("precision", method, hits, hits + wrong, series)
+        self.share("recall", method, right, right + missed, series)
+        parts = [share_bounds(hits, hits + wrong), share_bounds(right, right + missed)]
+        if right + wrong + missed:
+            low, high = (_f1(*(part[side] for part in parts)) for side in (0, 1))
+            value = _f1(hits / max(1, hits + wrong), right / max(1, right + missed))
+            self.add("f1", method, value, (low, high), right + wrong + missed, series)
+
+
+def _f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

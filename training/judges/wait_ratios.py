@@ -1,0 +1,50 @@
+"""Quantiles of actual over forecast waits, by Kaplan and Meier (JASA, 1958): jobs that wait are right-censored."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+KEPT = 120
+NEAR = 50
+FEWEST = 15
+UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.94: 5.0}  # log-normal, until enough is known
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    at_s: int
+    forecast_s: float
+    start_s: int
+
+
+class WaitRatios:
+    """Collects forecasts when they are issued; a start counts from when it happened."""
+
+    def __init__(self) -> None:
+        self._issued: deque[_Issued] = deque(maxlen=KEPT)
+
+    def issue(self, now_s: int, forecast_s: float, start_s: int) -> None:
+        """A wait of `forecast_s` was forecast. start_s: when the job really starts; not looked at before."""
+        self._issued.append(_Issued(now_s, forecast_s, start_s))
+
+    def at(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
+        """Quantiles of real over forecast waits known now, of forecasts near `near_s`; at most the largest ratio."""
+        issued = list(self._issued)
+        if near_s is not None:
+            issued = sorted(issued, key=lambda row: abs(np.log(row.forecast_s / near_s)))[:NEAR]
+        over = np.array([row.start_s < now_s for row in issued], bool)
+        if over.sum() < FEWEST:
+            return tuple(float(np.interp(level, list(UNKNOWN), list(UNKNOWN.values()))) for level in levels)
+        waited = np.array([min(row.start_s, now_s) - row.at_s for row in issued], float)
+        ratio = np.maximum(waited, 1.0) / np.array([row.forecast_s for row in issued])
+        order = np.lexsort((~over, ratio))
+        ratio, over = ratio[order], over[order]
+        at_risk = np.arange(len(ratio), 0, -1)
+        survived = np.cumprod(np.where(over, 1 - 1 / at_risk, 1.0))
+        found = []
+        for level in levels:
+            below = np.flatnonzero(over & (survived <= 1 - level))
+            found.append(float(ratio[below[0]] if len(below) else ratio.max()))
+        return tuple(found)

@@ -1,0 +1,1 @@
+"""Replay recorded telemetry through the code that serves."""

@@ -1,0 +1,137 @@
+"""Training rows of node risk: rule levels of every node at many moments, labelled by the faults that followed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import JobEvent
+from fleet.samples import SampleBatch
+from fleet.topology import Topology
+from ingest.pages.exporters import ExporterResolver
+from ingest.pages.scrape_samples import PageTarget, ScrapeSamples
+from ingest.pages.text import PageDecoder, Target
+from models.risk.rules import RULES
+from models.risk.score import Evidence, FleetMoment
+from models.risk.scores import RISK_KINDS
+from models.risk.watch import FleetWatch
+from models.stragglers.straggler import find_stragglers
+
+# Which kinds of risk a fault of each sort is an instance of.
+RISKS_OF = {
+    "thermal_throttle": ("slow", "drain"),
+    "power_brake": ("slow", "drain"),
+    "slow_nic": ("slow",),
+    "ib_flap": ("slow", "drain"),
+    "pcie_downgrade": ("slow", "drain"),
+    "ecc_storm": ("fail", "drain"),
+    "gpu_off_bus": ("fail", "drain"),
+    "node_lost": ("fail", "drain"),
+    "cpu_contention": ("slow",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterPage:
+    """One answer of one exporter; `body` None when it did not answer. `took_s`: wall seconds."""
+
+    node: str
+    exporter: str  # dcgm | node
+    body: bytes | None
+    took_s: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledFault:
+    """What really happened; `end_ms` None while it lasts."""
+
+    kind: str
+    node: str
+    start_ms: int
+    end_ms: int | None
+    visible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RiskRows:
+    """n moments of nodes. levels: (n, rule) strengths as the risk model sees them; labels: (kind, n) came true."""
+
+    time_ms: NDArray[np.int64]
+    node: NDArray[np.int32]
+    levels: NDArray[np.float32]
+    labels: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.time_ms)
+
+    @classmethod
+    def concat(cls, parts: Sequence["RiskRows"]) -> "RiskRows":
+        return cls(
+            np.concatenate([part.time_ms for part in parts]),
+            np.concatenate([part.node for part in parts]),
+            np.concatenate([part.levels for part in parts]),
+            np.concatenate([part.labels for part in parts], axis=1),
+        )
+
+
+class PageObserver:
+    """Watches a fleet through its pages, a scrape at a time."""
+
+    def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
+        self.topology = topology
+        self.watch = FleetWatch.of(topology, interval_s)
+        self._resolver = ExporterResolver(self.watch.entities)
+        self._targets: dict[tuple[str, str], PageTarget] = {}
+        self._scrapes = ScrapeSamples(self.watch.entities)
+        self._moments: list[tuple[int, NDArray[np.float32]]] = []
+
+    def scrape(self, pages: Iterable[ExporterPage], events: Iterable[JobEvent], now_ms: int) -> FleetMoment:
+        """Take in one round of pages and the events since the last one."""
+        self.watch.take([batch for page in pages for batch in self._decode(page, now_ms)], events, now_ms)
+        return self.watch.moment(self.watch.frames(self.topology, now_ms), self.topology, now_ms)
+
+    def keep(self, evidence: Evidence, now_ms: int) -> None:
+        """Remember this moment of all nodes as rows to learn from."""
+        self._moments.append((now_ms, evidence.signals.levels(len(self.topology)).astype(np.float32)))
+
+    def stragglers(self, evidence: Evidence, now_ms: int) -> dict[str, dict[str, object]]:
+        paces = self.watch.memory.paces
+        return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, paces, now_ms)
+
+    def rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
+        """The moments kept, labelled by what was the case or began within the horizon."""
+        n = len(self.topology)
+        times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
+        node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))
+        levels = np.concatenate([row for _, row in self._moments]) if self._moments else np.zeros((0, len(RULES)))
+        return RiskRows(
+            times, node, levels.astype(np.float32), label(times, node, faults, self.topology.names, horizon_s)
+        )
+
+    def _decode(self, page: ExporterPage, now_ms: int) -> tuple[SampleBatch, ...]:
+        """A page's samples, and those of the scrape itself."""
+        key = (page.node, page.exporter)
+        if key not in self._targets:
+            decoder = PageDecoder(self._resolver, Target(page.node, fixed=True))
+            self._targets[key] = PageTarget(decoder=decoder)
+        return self._scrapes.decode(self._targets[key], page.body, page.took_s, now_ms)
+
+
+def label(
+    time_ms: NDArray[np.int64],
+    node: NDArray[np.int32],
+    faults: Sequence[LabelledFault],
+    names: Sequence[str],
+    horizon_s: float,
+) -> NDArray[np.bool_]:
+    """(kind, n) whether a fault of that kind of risk was active at the moment or began within the horizon after it."""
+    rows = {name: row for row, name in enumerate(names)}
+    labels = np.zeros((len(RISK_KINDS), len(time_ms)), bool)
+    for fault in faults:
+        here = node == rows[fault.node]
+        comes = time_ms >= fault.start_ms - horizon_s * 1000
+        lasts = np.ones(len(time_ms), bool) if fault.end_ms is None else time_ms < fault.end_ms
+        for kind in RISKS_OF.get(fault.kind, ()):
+            labels[RISK_KINDS.index(kind)] |= here & comes & lasts
+    return labels

@@ -1,0 +1,101 @@
+"""The card of a model as one HTML page: the gate's verdict, metrics beside baselines, calibration, data, files."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from html import escape
+
+import msgspec
+
+from models.versions.card import Card, Coverage
+from training.reports.contests import lead
+from training.reports.page import page, panel, panels, section, table, terms
+from training.reports.plots import calibration_svg
+from training.reports.report import FAR_OFF, every_row, sections, verdicts
+from training.reports.results import ResultRow, Results
+
+MOST_HORIZONS = 4
+
+
+def card_html(card: Card) -> str:
+    """The page; what the card says nothing of is left out."""
+    body = [_verdict(card), *_measured(card), *_calibrated(card), _made(card)]
+    return page(
+        f"Model card: {card.kind} {card.version}",
+        f"fitted on what was known until {moment(card.fitted_until_ms)}",
+        body,
+    )
+
+
+def moment(time_ms: int) -> str:
+    """A time of day in UTC.
+
+    >>> moment(1_600_000_000_000)
+    '2020-09-13 12:26 UTC'
+    """
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _verdict(card: Card) -> str:
+    if card.gate is None:
+        said = "Nobody has judged it against a baseline."
+    else:
+        gate = card.gate
+        said = (
+            f"{gate.metric} {gate.ours:.4g} against {gate.baseline_value:.4g} of {gate.baseline.replace('_', ' ')}, "
+            f"{gate.origins:,} origins. {gate.sentence}"
+        )
+    head = {"won": "The gate lets it serve", "lost": "The gate does not let it serve"}.get(card.state, "Not judged")
+    return f'<div class="verdicts"><div class="panel"><strong>{head}</strong><p>{escape(said)}</p></div></div>'
+
+
+def _measured(card: Card) -> Iterator[str]:
+    if not card.metrics:
+        return
+    results = Results(card.kind, [msgspec.convert(row, ResultRow, from_attributes=True) for row in card.metrics])
+    yield verdicts(results)
+    yield from sections(results)
+    yield every_row(results.rows)
+
+
+def _calibrated(card: Card) -> Iterator[str]:
+    for target in dict.fromkeys(row.target for row in card.calibration):
+        rows = [row for row in card.calibration if row.target == target]
+        name = target.replace("_", " ") or card.kind
+        svg = calibration_svg(_points(rows), f"{name}: calibration of the card")
+        lines = [(lead(row.horizon_s) or "all", row.nominal, round(row.observed, 4), row.n) for row in rows]
+        off = {(at, 2) for at, row in enumerate(rows) if abs(row.observed - row.nominal) > FAR_OFF}
+        shares = table(("horizon", "promised", "observed", "outcomes"), lines, frozenset(off))
+        note = "Marked where it is more than 3 points off."
+        yield section(f"Calibration, {name}", panels((panel(svg, kind="small"), panel(shares, note=note))))
+
+
+def _points(rows: list[Coverage]) -> dict[str, list[tuple[float, float]]]:
+    """(promised, observed) by horizon; of many horizons four."""
+    horizons = sorted({row.horizon_s for row in rows}, key=lambda horizon: horizon or 0)
+    last = len(horizons) - 1
+    kept = sorted({last * at // (MOST_HORIZONS - 1) for at in range(MOST_HORIZONS)})
+    return {
+        lead(horizons[at]) or "all": [(row.nominal, row.observed) for row in rows if row.horizon_s == horizons[at]]
+        for at in kept
+    }
+
+
+def _made(card: Card) -> str:
+    facts: list[tuple[str, object]] = [
+        ("made", moment(card.created_ms)),
+        ("by", card.made_by),
+        ("seed", card.seed),
+        ("fitted until", moment(card.fitted_until_ms)),
+        *((f"{name}", version) for name, version in card.dependencies.items()),
+        *((name.replace("_", " "), str(value)) for name, value in card.settings.items()),
+    ]
+    inner = [panel(terms(facts), "How it was made")]
+    if card.data:
+        spans = [(span.dataset, moment(span.first_ms), moment(span.last_ms), span.rows) for span in card.data]
+        inner.append(panel(table(("data set", "from", "to", "rows"), spans), "What it was fitted on"))
+    if card.features:
+        inner.append(panel(f"<p>{escape(', '.join(card.features))}</p>", f"{len(card.features)} features"))
+    if card.files:
+        files = [(file.path, file.size_bytes, file.sha256[:16]) for file in card.files]
+        inner.append(panel(table(("file", "bytes", "sha256"), files), "Files"))
+    return section("Where it comes from", panels(inner))

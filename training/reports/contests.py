@@ -1,0 +1,181 @@
+"""Ours against the best baseline, number by number, and the sentences that say where it wins and where it loses."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from training.reports.results import ResultRow
+
+OURS, ALL = "ours", "all"
+LEVEL = 0.01  # a difference below this is none
+MORE_IS_BETTER = frozenset(
+    {"within_2x", "within_10min", "bound_90_correct", "auroc", "ap", "precision_top20", "recall_top5pct", "brier_skill"}
+)
+MAIN = {
+    "demand": ("wql", "mae"),
+    "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
+    "start": ("within_10min",),
+    "risk": ("auroc", "precision_top20", "brier_skill"),
+}
+TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time"}
+WORDS = {
+    "auroc": "AUROC",
+    "ap": "average precision",
+    "precision_top20": "precision of the 20 riskiest nodes a day",
+    "recall_top5pct": "faults among the riskiest 5 % of node-days",
+    "brier_skill": "Brier skill",
+    "wql": "WQL",
+    "mae": "MAE",
+    "mase": "MASE",
+    "smape": "sMAPE",
+    "interval_score_80": "interval score at 80 %",
+    "log_mae": "MAE of log seconds",
+    "remaining_log_mae": "MAE of log seconds",
+    "within_2x": "share within a factor of 2",
+    "under_share": "share predicted too short",
+    "within_10min": "share of starts within 10 min",
+    "bound_90_correct": "share that started by the p90",
+    "bound_90_width": "p90 bound over the actual wait",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One number of ours and the best baseline's, of the same origins."""
+
+    ours: ResultRow
+    rival: ResultRow
+
+    @property
+    def change(self) -> float:
+        """Our gain as a share of the baseline's number, below 0 if worse; over a baseline of 0 the plain difference."""
+        ours, rival = self.ours.value or 0.0, self.rival.value or 0.0
+        gain = ours - rival if self.ours.metric in MORE_IS_BETTER else rival - ours
+        return gain / abs(rival) if rival else gain
+
+    @property
+    def apart(self) -> bool:
+        """Whether the two 95 % intervals have nothing in common."""
+        ours, rival = self.ours, self.rival
+        if ours.low is None or ours.high is None or rival.low is None or rival.high is None:
+            return False
+        return ours.high < rival.low or rival.high < ours.low
+
+
+def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
+    """The rows over all series of a set; of a set that has one series alone, those."""
+    rows = list(rows)
+    series: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        series.setdefault((row.dataset, row.target), set()).add(row.series)
+    return [
+        row
+        for row in rows
+        if row.series == ALL or (ALL not in (names := series[row.dataset, row.target]) and len(names) == 1)
+    ]
+
+
+def contests(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
+    """A contest for every set, target, horizon and metric that ours and at least one baseline have a number of."""
+    groups: dict[tuple[str, str, str, int | None], list[ResultRow]] = {}
+    for row in pooled(rows):
+        if row.metric in metrics and row.value is not None:
+            groups.setdefault((row.dataset, row.target, row.metric, row.horizon_s), []).append(row)
+    found = []
+    for group in groups.values():
+        ours = [row for row in group if row.method == OURS]
+        rivals = [row for row in group if row.method != OURS]
+        if ours and rivals:
+            best = max if group[0].metric in MORE_IS_BETTER else min
+            found.append(Comparison(ours[0], best(rivals, key=lambda row: row.value or 0.0)))
+    return found
+
+
+def won(found: Iterable[Comparison]) -> list[Comparison]:
+    return [contest for contest in found if contest.change > LEVEL]
+
+
+def lost(found: Iterable[Comparison]) -> list[Comparison]:
+    return [contest for contest in found if contest.change < -LEVEL]
+
+
+def level(found: Iterable[Comparison]) -> list[Comparison]:
+    return [contest for contest in found if abs(contest.change) <= LEVEL]
+
+
+def sentences(found: Iterable[Comparison]) -> list[str]:
+    """One sentence a set, target and metric.
+
+    >>> ours = Row("venus", "running", "all", 3600, "ours", "trees", "wql", 0.9, 0.8, 1.0, 9)
+    >>> rival = Row("venus", "running", "all", 3600, "persistence", "", "wql", 1.2, 1.1, 1.3, 9)
+    >>> sentences([Contest(ours, rival)])
+    ['venus, running, WQL: better by 25 % at 1 h (persistence)']
+    """
+    groups: dict[tuple[str, str, str], list[Comparison]] = {}
+    for contest in found:
+        groups.setdefault((contest.ours.dataset, contest.ours.target, contest.ours.metric), []).append(contest)
+    lines = []
+    for (dataset, target, metric), group in groups.items():
+        group.sort(key=lambda contest: contest.ours.horizon_s or 0)
+        named = ", ".join(part for part in (dataset, target_words(target), words_of(metric)) if part)
+        sides = (("better by", won(group)), ("worse by", lost(group)))
+        said = [f"{word} {_parts(some)}" for word, some in sides if some]
+        said += [f"as good {_parts(level(group))}"] if level(group) else []
+        lines.append(f"{named}: {'; '.join(said)}")
+    return lines
+
+
+def _parts(group: list[Comparison]) -> str:
+    """Horizons and sizes; neighbours with the same rival share its name."""
+    parts = []
+    for at, contest in enumerate(group):
+        last = at + 1 == len(group) or group[at + 1].rival.method != contest.rival.method
+        rival = f" ({contest.rival.method.replace('_', ' ')})" if last else ""
+        where = f"at {lead(contest.ours.horizon_s)}" if contest.ours.horizon_s is not None else ""
+        parts.append(" ".join(part for part in (_size(contest), where) if part) + rival)
+    return ", ".join(parts)
+
+
+def _size(contest: Comparison) -> str:
+    """How far apart they are: two shares side by side, else the difference in %; nothing where there is hardly one."""
+    if abs(contest.change) <= LEVEL:
+        return ""
+    if contest.ours.metric in MORE_IS_BETTER:
+        ours, rival = contest.ours.value or 0.0, contest.rival.value or 0.0
+        said = f"{abs(ours - rival) * 100:.2g} points, {ours:.1%} against {rival:.1%}".replace("%", " %")
+        return f"{said}," if contest.ours.horizon_s is not None else said
+    size = abs(contest.change)
+    if size > 1:
+        return f"a factor of {1 + size:.3g}"
+    return (f"{size:.1%}" if size < 0.0995 else f"{size:.0%}").replace("%", " %")
+
+
+def target_words(target: str) -> str:
+    """How people call a target."""
+    return TARGETS.get(target, target.replace("_", " "))
+
+
+def words_of(metric: str) -> str:
+    """How people call a metric.
+
+    >>> words_of("pinball_90"), words_of("coverage_80"), words_of("wql")
+    ('pinball loss at p90', 'coverage at 80 %', 'WQL')
+    """
+    head, _, level = metric.rpartition("_")
+    if head == "pinball":
+        return f"pinball loss at p{int(level)}"
+    if head in ("coverage", "width"):
+        return f"{head} at {level} %"
+    return WORDS.get(metric, metric.replace("_", " "))
+
+
+def lead(seconds: int | None) -> str:
+    """A horizon, or a time a job has run, in the unit that people would use.
+
+    >>> lead(600), lead(5400), lead(86400), lead(259200), lead(30)
+    ('10 min', '1.5 h', '24 h', '72 h', '30 s')
+    """
+    if seconds is None:
+        return ""
+    if seconds >= 3600:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds} s"

@@ -1,0 +1,293 @@
+"""An evaluation as one HTML page that needs nothing beside it: where we win, where we lose, and every number."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from training.judges.risk_metrics import reliability
+from training.reports.contests import (
+    ALL,
+    MAIN,
+    OURS,
+    Comparison,
+    contests,
+    lead,
+    level,
+    lost,
+    pooled,
+    sentences,
+    target_words,
+    won,
+    words_of,
+)
+from training.reports.fans import Shares, courses, served
+from training.reports.page import listed, page, panel, panels, section, table, text_of
+from training.reports.plots import bars_svg, calibration_svg, course_svg, lines_svg, reliability_svg
+from training.reports.results import ResultRow, Results
+
+TITLES = {
+    "demand": "Demand forecasts beside their baselines",
+    "duration": "Run times and remaining times beside their baselines",
+    "start": "Start times beside their baselines",
+    "risk": "Node risk beside its baselines",
+}
+NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9}
+FAR_OFF = 0.03
+MOST_ROWS = 4000
+MODELS_TOLD = 4  # of a horizon
+DEMAND_LINES = ("wql", "mae", "interval_score_80")
+UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requests a second"}
+
+
+def report_html(results: Results) -> str:
+    """The page of one evaluation; what a section has no rows for is left out."""
+    body = [verdicts(results), *sections(results)]
+    if results.skipped:
+        body.append(section("Skipped", listed(results.skipped, "")))
+    sets = len({row.dataset for row in results.rows})
+    said = (
+        f"{len(results.rows):,} numbers on {sets} data {'set' if sets == 1 else 'sets'}; "
+        "95 % intervals by moving-block bootstrap; all methods on the same origins."
+    )
+    return page(TITLES.get(results.task, results.task), said, [*body, every_row(results.rows)])
+
+
+def sections(results: Results) -> Iterator[str]:
+    """A section a set, as its task asks for."""
+    tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration, "risk": _risk}
+    return tasks.get(results.task, _start)(results)
+
+
+def verdicts(results: Results) -> str:
+    """Where ours is better, as good and worse than the best baseline of each number."""
+    found = contests(results.rows, MAIN.get(results.task, ()))
+    boxes = [
+        _box(f"{len(won(found))} of {len(found)} better", won(found), "than the best baseline"),
+        _box(f"{len(lost(found))} of {len(found)} worse", lost(found), "than the best baseline"),
+    ]
+    if level(found):
+        boxes.append(
+            _box(f"{len(level(found))} of {len(found)} as good", level(found), "as the best baseline, within 1 %")
+        )
+    return f'<div class="verdicts">{"".join(boxes)}</div>'
+
+
+def _box(head: str, some: Sequence[Comparison], note: str) -> str:
+    apart = sum(contest.apart for contest in some)
+    note += f"; the intervals of {apart} are apart" if apart else ""
+    inner = f'<strong>{head}</strong><p class="quiet">{note}</p>{listed(sentences(some), "Nowhere.")}'
+    return f'<div class="panel">{inner}</div>'
+
+
+def sets_of(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
+    """The pooled rows of each (dataset, target), in the order of the evaluation."""
+    found: dict[tuple[str, str], list[ResultRow]] = {}
+    for row in pooled(rows):
+        if row.value is not None:
+            found.setdefault((row.dataset, row.target), []).append(row)
+    return found
+
+
+# -- demand ---------------------------------------------------------------------------------------------------------
+
+
+def _demand(results: Results) -> Iterator[str]:
+    drawn, shares = courses(results.predictions), served(results.predictions)
+    for (dataset, target), rows in sets_of(results.rows).items():
+        name = f"{dataset}, {target_words(target)}"
+        inner = [_lines(rows, metric, name) for metric in DEMAND_LINES]
+        inner += [calibration(rows, name), _coverage_table(rows)]
+        inner.append(_served(rows, shares.get((dataset, target), {})))
+        if (dataset, target) in drawn:
+            course = drawn[dataset, target]
+            of = "" if course.name in (ALL, target, dataset) else f" of {course.name}"
+            svg = course_svg(course, f"{name}: forecasts", UNITS.get(target, "GPUs"))
+            note = "Each fan was issued at its dotted line, and is drawn through the horizons that were judged."
+            inner.append(panel(svg, f"What was forecast{of}", note, "wide"))
+        yield section(name, panels(inner))
+
+
+def _lines(rows: list[ResultRow], metric: str, name: str) -> str:
+    own = [row for row in rows if row.metric == metric and row.horizon_s is not None]
+    if not own:
+        return ""
+    title = words_of(metric)
+    return panel(lines_svg(own, f"{name}: {title} by horizon"), f"{title} by horizon, less is better")
+
+
+def calibration(rows: Iterable[ResultRow], name: str) -> str:
+    """Observed against promised coverage of ours; of many horizons four."""
+    own = [row for row in rows if row.metric in NOMINAL and row.method == OURS and row.value is not None]
+    if not own:
+        return ""
+    horizons = sorted({row.horizon_s for row in own}, key=_first)
+    kept = horizons if len(horizons) <= 4 else [horizons[at * (len(horizons) - 1) // 3] for at in range(4)]
+    points = {
+        lead(horizon) or OURS: [(NOMINAL[row.metric], row.value or 0.0) for row in own if row.horizon_s == horizon]
+        for horizon in kept
+    }
+    return panel(
+        calibration_svg(points, f"{name}: calibration"), "Are the intervals honest?", "Grey: within 3 points.", "small"
+    )
+
+
+def _coverage_table(rows: Iterable[ResultRow]) -> str:
+    """Coverage by horizon of ours, marked where it is more than 3 points off; the interval score beside it."""
+    rows = list(rows)
+    own = {(row.horizon_s, row.metric): row for row in rows if row.method == OURS}
+    best: dict[int | None, ResultRow] = {}
+    for rival in rows:
+        if rival.metric == "interval_score_80" and rival.method != OURS:
+            best[rival.horizon_s] = min(best.get(rival.horizon_s, rival), rival, key=lambda row: row.value or 0.0)
+    horizons = sorted({horizon for horizon, metric in own if metric in NOMINAL}, key=_first)
+    lines, off = [], set()
+    for line, horizon in enumerate(horizons):
+        cells: list[object] = [lead(horizon) or "all"]
+        for column, (metric, nominal) in enumerate(NOMINAL.items(), start=1):
+            row = own.get((horizon, metric))
+            cells.append(None if row is None or row.value is None else round(100 * row.value, 1))
+            if row is not None and row.value is not None and abs(row.value - nominal) > FAR_OFF:
+                off.add((line, column))
+        score, beside = own.get((horizon, "interval_score_80")), best.get(horizon)
+        cells += [score.value if score else None, beside.value if beside else None]
+        lines.append(cells)
+    if not lines:
+        return ""
+    names = ("", "50 %", "80 %", "90 %", "score", "baseline's")
+    note = (
+        "Outcomes inside, in %; marked: more than 3 points off. Interval scores at 80 %, ours and the best baseline's."
+    )
+    return panel(table(names, lines, frozenset(off)), "Coverage", note)
+
+
+def _served(rows: Iterable[ResultRow], shares: Shares) -> str:
+    """Which model the gate served by horizon: its share of all forecasts where those are there, else by its row."""
+    lines = []
+    for horizon, count in sorted(shares.items()):
+        total = sum(count.values())
+        said = [
+            f"{name.replace('_', ' ')} {n / total:.0%}".replace("%", " %") for name, n in count.most_common(MODELS_TOLD)
+        ]
+        lines.append((lead(horizon), ", ".join(said)))
+    if not lines:
+        own = {row.horizon_s: row.model for row in rows if row.method == OURS and row.model}
+        lines = [(lead(at) or "all", own[at].replace("_", " ").replace("+", ", ")) for at in sorted(own, key=_first)]
+    return panel(table(("", "model"), lines), "What the gate served, most often first") if lines else ""
+
+
+def _first(horizon_s: int | None) -> int:
+    """Orders horizons; what has none comes first."""
+    return horizon_s or 0
+
+
+# -- durations ------------------------------------------------------------------------------------------------------
+
+
+def _duration(results: Results) -> Iterator[str]:
+    by_set = sets_of(results.rows)
+    for dataset in dict.fromkeys(dataset for dataset, _ in by_set):
+        rows = [row for (own, _), some in by_set.items() if own == dataset for row in some]
+        yield section(dataset, panels(_duration_panels(dataset, rows)))
+
+
+def _duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
+    pinball = [
+        msgspec.structs.replace(row, horizon_s=int(row.metric.rpartition("_")[2]))
+        for row in rows
+        if row.metric.startswith("pinball_") and row.horizon_s is None
+    ]
+    levels = Counter(row.method for row in pinball)
+    pinball = [row for row in pinball if levels[row.method] > 1]  # point forecasts are in the table
+    if pinball:
+        ticks = {row.horizon_s or 0: f"p{row.horizon_s or 0:02d}" for row in pinball}
+        svg = lines_svg(pinball, f"{dataset}: pinball loss by level", ticks)
+        yield panel(svg, "Run time: pinball loss of log seconds, less is better")
+    remaining = [row for row in rows if row.metric == "remaining_log_mae" and row.horizon_s is not None]
+    if remaining:
+        svg = lines_svg(remaining, f"{dataset}: error of the remaining time")
+        yield panel(svg, "Remaining time: log error by time already run")
+    whole = [row for row in rows if row.horizon_s is None]
+    groups = {
+        metric: words_of(metric) for metric in ("within_2x", "under_share") if any(r.metric == metric for r in whole)
+    }
+    if groups:
+        shares = [row for row in whole if row.metric in groups]
+        yield panel(bars_svg(shares, f"{dataset}: shares of jobs", groups), "Run time: shares of jobs")
+    yield calibration([row for row in whole if row.metric in NOMINAL], dataset)
+    yield _methods_table(whole)
+
+
+def _methods_table(rows: Iterable[ResultRow]) -> str:
+    """A line a metric, a column a method; intervals in brackets."""
+    rows = sorted((row for row in rows if row.value is not None), key=lambda row: row.metric)
+    methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        among = "" if row.low is None or row.high is None else f" [{text_of(row.low)}, {text_of(row.high)}]"
+        cells.setdefault(words_of(row.metric), {})[row.method] = f"{text_of(row.value)}{among}"
+    if not cells:
+        return ""
+    lines = [(name, *(values.get(method) for method in methods)) for name, values in cells.items()]
+    return panel(table(("", *(method.replace("_", " ") for method in methods)), lines), "All of it", kind="wide")
+
+
+# -- start times ----------------------------------------------------------------------------------------------------
+
+
+def _start(results: Results) -> Iterator[str]:
+    for (dataset, target), rows in sets_of(results.rows).items():
+        inner = []
+        groups = {m: words_of(m) for m in ("within_10min", "bound_90_correct") if any(row.metric == m for row in rows)}
+        if groups:
+            shares = [row for row in rows if row.metric in groups]
+            title = "Shares of starts; of the p90, 90 % is right"
+            inner.append(panel(bars_svg(shares, f"{dataset}: shares of starts", groups), title))
+        widths = [row for row in rows if row.metric == "bound_90_width"]
+        if widths:
+            svg = bars_svg(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 / actual"})
+            inner.append(panel(svg, "The p90 bound over the actual wait, less is better"))
+        inner.append(_methods_table(rows))
+        yield section(f"{dataset}, {target_words(target)}" if target else dataset, panels(inner))
+
+
+# -- node risk ------------------------------------------------------------------------------------------------------
+
+
+def _risk(results: Results) -> Iterator[str]:
+    """A table and a reliability plot a horizon; rows without one are of the trace, not of a method."""
+    for (dataset, _), rows in sets_of(results.rows).items():
+        inner = []
+        for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):
+            points = reliability(results.predictions, dataset, horizon)
+            if points:
+                svg = reliability_svg(points, f"{dataset}: reliability within {lead(horizon)}")
+                note = "Tenths of the node-days by probability; on the dotted line faults come as often as told."
+                inner.append(panel(svg, f"Is the probability within {lead(horizon)} true?", note, "small"))
+            inner.append(_methods_table([row for row in rows if row.horizon_s == horizon]))
+        for row in rows:
+            if row.metric == "first_fault_share":
+                share = f"{row.value or 0.0:.0%}".replace("%", " %")
+                said = f"{share} of the {row.n} faults judged hit a node that never had one: no history tells of those."
+                inner.append(panel("", said))
+        yield section(dataset, panels(inner))
+
+
+# -- everything -----------------------------------------------------------------------------------------------------
+
+
+def every_row(rows: Sequence[ResultRow]) -> str:
+    """All numbers as a table; of very many the pooled ones first."""
+    ordered = sorted(rows, key=lambda row: row.series != ALL)[:MOST_ROWS]
+    names = ("data set", "target", "series", "horizon", "method", "model", "metric", "value", "low", "high", "outcomes")
+    lines = [
+        (
+            *(row.dataset, row.target, row.series, lead(row.horizon_s), row.method, row.model, row.metric),
+            *(row.value, row.low, row.high, row.n),
+        )
+        for row in ordered
+    ]
+    left = len(rows) - len(ordered)
+    more = f'<p class="quiet">{left:,} more rows, of single series, are in the JSON.</p>' if left else ""
+    inner = f"<details><summary>{len(ordered):,} rows</summary>{table(names, lines)}{more}</details>"
+    return section("Every number", f'<div class="panel">{inner}</div>')

@@ -1,0 +1,81 @@
+"""Results of an evaluation: rows in long form, predictions, and intervals by block bootstrap."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+DRAWS = 400
+FEWEST = 8
+
+
+class ResultRow(msgspec.Struct, frozen=True):
+    """One number. method: "ours" or a baseline; model: what the gate served; low, high: 95 % interval; n: outcomes."""
+
+    dataset: str
+    target: str
+    series: str
+    horizon_s: int | None
+    method: str
+    model: str
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(slots=True)
+class Results:
+    """rows and what was skipped, with the reason; predictions: columns of equal length, a block each."""
+
+    task: str
+    rows: list[ResultRow] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    predictions: list[dict[str, Sequence[Any]]] = field(default_factory=list)
+
+    def select(self, **wanted: object) -> list[ResultRow]:
+        """Rows whose fields have these values."""
+        return [row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())]
+
+
+def interval(
+    numerator: Iterable[float], denominator: Iterable[float] | None = None, *, block: int = 1, seed: int = 0
+) -> tuple[float | None, float | None, float | None]:
+    """sum(numerator) / sum(denominator) (None: the mean), and its 95 % interval by circular moving-block bootstrap.
+
+    block: neighbours drawn together, as they are alike; at most a quarter of all. The end is followed by the beginning
+    (Politis and Romano, 1992). None: the value of nothing finite, the interval of fewer than FEWEST outcomes.
+
+    >>> interval([1.0] * 8, [2.0] * 8)
+    (0.5, 0.5, 0.5)
+    """
+    top = np.asarray(list(numerator), np.float64)
+    below = np.ones(len(top)) if denominator is None else np.asarray(list(denominator), np.float64)
+    known = np.isfinite(top) & np.isfinite(below)
+    top, below = top[known], below[known]
+    if not len(top) or below.sum() == 0:
+        return None, None, None
+    value = float(top.sum() / below.sum())
+    if len(top) < FEWEST:
+        return value, None, None
+    block = max(1, min(block, len(top) // 4))
+    sums = np.stack([_circular_sums(row, block) for row in (top, below)])
+    rng = np.random.default_rng(seed)
+    drawn = sums[:, rng.integers(0, len(top), (DRAWS, -(-len(top) // block)))].sum(axis=2)
+    ratios = drawn[0][drawn[1] != 0] / drawn[1][drawn[1] != 0]
+    if not len(ratios):
+        return value, None, None
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return value, min(float(low), value), max(float(high), value)
+
+
+def _circular_sums(values: Array, block: int) -> Array:
+    """(n,) sums of `block` neighbours from each on."""
+    sums = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: block - 1])))))
+    return np.asarray(sums[block:] - sums[:-block])

@@ -1,0 +1,80 @@
+"""Results for people and programs: a table in words, predictions as Parquet."""
+
+from pathlib import Path
+
+from training.reports.results import ResultRow, Results
+
+SHOWN = (
+    "wql",
+    "mae",
+    "pinball_90",
+    "remaining_log_mae",
+    "within_10min",
+    "harmful_at_73",
+    "period_within_2pct",
+    "phase_f1",
+    "checkpoint_hit",
+    "auroc",
+    "precision_top20",
+    "brier_skill",
+    "precision",
+    "recall",
+    "f1",
+    "top1",
+    "node_top1",
+    "delay_s",
+    "delay_s_p90",
+    "false_alarms_per_node_day",
+    "flagged_after_repair_share",
+    "false_alarms_per_10000_steps",
+)
+POOLED = ("all", "shuffled truth", "decoys alone", "healthy")
+
+
+def write_predictions(results: Results, path: Path) -> None:
+    """Every forecast with its outcome: complete or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = path.with_suffix(".part")
+    tables = [pa.table({name: pa.array(column) for name, column in block.items()}) for block in results.predictions]
+    pq.write_table(pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({}), part)
+    part.replace(path)
+
+
+def summary(results: Results) -> str:
+    """The main metrics by dataset, target and horizon: ours beside each baseline; of series, the pools."""
+    return "\n".join(
+        f"{' '.join(part for part in key if part):<44} {', '.join(f'{row.method} {row.value:.4g}' for row in rows)}"
+        for key, rows in _pooled(results).items()
+    )
+
+
+def table(results: Results) -> list[list[str]]:
+    """The same as cells of a table, header first; ours with its interval."""
+    cells = [["data", "target", "metric", "horizon", "ours", "baselines"]]
+    for key, rows in _pooled(results).items():
+        ours = [f"{row.value:.4g}{_interval(row)}" for row in rows if row.method == "ours"]
+        others = [f"{row.method} {row.value:.4g}" for row in rows if row.method != "ours"]
+        cells.append([*key, ", ".join(ours) or "–", ", ".join(others) or "–"])
+    return cells
+
+
+def _pooled(results: Results) -> dict[tuple[str, str, str, str], list[ResultRow]]:
+    """(dataset, target, metric, horizon or pool) -> the rows of each method."""
+    pooled: dict[tuple[str, str, str, str], list[ResultRow]] = {}
+    for row in results.rows:
+        if row.metric in SHOWN and row.series in POOLED and row.value is not None:
+            among = "" if row.series == "all" else f"({row.series})"
+            pooled.setdefault((row.dataset, row.target, row.metric, _lead(row) or among), []).append(row)
+    return pooled
+
+
+def _interval(row: ResultRow) -> str:
+    return "" if row.low is None else f" ({row.low:.4g} to {row.high:.4g})"
+
+
+def _lead(row: ResultRow) -> str:
+    if row.horizon_s is None:
+        return ""
+    return f"{row.horizon_s / 3600:g} h" if row.horizon_s >= 3600 else f"{row.horizon_s // 60} min"

@@ -1,0 +1,192 @@
+"""Measured co-runs of two jobs on one GPU and profiles of each alone, as `interference/lucid` has them.
+
+    colocate_info   model1, dataset1, batchsize1, amp1, speed1 (relative to alone), the same with 2
+    single_data     model, dataset, batchsize, amp, gpu_util %, gmem_util %, gmem MiB; label: Lucid's own answer
+
+What colocate_info tells of loads was measured during the co-run, so it is not read: only profiles may tell them.
+A configuration is (model, dataset, batch size, amp); each co-run makes two rows, one a victim.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fleet.errors import RecordError
+from models.jobs.interference import Pairs
+from training.sets.data_folders import read_table
+
+Array = NDArray[np.float64]
+Config = tuple[str, ...]
+
+PARTS = ("model", "dataset", "batchsize", "amp")
+TABLES = ("colocate_info", "single_data")
+SETS = "interference"
+GPU_MEMORY_MIB = 24_576.0  # of the GPUs that Lucid measured on: only a scale, the same for all
+SLOWEST, FASTEST = 0.01, 3.0  # what a measured relative speed may be
+
+
+@dataclass(frozen=True, slots=True)
+class CoRunPairs:
+    """n rows, a victim beside a partner; the two of one co-run share `pair`. label: (n,) sum of Lucid's, NaN: none."""
+
+    pairs: Pairs
+    speed: Array
+    pair: NDArray[np.int64]
+    model: NDArray[np.str_]
+    partner_model: NDArray[np.str_]
+    label: Array
+
+    def __len__(self) -> int:
+        return len(self.speed)
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "CoRunPairs":
+        return CoRunPairs(
+            self.pairs.take(rows),
+            self.speed[rows],
+            self.pair[rows],
+            self.model[rows],
+            self.partner_model[rows],
+            self.label[rows],
+        )
+
+    def has(self, models: set[str]) -> NDArray[np.bool_]:
+        """(n,) the victim or the partner is one of these."""
+        names = list(models)
+        return np.asarray(np.isin(self.model, names) | np.isin(self.partner_model, names))
+
+
+@dataclass(slots=True)
+class CoRunSet:
+    """One set in both folders: its co-runs, which of them are the test folder's alone, and what was left out."""
+
+    dataset: str
+    rows: CoRunPairs
+    in_test: NDArray[np.bool_]
+    new_models: set[str]
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def family(model: str) -> str:
+    """The name up to its first number: what models share that differ in size or version.
+
+    >>> family("ResNet50"), family("EfficientNet"), family("3D-UNet")
+    ('ResNet', 'EfficientNet', '3D-UNet')
+    """
+    found = re.match(r"[^\W\d]+", model)
+    return found.group() if found else model
+
+
+def read_co_run_sets(train: Path, test: Path, skipped: list[str]) -> list[CoRunSet]:
+    """Every set of co-runs that is in both folders; `skipped` names the others."""
+    names = sorted({path.parent.name for folder in (train, test) for path in folder.glob(f"{SETS}/*/colocate_info.*")})
+    found = []
+    for name in names:
+        dataset = f"{SETS}/{name}"
+        try:
+            tables = [[_table(folder / dataset, part) for part in TABLES] for folder in (train, test)]
+            found.append(_joined(dataset, *tables))
+        except (RecordError, FileNotFoundError) as error:
+            skipped.append(f"{dataset}: {error}")
+    if not names:
+        skipped.append(f"{SETS}: no colocate_info in {train} or {test}")
+    return found
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    paths = sorted(folder.glob(f"{name}.*"))
+    if not paths:
+        raise FileNotFoundError(f"no {name} in {folder}")
+    return read_table(paths[0])
+
+
+def _joined(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
+    """A co-run that is in both folders belongs to train; a profile may come from either."""
+    left_out: dict[str, int] = {}
+    profiles = _profiles(train[1]) | _profiles(test[1])
+    known = _co_runs(train[0], profiles, left_out)
+    later = {key: speeds for key, speeds in _co_runs(test[0], profiles, left_out).items() if key not in known}
+    both = {**known, **later}
+    if not both:
+        raise RecordError("no co-runs", "no row has two speeds and the profiles of both")
+    rows = _rows(both, profiles)
+    in_test = np.repeat(np.arange(len(both)) >= len(known), 2)
+    trained = {config[0] for key in known for config in key}
+    new = {config[0] for key in later for config in key} - trained
+    return CoRunSet(dataset, rows, in_test, new, left_out)
+
+
+def _need(table: pd.DataFrame, columns: list[str]) -> None:
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise RecordError("missing column", f"no column {', '.join(missing)}")
+
+
+def _configs(table: pd.DataFrame, suffix: str = "") -> list[Config]:
+    columns = [table[part + suffix].astype(str).tolist() for part in PARTS]
+    return list(zip(*columns, strict=True))
+
+
+def _numbers(column: "pd.Series[Any]") -> Array:
+    return np.asarray(pd.to_numeric(column, errors="coerce"), np.float64)
+
+
+def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
+    """Configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none). Unreadable rows are left."""
+    _need(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
+    label = _numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)
+    loads = zip(
+        _numbers(table["gpu_util"]) / 100,
+        _numbers(table["gmem_util"]) / 100,
+        _numbers(table["gmem"]) / GPU_MEMORY_MIB,
+        label,
+        strict=True,
+    )
+    found = zip(_configs(table), loads, strict=True)
+    return {config: load for config, load in found if 0 <= load[0] <= 1 and 0 <= load[1] <= 1 and load[2] >= 0}
+
+
+def _co_runs(
+    table: pd.DataFrame, profiles: dict[Config, Any], left_out: dict[str, int]
+) -> dict[tuple[Config, Config], tuple[float, float]]:
+    """Speeds by the two configurations; of one that was measured twice the mean."""
+    _need(table, [part + suffix for suffix in "12" for part in (*PARTS, "speed")])
+    found: dict[tuple[Config, Config], list[tuple[float, float]]] = {}
+    speeds = zip(_numbers(table["speed1"]).tolist(), _numbers(table["speed2"]).tolist(), strict=True)
+    for one, other, pair in zip(_configs(table, "1"), _configs(table, "2"), speeds, strict=True):
+        if not all(SLOWEST <= speed <= FASTEST for speed in pair):
+            reason = f"no speed from {SLOWEST:g} to {FASTEST:g}"
+        elif one not in profiles or other not in profiles:
+            reason = "no profile"
+        else:
+            found.setdefault((one, other), []).append(pair)
+            continue
+        left_out[reason] = left_out.get(reason, 0) + 1
+    return {key: (_mean([one for one, _ in rows]), _mean([two for _, two in rows])) for key, rows in found.items()}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _rows(both: dict[tuple[Config, Config], tuple[float, float]], profiles: dict[Config, Any]) -> CoRunPairs:
+    rows, speed, models, labels = [], [], [], []
+    for (one, other), speeds in both.items():
+        for victim, partner, value in ((one, other, speeds[0]), (other, one, speeds[1])):
+            rows.append((profiles[victim][:3], profiles[partner][:3], _keys(victim), _keys(partner)))
+            speed.append(value)
+            models.append((victim[0], partner[0]))
+            labels.append(profiles[victim][3] + profiles[partner][3])
+    names = np.array(models, np.str_).reshape(len(models), 2)
+    pair = np.repeat(np.arange(len(both), dtype=np.int64), 2)
+    return CoRunPairs(Pairs.of(rows), np.array(speed), pair, names[:, 0], names[:, 1], np.array(labels))
+
+
+def _keys(config: Config) -> tuple[int, int]:
+    """The configuration and its model, never 0."""
+    return zlib.crc32("|".join(config).encode()) + 1, zlib.crc32(config[0].encode()) + 1

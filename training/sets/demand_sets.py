@@ -1,0 +1,312 @@
+"""Sets of demand: tables below `demand/` and `serving/` as panels of regular series of ten minutes.
+
+Columns tell the layout, whatever folders are called; a column `vc` or `cluster` parts a table into series:
+
+    flows    time, submit_gpu_num, start_gpu_num, end_gpu_num [, submit_gpu_job, running_gpu_num]  sums per bin
+    states   time, running_gpu_num, pending_gpu_num [, total_gpu_num]                              levels
+    nodes    time, active                                                                          levels; 0 is unknown
+    requests t_s or time, model, rate_rps [, client]                                    mean rate; clients add up
+
+A level is that of the end of a bin. Unreadable rows are skipped and counted; a second row for a moment replaces the
+first; bins without a row are NaN. History is the train and the test folder together.
+
+    train folder     ├───── set a ─────┤
+                  ├────────── set b ──────────┤
+    test folder                        ├──────┼─ a ───────────┤    judged after its own train part ends
+                     ├─ c, never seen before ─┼──┤                 judged after a week, and after a and b end
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fleet.errors import RecordError
+from models.forecast import Panel
+from training.sets.data_folders import is_table, read_table, seconds_of, words
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+BIN_S = 600
+PARENTS = ("demand", "serving")
+SERIES_COLUMNS = ("cluster", "vc", "model")
+ALL, UNKNOWN = "all", "unknown"
+MOST_BINS = 2_000_000
+MINUTE_S, DAY_S = 60, 86_400
+ALONE_DAYS = 7  # of its own history (half of a short one) before a set without a train part is judged
+HOLE_S, FEW = 60 * DAY_S, 0.01  # rows beyond such a hole that are so few have a wrong time
+
+
+@dataclass(frozen=True, slots=True)
+class DemandSet:
+    """A panel of one target. train_bins: its first, of the train folder; if 0, alone_bins come before the judged."""
+
+    dataset: str
+    panel: Panel
+    train_bins: int
+    alone_bins: int = 0
+
+    @property
+    def begin(self) -> int:
+        """Bins that are over when the first judged forecast is issued."""
+        return self.train_bins or self.alone_bins
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Rows of one set in one layout. train_end_s: of its train part; None where it has none."""
+
+    dataset: str
+    layout: "DemandColumns"
+    rows: pd.DataFrame
+    train_end_s: float | None
+
+    @property
+    def first_s(self) -> float:
+        return float(self.rows["time_s"].min())
+
+    @property
+    def last_s(self) -> float:
+        return float(self.rows["time_s"].max())
+
+
+@dataclass(frozen=True, slots=True)
+class DemandColumns:
+    """needs: columns that tell it. sums, levels: column -> name in the panel; the others are not read."""
+
+    name: str
+    needs: frozenset[str]
+    sums: Mapping[str, str]
+    levels: Mapping[str, str]
+
+
+LAYOUTS = (
+    DemandColumns(
+        "flows",
+        frozenset({"time", "submit_gpu_num", "start_gpu_num", "end_gpu_num"}),
+        {
+            "submit_gpu_job": "arriving_jobs",
+            "submit_gpu_num": "arriving",
+            "start_gpu_num": "started",
+            "end_gpu_num": "ended",
+            "start_gpu_job": "started_jobs",
+            "end_gpu_job": "ended_jobs",
+        },
+        {"running_gpu_num": "running"},
+    ),
+    DemandColumns(
+        "states",
+        frozenset({"time", "running_gpu_num", "pending_gpu_num"}),
+        {},
+        {
+            "running_gpu_num": "running",
+            "pending_gpu_num": "queued",
+            "total_gpu_num": "capacity",
+            "running_gpujob_num": "running_jobs",
+            "pending_gpujob_num": "queued_jobs",
+        },
+    ),
+    DemandColumns("nodes", frozenset({"time", "active"}), {}, {"active": "active_nodes", "total": "total_nodes"}),
+    DemandColumns("requests", frozenset({"model", "rate_rps"}), {}, {"rate_rps": "request_rate"}),
+)
+TARGETS = {
+    "flows": ("arriving_jobs", "arriving", "running", "queued", "wanted"),
+    "states": ("running", "queued", "wanted"),
+    "nodes": ("active_nodes",),
+    "requests": ("request_rate",),
+}
+
+
+def read_panels(
+    train: Path, test: Path | None, say: Say = lambda line: None, wanted: Callable[[str], bool] = lambda name: True
+) -> list[DemandSet]:
+    """The wanted sets of both folders, by name and target; `say` is told what is skipped."""
+    folders = [folder for folder in (train, test) if folder is not None]
+    names = sorted({name for folder in folders for name in _set_names(folder)})
+    found = [one for name in names if wanted(name) for one in _read_set(name, train, test, say)]
+    trained = [(one.first_s, one.train_end_s) for one in found if one.train_end_s is not None]
+    return [panel for one in found for panel in _panels(one, _alone_from(one, trained), say)]
+
+
+def _alone_from(one: _Found, trained: Sequence[tuple[float, float]]) -> float:
+    """When a set without a train part is first judged: after some history of its own and after the train folder.
+
+    Train sets that begin after it ends have another clock or other years: nothing is fitted on them for it.
+    """
+    own_s = one.first_s + min(ALONE_DAYS * DAY_S, (one.last_s - one.first_s) / 2)
+    return max([own_s, *(end_s for first_s, end_s in trained if first_s < one.last_s)])
+
+
+def capped(panel: Panel, bins: int) -> Panel:
+    """The panel with the ceiling that was known at the end of bin `bins` - 1, where its history has ceilings."""
+    known = panel.covariates.get("capacity")
+    if known is None or panel.target != "running":
+        return panel
+    return replace(panel, capacity=np.array([_last_known(row[:bins]) for row in known]))
+
+
+def _last_known(row: Array) -> float:
+    known = row[np.isfinite(row)]
+    return float(known[-1]) if len(known) else float("nan")
+
+
+def _set_names(folder: Path) -> list[str]:
+    return [
+        path.relative_to(folder).as_posix()
+        for parent in PARENTS
+        for path in sorted((folder / parent).glob("*"))
+        if path.is_dir()
+    ]
+
+
+def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_Found]:
+    before = _read_tables(train / name, say)
+    after = _read_tables(test / name, say) if test is not None else {}
+    if not before and not after:
+        say(f"skipped {name}: no table of it has the columns of a demand series")
+    sets = []
+    for layout in LAYOUTS:
+        clean = [_clean(tables.get(layout.name), layout, name, say) for tables in (before, after)]
+        parts = [rows for rows in clean if len(rows)]
+        if parts:
+            rows = pd.concat(parts, ignore_index=True).drop_duplicates(["time_s", "series", "client"], keep="last")
+            rows = rows.sort_values(["series", "client", "time_s"], kind="stable", ignore_index=True)
+            sets.append(_Found(name, layout, rows, float(clean[0]["time_s"].max()) if len(clean[0]) else None))
+        elif layout.name in before or layout.name in after:
+            say(f"skipped {name}: no row of it can be read")
+    return sets
+
+
+def _read_tables(folder: Path, say: Say) -> dict[str, pd.DataFrame]:
+    """Layout name -> rows of all tables of a folder that have it."""
+    found: dict[str, list[pd.DataFrame]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
+        try:
+            table = read_table(path)
+        except RecordError as error:
+            say(f"skipped {error.detail}")
+            continue
+        layout = next((layout for layout in LAYOUTS if layout.needs <= set(table.columns)), None)
+        if layout is not None and not table.empty:
+            found.setdefault(layout.name, []).append(table)
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
+
+
+def _clean(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Say) -> pd.DataFrame:
+    """Rows (time_s, series, client, values) without bad ones."""
+    if table is None:
+        return pd.DataFrame()
+    rows = pd.DataFrame({"time_s": _seconds(table)}, index=table.index)
+    rows["series"] = _series(table)
+    rows["client"] = words(table["client"]) if "client" in table else ""
+    known = dict(layout.sums) | dict(layout.levels)
+    for column, called in known.items():
+        if column in table:
+            rows[called] = pd.to_numeric(table[column], errors="coerce").astype(np.float64)
+    numbers = rows[rows.columns.difference(["time_s", "series", "client"])].to_numpy()
+    main = next(called for column, called in known.items() if column in layout.needs)
+    bad = _strays(rows["time_s"].to_numpy()) | ~np.isfinite(rows[main].to_numpy())
+    bad |= np.isinf(numbers).any(axis=1) | (numbers < 0).any(axis=1)
+    if bad.any():
+        say(f"{name}: {int(bad.sum()):,} of {len(rows):,} rows have no time, no number or a negative one: skipped")
+    return rows[~bad]
+
+
+def _strays(time_s: Array) -> NDArray[np.bool_]:
+    """Times that are none, and the few that are far from all others: a clock that was wrong."""
+    strays = ~np.isfinite(time_s)
+    rows = np.flatnonzero(~strays)
+    rows = rows[np.argsort(time_s[rows], kind="stable")]
+    part = np.cumsum(np.diff(time_s[rows], prepend=time_s[rows[:1]]) > HOLE_S)
+    if len(rows):
+        strays[rows] = np.bincount(part)[part] < FEW * len(rows)
+    return strays
+
+
+def _seconds(table: pd.DataFrame) -> Array:
+    """Seconds: since 1970 of a time column, else as the table counts them."""
+    if "time" in table:
+        return seconds_of(table["time"])
+    if "t_s" not in table:
+        return np.full(len(table), np.nan)
+    return np.asarray(pd.to_numeric(table["t_s"], errors="coerce"), np.float64)
+
+
+def _series(table: pd.DataFrame) -> "pd.Series[str]":
+    """What parts the table into series: cluster/vc where it has both."""
+    named = pd.Series(ALL, index=table.index)
+    for number, column in enumerate(column for column in SERIES_COLUMNS if column in table):
+        own = np.where(table[column].isna(), UNKNOWN, words(table[column]))
+        named = pd.Series(own, index=table.index) if not number else named + "/" + own
+    return named
+
+
+def _panels(one: _Found, alone_from_s: float, say: Say) -> list[DemandSet]:
+    layout, rows = one.layout, one.rows
+    begin_s = alone_from_s if one.train_end_s is None else one.train_end_s
+    early = rows[rows["time_s"] <= begin_s]
+    steps = early.groupby(["series", "client"])["time_s"].diff()
+    step_s = float(steps.median()) if steps.notna().any() else 0.0
+    bin_s = max(BIN_S, round(step_s / MINUTE_S) * MINUTE_S)
+    shift_s = MINUTE_S if step_s > BIN_S - MINUTE_S else 0  # a row a bin: one that came a little early is of its bin
+    bins = np.floor((rows["time_s"].to_numpy() + shift_s) / bin_s).astype(np.int64)
+    first, last = int(bins.min()), int(bins.max())
+    if last - first > MOST_BINS:
+        say(f"skipped {one.dataset}: its times reach from {one.first_s:.0f} s to {one.last_s:.0f} s")
+        return []
+    begin = min(int((begin_s + shift_s) // bin_s), last) - first + 1
+    names = tuple(sorted(rows["series"].unique()))
+    columns = _binned(layout, rows, bins - first, last - first + 1, names)
+    _derive(layout, columns)
+    sets = []
+    for target in TARGETS[layout.name]:
+        if target in columns:
+            others = {key: values for key, values in columns.items() if key != target}
+            bound = np.full(len(names), np.nan)
+            panel = Panel(target, names, bin_s, first * bin_s * 1000, columns[target], bound, others)
+            parts = (0, begin) if one.train_end_s is None else (begin, 0)
+            sets.append(DemandSet(one.dataset, capped(panel, begin), *parts))
+    return sets
+
+
+def _binned(
+    layout: DemandColumns, rows: pd.DataFrame, bins: NDArray[np.int64], size: int, names: tuple[str, ...]
+) -> dict[str, Array]:
+    """Name -> (series, bin): levels as of the last row of a bin, sums over its rows; clients added up."""
+    at = np.searchsorted(names, rows["series"].to_numpy(str))
+    known = [called for called in (dict(layout.sums) | dict(layout.levels)).values() if called in rows]
+    keys = pd.DataFrame({"series": at, "client": rows["client"], "bin": bins})
+    sums = set(layout.sums.values())
+    grouped = pd.concat([keys, rows[known]], axis=1).groupby(["series", "client", "bin"], sort=False)
+    table = grouped.agg({called: "sum" if called in sums else "last" for called in known}).reset_index()
+    if layout.name == "requests":
+        table = grouped[known].mean().reset_index()
+    table = table.groupby(["series", "bin"])[known].sum(min_count=1).reset_index()
+    columns = {called: np.full((len(names), size), np.nan) for called in known}
+    for called, values in columns.items():
+        values[table["series"], table["bin"]] = table[called]
+    return columns
+
+
+def _derive(layout: DemandColumns, columns: dict[str, Array]) -> None:
+    """Add what follows from the columns: queue and running of flows, and what is wanted. Zeros of nodes are unknown."""
+    if layout.name == "nodes":
+        columns["active_nodes"][columns["active_nodes"] == 0] = np.nan
+        return
+    if layout.name == "flows":
+        if "running" not in columns:
+            columns["running"] = _level(columns["started"] - columns["ended"])
+        columns["queued"] = _level(columns["arriving"] - columns["started"])
+    if "queued" in columns:
+        columns["wanted"] = columns["running"] + columns["queued"]
+
+
+def _level(changes: Array) -> Array:
+    """(series, bin) the level that changes add up to. What there was at first is not told: the lowest so far is 0."""
+    level = np.nancumsum(changes, axis=1)
+    level -= np.minimum(np.minimum.accumulate(level, axis=1), 0.0)
+    return np.where(np.isfinite(changes), level, np.nan)

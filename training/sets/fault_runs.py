@@ -1,0 +1,235 @@
+"""Runs with injected faults, as `fleetcast simulate faults` writes them: what a fleet showed, told and really had.
+
+A folder below `faults/simulated` or `faults/recorded` holds `config.toml`, `topology.toml`, `truth.jsonl` (a fault or
+decoy a line), `events.jsonl` (job events in order of time), `node_events.jsonl` (drains and returns; may be missing)
+and `samples/KIND.parquet`: `time_ms`, `node`, `index`, then a column a metric of the catalogue, in its unit, counters
+raw; null: not reported. Rows are in order of time; a row group holds whole rounds, the same ones in every file.
+"""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from fleet.errors import ConfigError, FleetcastError
+from fleet.events import JobEvent, NodeEvent
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import Topology
+from ingest.topology.load import load_topology
+
+FOLDERS = ("faults/simulated", "faults/recorded")
+KEYS = ("time_ms", "node", "index")
+Line = TypeVar("Line")
+Event = TypeVar("Event", bound=JobEvent | NodeEvent)
+
+
+class RunTruth(msgspec.Struct, frozen=True):
+    """One fault or decoy. `visible_ms`: from when what runs there showed it; `slowdown`: its job's worst step factor.
+
+    `gpu` or `port` is the culprit; neither: the whole node. `lead_s`: how long a precursor led up to `start_ms`.
+    """
+
+    kind: str
+    node: str
+    start_ms: int
+    end_ms: int | None
+    visible_ms: int | None = None
+    visible: bool = False
+    benign: bool = False
+    gpu: int | None = None
+    port: int | None = None
+    job: str | None = None
+    precursor: bool = False
+    lead_s: float = 0.0
+    magnitude: dict[str, float] = {}
+    slowdown: float = 1.0
+    fault_id: str = ""
+
+
+_TRUTHS = msgspec.json.Decoder(RunTruth)
+_EVENTS = msgspec.json.Decoder(JobEvent)
+_NODE_EVENTS = msgspec.json.Decoder(NodeEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One scrape of the whole fleet, and the job and node events told since the round before."""
+
+    time_ms: int
+    batches: tuple[SampleBatch, ...]
+    events: tuple[JobEvent, ...]
+    node_events: tuple[NodeEvent, ...] = ()
+
+
+@dataclass(frozen=True)
+class FaultRun:
+    """One folder. Reading is lazy: a run of a day is a few hundred MB."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Raises ConfigError."""
+        return load_topology(self.folder / "topology.toml")
+
+    @cached_property
+    def truth(self) -> tuple[RunTruth, ...]:
+        """In order of start. Raises ConfigError."""
+        rows = sorted(self._lines("truth.jsonl", _TRUTHS), key=lambda row: row.start_ms)
+        strange = {row.node for row in rows} - set(self.topology.names)
+        if strange:
+            raise ConfigError(f"{self.folder}/truth.jsonl: nodes that are not in topology.toml: {sorted(strange)[:3]}")
+        return tuple(rows)
+
+    @cached_property
+    def interval_s(self) -> float:
+        """Seconds from scrape to scrape. Raises ConfigError."""
+        path = self.folder / "config.toml"
+        try:
+            interval_s = float(tomllib.loads(path.read_text(encoding="utf-8"))["interval_s"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: no interval_s in seconds: {error}") from None
+        if not interval_s > 0:
+            raise ConfigError(f"{path}: interval_s = {interval_s:g}: must be greater than 0")
+        return interval_s
+
+    def problem(self) -> str:
+        """Why the run cannot be judged; "" where its small files can be read."""
+        try:
+            _ = self.topology, self.truth, self.interval_s
+        except FleetcastError as error:
+            return str(error)
+        return "" if (self.folder / "samples").is_dir() else "it has no samples"
+
+    @property
+    def nodes(self) -> int:
+        return len(self.topology)
+
+    def rounds(self, entities: Entities) -> Iterator[Round]:
+        """Every scrape in order of time; batches carry rows of `entities`."""
+        events = _Told(self._lines("events.jsonl", _EVENTS))
+        node_events = _Told(self._lines("node_events.jsonl", _NODE_EVENTS))
+        for time_ms, batches in self._batches(entities):
+            yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
+
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
+        """The objects of a file with JSON lines; none where it is missing. Raises ConfigError."""
+        path = self.folder / name
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield decoder.decode(line)
+                except msgspec.MsgspecError as error:
+                    raise ConfigError(f"{path}, line {number}: {error}") from None
+
+    def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
+        paths = sorted((self.folder / "samples").glob("*.parquet"))
+        try:
+            files = [(EntityKind(path.stem), pq.ParquetFile(path)) for path in paths]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.folder}/samples: {error}") from None
+        if not files:
+            raise ConfigError(f"{self.folder}: no samples/*.parquet")
+        groups = {file.num_row_groups for _, file in files}
+        if len(groups) != 1:
+            raise ConfigError(f"{self.folder}: the files of samples/ differ in row groups: {sorted(groups)}")
+        for group in range(groups.pop()):
+            blocks = [_Block.of(kind, file.read_row_group(group), entities) for kind, file in files]
+            for time_ms in np.unique(np.concatenate([block.time_ms for block in blocks])).tolist():
+                parts = (block.at(time_ms) for block in blocks)
+                yield time_ms, tuple(part for part in parts if len(part))
+
+
+class _Told(Generic[Event]):
+    """Events in order of time, handed out as time goes on."""
+
+    def __init__(self, events: Iterator[Event]) -> None:
+        self._events = events
+        self._ahead = next(events, None)
+
+    def until(self, time_ms: int) -> tuple[Event, ...]:
+        told: list[Event] = []
+        while self._ahead is not None and self._ahead.time_ms <= time_ms:
+            told.append(self._ahead)
+            self._ahead = next(self._events, None)
+        return tuple(told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A row group: `values` (metric, row)."""
+
+    kind: EntityKind
+    metrics: NDArray[np.int16]
+    time_ms: NDArray[np.int64]
+    entity: NDArray[np.int32]
+    values: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, kind: EntityKind, table: pa.Table, entities: Entities) -> "_Block":
+        names = [name for name in table.column_names if name not in KEYS]
+        columns = [table.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in names]
+        return cls(
+            kind,
+            np.array([metric_row(kind, name) for name in names], np.int16),
+            table.column("time_ms").to_numpy(),
+            _entities_of(kind, table, entities),
+            np.stack(columns) if columns else np.empty((0, table.num_rows)),
+        )
+
+    def at(self, time_ms: int) -> SampleBatch:
+        """The samples of one round, metric by metric."""
+        first, last = np.searchsorted(self.time_ms, (time_ms, time_ms + 1)).tolist()
+        values = self.values[:, first:last].ravel()
+        metric = np.repeat(self.metrics, last - first)
+        entity = np.tile(self.entity[first:last], len(self.metrics))
+        batch = SampleBatch(self.kind, metric, entity, np.full(len(values), time_ms, np.int64), values)
+        there = ~np.isnan(values)
+        return batch if there.all() else batch.where(there)
+
+
+def _entities_of(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArray[np.int32]:
+    """(rows,) the row in `entities` of each line."""
+    nodes = table.column("node").combine_chunks().dictionary_encode()
+    code, names = np.asarray(nodes.indices), nodes.dictionary.to_pylist()
+    if kind is EntityKind.NODE:
+        rows_of_nodes: NDArray[np.int32] = np.array([entities.node(name) for name in names], np.int32)[code]
+        return rows_of_nodes
+    index = table.column("index").to_numpy().astype(np.int64)
+    width = int(index.max(initial=0)) + 1
+    both, inverse = np.unique(code * width + index, return_inverse=True)
+    rows = [_entity(kind, entities, names[key // width], key % width) for key in both.tolist()]
+    found: NDArray[np.int32] = np.array(rows, np.int32)[inverse]
+    return found
+
+
+def _entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
+    """GPU 3 of n1 is n1/3, port 3 is n1/mlx5_3/1."""
+    parts = (f"mlx5_{index}", 1) if kind is EntityKind.PORT else (index,)
+    return entities.of_node(kind, node, *parts)
+
+
+def read_fault_runs(data: Path, folders: Sequence[str] = FOLDERS, skipped: list[str] | None = None) -> list[FaultRun]:
+    """Every run below a data folder, by name. `skipped` takes those that cannot be judged, with the reason."""
+    runs = [FaultRun(path.parent) for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl"))]
+    if skipped is None:
+        return runs
+    problems = {run.folder: run.problem() for run in runs}
+    skipped += [f"{folder.relative_to(data)}: {problem}" for folder, problem in problems.items() if problem]
+    return [run for run in runs if not problems[run.folder]]

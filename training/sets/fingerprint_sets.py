@@ -1,0 +1,62 @@
+"""What the judges of fingerprints share: sets in which some files are odd, and rows of means."""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from training.reports.results import ResultRow, Results, interval
+
+T = TypeVar("T")
+CHANNELS = (
+    "sm_active",
+    "tensor_active",
+    "power_w",
+    "nvlink_tx_bytes_s",
+    "pcie_tx_bytes_s",
+    "ib_tx_bytes_s",
+)
+MODELS = {
+    "period": "autocorrelation",
+    "expected": "template",
+    "phase": "rules",
+    "class": "rules",
+    "checkpoint": "renewal",
+}
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error, msgspec.MsgspecError)
+
+
+def row_of(
+    dataset: str, target: str, method: str, metric: str, values: Sequence[float], seed: int, series: str = "all"
+) -> ResultRow:
+    """The mean of `values` with its interval."""
+    value, low, high = interval(values, seed=seed)
+    model = MODELS[target] if method == "ours" else method
+    return ResultRow(dataset, target, series, None, method, model, metric, value, low, high, len(values))
+
+
+def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
+    """What `read` makes of each path; None: not for this judge. `skipped` counts the unreadable, with a reason."""
+    odd = []
+    for path in paths:
+        try:
+            found = read(path)
+        except UNREADABLE as error:
+            odd.append(f"{path.parent.name}/{path.name}: {' '.join(str(error).split())[:200] or type(error).__name__}")
+            continue
+        if found is not None:
+            yield found
+    if odd:
+        results.skipped.append(f"{dataset}: {len(odd)} of {len(paths)} cannot be used, the first is {odd[0]}")
+
+
+def numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Columns as numbers, NaN for what is none. Raises KeyError where one is missing."""
+    return table[list(names)].apply(pd.to_numeric, errors="coerce").astype(np.float64)
+
+
+# -- periods ------------------------------------------------------------------------------------------------------

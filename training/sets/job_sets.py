@@ -1,0 +1,335 @@
+"""Job histories of a data folder, recognised by their columns, as one columnar table.
+
+| layout | from | columns that tell it |
+|---|---|---|
+| SWF | Parallel Workloads Archive, `fleetcast data import swf` | submit_s, run_s, procs_alloc |
+| Helios, sacct | `fleetcast data import helios` or `slurm` | submit_time, service_sec, gpu_count |
+| Philly | msr-fiddle/philly-traces | timestamp, duration, num_gpus |
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fleet.errors import RecordError
+from training.sets.data_folders import is_table, read_table, seconds_of, set_names, words
+
+Array = NDArray[np.float64]
+Names = NDArray[np.object_]
+
+SHORTEST_S = 1.0
+DAY_S = 86_400
+ALONE_DAYS = 7  # of its own history (half of a short one) before a set without a train part is judged
+ALONE_ROWS = 50_000  # newest jobs of each other set that it stands on
+ENDED_WELL = frozenset({"COMPLETED", "1"})  # Slurm's word, and SWF's status
+UNKNOWN_STATES = frozenset({"", "-1", "None", "nan", "NaN"})
+SWF, TIMED, PHILLY = ("submit_s", "run_s"), ("submit_time", "service_sec"), ("timestamp", "duration")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryJobs:
+    """One row a job, in order of submission. Strings are "" and numbers NaN where the source does not say.
+
+    submit_s: on the set's own clock (Unix time where it has dates). start_s: NaN: the source knows no waits; inf: not
+    started by `until`. run_s: at least SHORTEST_S; NaN: not ended by `until`. gpus: processors on a CPU cluster.
+    failed: 1 failed or cancelled, 0 ended well, NaN unknown.
+    """
+
+    job: Names
+    submit_s: Array
+    start_s: Array
+    run_s: Array
+    gpus: Array
+    user: Names
+    group: Names
+    name: Names
+    queue: Names
+    cpus: Array
+    limit_s: Array
+    failed: Array
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+    def take(self, rows: NDArray[Any]) -> "HistoryJobs":
+        """Some of the rows (indices or a mask), in that order."""
+        return HistoryJobs(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
+
+    @property
+    def begin_s(self) -> Array:
+        """Starts; where the source knows no waits the submission, as if the job had not waited."""
+        return np.where(np.isnan(self.start_s), self.submit_s, self.start_s)
+
+    @property
+    def end_s(self) -> Array:
+        """Ends; NaN where the run time is unknown."""
+        return np.asarray(self.begin_s + self.run_s)
+
+    def until(self, now_s: float) -> "HistoryJobs":
+        """What was known at `now_s`: jobs submitted by then; a start or end after it is not known (NaN)."""
+        table = self.take(self.submit_s <= now_s)
+        ends, begins = table.end_s, table.begin_s
+        start_s = np.where(begins <= now_s, table.start_s, np.inf)
+        run_s = np.where(ends <= now_s, table.run_s, np.nan)
+        failed = np.where(np.isfinite(run_s), table.failed, np.nan)
+        return replace(table, start_s=start_s, run_s=run_s, failed=failed)
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """A history of both folders; what comes after `train_end_s`, the train folder's last submission, is judged.
+
+    in_test: rows of the test folder, which may hold the past of an unseen user or cluster. alone: the train folder has
+    nothing of it; its train part is that of the other sets, and it is judged after some history of its own, too.
+    """
+
+    dataset: str
+    table: HistoryJobs
+    in_test: NDArray[np.bool_]
+    train_end_s: float
+    skipped: Counter[str] = field(default_factory=Counter)
+    alone: bool = False
+
+    @property
+    def train(self) -> HistoryJobs:
+        """What the train folder told at its end: later starts and ends are not known."""
+        return self.table.take(~self.in_test).until(self.train_end_s)
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """(job,) submitted in the test folder after the end of the train folder."""
+        return self.in_test & (self.table.submit_s > self.train_end_s)
+
+    @property
+    def own(self) -> "JobHistory":
+        """Without other sets: of one that is `alone`, what came before it is judged takes the train part's place."""
+        if not self.alone:
+            return self
+        table = self.table.take(self.in_test)
+        return JobHistory(self.dataset, table, table.submit_s > self.train_end_s, self.train_end_s, self.skipped)
+
+
+def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> list[JobHistory]:
+    """The job histories below jobs/ of the test folder; the reason for each that is not judged goes to `skipped`."""
+    lines = skipped if skipped is not None else []
+    there = {folder: [name for name in set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
+    known = {name: read_jobs(train / name) for name in there[train]}
+    found = []
+    for name in sorted({*there[train], *there[test]}):
+        if name not in there[test]:
+            lines.append(f"{name}: not in the test folder")
+            continue
+        after = read_jobs(test / name)
+        if name in known:
+            read = _of_both(name, known[name], after)
+        else:
+            read = _of_test(name, after, {other: table for other, (table, _) in known.items() if len(table)})
+        if isinstance(read, str):
+            lines.append(f"{name}: {read}")
+        else:
+            found.append(read)
+    return found
+
+
+def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
+    """The jobs of one set's folder, and how many rows were left out by reason."""
+    parts, skipped = [], Counter[str]()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and is_table(path):
+            try:
+                table = read_table(path)
+            except RecordError as error:
+                skipped[str(error)] += 1
+                continue
+            layout = layout_of(table.columns)
+            if layout is not None:
+                parts.append(_checked(layout(table), skipped))
+    table = _joined(parts)
+    rows = pd.DataFrame({name: getattr(table, name) for name in ("job", "submit_s", "start_s", "run_s", "gpus")})
+    twice = rows.duplicated().to_numpy() & (table.job != "")
+    if twice.any():
+        skipped["told twice"] += int(twice.sum())
+    table = table.take(~twice)
+    return table.take(np.argsort(table.submit_s, kind="stable")), skipped
+
+
+def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
+    """The reader of a layout; None where the columns are of no job history."""
+    for needs, reader in ((SWF, _swf), (TIMED, _timed), (PHILLY, _philly)):
+        if set(needs) <= set(columns):
+            return reader
+    return None
+
+
+def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[str, HistoryJobs]) -> JobHistory | str:
+    """A set of the test folder alone, behind the newest jobs of the sets that began before it ended, on its clock."""
+    own, skipped = read
+    if not len(own):
+        return _nothing("test", skipped)
+    first_s, last_s = float(own.submit_s[0]), float(own.submit_s[-1])
+    older = [_foreign(other, table) for other, table in others.items() if table.submit_s[0] < last_s]
+    if not older:
+        return "not in the train folder, and no set there is older than it"
+    table = _joined([*older, own])
+    in_test = np.arange(len(table)) >= len(table) - len(own)
+    order = np.argsort(table.submit_s, kind="stable")
+    own_s = first_s + min(ALONE_DAYS * DAY_S, (last_s - first_s) / 2)
+    begin_s = max([own_s, *(float(other.submit_s[-1]) for other in older)])
+    found = JobHistory(name, table.take(order), in_test[order], begin_s, skipped, alone=True)
+    return found if found.judged.any() else "not in the train folder, and no job of it is later than that folder"
+
+
+def _foreign(name: str, table: HistoryJobs) -> HistoryJobs:
+    """The newest jobs of another set: its users and groups are not those of the same name here."""
+    newest = table.take(np.arange(len(table))[-ALONE_ROWS:])
+    for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
+        known = column != ""
+        column[known] = f"{name}/" + column[known]
+    return newest
+
+
+def _nothing(folder: str, skipped: Counter[str]) -> str:
+    reasons = ", ".join(f"{count:,} rows: {reason}" for reason, count in sorted(skipped.items()))
+    return f"no usable job in the {folder} folder" + (f" ({reasons})" if reasons else "")
+
+
+def _of_both(
+    name: str, train: tuple[HistoryJobs, Counter[str]], test: tuple[HistoryJobs, Counter[str]]
+) -> JobHistory | str:
+    (before, bad), (after, bad_too) = train, test
+    if not len(before):
+        return _nothing("train", bad)
+    seen = set(zip(before.job.tolist(), before.submit_s.tolist(), strict=True))
+    rows = zip(after.job.tolist(), after.submit_s.tolist(), strict=True)
+    again = np.array([bool(job) and (job, at) in seen for job, at in rows], np.bool_)
+    skipped = bad + bad_too
+    if again.any():
+        skipped["in both folders"] += int(again.sum())
+    after = after.take(~again)
+    table = _joined([before, after])
+    in_test = np.arange(len(table)) >= len(before)
+    order = np.argsort(table.submit_s, kind="stable")
+    found = JobHistory(name, table.take(order), in_test[order], float(before.submit_s.max()), skipped)
+    return found if found.judged.any() else "no job of the test folder is later than the train folder"
+
+
+def _joined(parts: Sequence[HistoryJobs]) -> HistoryJobs:
+    columns = {}
+    for column in fields(HistoryJobs):
+        empty = np.empty(0, np.float64 if column.name in NUMBERS else object)
+        columns[column.name] = np.concatenate([getattr(part, column.name) for part in parts] or [empty])
+    return HistoryJobs(**columns)
+
+
+NUMBERS = frozenset({"submit_s", "start_s", "run_s", "gpus", "cpus", "limit_s", "failed"})
+
+
+def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
+    """Rows with a submission, a run time and a size; run times below SHORTEST_S are raised to it."""
+    good = np.ones(len(table), np.bool_)
+    checks = (
+        ("no submission time", np.isfinite(table.submit_s)),
+        ("no run time", np.isfinite(table.run_s) & (table.run_s >= 0)),
+        ("no GPUs", np.isfinite(table.gpus) & (table.gpus > 0)),
+    )
+    for reason, holds in checks:
+        bad = good & ~holds
+        if bad.any():
+            skipped[reason] += int(bad.sum())
+        good &= holds
+    kept = table.take(good)
+    kept.run_s[:] = np.maximum(kept.run_s, SHORTEST_S)
+    kept.start_s[kept.start_s < kept.submit_s] = np.nan
+    return kept
+
+
+def _table_of(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:
+    """A history from columns by their names in the file; what has neither a name nor is in `columns` is unknown."""
+    rows = len(table)
+    words_of = {name: _names(table, names.get(name, ""), rows) for name in ("job", "user", "group", "name", "queue")}
+    numbers = {name: _numbers(table, names.get(name, ""), rows) for name in NUMBERS - {"failed"}}
+    failed = _failed(_names(table, names["failed"], rows))
+    known: dict[str, Any] = {**words_of, **numbers, "failed": failed, **columns}
+    return HistoryJobs(**known)
+
+
+def _swf(table: pd.DataFrame) -> HistoryJobs:
+    names = {"job": "job_id", "submit_s": "submit_s", "run_s": "run_s", "user": "user", "group": "group", "name": "exe"}
+    names |= {"queue": "queue", "failed": "status"}
+    wait, alloc, limit_s = (_numbers(table, name, len(table)) for name in ("wait_s", "procs_alloc", "time_req_s"))
+    found = _table_of(table, {**names, "gpus": "procs_req"}, limit_s=_positive(limit_s))
+    start_s = np.where(wait >= 0, found.submit_s + wait, np.nan)
+    return replace(found, start_s=start_s, gpus=np.where(alloc > 0, alloc, found.gpus))
+
+
+def _timed(table: pd.DataFrame) -> HistoryJobs:
+    rows = len(table)
+    names = {"job": "job_id", "run_s": "service_sec", "gpus": "gpu_count", "user": "user", "group": "slurm_account"}
+    names |= {"name": "slurm_jobname", "queue": "vc" if "vc" in table.columns else "slurm_partition", "failed": "state"}
+    found = _table_of(
+        table,
+        names,
+        submit_s=_times(table, "submit_time", rows),
+        start_s=_times(table, "start_time", rows),
+        cpus=_positive(_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
+    )
+    if "slurm_timelimit" not in table.columns:
+        return found
+    return replace(found, limit_s=np.asarray(table["slurm_timelimit"].map(slurm_limit_s), np.float64))
+
+
+def _philly(table: pd.DataFrame) -> HistoryJobs:
+    names = {"job": "job_id", "run_s": "duration", "gpus": "num_gpus", "queue": "cluster", "failed": "state"}
+    names |= {name: name for name in ("user", "group", "name")}
+    return _table_of(table, names, submit_s=_times(table, "timestamp", len(table)))
+
+
+def slurm_limit_s(text: object) -> float:
+    """Seconds of `[days-]hours:minutes:seconds`, `minutes:seconds` or `minutes`; NaN where there is no limit.
+
+    >>> slurm_limit_s("1-02:00:00"), slurm_limit_s("30:00"), slurm_limit_s("UNLIMITED")
+    (93600.0, 1800.0, nan)
+    """
+    days, dash, clock = str(text).rpartition("-")
+    parts = clock.split(":")
+    try:
+        numbers = [float(part) for part in parts]
+        whole = float(days or 0) * 86_400
+    except ValueError:
+        return float("nan")
+    first = 0 if dash or len(numbers) > 2 else 1  # the first part is hours (after days always), else minutes
+    return whole + sum(number * scale for number, scale in zip(numbers, (3600.0, 60.0, 1.0)[first:], strict=False))
+
+
+def _numbers(table: pd.DataFrame, name: str, rows: int) -> Array:
+    if name not in table.columns:
+        return np.full(rows, np.nan)
+    return np.array(pd.to_numeric(table[name], errors="coerce"), np.float64)
+
+
+def _positive(values: Array) -> Array:
+    return np.where(values > 0, values, np.nan)
+
+
+def _names(table: pd.DataFrame, name: str, rows: int) -> Names:
+    """Words; "" where unknown (-1 is SWF's unknown)."""
+    if name not in table.columns:
+        return np.full(rows, "", object)
+    named = words(table[name])
+    named[named == "-1"] = ""
+    return named
+
+
+def _times(table: pd.DataFrame, name: str, rows: int) -> Array:
+    return seconds_of(table[name]) if name in table.columns else np.full(rows, np.nan)
+
+
+def _failed(states: Names) -> Array:
+    ended = states.tolist()
+    return np.array([np.nan if word in UNKNOWN_STATES else float(word not in ENDED_WELL) for word in ended], np.float64)

@@ -1,0 +1,145 @@
+"""Step times of real runs as telemetry: are their periods found, and what comes some cycles later?"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.period import SAMPLES_A_PERIOD, find_period
+from models.jobs.renewal import LEVELS
+from models.jobs.template import LEVEL_S, ahead, locked
+from training.reports.results import Results
+from training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
+
+Array = NDArray[np.float64]
+
+RENDERED = "telemetry/rendered"
+WITHIN = 0.02
+EXPECTED = ("power_w", "ib_tx_bytes_s")
+CYCLES_AHEAD, ORIGINS, MOST_PAST = (1.5, 5.3, 20), 8, 600
+
+
+class _Truth(msgspec.Struct):
+    interval_s: Annotated[float, msgspec.Meta(gt=0)]
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    series: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered run: channels (channel, sample), means over GPUs; in_half: its thresholds were not chosen on it."""
+
+    truth: _Truth
+    names: tuple[str, ...]
+    channels: Array
+    in_half: bool
+
+    @property
+    def is_aliased(self) -> bool:
+        return self.truth.period_s < SAMPLES_A_PERIOD * self.truth.interval_s
+
+
+def _rendered(path: Path) -> Rendered:
+    """Raises one of UNREADABLE."""
+    truth = msgspec.json.decode(path.read_bytes(), type=_Truth)
+    table = pd.read_parquet(path.parent / "telemetry.parquet")
+    names = tuple(name for name in CHANNELS if name in table)
+    values = numbers(table, ["time_s", *names])
+    means = values[np.isfinite(values["time_s"])].groupby("time_s").mean().to_numpy(np.float64).T
+    if not names or means.shape[1] < 2:
+        raise ValueError(f"no samples of {', '.join(CHANNELS)}")
+    series = truth.series or path.parent.name.rpartition("-")[0]  # the same at all intervals
+    return Rendered(truth, names, means, hashlib.sha256(series.encode()).digest()[0] % 2 == 1)
+
+
+def judge_rendered(results: Results, folder: Path, seed: int) -> None:
+    runs = list(readable(results, RENDERED, sorted(folder.glob("*/truth.json")), _rendered))
+    _judge_periods(results, runs, seed)
+    _judge_expected(results, [run for run in runs if not run.is_aliased], seed)
+
+
+def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> None:
+    """Is the period within 2 %, or, of aliased runs, "unknown"? "other_half": runs that no threshold was chosen on."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    unknown: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run in runs:
+        interval_s, period_s = run.truth.interval_s, run.truth.period_s
+        said = {
+            "ours": find_period(run.channels, interval_s).period_s,
+            "largest_line": _largest_line(run.channels, interval_s),
+        }
+        for method, told_s in said.items():
+            near = told_s is None if run.is_aliased else told_s is not None and abs(told_s / period_s - 1) <= WITHIN
+            for series in ("all", "other_half") if run.in_half else ("all",):
+                (unknown if run.is_aliased else found)[series, method].append(float(near))
+    for metric, kept in (("period_within_2pct", found), ("aliased_unknown", unknown)):
+        for (series, method), values in kept.items():
+            results.rows.append(row_of(RENDERED, "period", method, metric, values, seed, series))
+
+
+def _largest_line(channels: Array, interval_s: float) -> float:
+    """The baseline: the strongest line of the power spectrum, whatever it is."""
+    first = np.nan_to_num(channels[0] - np.nanmean(channels[0]))
+    power = np.abs(np.fft.rfft(first)) ** 2
+    return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
+
+
+def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> None:
+    """Pinball loss by mean level and coverage of power and traffic some cycles ahead, over the last half of a run."""
+    losses: dict[tuple[str, str], list[float]] = defaultdict(list)
+    inside: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run in runs:
+        of_run: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for series, method, scored in _forecasts(run):
+            of_run[series, method].append(scored)
+        for key, scores in of_run.items():
+            losses[key].append(float(np.mean([loss for loss, _ in scores])))
+            inside[key].append(float(np.mean([hit for _, hit in scores])))
+    for metric, kept in (("expected_pinball", losses), ("coverage_80", inside)):
+        for (series, method), values in kept.items():
+            if metric == "expected_pinball" or method != "last_value":
+                results.rows.append(row_of(RENDERED, "expected", method, metric, values, seed, series))
+
+
+def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
+    """How far ahead, by which method, and (loss, whether it lay inside) of each forecast."""
+    many = run.channels.shape[1]
+    past = min(many // 2, MOST_PAST)
+    for origin in np.linspace(past, many - 1, ORIGINS + 1).astype(int)[:-1].tolist():
+        window = run.channels[:, origin - past : origin]
+        told = find_period(window, run.truth.interval_s).period_s
+        for name in EXPECTED:
+            if name not in run.names:
+                continue
+            values = window[run.names.index(name)]
+            for cycles in CYCLES_AHEAD:
+                samples = round(cycles * run.truth.period_s / run.truth.interval_s)
+                if origin - 1 + samples >= many or not np.isfinite(values).all():
+                    continue
+                actual = float(run.channels[run.names.index(name), origin - 1 + samples])
+                for method, quantiles in _expected(values, told, samples, run.truth.interval_s).items():
+                    yield f"{cycles}_cycles", method, _scored(actual, quantiles, float(np.abs(values).mean()))
+
+
+def _expected(values: Array, period_s: float | None, samples: int, interval_s: float) -> dict[str, list[float]]:
+    """Method -> p10, p50, p90."""
+    level = np.quantile(values[-max(1, round(LEVEL_S / interval_s)) :], LEVELS).tolist()
+    lock = locked(values, period_s / interval_s) if period_s is not None else None
+    ours = level if lock is None else ahead(values, lock, samples, interval_s, LEVELS)
+    return {"ours": ours, "level": level, "last_value": [float(values[-1])] * 3}
+
+
+def _scored(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
+    """Pinball loss of p50 and p90 by `scale`, and whether p10..p90 holds it."""
+    loss = sum(
+        max(level * (actual - told), (level - 1) * (actual - told))
+        for level, told in zip(LEVELS[1:], quantiles[1:], strict=True)
+    )
+    return loss / max(scale, 1e-9), float(quantiles[0] <= actual <= quantiles[2])

@@ -1,0 +1,186 @@
+"""Judging fleets with faults: which node and unit, how soon, and how often without a reason?
+
+A run is replayed through the code that serves. Ours flags a node while its action is more than `watch`, or a slow job's
+answer blames it; `judges/findings.py` says what counts as right. A blame on a stage of a job without a faulty node is a
+false alarm, too. Simulated runs and recordings are judged apart, and pooled: runs with faults ("all"), with look-alikes
+and no fault ("decoys alone"), and with neither ("healthy").
+"""
+
+import os
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from models.risk.score import ScoredFleet
+from models.risk.watch import FleetWatch
+from training.fits.fan_out import map_jobs
+from training.judges.findings import (
+    Findings,
+    HealthyTime,
+    Score,
+    at_random,
+    false_alarms,
+    false_on_jobs,
+    healthy_time,
+    score,
+    shuffled,
+)
+from training.judges.straggler_baselines import BaselineMoment, baselines
+from training.judges.straggler_metrics import Table
+from training.reports.results import Results
+from training.sets.fault_runs import FaultRun
+
+Say = Callable[[str], None]
+
+QUIET_CODES = frozenset({"none", "watch"})
+DAY_MS = 86_400_000
+PROCESSES = 2
+OURS = "ours"
+BLAMED = "ours (slow jobs alone)"
+
+
+@dataclass(frozen=True, slots=True)
+class FlaggedRun:
+    """What ours and every baseline flagged in a run. stages: by job, blames on a stage; hosts: a job's nodes."""
+
+    found: dict[str, Findings]
+    stages: Findings
+    hosts: dict[str, frozenset[str]]
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(slots=True)
+class Pool:
+    """Sums over the runs of one kind."""
+
+    methods: dict[str, Score] = field(default_factory=dict)
+    kinds: dict[str, Score] = field(default_factory=dict)
+    shuffled: Score = field(default_factory=Score)
+    chance: Score = field(default_factory=Score)
+    healthy: dict[str, HealthyTime] = field(default_factory=dict)
+    decoys: int = 0
+    runs: int = 0
+
+    def add(self, run: FaultRun, seen: FlaggedRun, rng: np.random.Generator) -> None:
+        """Take in one more run."""
+        names, truth, ours = run.topology.names, run.truth, seen.found[OURS].rows
+        self.runs += 1
+        self.decoys += sum(row.benign for row in truth)
+        for method, findings in seen.found.items():
+            self.methods.setdefault(method, Score()).add(score(findings.rows, truth, seen.hosts))
+            time = healthy_time(names, seen.first_ms, seen.last_ms, truth, findings.rows)
+            self.healthy.setdefault(method, HealthyTime()).add(time)
+        faults = [row for row in truth if not row.benign]
+        for method in (OURS, BLAMED):
+            self.methods[method].wrong += len(false_on_jobs(seen.stages.rows, faults, seen.hosts))
+        for kind in sorted({row.kind for row in truth if not row.benign}):
+            self.kinds.setdefault(kind, Score()).add(score(ours, truth, seen.hosts, kind))
+        self.shuffled.add(score(ours, shuffled(truth, names, rng)))
+        since_ms = min((row.start_ms for row in truth), default=seen.first_ms)
+        self.chance.add(score(at_random(ours, names, since_ms, seen.last_ms, rng), truth))
+
+
+def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
+    """Rows of all runs together, by where they come from and whether they have faults."""
+    rng = np.random.default_rng(seed)
+    pools: dict[tuple[str, str], Pool] = {}
+    processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
+    watched = map_jobs(watch, runs, say=lambda line: say(f"runs: {line}"), processes=processes)
+    for run, seen in zip(runs, watched, strict=True):
+        series = series_of(run)
+        pools.setdefault((run.folder.parent.name, series), Pool()).add(run, seen, rng)
+        faults = [row for row in run.truth if not row.benign]
+        wrong = false_alarms(seen.found[OURS].rows, faults) + false_on_jobs(seen.stages.rows, faults, seen.hosts)
+        say(f"{run.name}: {series}, {len(faults)} faults, {len(seen.found[OURS].rows)} findings, {len(wrong)} false")
+    for (dataset, series), pool in pools.items():
+        table = Table(results, dataset, "node")
+        if series == "all":
+            _of_faults(table, pool)
+        for method, one in pool.methods.items():
+            time = pool.healthy[method]
+            table.rate("false_alarms_per_node_day", method, one.wrong, time.quiet_ms / DAY_MS, series)
+            if series == "all" and time.all_ms:
+                still = time.after_ms / time.all_ms
+                table.add("flagged_after_repair_share", method, still, (None, None), pool.runs, series)
+        days = pool.healthy[OURS].all_ms / DAY_MS
+        table.add("healthy_node_days", "truth", days, (None, None), pool.runs, series)
+        table.add("decoys", "truth", pool.decoys, (None, None), pool.runs, series)
+
+
+def series_of(run: FaultRun) -> str:
+    """all: it has faults; decoys alone; healthy: neither."""
+    if any(not row.benign for row in run.truth):
+        return "all"
+    return "decoys alone" if run.truth else "healthy"
+
+
+def _of_faults(table: Table, pool: Pool) -> None:
+    """What was found, by which method; ours by kind, too."""
+    for method, one in pool.methods.items():
+        table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
+        table.delays("delay_s", method, one.delays)
+        table.share("node_top1", method, one.own_nodes, one.nodes)
+        if method in (OURS, BLAMED):
+            table.share("top1", method, one.own_units, one.units)
+    for method, one, series in ((OURS, pool.shuffled, "shuffled truth"), ("chance", pool.chance, "all")):
+        table.found(method, one.right, one.wrong, one.missed, series, one.spells)
+    for kind, one in pool.kinds.items():
+        table.share("recall", OURS, one.right, one.right + one.missed, kind)
+        table.share("top1", OURS, one.own_units, one.units, kind)
+        table.share("node_top1", OURS, one.own_nodes, one.nodes, kind)
+        table.delays("delay_s", OURS, one.delays, kind)
+
+
+def watch(run: FaultRun) -> FlaggedRun:
+    """Replay a run and keep what everybody flagged."""
+    replay = FleetWatch.of(run.topology, run.interval_s)
+    rules, stages = baselines(), Findings()
+    found = {method: Findings() for method in (OURS, BLAMED, *rules)}
+    rows = {name: row for row, name in enumerate(run.topology.names)}
+    hosts: dict[str, frozenset[str]] = {}
+    first_ms = last_ms = 0
+    for round in run.rounds(replay.entities):
+        first_ms, last_ms = first_ms or round.time_ms, round.time_ms
+        replay.take(round.batches, round.events, round.time_ms, round.node_events)
+        frames = replay.frames(run.topology, round.time_ms)
+        fleet = replay.score(replay.moment(frames, run.topology, round.time_ms))
+        running = {job.job: frozenset(job.hosts) for job in replay.fold.jobs.running()}
+        hosts |= {job: hosts.get(job, frozenset()) | own for job, own in running.items()}
+        for node, name in _flagged(fleet, run):
+            found[OURS].note(node, round.time_ms, name)
+        for node, name in _blamed(fleet, rows):
+            found[OURS].note(node, round.time_ms, name)
+            found[BLAMED].note(node, round.time_ms, name)
+        for job in _stage_blamed(fleet):
+            stages.note(job, round.time_ms)
+        gangs = {job: np.array(sorted(rows[host] for host in own if host in rows)) for job, own in running.items()}
+        sight = BaselineMoment(frames.gpu, run.nodes, gangs)
+        for method, rule in rules.items():
+            for row in np.flatnonzero(rule(sight)).tolist():
+                found[method].note(run.topology.names[row], round.time_ms)
+    return FlaggedRun(found, stages, hosts, first_ms, last_ms)
+
+
+def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
+    """(node, what is named there) of every node with more to do than to watch it."""
+    for row, action in fleet.risk.actions.items():
+        if action.code not in QUIET_CODES:
+            reasons = fleet.risk.reasons.get(row, ())
+            top = max(reasons, key=lambda reason: reason.share, default=None)
+            yield run.topology.names[row], top.entity if top else ""
+
+
+def _blamed(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
+    """(node, culprit) of every slow job that blames a member; a stage is nobody's node."""
+    for body in fleet.stragglers.values():
+        name = str(body["culprit"]["name"])
+        node = name.split("/", maxsplit=1)[0]
+        if body["slow"] and node in rows and body["culprit"]["kind"] != "stage":
+            yield node, name
+
+
+def _stage_blamed(fleet: ScoredFleet) -> Iterable[str]:
+    """Slow jobs that blame one of their stages."""
+    return (job for job, body in fleet.stragglers.items() if body["slow"] and body["culprit"]["kind"] == "stage")

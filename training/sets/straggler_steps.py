@@ -1,0 +1,283 @@
+"""Judging step times: slowdowns of 10 to 60 % over 20 to 600 steps, put by seed into the step times of real runs.
+
+The series are the runs of `faults/megatron_step_times` that recorded at least FEWEST steps, every step or every n-th
+alike; a hash of the name says which may be tuned on and which are judged. A judged run plays as it was (false alarms)
+and with drawn slowdowns (recall, delay). Where real runs were slow of themselves (`natural_spells`, seen from both
+sides, as no live rule can), alarms are counted apart, steps are no exposure, and no slowdown is put.
+
+Most runs recorded 50 to 100 steps, so a run goes on with blocks of its own calm steps (`continued`). The same makes
+long healthy runs, whose false alarms are rows of their own: as blocks repeat, their bound is an optimistic one.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fleet.events import Step
+from fleet.jobs import JobAttempt
+from models.stragglers.steps import pace_of
+from training.judges.straggler_metrics import Table
+from training.reports.results import Results
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Rule = Callable[[Array], Iterator[bool]]  # seconds of each step -> whether the job is called slow after it
+Say = Callable[[str], None]
+
+FILE = "faults/megatron_step_times/step_times.parquet"
+KEY = ("suite", "test_case", "platform")
+FEWEST = 50
+WARM_UP = 30  # no slowdown begins before
+SHORTEST, LONGEST = 20, 600
+LEAST, MOST = 0.10, 0.60
+DRAWS = 3
+NEAR = 8
+BLOCK = 16  # steps that are continued with together
+CONTINUED = 500  # steps of a continued healthy run
+QUIET = 0.05  # robust spread of step times up to which a series is called quiet
+IN_TIME = 0.20, 3, 60.0  # a slowdown of so much must show within so many steps or seconds
+TEN_THOUSAND = 10_000
+
+
+def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
+    """Name -> seconds of each run, in order of step; what cannot be used goes to `skipped`, with the reason."""
+    path = data / FILE
+    if not path.exists():
+        skipped.append(f"{FILE}: not in {data}")
+        return {}
+    try:
+        table = pq.read_table(path, columns=[*KEY, "step", "iteration_time_s"]).to_pandas()
+        runs = table.astype(dict.fromkeys(KEY, str)).groupby(list(KEY))
+        series = {"/".join(key): run.sort_values("step").iteration_time_s.to_numpy(np.float64) for key, run in runs}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        skipped.append(f"{FILE}: no table of {', '.join(KEY)}, step, iteration_time_s ({str(error)[:200]})")
+        return {}
+    odd = {name for name, seconds in series.items() if not (np.isfinite(seconds) & (seconds > 0)).all()}
+    if odd:
+        skipped.append(f"{FILE}: {len(odd)} runs with a step of no time or no number, such as {min(odd)}")
+    kept = {name: seconds for name, seconds in series.items() if name not in odd and len(seconds) >= FEWEST}
+    if not kept and not odd:
+        skipped.append(f"{FILE}: no run of at least {FEWEST} steps")
+    return kept
+
+
+def is_judged(name: str) -> bool:
+    """Whether a run is judged, by a hash of its name; the others may be tuned on.
+
+    >>> [is_judged(name) for name in ("a", "b", "d")]
+    [False, False, True]
+    """
+    return bool(hashlib.sha256(name.encode()).digest()[0] & 1)
+
+
+def natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: int = 24) -> Mask:
+    """(step,) slow of itself: the median of 5 steps is 5 % and 3 robust sigmas above the 24 calm ones before."""
+    log = np.log(seconds)
+    padded = np.pad(log, width // 2, mode="edge")
+    running = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    margin = max(float(np.log(ratio)), 3 * 1.4826 * float(np.median(np.abs(log - running))))
+    slow = np.zeros(len(log), bool)
+    usual = float(np.median(log[:NEAR]))
+    for at in range(NEAR, len(log)):
+        calm = log[max(0, at - before) : at][~slow[max(0, at - before) : at]]
+        usual = float(np.median(calm)) if len(calm) else usual
+        slow[at] = running[at] > usual + margin
+    return slow
+
+
+def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator) -> Array:
+    """The run with blocks of its calm steps after its end, `steps` long; as it is where it has no calm block."""
+    starts = np.array([at for at in range(NEAR, len(seconds) - BLOCK + 1) if not spells[at : at + BLOCK].any()])
+    missing = steps - len(seconds)
+    if missing <= 0 or not len(starts):
+        return seconds[:steps]
+    drawn = rng.choice(starts, -(-missing // BLOCK))
+    blocks = seconds[(drawn[:, None] + np.arange(BLOCK)).ravel()]
+    return np.concatenate((seconds, blocks[:missing]))
+
+
+def ours(seconds: Array) -> Iterator[bool]:
+    """The pace that is served, asked after each step."""
+    attempt, pace, now_ms = JobAttempt("judged", 1), None, 0
+    for number, duration_s in enumerate(seconds.tolist()):
+        now_ms += int(duration_s * 1000)
+        attempt.fold(Step(job="judged", sequence=number, time_ms=now_ms, step=number, duration_s=duration_s))
+        pace = pace_of(attempt, pace)
+        yield pace.slow
+
+
+def change_point(seconds: Array) -> Iterator[bool]:
+    """Greyhound's rule: a change of mean of more than 10 %, more than 10 steps ago, posterior above .8.
+
+    One mean or two over the last 60 steps (normal, BIC, |z| > 3 dropped)? Until a change back (Wu et al., ATC 2025).
+    """
+    usual = None
+    for at in range(len(seconds)):
+        window = seconds[max(0, at - 59) : at + 1]
+        deviation = window.std()
+        window = window[np.abs(window - window.mean()) <= 3 * deviation] if deviation > 0 else window
+        if usual is None or np.median(window[-5:]) <= 1.05 * usual:
+            split = _best_split(window) if usual is None and len(window) >= 22 else None
+            usual = split[0] if split is not None and split[1] > 1.10 * split[0] else None
+        yield usual is not None
+
+
+def _best_split(window: Array) -> tuple[float, float] | None:
+    """(mean before, mean after) the likeliest change with more than 10 steps on either side; None below .8."""
+    count = len(window)
+    sums, squares = np.cumsum(window), np.cumsum(window**2)
+    cut = np.arange(11, count - 10)
+    left = squares[cut - 1] - sums[cut - 1] ** 2 / cut
+    right = (squares[-1] - squares[cut - 1]) - (sums[-1] - sums[cut - 1]) ** 2 / (count - cut)
+    whole = squares[-1] - sums[-1] ** 2 / count
+    gain = count / 2 * np.log(max(whole, 1e-12) / np.maximum(left + right, 1e-12)) - np.log(count)
+    best = int(gain.argmax())
+    if 1 / (1 + np.exp(-np.clip(gain[best], -50, 50))) <= 0.8:
+        return None
+    at = int(cut[best])
+    return float(window[:at].mean()), float(window[at:].mean())
+
+
+def static(ratio: float) -> Rule:
+    """A step is slow that takes longer than `ratio` times the median of all steps before."""
+
+    def rule(seconds: Array) -> Iterator[bool]:
+        for at in range(len(seconds)):
+            yield at >= 10 and bool(seconds[at] > ratio * np.median(seconds[:at]))
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "ours": ours,
+    "Greyhound-style change point": change_point,
+    "static 1.1x": static(1.1),
+    "static 1.5x": static(1.5),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Steps [first, last) take `factor` times as long."""
+
+    first: int
+    last: int
+    factor: float
+
+    def on(self, seconds: Array) -> Array:
+        """A series of at least `last` steps with it, up to its end."""
+        made = seconds[: self.last].copy()
+        made[self.first :] *= self.factor
+        return made
+
+
+def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws: int = DRAWS) -> list[Slowdown]:
+    """Some slowdowns that touch no natural spell; they begin in the recorded steps and may end long after them."""
+    drawn = []
+    for _ in range(draws):
+        first = int(rng.integers(WARM_UP, len(seconds)))
+        length = round(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
+        one = Slowdown(first, first + length, 1 + rng.uniform(LEAST, MOST))
+        if not spells[max(0, first - 2 * NEAR) : one.last].any():
+            drawn.append(one)
+    return drawn
+
+
+@dataclass(slots=True)
+class _Alarms:
+    """steps: without those of natural spells; false, natural: alarms elsewhere and there."""
+
+    steps: int = 0
+    false: int = 0
+    natural: int = 0
+
+    def watch(self, slow: Iterable[bool], spells: Mask) -> None:
+        """Count the alarms of one run; after `spells` it was continued with calm steps."""
+        was = False
+        for at, is_slow in enumerate(slow):
+            natural = bool(spells[max(0, at - NEAR) : at + 3].any())
+            rings = is_slow and not was
+            self.steps += not natural
+            self.natural += rings and natural
+            self.false += rings and not natural
+            was = is_slow
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one rule. Each slowdown: steps and seconds to its alarm (NaN: none), factor, whether the series is quiet."""
+
+    recorded: _Alarms = field(default_factory=_Alarms)
+    continued: _Alarms = field(default_factory=_Alarms)
+    slowdowns: list[tuple[float, float, float, bool]] = field(default_factory=list)
+
+
+def is_quiet(seconds: Array) -> bool:
+    """Whether the step times of a run spread little around their median."""
+    log = np.log(seconds)
+    return 1.4826 * float(np.median(np.abs(log - np.median(log)))) < QUIET
+
+
+def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
+    """One run as it was, continued, and with slowdowns; every rule gets the same by the same seed."""
+    rng = np.random.default_rng(seed)
+    spells, quiet = natural_spells(seconds), is_quiet(seconds)
+    tally.recorded.watch(rule(seconds), spells)
+    tally.continued.watch(rule(continued(seconds, spells, CONTINUED, rng)), spells)
+    for one in draw_slowdowns(seconds, spells, rng):
+        made = one.on(continued(seconds, spells, one.last, rng))
+        delay = _delay(rule(made), one.first)
+        took_s = float(made[one.first : one.first + int(delay)].sum()) if np.isfinite(delay) else np.nan
+        tally.slowdowns.append((delay, took_s, one.factor, quiet))
+
+
+def _delay(slow: Iterator[bool], first: int) -> float:
+    """Steps until a slowdown is seen that began at `first`; NaN if it is not, or the rule rang already."""
+    for at, is_slow in enumerate(slow):
+        if is_slow and at == first - 1:
+            return np.nan
+        if is_slow and at >= first:
+            return float(at - first + 1)
+    return np.nan
+
+
+def judge_steps(series: dict[str, Array], results: Results, seed: int, say: Say) -> None:
+    """Rows of every rule, judged on the same series and the same slowdowns."""
+    names = [name for name in sorted(series) if is_judged(name)]
+    tallies = {method: Tally() for method in RULES}
+    for number, name in enumerate(names):
+        for method, rule in RULES.items():
+            watch(tallies[method], rule, series[name], [seed, number])
+        if number % 25 == 24:
+            say(f"step times: {number + 1} of {len(names)} series")
+    table = Table(results, "megatron_step_times", "slowdown")
+    for method, tally in tallies.items():
+        _rows(table, method, tally)
+
+
+def _rows(table: Table, method: str, tally: Tally) -> None:
+    delay, took_s, factor, quiet = np.array(tally.slowdowns).reshape(-1, 4).T
+    seen, quiet = np.isfinite(delay), quiet.astype(bool)
+    groups = {
+        "all": np.ones(len(delay), bool),
+        "quiet series": quiet,
+        "noisy series": ~quiet,
+        "10-20 %": factor < 1.2,
+        "20-60 %": factor >= 1.2,
+    }
+    least, steps, seconds = IN_TIME
+    in_time = (delay <= steps) | (took_s <= seconds)
+    for series, rows in groups.items():
+        table.share("recall", method, int(seen[rows].sum()), int(rows.sum()), series)
+        table.median("delay_steps", method, delay[rows].tolist(), series)
+        grave = rows & (factor >= 1 + least)
+        table.share("seen_in_time", method, int(in_time[grave].sum()), int(grave.sum()), series)
+    for series, alarms in (("all", tally.recorded), ("continued", tally.continued)):
+        exposure = alarms.steps / TEN_THOUSAND
+        table.rate("false_alarms_per_10000_steps", method, alarms.false, exposure, series)
+        table.rate("natural_spells_per_10000_steps", method, alarms.natural, exposure, series)

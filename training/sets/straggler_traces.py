@@ -1,0 +1,255 @@
+"""Judging traces of operations: is the worker that is slow named in every step, and nobody else?
+
+A trace becomes the step events that its job's ranks would have sent, and these go through the code that serves.
+Besides the trace as it was recorded the judge makes jobs whose answer is known: workers relabelled (the culprit
+follows), the slow worker scaled back to its peers (nobody), and all workers slowed (a slow job, nobody to blame).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import Started, Step, StepParts
+from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
+from models.stragglers.step_peers import blame
+from models.stragglers.steps import StepPace, pace_of
+from models.stragglers.what_if import OP_TYPES, Attribution, attribute, step_time
+from training.judges.straggler_metrics import Table
+from training.reports.results import Results
+from training.sets.operation_traces import OperationTrace
+
+Array = NDArray[np.float64]
+
+RELABELLINGS = 20
+ALL_SLOWED = 1.3
+Z_LIMIT = 3.0
+MAD_TO_SIGMA = 1.4826
+FLOOR = 0.02  # of the median: near-equal workers do not make outliers of their noise
+STATIC = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job and who is slow in it: (replica, stage), None: nobody."""
+
+    series: str
+    seconds: Array
+    culprit: tuple[int, int] | None
+
+
+def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generator) -> None:
+    """Rows of one trace; nothing is judged whose truth is not known."""
+    table = Table(results, f"straggler_bytedance/{trace.name}", "worker")
+    if trace.answers is None:
+        results.skipped.append(f"{table.dataset}: no result-{trace.name}.json tells who was slow")
+        return
+    try:
+        attribution = attribute(trace.seconds, trace.order, trace.transfer_s)
+    except ValueError as error:
+        results.skipped.append(f"{table.dataset}: {error}")
+        return
+    cases = make_cases(trace, rng)
+    for method, finder in FINDERS.items():
+        for series in dict.fromkeys(case.series for case in cases):
+            _judge(table, method, finder, [case for case in cases if case.series == series])
+    _judge_answers(Table(results, table.dataset, "job"), trace, cases)
+    _compare(Table(results, table.dataset, "what_if"), trace, attribution)
+
+
+def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[Case]:
+    """The trace and its variants."""
+    cases = [Case("as recorded", trace.seconds, trace.culprit)]
+    cases += [_relabelled(trace, rng) for _ in range(RELABELLINGS)]
+    if trace.culprit is not None:
+        cases.append(Case("scaled back", _scaled_back(trace.seconds, trace.culprit), None))
+        slowed = _scaled_back(trace.seconds, trace.culprit)
+        slowed[len(slowed) // 2 :] *= ALL_SLOWED
+        cases.append(Case("all slowed", slowed, None))
+    return cases
+
+
+def _relabelled(trace: OperationTrace, rng: np.random.Generator) -> Case:
+    """Replicas change places within each stage."""
+    seconds, culprit = trace.seconds.copy(), trace.culprit
+    for stage in range(seconds.shape[2]):
+        order = rng.permutation(seconds.shape[1])
+        seconds[:, :, stage] = trace.seconds[:, order, stage]
+        if culprit is not None and trace.culprit is not None and stage == culprit[1]:
+            culprit = int(np.flatnonzero(order == trace.culprit[0])[0]), stage
+    return Case("relabelled", seconds, culprit)
+
+
+def _scaled_back(seconds: Array, culprit: tuple[int, int]) -> Array:
+    """The culprit's operations of each type as long as its peers' on the median."""
+    made = seconds.copy()
+    replica, stage = culprit
+    peers = np.delete(seconds[:, :, stage], replica, axis=1)
+    factor = np.nanmedian(peers, axis=(0, 1, 3)) / np.nanmedian(seconds[:, replica, stage], axis=(0, 2))
+    made[:, replica, stage] *= factor[None, :, None]
+    return made
+
+
+def fleet_wide_z(seconds: Array) -> Array:
+    """(step, replica, stage) robust z of compute time above 3, else 0: a plain z never passes (n - 1) / sqrt(n)."""
+    busy = np.nansum(seconds, axis=(3, 4))
+    flat = busy.reshape(len(busy), -1)
+    z = _robust_z(flat, np.median(flat, axis=1, keepdims=True)).reshape(busy.shape)
+    return np.where(z > Z_LIMIT, z, 0.0)
+
+
+def minder_distance(seconds: Array) -> Array:
+    """(step, replica, stage) distance from all others of the farthest worker, if it is 3 robust deviations out, else 0.
+
+    Channels: time of each type over the workers' median, floor 2 % (Minder, Deng et al., NSDI 2025; no autoencoder).
+    """
+    steps, replicas, stages = seconds.shape[:3]
+    busy = np.nansum(seconds, axis=4).reshape(steps, replicas * stages, -1)
+    scaled = busy / np.maximum(np.median(busy, axis=1, keepdims=True), 1e-9)
+    far = np.linalg.norm(scaled[:, :, None] - scaled[:, None], axis=-1).mean(axis=2)
+    z = _robust_z(far, np.ones((steps, 1)))
+    worst = np.where((z >= Z_LIMIT) & (z == z.max(axis=1, keepdims=True)), z, 0.0)
+    return np.asarray(worst.reshape(steps, replicas, stages))
+
+
+def _robust_z(values: Array, usual: Array) -> Array:
+    """(step, worker) deviation from the step's median by its robust sigma and a floor, a share of `usual` (step, 1)."""
+    median = np.median(values, axis=1, keepdims=True)
+    mad = np.median(np.abs(values - median), axis=1, keepdims=True)
+    return np.asarray((values - median) / np.maximum(MAD_TO_SIGMA * mad + FLOOR * usual, 1e-9))
+
+
+def static_threshold(seconds: Array) -> Array:
+    """(step, replica, stage) compute time over all workers' median, where it is above 1.5 times it, else 0."""
+    busy = np.nansum(seconds, axis=(3, 4))
+    ratio = busy / np.maximum(np.median(busy, axis=(1, 2), keepdims=True), 1e-9)
+    return np.where(ratio > STATIC, ratio, 0.0)
+
+
+class TracedJob:
+    """A job whose workers tell of their steps; what is served is asked after each."""
+
+    def __init__(self, seconds: Array, whole_s: Array | None = None) -> None:
+        """whole_s: (step,), else the time of the slowest worker: a step cannot be shorter."""
+        _, replicas, self.stages = seconds.shape[:3]
+        self.attempt = JobAttempt("traced", 1)
+        ranks = tuple(RankPlacement(rank, f"n{rank}") for rank in range(replicas * self.stages))
+        self.attempt.fold(Started(job="traced", sequence=0, time_ms=0, ranks=ranks))
+        self.busy = np.nansum(seconds, axis=(3, 4))
+        self.whole_s = self.busy.max(axis=(1, 2)) if whole_s is None else whole_s
+        self.now_ms = 0
+
+    def step(self, number: int) -> JobAttempt:
+        """Fold the events of one step."""
+        whole_s = float(self.whole_s[number])
+        self.now_ms += round(whole_s * 1000)
+        for rank, compute in enumerate(self.busy[number].ravel().tolist()):
+            parts = StepParts(compute=compute, communication=max(0.0, whole_s - compute))
+            sequence = (rank + 1) * len(self.busy) + number
+            step = Step(
+                job="traced", sequence=sequence, time_ms=self.now_ms, step=number, rank=rank, stage=rank % self.stages,
+                duration_s=whole_s, parts=parts,
+            )  # fmt: skip
+            self.attempt.fold(step)
+        return self.attempt
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(replica, stage) of a rank."""
+        return rank // self.stages, rank % self.stages
+
+
+def ours(seconds: Array) -> Array:
+    """(step, replica, stage) ratio of whom the serving rule blames after each step, else 0."""
+    found, job = np.zeros(seconds.shape[:3]), TracedJob(seconds)
+    for number in range(len(seconds)):
+        for row in blame(job.step(number).rank_steps).ranks:
+            found[number, *job.place(row.rank)] = row.ratio
+    return found
+
+
+Finder = Callable[[Array], Array]
+FINDERS: dict[str, Finder] = {
+    "ours": ours,
+    "fleet-wide z": fleet_wide_z,
+    "Minder-style distance": minder_distance,
+    "static 1.5x": static_threshold,
+}
+
+
+def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None:
+    """A finding is a worker in a step; top-1: in how many steps the worst one found is the culprit."""
+    right = wrong = missed = first = steps = 0
+    for case in cases:
+        found = finder(case.seconds)
+        is_found = found > 0
+        hits = is_found[:, *case.culprit] if case.culprit is not None else np.zeros(len(found), bool)
+        right += int(hits.sum())
+        wrong += int(is_found.sum() - hits.sum())
+        steps += len(found)
+        if case.culprit is not None:
+            missed += int((~hits).sum())
+            at = case.culprit[0] * case.seconds.shape[2] + case.culprit[1]
+            first += int(((found.reshape(len(found), -1).argmax(axis=1) == at) & hits).sum())
+    series = cases[0].series
+    if right + missed:
+        table.found(method, right, wrong, missed, series)
+        table.share("top1", method, first, steps, series)
+    table.rate("false_culprits", method, wrong, steps, series)
+
+
+def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> None:
+    """What the job's pace says in the end: slow or not, and who; for the static rule whether it is slow."""
+    for series in dict.fromkeys(case.series for case in cases):
+        rows = [case for case in cases if case.series == series]
+        slow = [row for row in rows if row.culprit is not None or series == "all slowed"]
+        paces = [(row, *_pace(trace, row.seconds)) for row in rows]
+        if slow:
+            table.share("recall", "ours", sum(pace.slow for _, pace, _ in paces), len(slow), series)
+        else:
+            table.rate("false_alarms", "ours", sum(pace.slow for _, pace, _ in paces), len(rows), series)
+        named = sum(_named(pace, trace.seconds.shape[2]) == row.culprit for row, pace, _ in paces)
+        table.share("top1", "ours", named, len(rows), series)
+        if series == "all slowed":
+            halves = [(whole_s[-1], np.median(whole_s[: len(whole_s) // 2])) for _, _, whole_s in paces]
+            table.share(
+                "recall", "static 1.5x", sum(bool(last > STATIC * usual) for last, usual in halves), len(rows), series
+            )
+
+
+def _pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
+    """The job's pace after its last step, and its step times as a replay has them."""
+    whole_s = step_time(seconds, trace.order, trace.transfer_s)
+    job, pace = TracedJob(seconds, whole_s), StepPace(0)
+    for number in range(len(seconds)):
+        pace = pace_of(job.step(number), pace)
+    return pace, whole_s
+
+
+def _named(pace: StepPace, stages: int) -> tuple[int, int] | None:
+    """(replica, stage) of whom the pace names; a stage has no replica: -1."""
+    if pace.ranks:
+        return pace.ranks[0] // stages, pace.ranks[0] % stages
+    return None if pace.stage is None else (-1, pace.stage)
+
+
+def _compare(table: Table, trace: OperationTrace, ours: Attribution) -> None:
+    """Our what-if slowdowns beside the authors'."""
+    answers = trace.answers or {}
+    ours_by: dict[str, dict[Any, float]] = {
+        "dp_rank": dict(enumerate(ours.by_replica.tolist())),
+        "stage": dict(enumerate(ours.by_stage.tolist())),
+        "optype": dict(zip(OP_TYPES, ours.by_type.tolist(), strict=True)),
+    }
+    pairs = [("job", ours.slowdown, answers.get("blocking_slowdown"))]
+    for unit, values in ours_by.items():
+        known = answers.get(f"blocking_decompose_by_{unit}") or {}
+        pairs += [(f"{unit} {name}", value, known.get(str(name))) for name, value in values.items()]
+    for series, value, answer in pairs:
+        table.add("slowdown", "ours", value, (None, None), len(trace.seconds), series)
+        if answer is not None:
+            table.add("slowdown", "authors", float(answer), (None, None), len(trace.seconds), series)
+    if trace.culprit is not None:
+        table.add("share", "ours", float(ours.share[trace.culprit]), (None, None), len(trace.seconds), "culprit")

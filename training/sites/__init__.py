@@ -1,0 +1,1 @@
+"""A site's own history, read from its archive."""

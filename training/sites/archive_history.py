@@ -1,0 +1,179 @@
+"""A site's own history out of its archive, replayed through the folds that serve.
+
+    archive ─ a day of events at a time ─ JobFold: DemandSeries ─ its bins, before they leave the window ─ Panel
+                                          └──── what is known of each attempt ─ rows of a job table
+
+Bins are read when the service's own window has passed them: a panel holds what the live series held then.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.demand_series import BINS, EVERYTHING, TARGETS, DemandSeries, Target
+from features.job_fold import JobFold
+from fleet.clock import moment
+from fleet.entities import Entities
+from fleet.errors import FleetcastError
+from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
+from fleet.jobs import JobAttempt
+from fleet.samples import EntityKind
+from ingest.archive.files import DAY_MS, ArchiveFiles, day_ms
+from ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
+from ingest.archive.rows import Words, adding
+from models.forecast import Panel
+
+Array = NDArray[np.float64]
+
+BIN_S = 600
+COVARIATES: tuple[Target, ...] = ("running", "queued", "arriving")  # what the service has, and no more
+LOOK_MS = 900_000
+REST_MS = 2 * DAY_MS
+KEPT_MS = 35 * DAY_MS  # what a pipeline remembers of jobs that are over
+ALL_TIME = ArchiveSpan(0, 2**53)
+
+
+@dataclass(slots=True)
+class JobReplay:
+    """Folds job events as a pipeline does. attempts: what is known of each, also of those that it forgot since."""
+
+    fold: JobFold = field(default_factory=lambda: JobFold(learns_runs=False))
+    attempts: dict[tuple[str, int], JobAttempt] = field(default_factory=dict)
+
+    def take(self, event: JobEvent) -> None:
+        """One event; those that change neither demand nor durations are left out."""
+        if isinstance(event, (Step, Phase, Checkpoint)):
+            return
+        for changed in self.fold.apply(event):
+            self.attempts[changed.job, changed.attempt] = changed
+
+    def rest(self, now_ms: int) -> None:
+        """What has been over for long is remembered as the service does: not at all in the end."""
+        for attempt in self.fold.rest(now_ms - REST_MS, now_ms - KEPT_MS):
+            attempt.events.clear()  # the packed copy has them; this one is for the job table
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveHistory:
+    """panels: one a target, by pool and "all"; attempts: by time of arrival; bad: unreadable events, by reason."""
+
+    panels: tuple[Panel, ...]
+    attempts: tuple[JobAttempt, ...]
+    end_ms: int
+    bad: Mapping[str, int]
+
+
+def read_history(
+    files: ArchiveFiles,
+    span: ArchiveSpan = ALL_TIME,
+    *,
+    bin_s: int = BIN_S,
+    capacity: Mapping[str, int] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> ArchiveHistory:
+    """Everything that the archive knows of jobs in a span, in full bins. Raises FleetcastError without job events.
+
+    capacity: pool -> GPUs, "all" for the fleet and for pools that are not there; without it, the GPUs that told of
+    themselves at the end. Levels are as of the end of a bin, arrivals its sum.
+    """
+    bin_ms, bad = bin_s * 1000, dict[str, int]()
+    replay, parts = JobReplay(), list[_Window]()
+    first_bin = end_bin = -1
+    newest = min(newest_ms(files), span.end_ms)
+    for day, events in _days(files, span, bad):
+        for event in events:
+            if first_bin < 0:
+                first_bin = end_bin = event.time_ms // bin_ms
+            while event.time_ms >= (end_bin + BINS[bin_s]) * bin_ms:
+                parts.append(_read(replay.fold.demand, end_bin, BINS[bin_s], bin_s))
+                end_bin += BINS[bin_s]
+            replay.take(event)
+            newest = max(newest, event.time_ms)
+        replay.rest(day_ms(day) + DAY_MS)
+        say(f"{day}: {len(events):,} events, {len(replay.attempts):,} attempts so far")
+    if first_bin < 0:
+        first = next((events[0].time_ms for _, events in _days(files, ALL_TIME, {}) if events), None)
+        if first is not None:
+            raise FleetcastError(f"{files.url}: no job events before --until; the first is at {moment(first)}")
+        raise FleetcastError(f"{files.url}: no job events there; name the archive of a Fleetcast that is told of jobs")
+    while (left := newest // bin_ms - end_bin) > 0:
+        parts.append(_read(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
+        end_bin += min(left, BINS[bin_s])
+    attempts = sorted(replay.attempts.values(), key=_arrived_ms)
+    gpus = capacity or {EVERYTHING: gpus_at(files, newest)}
+    panels = _panels(parts, first_bin * bin_ms, bin_s, gpus) if parts else ()
+    return ArchiveHistory(panels, tuple(attempts), newest, bad)
+
+
+def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
+    """How many GPUs told of themselves just before a moment."""
+    entities = Entities()
+    span = ArchiveSpan(time_ms - LOOK_MS, time_ms + 1)
+    read_samples(files, span, Words(adding(entities)), [("kind", "==", EntityKind.GPU.value)])
+    return len(entities[EntityKind.GPU])
+
+
+def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
+    """The job events of each day that has any, by time."""
+    days = sorted({name.day for name in span.names(files, "events")})
+    for day in days:
+        first_ms = max(span.first_ms, day_ms(day))
+        events, unread = read_events(files, ArchiveSpan(first_ms, min(span.end_ms, day_ms(day) + DAY_MS), span.block))
+        for error in unread:
+            bad[error.reason] = bad.get(error.reason, 0) + 1
+        yield day, [event for event in events if not isinstance(event, NodeEvent)]
+
+
+def _arrived_ms(attempt: JobAttempt) -> tuple[int, str, int]:
+    told = (attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
+    return min((time_ms for time_ms in told if time_ms is not None), default=0), attempt.job, attempt.attempt
+
+
+_Window = dict[str, dict[Target, Array]]  # pool -> target -> (bin,)
+
+
+def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
+    """All series of `bins` full bins from `first_bin` on."""
+    return {
+        pool: {target: full_bins(demand, pool, target, first_bin, bins, bin_s) for target in TARGETS}
+        for pool in demand.pools()
+    }
+
+
+def full_bins(demand: DemandSeries, pool: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
+    """(bin,) of full bins: of levels the reader's own bin, which is not over, is left out."""
+    now_ms = (first_bin + bins) * bin_s * 1000
+    if target in ("arriving", "arriving_jobs"):
+        return demand.series(pool, target, now_ms, bin_s, bins)
+    return demand.series(pool, target, now_ms, bin_s, bins + 1)[:-1]
+
+
+def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mapping[str, int]) -> tuple[Panel, ...]:
+    """Windows put one behind the other; a pool that came later had nothing before."""
+    windows = list(parts)
+    names = (*sorted({pool for window in windows for pool in window} - {EVERYTHING}), EVERYTHING)
+    values: dict[Target, Array] = {
+        target: np.stack([np.concatenate([_of(window, name, target) for window in windows]) for name in names])
+        for target in TARGETS
+    }
+    total = capacity.get(EVERYTHING, 0)
+    ceilings = np.array([float(capacity.get(name, total)) or np.nan for name in names])
+    known: dict[str, Array] = {target: values[target] for target in COVARIATES}
+    return tuple(
+        Panel(
+            target,
+            names,
+            bin_s,
+            first_ms,
+            values[target],
+            ceilings if target == "running" else np.full(len(names), np.nan),
+            known,
+        )
+        for target in TARGETS
+    )
+
+
+def _of(window: _Window, pool: str, target: Target) -> Array:
+    return window[pool][target] if pool in window else np.zeros(len(window[EVERYTHING][target]))

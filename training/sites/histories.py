@@ -1,0 +1,162 @@
+"""What models are fitted on, up to a moment: panels and jobs of public data sets below a folder, or of an archive."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigError, FleetcastError
+from fleet.jobs import JobAttempt
+from ingest.archive.files import ArchiveFiles
+from ingest.archive.read import ArchiveSpan
+from models.forecast import Panel
+from training.sets.demand_sets import DemandSet, capped
+from training.sets.demand_sets import read_panels as read_public_panels
+from training.sets.job_sets import SHORTEST_S, HistoryJobs
+from training.sets.job_sets import read_jobs as read_public_jobs
+from training.sites.archive_history import ArchiveHistory, read_history
+
+Say = Callable[[str], None]
+Found = TypeVar("Found")
+
+LAST_MS = 2**53  # beyond any clock
+ARCHIVE = "archive"
+LEAST_BINS = 2 * 144
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """A data folder or an archive, some of its sets (none: all), up to a moment."""
+
+    data: Path | None = None
+    archive: str | None = None
+    sets: tuple[str, ...] = ()
+    until_ms: int = LAST_MS
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    say: Say = print
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (self.archive is None):
+            raise ConfigError("name one of --data FOLDER (data sets) and --archive URL (what this site has archived)")
+        if self.data is not None and not self.data.is_dir():
+            raise ConfigError(f"--data {self.data}: no such folder; `fleetcast data list` shows what is there")
+
+    @cached_property
+    def history(self) -> ArchiveHistory:
+        """The archive's history, read once."""
+        span = ArchiveSpan(0, self.until_ms)
+        history = read_history(ArchiveFiles(self.archive or ""), span, capacity=self.capacity, say=self.say)
+        for reason, count in sorted(history.bad.items()):
+            self.say(f"skipped {count:,} events of the archive: {reason}")
+        return history
+
+    def read_panels(self) -> list[DemandSet]:
+        """Series of demand. FleetcastError when there are none."""
+        if self.data is None:
+            found = [DemandSet(ARCHIVE, panel, panel.bins) for panel in self.history.panels]
+        else:
+            found = read_public_panels(self.data, None, self.say, self._wanted)
+        cut = [DemandSet(row.dataset, panel, panel.bins) for row in found if (panel := self._before(row.panel)).bins]
+        long = [row for row in cut if row.panel.bins >= LEAST_BINS]
+        for row in cut:
+            if row not in long:
+                self.say(f"skipped {row.dataset} {row.panel.target}: {row.panel.bins} bins, less than two days")
+        return self._some(long, "series of demand (demand/… or serving/…)")
+
+    def read_jobs(self) -> list[tuple[str, HistoryJobs]]:
+        """Job histories by name: a start or end after the moment is not known. FleetcastError when there are none."""
+        if self.data is None:
+            return self._some([(ARCHIVE, job_table(self.history.attempts))], "jobs")
+        from training.sets.data_folders import set_names
+
+        found = []
+        for name in set_names(self.data):
+            if name.startswith("jobs/") and self._wanted(name):
+                table, skipped = read_public_jobs(self.data / name)
+                for reason, count in sorted(skipped.items()):
+                    self.say(f"skipped {count:,} rows of {name}: {reason}")
+                found.append((name, table if self.until_ms == LAST_MS else table.until(self.until_ms / 1000)))
+        return self._some([row for row in found if len(row[1])], "job histories (jobs/…)")
+
+    def _before(self, panel: Panel) -> Panel:
+        """The bins that were over by then."""
+        bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
+        return capped(panel.until(bins), bins)
+
+    def _wanted(self, name: str) -> bool:
+        return not self.sets or any(name == one or name.rpartition("/")[2] == one for one in self.sets)
+
+    def _some(self, found: list[Found], what: str) -> list[Found]:
+        if found:
+            return found
+        where = self.archive if self.data is None else self.data
+        sets = f" among {', '.join(self.sets)}" if self.sets else ""
+        raise FleetcastError(f"{where}: no {what}{sets}, or too little of it, before the given moment")
+
+
+def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
+    """The attempts that asked for GPUs, as a job history: one that waits starts at infinity, one that runs has no end.
+
+    Left out are those that ended before they began, and preempted ones: their run time says when they were stopped.
+    """
+    rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
+    rows.sort(key=lambda row: (_came_ms(row) or 0, row.job, row.attempt))
+    asked = [row.submission for row in rows]
+    submit_s = _numbers([(_came_ms(row) or 0) / 1000 for row in rows])
+    start_s = _numbers([np.inf if row.started_ms is None else row.started_ms / 1000 for row in rows])
+    end_s = _numbers([None if row.over_ms is None else row.over_ms / 1000 for row in rows])
+    over = {"finished": 0.0, "": np.nan}
+    return HistoryJobs(
+        job=_names([f"{row.job}/{row.attempt}" for row in rows]),
+        submit_s=submit_s,
+        start_s=np.maximum(start_s, submit_s),
+        run_s=np.where(np.isfinite(start_s), np.maximum(end_s - start_s, SHORTEST_S), np.nan),
+        gpus=_numbers([row.gpus for row in rows]),
+        user=_names([one.user if one else "" for one in asked]),
+        group=_names([one.group if one else "" for one in asked]),
+        name=_names([one.name if one else "" for one in asked]),
+        queue=_names([row.queue for row in rows]),
+        cpus=_numbers([one.cpus if one else None for one in asked]),
+        limit_s=_numbers([one.limit_s if one else None for one in asked]),
+        failed=_numbers([over.get(row.outcome, 1.0) for row in rows]),
+    )
+
+
+def _is_whole(attempt: JobAttempt) -> bool:
+    begin_ms, end_ms = attempt.started_ms, attempt.over_ms
+    backwards = begin_ms is not None and end_ms is not None and end_ms < begin_ms
+    return attempt.outcome != "preempted" and _came_ms(attempt) is not None and not backwards
+
+
+def _came_ms(attempt: JobAttempt) -> int | None:
+    return attempt.started_ms if attempt.submitted_ms is None else attempt.submitted_ms
+
+
+def _numbers(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _names(values: Sequence[str]) -> NDArray[np.object_]:
+    return np.array(values, object)
+
+
+def moment_ms(option: str, text: str | None) -> int:
+    """Unix milliseconds of a date (UTC unless it says otherwise) or of seconds on a set's own clock; None: no end.
+
+    >>> moment_ms("--until", "1970-01-01T00:01"), moment_ms("--until", "6000000")
+    (60000, 6000000000)
+    """
+    if text is None:
+        return LAST_MS
+    try:
+        if text.replace(".", "", 1).isdigit() and "-" not in text:
+            return round(float(text) * 1000)
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: expected a date such as 2026-11-01T08:00, or seconds") from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
