@@ -3,7 +3,8 @@
     nvidia-smi topo -m      a matrix of GPUs and NICs; PIX and PXB mean the same PCIe switch, NODE and SYS do not
     NCCL topology XML       the PCI tree, as NCCL dumps it or a cloud ships it for its instances
 
-Without a legend NIC3 is mlx5_3; in a cloud's XML the n-th adapter by bus is mlx5_n. An adapter's rail is the place of
+Some clouds list only PCI addresses by socket (NCCL asks the host for the rest): such a file, like NCCL's graphs of
+rings and trees, is valid and names no adapter. Without a legend NIC3 is mlx5_3; in a cloud's XML the n-th adapter by bus is mlx5_n. An adapter's rail is the place of
 its first GPU among all that have one, as rail-optimised fabrics are cabled; where two share it, the first has it.
 """
 
@@ -20,6 +21,7 @@ _NEAR = {"PIX": 0, "PXB": 1, "PHB": 2}  # the same PCIe switch, several of them,
 _HEADER = re.compile(r"^\s*GPU0\s", re.MULTILINE)
 _LEGEND = re.compile(r"^\s*NIC(\d{1,3}): (\S{1,64})\s*$", re.MULTILINE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header
+GRAPHS, UNSAID = "graphs", "unsaid"
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300"), ("0x0207", "0x0200")
 
 
@@ -72,7 +74,7 @@ def _railed(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...]:
 class _Bus:
     """A PCI device or bridge of the XML, or the CPU above them."""
 
-    kind: str  # "gpu", "nic" or ""
+    kind: str  # "gpu", "nic", "unsaid" or ""
     bus: str
     names: list[str] = field(default_factory=list)  # adapters that NCCL names under it
     gpu: int = -1
@@ -86,12 +88,15 @@ def is_nccl(text: str) -> bool:
 
 
 def parse_nccl(text: str) -> tuple[Device, ...]:
-    """The adapters of an NCCL topology XML. Raises ConfigError when it is none, or names no PCI device."""
+    """The adapters of an NCCL topology XML, none of one that leaves out what its devices are, or of NCCL's graphs.
+    Raises ConfigError when it is no such XML, or names no PCI device."""
     root = _read_xml(text)
+    if root.kind == GRAPHS:
+        return ()
     buses = list(_walk(root))
     gpus = sorted((bus for bus in buses if bus.kind == "gpu"), key=lambda bus: bus.bus)
     nics = sorted((bus for bus in buses if bus.kind == "nic"), key=lambda bus: bus.bus)
-    if not gpus and not nics:
+    if not gpus and not nics and not any(bus.kind == UNSAID for bus in buses):
         raise ConfigError("this NCCL XML names no GPU and no adapter by its PCI class")
     index = {id(bus): bus.gpu if bus.gpu >= 0 else at for at, bus in enumerate(gpus)}
     near: dict[int, tuple[int, ...]] = {}
@@ -132,13 +137,15 @@ def _read_xml(text: str) -> _Bus:
         if len(stack) > MAX_DEPTH or count > 100 * MAX_DEVICES:
             raise ConfigError(f"NCCL XML: deeper than {MAX_DEPTH} or of more than {100 * MAX_DEVICES} elements")
         here = stack[-1]
-        if tag == "pci":
+        if tag == GRAPHS:
+            here.kind = GRAPHS
+        elif tag == "pci":
             here = _Bus(_kind(given.get("class", "")), given.get("busid", ""))
             stack[-1].children.append(here)
         elif tag == "net" and given.get("name"):
             here.names.append(given["name"][:64])
             here.kind = "nic"
-        elif tag == "gpu" and given.get("dev", "").isdecimal() and len(given["dev"]) <= 3:
+        elif tag == "gpu" and here is not top and given.get("dev", "").isdecimal() and len(given["dev"]) <= 3:
             here.kind, here.gpu = "gpu", int(given["dev"])
         stack.append(here)
 
@@ -159,6 +166,8 @@ def _read_xml(text: str) -> _Bus:
 
 
 def _kind(pci_class: str) -> str:
+    if not pci_class:
+        return UNSAID
     if pci_class.startswith(_GPU_CLASSES):
         return "gpu"
     return "nic" if pci_class.startswith(_NIC_CLASSES) else ""

@@ -65,10 +65,35 @@ def test_a_template_of_a_cloud_is_numbered_by_bus() -> None:
     assert parse_nccl(text) == (Device("mlx5_0", (0,), 0), Device("mlx5_1", (1,), 1))
 
 
+def test_a_file_of_addresses_alone_is_valid_and_names_no_adapter() -> None:
+    text = """<!-- of a cloud -->
+<system version="1">
+  <cpu numaid="0"><pci busid="0000:00:16.0"/><pci busid="0000:00:17.0"/></cpu>
+  <cpu numaid="1"><pci busid="0000:00:1a.0"/></cpu>
+</system>"""
+    assert parse_wiring(text) == ()
+
+
+def test_a_device_whose_class_is_left_out_is_what_its_children_say() -> None:
+    for pci_class in (' class="0x030200"', ' class="0x020700"'):
+        assert pci_class in NCCL
+    text = NCCL.replace(' class="0x030200"', "").replace(' class="0x020700"', "")
+    assert set(parse_nccl(text)) == {Device("mlx5_9", (1,), 1), Device("mlx5_3", (0,), 0), Device("eth0")}
+
+
+def test_graphs_of_rings_tell_of_no_adapter() -> None:
+    text = '<graphs version="1"><graph id="0"><channel><net dev="0"/><gpu dev="0"/><gpu dev="1"/></channel></graph></graphs>'
+    assert parse_wiring(text) == ()
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ('<system version="1"><cpu/></system>', "no GPU and no adapter"),
+        (
+            '<system version="1"><cpu><pci busid="0000:10:00.0" class="0x060400"/></cpu></system>',
+            "no GPU and no adapter",
+        ),
         ('<system version="1"><cpu>', "not valid XML"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><system version="1"/>', "document type"),
         ("<system>" + "<pci>" * 100, "deeper than"),
@@ -91,3 +116,12 @@ def test_files_of_real_hosts() -> None:
     ):
         devices = parse_nccl((DATA / "placement" / "nccl-xml" / name).read_text())
         assert [device.gpus for device in devices] == wanted, name
+
+
+@pytest.mark.skipif(not (DATA / "placement" / "nccl-xml").is_dir(), reason="needs FLEETCAST_DATA")
+def test_every_public_xml_is_read() -> None:
+    files = sorted((DATA / "placement" / "nccl-xml").glob("*.xml"))
+    assert files
+    adapters = {path.name: parse_wiring(path.read_text()) for path in files}
+    assert None not in adapters.values()
+    assert adapters.get("aws_g5.48xl-topo.xml", ()) == ()
