@@ -4,8 +4,9 @@
     NCCL topology XML       the PCI tree, as NCCL dumps it or a cloud ships it for its instances
 
 Some clouds list only PCI addresses by socket (NCCL asks the host for the rest): such a file, like NCCL's graphs of
-rings and trees, is valid and names no adapter. Without a legend NIC3 is mlx5_3; in a cloud's XML the n-th adapter by bus is mlx5_n. An adapter's rail is the place of
-its first GPU among all that have one, as rail-optimised fabrics are cabled; where two share it, the first has it.
+rings and trees, is valid and names no adapter. Without a legend NIC3 is mlx5_3; in a cloud's XML the n-th adapter by
+bus is mlx5_n. An adapter's rail is the place of its first GPU among all that have one, as rail-optimised fabrics are
+cabled; where two share it, the first has it.
 """
 
 import re

@@ -82,8 +82,8 @@ def test_a_device_whose_class_is_left_out_is_what_its_children_say() -> None:
 
 
 def test_graphs_of_rings_tell_of_no_adapter() -> None:
-    text = '<graphs version="1"><graph id="0"><channel><net dev="0"/><gpu dev="0"/><gpu dev="1"/></channel></graph></graphs>'
-    assert parse_wiring(text) == ()
+    ring = '<channel><net dev="0"/><gpu dev="0"/><gpu dev="1"/></channel>'
+    assert parse_wiring(f'<graphs version="1"><graph id="0">{ring}</graph></graphs>') == ()
 
 
 @pytest.mark.parametrize(
