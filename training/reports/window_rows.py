@@ -1,0 +1,92 @@
+"""The same numbers window by window, and what is said of them: the mean, and the worst one.
+
+A span that was easy flatters, and so does a mean that hides a bad month.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from training.reports.contests import MORE_IS_BETTER, OURS
+from training.reports.results import ResultRow
+from training.windows import RollingWindow
+
+NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9, "bound_90_correct": 0.9}  # beside it is worse
+
+
+class WindowRow(msgspec.Struct, frozen=True):
+    """One number of one window; forecasts are issued within it."""
+
+    dataset: str
+    target: str
+    series: str
+    horizon_s: int | None
+    method: str
+    metric: str
+    begin_ms: int
+    end_ms: int
+    value: float
+    n: int
+
+
+class WindowSummary(msgspec.Struct, frozen=True):
+    """One number over all windows. worst_begin_ms: when the worst window began."""
+
+    dataset: str
+    target: str
+    series: str
+    horizon_s: int | None
+    method: str
+    metric: str
+    windows: int
+    mean: float
+    worst: float
+    worst_begin_ms: int
+
+
+def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
+    """The numbers that were judged in a window alone; those without a value are left out."""
+    return [
+        WindowRow(
+            *(row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric),
+            *(window.begin_ms, window.end_ms, row.value, row.n),
+        )
+        for row in rows
+        if row.value is not None
+    ]
+
+
+def summaries(rows: Iterable[WindowRow]) -> list[WindowSummary]:
+    """Mean and worst of each number, windows alike; the first of equally bad ones."""
+    groups: dict[tuple[str, str, str, int | None, str, str], list[WindowRow]] = {}
+    for row in rows:
+        groups.setdefault((row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric), []).append(row)
+    return [
+        WindowSummary(
+            *key,
+            windows=len(group),
+            mean=sum(row.value for row in group) / len(group),
+            worst=(bad := max(group, key=lambda row: badness(row.metric, row.value))).value,
+            worst_begin_ms=bad.begin_ms,
+        )
+        for key, group in groups.items()
+    ]
+
+
+def badness(metric: str, value: float) -> float:
+    """What grows as a number gets worse: of a share that is promised, how far it is from that."""
+    if metric in NOMINAL:
+        return abs(value - NOMINAL[metric])
+    return -value if metric in MORE_IS_BETTER else value
+
+
+def gains(rows: Sequence[WindowRow], rivals: Sequence[str], ours: str = OURS) -> list[float]:
+    """Window by window: ours over the best of these rivals, less one (below 0 is better); rows of one number."""
+    values = {(row.begin_ms, row.method): row.value for row in rows}
+    found = []
+    for begin_ms in sorted({row.begin_ms for row in rows}):
+        others = [value for name in rivals if (value := values.get((begin_ms, name))) is not None]
+        own = values.get((begin_ms, ours))
+        if own is not None and others and min(others) > 0:
+            found.append(own / min(others) - 1)
+    return found

@@ -1,0 +1,67 @@
+"""Rolling windows: a test span in parts of equal length, each judged by what was fitted on all that came before it.
+
+    train folder ├── fit ──┤─ window 1 ─┤
+                 ├──────── fit ─────────┤─ window 2 ─┤
+                 ├───────────────── fit ─────────────┤─ window 3 ─┤
+
+One span flatters: the mean and the worst window say more (`training/reports/window_rows.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+DAY_S = 86_400
+UNITS_S = (28 * DAY_S, 7 * DAY_S, DAY_S)  # a month, a week, a day: the longest of which there are FEWEST
+FEWEST, MOST = 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class RollingWindow:
+    """Models know what was known at `begin_s`; forecasts issued from then on, and before `end_s`, are judged."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def begin_ms(self) -> int:
+        return round(self.begin_s * 1000)
+
+    @property
+    def end_ms(self) -> int:
+        return round(self.end_s * 1000)
+
+
+def rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[RollingWindow, ...]:
+    """`count` windows of a span, at most one a day; 0: as many months, weeks or days as it has, three to six.
+
+    >>> [window.begin_s / DAY_S for window in rolling_windows(0.0, 90 * DAY_S)]
+    [0.0, 30.0, 60.0]
+    >>> len(rolling_windows(0.0, 21 * DAY_S)), len(rolling_windows(0.0, 5 * DAY_S)), len(rolling_windows(0.0, 60.0))
+    (3, 5, 1)
+    """
+    if not end_s > begin_s:
+        return ()
+    span_s = end_s - begin_s
+    if not count:
+        found = [int(span_s // unit_s) for unit_s in UNITS_S]
+        count = min(MOST, next((many for many in found if many >= FEWEST), found[-1]))
+    count = max(1, min(count, int(span_s // DAY_S)))
+    edges = [begin_s + span_s * at / count for at in range(count)] + [end_s]
+    return tuple(RollingWindow(*pair) for pair in pairwise(edges))
+
+
+def window_at(windows: Sequence[RollingWindow], times_s: ArrayLike) -> NDArray[np.intp]:
+    """(time,) the number of the window that each time lies in; -1 before the first, and from the end of the last on.
+
+    >>> window_at(rolling_windows(0.0, 2.0 * DAY_S), [-1.0, 0.0, DAY_S, 2 * DAY_S]).tolist()
+    [-1, 0, 1, -1]
+    """
+    times = np.asarray(times_s, np.float64)
+    if not windows:
+        return np.full(times.shape, -1, np.intp)
+    found = np.searchsorted([window.begin_s for window in windows], times, side="right") - 1
+    return np.where(times < windows[-1].end_s, found, -1)
