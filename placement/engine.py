@@ -10,6 +10,7 @@ from fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, 
 from fleet.topology import DOMAIN_LEVELS, Level
 from placement.filters import Screen, screen
 from placement.fit import Fit, best_fits, largest_size, room_at, widest_level
+from placement.growth import grown
 from placement.options import Options
 from placement.scorers import NodeScores
 from placement.view import ClusterView
@@ -23,7 +24,10 @@ def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFA
     check_request(request)
     screened = screen(request, view, options)
     scores = NodeScores(request, view, options, screened)
-    fits = best_fits(request, view.topology, scores)
+    growth = grown(request, view.topology, scores)
+    if not growth.keeps.all():
+        scores = NodeScores(request, view, options, screened.only(scores.rows[growth.keeps]))
+    fits = best_fits(request, view.topology, scores, growth.size)
     if not fits:
         return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))
     best = fits[0]
@@ -34,7 +38,7 @@ def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFA
         options,
         screened,
         "placed",
-        placed_sentence(request, view, options, screened, best, level),
+        placed_sentence(request, view, options, screened, best, level, growth),
         ranks=_ranks(request, view, best),
         score=round(best.score, 4),
         parts=best.points,

@@ -4,7 +4,7 @@ Each node counts once, so `nodes == candidates + sum(rejected)`. A node is rejec
 request demands of it (its CPUs, its GPU model): a promise needs evidence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,12 @@ class Screen:
     @property
     def rejected(self) -> dict[str, int]:
         return {reason: int(mask.sum()) for reason, mask in self.by_reason.items()}
+
+    def only(self, rows: NDArray[np.int64]) -> "Screen":
+        """The same with no other candidates than `rows`."""
+        passes = np.zeros_like(self.passes)
+        passes[rows] = True
+        return replace(self, passes=passes, room=np.where(passes, self.room, 0))
 
 
 def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:

@@ -1,6 +1,6 @@
 """Gang fit: where a whole gang goes, all or nothing. One fit over c candidate nodes (each can host a member):
 
-1. An elastic gang gets the largest size that one domain of the widest allowed level holds.
+1. The size of an elastic gang is known before (placement/growth.py).
 2. For each allowed level, from the tightest: a domain is feasible if the sum of its nodes' room holds the size.
 3. All feasible domains at once take nodes, best score first, until the size is reached: one sort and one segmented
    cumulative sum, no loop over nodes. Scores are coarse here, so that nodes of one sub-domain stay together.
@@ -81,10 +81,9 @@ def allowed_levels(request: PlacementRequest) -> list[Level | None]:
     return list(LEVELS[min(first, last) : last + 1])
 
 
-def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores) -> list[Fit]:
-    """The best placement first, then up to two that lost; empty when the gang fits nowhere."""
+def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores, size: int) -> list[Fit]:
+    """The best placement of `size` members first, then up to two that lost; empty when the gang fits nowhere."""
     widest = room_at(widest_level(request), topology, scores.rows, scores.room)
-    size = largest_size(request.members, widest.most)
     if size == 0:
         return []
     levels = [Level.NODE] if size == 1 else allowed_levels(request)

@@ -78,7 +78,7 @@ def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float6
 class NodeScores:
     """Scores of the candidates of one request: arrays over c candidate rows.
 
-    survives, keeps_pace: log probabilities; excess: hazard above the candidates' median;
+    advice: what operators are told; survives, keeps_pace: log probabilities; excess: hazard above the median;
     shared: level → numbers of domains, -1 unknown; extra: scores by name.
     """
 
@@ -88,6 +88,7 @@ class NodeScores:
         self.rows = rows
         self.room = screened.room[rows]
         self.free = screened.free_gpus[rows]
+        self.advice = view.advice[rows]
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.horizon_s = run_s(request, view)
         p_fail, p_slow = risk_within(view, self.horizon_s)

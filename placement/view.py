@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import cast
 
 import numpy as np
@@ -45,6 +46,15 @@ def _known(values: list[float] | list[int]) -> NDArray[np.float64]:
 
 
 NOT_GIVEN = cast(Inventory, None)
+NO_ADVICE = cast(NDArray[np.int8], None)
+
+
+class Advice(IntEnum):
+    """What the forecast of a node tells its operators to do with it."""
+
+    NONE = 0
+    AVOID = 1  # place nothing large here
+    DRAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +89,13 @@ class ClusterView:
     generation: int = 0
     models: tuple[tuple[str, str], ...] = ()
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
+    advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
 
     def __post_init__(self) -> None:
         if self.inventory is NOT_GIVEN:
             object.__setattr__(self, "inventory", Inventory.of(self.topology))
+        if self.advice is NO_ADVICE:
+            object.__setattr__(self, "advice", np.zeros(len(self.topology), np.int8))
 
     def __len__(self) -> int:
         return len(self.topology)

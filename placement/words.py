@@ -9,8 +9,9 @@ from fleet.requests import PlacementRequest
 from fleet.topology import Level
 from placement.filters import Screen
 from placement.fit import Fit, room_at
+from placement.growth import GangSize
 from placement.options import Options, worst_risk
-from placement.view import ClusterView
+from placement.view import Advice, ClusterView
 
 NAMED = 2
 LEVEL_WORDS = {
@@ -37,6 +38,9 @@ REASON_WORDS = {
 }
 
 
+ADVICE_WORDS = {Advice.AVOID: "avoided", Advice.DRAIN: "drained"}
+
+
 def count_of(number: int, noun: str) -> str:
     """
     >>> count_of(1, "GPU"), count_of(1980, "GPU")
@@ -55,17 +59,32 @@ def shape(request: PlacementRequest, members: int) -> str:
 
 
 def placed_sentence(
-    request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, fit: Fit, level: Level | None
+    request: PlacementRequest,
+    view: ClusterView,
+    options: Options,
+    screened: Screen,
+    fit: Fit,
+    level: Level | None,
+    growth: GangSize,
 ) -> str:
     members = int(fit.takes.sum())
     sentence = f"placed {shape(request, members)} {_where(view, fit.rows, level)}"
     if members < request.members.desired:
-        sentence += f" ({members:,} of {request.members.desired:,} members wanted)"
+        sentence += f" ({members:,} of {request.members.desired:,} members wanted{_why_not_more(growth)})"
     wide = level is None or (request.preferred is not None and _wider(level, request.preferred))
     if request.preferred is not None and wide:
         sentence += f", no single {LEVEL_WORDS[request.preferred]} had room"
     avoided = avoided_rows(request, view, options, screened, fit.rows)
     return f"{sentence}; avoided {_name_risky(view, options, avoided)}" if avoided else sentence
+
+
+def _why_not_more(growth: GangSize) -> str:
+    if not growth.advised and not growth.risky:
+        return ""
+    reasons = [f"to be {ADVICE_WORDS[advice]}" for advice in sorted(growth.advised, reverse=True)]
+    if growth.risky:
+        reasons.append("too risky for what they add")
+    return f": the other nodes with room are {' or '.join(reasons)}"
 
 
 def _wider(level: Level, than: Level) -> bool:

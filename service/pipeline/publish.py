@@ -12,6 +12,7 @@ from features.run_past import LEVELS
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
+from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S
 from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
 from service.answers.jobs import JobDetail, JobRow, KnownAttempts, QueuedJob, QueuedRequest, RunningJobRow
@@ -67,6 +68,7 @@ def score_sections(tick: Tick) -> list[Section]:
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
         "node.flagged": tick.flagged,
+        "node.action": _actions(tick),
         "node.risk": risk.values,
         "node.gpu_temp_c": hottest_gpu(tick),
         "risk.reason": encode(_first_reasons(tick)),
@@ -132,6 +134,14 @@ def _free_host(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     cpus = np.array([node.cpus or np.nan for node in tick.topology.nodes]) - tick.occupancy.used_cpus
     memory = np.array([node.host_memory_gib or np.nan for node in tick.topology.nodes])
     return cpus.astype(np.float32), (memory - tick.occupancy.used_host_memory_gib).astype(np.float32)
+
+
+def _actions(tick: Tick) -> NDArray[np.int8]:
+    """(n,) index into ACTIONS."""
+    codes = np.zeros(len(tick.topology), np.int8)
+    for row, action in tick.fleet.risk.actions.items():
+        codes[row] = ACTIONS.index(action.code)
+    return codes
 
 
 def _first_reasons(tick: Tick) -> dict[str, str]:

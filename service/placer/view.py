@@ -12,15 +12,18 @@ from fleet.errors import RequestError
 from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, check_request
 from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
+from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
 from placement.queue import Waiting
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
-from placement.view import ClusterView, Inventory, RiskByTime
+from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
 from service.board.urgent import AWAY, forbids, struck
 
 RISK_HORIZON_S = 3600
+ADVICE_OF = {"none": Advice.NONE, "watch": Advice.NONE, "avoid": Advice.AVOID}  # others: to be drained
+ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.int8)  # by index into ACTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class ViewDecoder:
                 reason[row] = signal.sentence
         fail, slow = (by_time[:, RISK_KINDS.index(kind)].T for kind in ("fail", "slow"))
         heat = board.array("node.gpu_temp_c") if "node.gpu_temp_c" in board else np.zeros(0)
+        advice = ADVICE[board.array("node.action")] if "node.action" in board else np.zeros(0, np.int8)
         hour = RISK_HORIZONS_S.index(RISK_HORIZON_S)
         return ClusterView(
             topology=self._topology,
@@ -102,6 +106,7 @@ class ViewDecoder:
             generation=self._topology.generation,
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             inventory=self._inventory,
+            advice=_rows(advice, n, Advice.NONE),
         )
 
 
