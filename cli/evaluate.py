@@ -1,5 +1,6 @@
 """`fleetcast evaluate`: compare our forecasts with baselines at the same origins."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +12,25 @@ from cli.results_table import write_table
 if TYPE_CHECKING:
     from training.reports.results import Results
 
+    Judge = Callable[[int], Results]  # of a seed
+
 TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
 FIT_NOTHING = frozenset({"straggler"})
 
 
 def evaluate(
     task: Annotated[str, typer.Argument(help="What to judge.", metavar="|".join(TASKS))],
-    test: Annotated[Path, typer.Option(help="Data folder to judge on: later rows, unseen clusters, users or models.")],
+    test: Annotated[
+        Path | None, typer.Option(help="Data folder to judge on: later rows, unseen clusters, users or models.")
+    ] = None,
     train: Annotated[
         Path | None, typer.Option(help="Data folder to fit on; the layout of FLEETCAST_DATA. straggler needs none.")
+    ] = None,
+    faults: Annotated[
+        Path | None, typer.Option(help="risk: a log of your faults instead of folders: CSV node,start,end,kind.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="With --faults: nodes of the fleet, those that never failed included.")
     ] = None,
     seed: SeedOption = 0,
     json: JsonOption = None,
@@ -37,37 +48,74 @@ def evaluate(
       fleetcast data split demand/venus --at 2020-08-11 --out split
 
       fleetcast evaluate demand --train split/train --test split/test --json demand.json --html demand.html
-    """
-    from importlib import import_module
 
+      fleetcast evaluate risk --faults faults.csv --nodes 400
+    """
     from fleet.errors import ConfigError, FleetcastError
     from training.reports.report import report_html
     from training.reports.results_files import summary, table, write_predictions
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
-    if train is None and task not in FIT_NOTHING:
-        raise ConfigError(f"--train: {task} needs a data folder to fit on; `fleetcast data split` makes a pair")
-    train = test if train is None else train
-    check_folder("--train", train)
-    check_folder("--test", test)
+    if faults is not None or nodes is not None:
+        judge, source = _log_judge(task, train, test, faults, nodes)
+    else:
+        judge, source = _folder_judge(task, train, test)
     check_outputs(json, html=html, predictions=predictions, results=results)
-    found: Results = import_module(f"training.judges.{task}").evaluate(train, test, seed, _say)
+    found = judge(seed)
     for line in found.skipped:
         _say(f"skipped {line}")
     if not found.rows:
         raise FleetcastError(f"nothing to judge in {train} and {test}: no set that {task} reads is in both")
     _say(summary(found))
-    about = {"task": task, "seed": seed, "train": str(train), "test": str(test)}
-    write_json(json, {**about, "rows": found.rows, "skipped": found.skipped})
+    write_json(json, {"task": task, "seed": seed, **source, "rows": found.rows, "skipped": found.skipped})
     if predictions is not None:
         write_predictions(found, predictions)
         _say(f"wrote {predictions}")
     if results is not None:
-        command = ["fleetcast", "evaluate", task, f"--train={train}", f"--test={test}", f"--seed={seed}"]
-        write_table(results, f"evaluate {task}", command, table(found))
+        command = ["fleetcast", "evaluate", task, *(f"--{key}={value}" for key, value in source.items())]
+        write_table(results, f"evaluate {task}", [*command, f"--seed={seed}"], table(found))
         _say(f"wrote {results}")
     write_html(html, lambda: report_html(found))
+
+
+def _folder_judge(task: str, train: Path | None, test: Path | None) -> "tuple[Judge, dict[str, str]]":
+    """The judge of two data folders, and what it is told."""
+    from importlib import import_module
+
+    from fleet.errors import ConfigError
+
+    if test is None:
+        log = "; risk takes a log of faults, too: --faults faults.csv --nodes 400" if task == "risk" else ""
+        raise ConfigError(f"--test: {task} needs a data folder to judge on{log}")
+    if train is None and task not in FIT_NOTHING:
+        raise ConfigError(f"--train: {task} needs a data folder to fit on; `fleetcast data split` makes a pair")
+    folders = test if train is None else train, test
+    for option, folder in zip(("--train", "--test"), folders, strict=True):
+        check_folder(option, folder)
+    evaluate_folders = import_module(f"training.judges.{task}").evaluate
+    source = {"train": str(folders[0]), "test": str(folders[1])}
+    return (lambda seed: evaluate_folders(*folders, seed, _say)), source
+
+
+def _log_judge(
+    task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None
+) -> "tuple[Judge, dict[str, str]]":
+    """The judge of a log of faults, and what it is told."""
+    from fleet.errors import ConfigError
+    from training.judges.risk import evaluate_log
+
+    if task != "risk":
+        raise ConfigError(f"--faults and --nodes are of `evaluate risk`; {task} judges data folders")
+    if faults is None or train is not None or test is not None:
+        raise ConfigError("name a log (--faults FILE --nodes N) or two data folders (--train, --test)")
+    if not faults.is_file():
+        raise ConfigError(f"--faults {faults}: no such file; expected a CSV with node,start,end,kind")
+    if nodes is None:
+        raise ConfigError(
+            f"--nodes: how many nodes has the fleet? {faults} names those that failed, and says nothing of the others"
+        )
+    return (lambda seed: evaluate_log(faults, nodes, seed, _say)), {"faults": str(faults), "nodes": str(nodes)}
 
 
 def _say(line: str) -> None:

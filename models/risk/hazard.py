@@ -1,8 +1,9 @@
 """History hazard: the probability that a node fails again, from its own faults alone.
 
 A discrete-time logistic on what decays since the node's last fault, its last return from repair, and its last fault if
-that was of hardware. No weight is negative, so a fault never lowers the probability. Judging (training/judges/risk.py)
-and serving (models/risk/fault_log.py) both go through `columns_at`, `fit_history` and `HistoryFit`.
+that was of hardware. Weights have the sign that the data gives them: a node whose part was replaced may be better than
+an old one. Judging (training/judges/risk.py) and serving (models/risk/fault_log.py) both go through `columns_at`,
+`fit_history` and `HistoryFit`.
 
 Half of the faults hit nodes that never had one: to a history these are all alike. Times are in days of any one clock.
 """
@@ -206,25 +207,20 @@ def fit_horizon(columns: Array, labels: Mask) -> HorizonFit:
     return HorizonFit(round(intercept, 5), named)
 
 
-def logistic(columns: Array, labels: Mask) -> tuple[float, Array]:
-    """Intercept and (feature,) weights of at least 0, by maximum likelihood with a ridge of PENALTY. Features whose
-    weight would be negative are dropped, the most negative first."""
+def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[float, Array]:
+    """Intercept and (feature,) weights of either sign: maximum likelihood with a ridge; 0 of a constant feature."""
     spread = columns.std(axis=0)
     used = np.flatnonzero(spread > 0)
-    while True:
-        theta = _newton(columns[:, used] / spread[used], labels)
-        if not (theta[1:] < 0).any():
-            break
-        used = np.delete(used, theta[1:].argmin())
+    theta = _newton(columns[:, used] / spread[used], labels, penalty)
     weights = np.zeros(columns.shape[1])
     weights[used] = theta[1:] / spread[used]
     return float(theta[0]), weights
 
 
-def _newton(scaled: Array, labels: Mask) -> Array:
+def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
     """(1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1."""
     rows = np.column_stack((np.ones(len(scaled)), scaled))
-    ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * PENALTY)))
+    ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * penalty)))
     share = float(np.clip(labels.mean(), 1e-6, 1 - 1e-6))
     theta = np.zeros(rows.shape[1])
     theta[0] = np.log(share / (1 - share))

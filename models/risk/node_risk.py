@@ -175,7 +175,7 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
     their rule's. history: (node,) of the day; what exceeds the least burdened node's is the recent fault's."""
     parts = excess.parts.copy()
     own = history / times_usual(levels)
-    again = np.where(levels[:, REPEAT_ROW] > 0, own - own.min(initial=np.inf), 0.0)
+    again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _unburdened(own, levels), 0.0), 0.0)
     parts[:, :, REPEAT_ROW] = BASE_SHARE[:, None] * again
     parts[:, :, OUTCOME_ROW] = BASE_SHARE[:, None] * (history - own)
     total = excess.total + BASE_SHARE[:, None] * history
@@ -186,6 +186,13 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
     own = weight[signals.node, signals.rule]
     own_share = signals.strength / np.where(own > 0, own, 1.0)
     return parts[worst, rows][signals.node, signals.rule] * own_share, total[worst, rows]
+
+
+def _unburdened(own: Array, levels: Array) -> float:
+    """The least hazard of a node without a recent fault, of all nodes where each had one: a repaired node may have
+    less than one that never failed."""
+    quiet = own[levels[:, REPEAT_ROW] == 0]
+    return float((quiet if len(quiet) else own).min(initial=np.inf))
 
 
 def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:

@@ -75,20 +75,14 @@ def weights_of(labels: NDArray[np.bool_], kind: int) -> Array:
 
 
 def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
-    """One kind's logistic and its calibration. Evidence never speaks for a node: negative weights are dropped."""
+    """One kind's logistic and its calibration. A rule may speak for a node: its weight is negative then."""
     labels = rows.labels[kind]
-    weights = weights_of(labels, kind)
     used = np.flatnonzero((rows.levels > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE)
-    model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
-    while len(used):
-        model.fit(rows.levels[:, used], labels, sample_weight=weights)
-        keep = model.coef_[0] > 0
-        if keep.all():
-            break
-        used = used[keep]
-    coefficients = np.zeros(len(RULES))
-    coefficients[used] = model.coef_[0] if len(used) else 0.0
-    intercept = float(model.intercept_[0]) if len(used) else float(np.log(prevalence(kind)))
+    coefficients, intercept = np.zeros(len(RULES)), float(np.log(prevalence(kind)))
+    if len(used):
+        model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
+        model.fit(rows.levels[:, used], labels, sample_weight=weights_of(labels, kind))
+        coefficients[used], intercept = model.coef_[0], float(model.intercept_[0])
     x, y = calibrate(held_out, kind, intercept, coefficients)
     named = {RULES[row].name: round(float(coefficients[row]), 4) for row in used.tolist()}
     return KindFit(round(intercept, 4), named, x, y)

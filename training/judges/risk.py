@@ -2,11 +2,13 @@
 
 A row is a working node at the beginning of a day, labelled by whether a fault of it begins within the horizon. The fit
 is the train folder's; history moves on with each day. Nodes without a fault fill up to the stated size of the fleet.
+A log of faults alone (`evaluate_log`) is judged on windows, each with a fit on what was known when it began.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,11 @@ from models.risk.hazard import (
     own_rate,
     past_days,
 )
-from training.judges.risk_metrics import METRICS, NodeDays, Ranked, differences, with_intervals
+from training.judges.risk_metrics import METRICS, Interval, NodeDays, Ranked, differences, with_intervals
 from training.judges.risk_runs import judge_runs
 from training.reports.results import ResultRow, Results
 from training.sets.data_folders import read_table
+from training.sets.fault_logs import FaultLogFile, read_fault_log
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -42,6 +45,8 @@ DAY_S, DAY_MS = 86_400, 86_400_000
 NEVER_DAYS = 1e6
 PAIRED = ("recency", "count")  # whose difference from ours is told with an interval of its own
 DIFFERENCES = ("auroc", "precision_top20")
+LOG_WINDOWS, LOG_SHARE = 3, 0.4  # a log's last share is judged, in so many windows
+FEWEST_DAYS = WARM_UP_DAYS + CENSORED_DAYS + 1  # that a fit takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,16 @@ class FaultSet:
         """The name of a node's row; nodes that never fail are numbered."""
         return self.names[node] if node < len(self.names) else f"never failed {node - len(self.names)}"
 
-    @property
-    def train(self) -> FaultHistory:
-        """What was known at the end of the train folder."""
+    def train(self, until_day: int) -> FaultHistory:
+        """What the train folder knew on a day."""
         some, whole = slice(self.train_faults), self.history
         node, start, end, hardware = whole.node[some], whole.start_day[some], whole.end_day[some], whole.hardware[some]
-        return FaultHistory(node, start, end, hardware).until(self.cut_day)
+        return FaultHistory(node, start, end, hardware).until(until_day)
+
+    def cuts(self, windows: int) -> list[int]:
+        """The first day of each window, and the day after the last that has an outcome."""
+        edges = np.linspace(self.cut_day, self.end_day - CENSORED_DAYS + 1, windows + 1)
+        return list(dict.fromkeys(edges.round().astype(int).tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +131,8 @@ def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
         return f"start_day and end_day span {until - first:,} days: they are no days"
     if until - CENSORED_DAYS < cut:
         return f"the test folder ends on day {until}, the train folder on day {cut}: no day has an outcome"
-    if cut - first <= WARM_UP_DAYS + CENSORED_DAYS:
-        return f"the train folder has {cut - first} days: at least {WARM_UP_DAYS + CENSORED_DAYS + 1} are fitted on"
+    if cut - first < FEWEST_DAYS:
+        return f"the train folder has {cut - first} days: at least {FEWEST_DAYS} are fitted on"
     nodes = max(len(names), STATED_NODES.get(dataset, 0))
     return FaultSet(dataset, names, nodes, history, sizes[0], first, cut, until)
 
@@ -174,24 +183,66 @@ def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) 
     return Baselines(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def judge_set(results: Results, one: FaultSet, seed: int, say: Say) -> None:
-    """Fit on the train days, judge on the days after."""
-    inside = one.train
-    fit = fit_history(inside, one.first_day, one.cut_day, one.nodes)
-    trained = past_days(inside, range(one.first_day + WARM_UP_DAYS, one.cut_day), one.nodes)
+def evaluate_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
+    """Judge a log of faults (`node,start,end,kind`) of a fleet of `nodes`. Raises FleetcastError."""
+    results = Results("risk")
+    log = read_fault_log(path, nodes)
+    results.skipped += [f"{count:,} rows of {path.name}: {reason}" for reason, count in sorted(log.skipped.items())]
+    judge_set(results, set_of(log), seed, say, LOG_WINDOWS)
+    return results
+
+
+def set_of(log: FaultLogFile) -> FaultSet:
+    """A log cut where its last share begins. Raises RecordError where it is too short to fit on and to judge."""
+    start, ends = log.history.start_day, log.history.end_day
+    first, end = math.floor(start.min()), math.floor(max(start.max(), np.nanmax(ends, initial=-np.inf)))
+    cut = max(first + FEWEST_DAYS, round(end - CENSORED_DAYS - LOG_SHARE * (end - first)))
+    if end - CENSORED_DAYS < cut:
+        raise RecordError(
+            "no faults",
+            f"{log.path}: {end - first} days of faults; {FEWEST_DAYS} to fit on, {CENSORED_DAYS} for outcomes needed",
+        )
+    return FaultSet(log.path.name, log.names, log.nodes, log.history, len(start), first, cut, end)
+
+
+def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int = 1) -> None:
+    """Fit on the days before each window, judge on those of it."""
+    cuts = one.cuts(windows)
     test_days = range(one.cut_day, one.end_day - CENSORED_DAYS + 1)
     judged = past_days(one.history, test_days, one.nodes)
     beside = baselines(one.history, test_days, one.first_day, one.nodes)
-    say(f"{one.dataset}: fitting on {len(trained.day):,} node-days, judging {len(judged.day):,}")
+    say(f"{one.dataset}: {len(cuts) - 1} fits, judging {len(judged.day):,} node-days")
     share, faults = first_faults(one.history, test_days)
     say(f"{one.dataset}: {share:.0%} of the {faults} faults judged hit a node that never had one")
     results.rows.append(
         ResultRow(one.dataset, "fault", "all", None, "trace", "", "first_fault_share", share, None, None, faults)
     )
+    told = rolling_forecasts(one, judged, cuts)
     for horizon in HORIZONS_DAYS:
-        known = trained.day + horizon <= one.cut_day
-        base = float(trained.begins(inside, horizon)[known].mean())
-        _judge_horizon(results, one, judged, beside, fit, base, horizon, seed)
+        _judge_horizon(results, one, judged, beside, told[horizon], cuts, horizon, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Of each row (n,): our probability, and the base rate of the days that were fitted on."""
+
+    p: Array
+    base: Array
+
+
+def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, Told]:
+    """By horizon; rows of a window are told by the fit on what was known when it began."""
+    told = {days: Told(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
+    for cut, until in pairwise(cuts):
+        known = one.train(cut)
+        fit = fit_history(known, one.first_day, cut, one.nodes)
+        trained = past_days(known, range(one.first_day + WARM_UP_DAYS, cut), one.nodes)
+        rows = (judged.day >= cut) & (judged.day < until)
+        for days in HORIZONS_DAYS:
+            matured = trained.day + days <= cut
+            told[days].p[rows] = 1 - np.exp(-fit.hazard(judged.columns[rows], (days * DAY_S,))[0])
+            told[days].base[rows] = float(trained.begins(known, days)[matured].mean())
+    return told
 
 
 def above_names(rival: str) -> list[str]:
@@ -214,45 +265,51 @@ def _judge_horizon(
     one: FaultSet,
     judged: PastDays,
     beside: Baselines,
-    fit: HistoryFit,
-    base: float,
+    told: Told,
+    cuts: Sequence[int],
     horizon: int,
     seed: int,
 ) -> None:
     labels = judged.begins(one.history, horizon)
     rows = NodeDays(judged.day - one.cut_day, labels, int(judged.day.max()) - one.cut_day + 1)
-    ours = 1 - np.exp(-fit.hazard(judged.columns, (horizon * DAY_S,))[0])
     rate = 1 - np.exp(-beside.rate * horizon)
     methods = {
-        "ours": Ranked(rows, ours, ours, base),
+        "ours": Ranked(rows, told.p, told.p, told.base),
         "recency": Ranked(rows, beside.recency),
         "count": Ranked(rows, beside.count),
-        "empirical_bayes": Ranked(rows, beside.rate, rate, base),
-        "base_rate": Ranked(rows, np.zeros(len(rate)), np.full(len(rate), base), base),
+        "empirical_bayes": Ranked(rows, beside.rate, rate, told.base),
+        "base_rate": Ranked(rows, np.zeros(len(rate)), told.base, told.base),
     }
-    events = int(labels.sum())
 
-    def tell(method: str, found: dict[str, tuple[float, float | None, float | None]], metrics: Sequence[str]) -> None:
+    def tell(series: str, method: str, found: Mapping[str, Interval], metrics: Sequence[str], events: int) -> None:
         model = "fault_history" if method == "ours" else ""
         for metric in metrics:
             if metric in found:
-                given = (one.dataset, "fault", "all", horizon * DAY_S, method, model, metric, *found[metric], events)
+                given = (one.dataset, "fault", series, horizon * DAY_S, method, model, metric, *found[metric], events)
                 results.rows.append(ResultRow(*given))
 
+    events = int(labels.sum())
     for method, ranked in methods.items():
-        tell(method, with_intervals(ranked, rows.days, seed), METRICS)
+        tell("all", method, with_intervals(ranked, rows.days, seed), METRICS, events)
     for rival in PAIRED:
         above = differences(methods["ours"], methods[rival], rows.days, seed)
-        tell("ours", {f"{metric}_above_{rival}": above[metric] for metric in above}, above_names(rival))
+        tell("all", "ours", {f"{metric}_above_{rival}": above[metric] for metric in above}, above_names(rival), events)
+    for number, (cut, until) in enumerate(pairwise(cuts)):
+        inside = (judged.day >= cut) & (judged.day < until)
+        weight = np.zeros(rows.days)
+        weight[cut - one.cut_day : until - one.cut_day] = 1.0
+        for method, ranked in methods.items() if len(cuts) > 2 else ():
+            found = {metric: (value, None, None) for metric, value in ranked.metrics(weight).items()}
+            tell(f"window {number + 1} of {len(cuts) - 1}", method, found, METRICS, int(labels[inside].sum()))
     results.predictions.append(
         {
-            "dataset": [one.dataset] * len(ours),
+            "dataset": [one.dataset] * len(told.p),
             "issued_ms": (judged.day * DAY_MS).tolist(),
-            "target": ["fault"] * len(ours),
+            "target": ["fault"] * len(told.p),
             "series": [one.name(node) for node in judged.node.tolist()],
-            "horizon_s": [horizon * DAY_S] * len(ours),
-            "value": ours.tolist(),
+            "horizon_s": [horizon * DAY_S] * len(told.p),
+            "value": told.p.tolist(),
             "actual": rows.labels.astype(np.float64).tolist(),
-            "model": ["fault_history"] * len(ours),
+            "model": ["fault_history"] * len(told.p),
         }
     )

@@ -31,7 +31,7 @@ class NodeDays:
 class Ranked:
     """One method's scores, sorted once; equal scores are one group, so that no order among them is believed."""
 
-    def __init__(self, rows: NodeDays, score: Array, p: Array | None = None, base: float = 0.0) -> None:
+    def __init__(self, rows: NodeDays, score: Array, p: Array | None = None, base: Array | float = 0.0) -> None:
         """p: (n,) its probabilities, None where it gives only an order; base: what Brier skill is measured against."""
         order = np.argsort(-score, kind="stable")
         self._day, self._labels = rows.day[order], rows.labels[order].astype(np.float64)
@@ -79,7 +79,7 @@ def top_precision(rows: NodeDays, score: Array) -> Array:
     return found
 
 
-def _daily_squares(rows: NodeDays, p: Array, base: float) -> Array:
+def _daily_squares(rows: NodeDays, p: Array, base: Array | float) -> Array:
     """(2, days) sums of squared errors: of p, and of the base rate."""
     labels = rows.labels.astype(np.float64)
     errors = ((p - labels) ** 2, (base - labels) ** 2)

@@ -177,3 +177,15 @@ def test_the_parts_that_signals_name_have_a_risk_of_their_own():
     assert all(p[0] > usual[part][0] for (part, _), p in parts.items())
     apart = 1 - np.prod([1 - p[0] for key, p in parts.items() if key[0] != "rail"])
     assert apart == pytest.approx(scores.values[:2, 0, 0].max(), abs=2e-3)  # of the likeliest kind
+
+
+def test_a_repaired_node_below_all_others_gives_no_other_node_a_reason():
+    """Where a return from repair lowers the hazard, the recent fault of another explains only what it adds itself."""
+    history = np.tile(np.array([0.001, 0.004, 0.012]), (len(RISK_HORIZONS_S), 1))  # repaired, never failed, failed
+    at = {"strength": 1.0, "since_ms": NOW_MS - 86_400_000}
+    signals = Signals.of([Signal("recent_fault", 0, "n1", 86_400.0, **at), Signal("recent_fault", 2, "n3", 1.0, **at)])
+    shares = {
+        node: rows[0].share
+        for node, rows in score_nodes(signals, np.ones(3, bool), NOW_MS, None, history).reasons.items()
+    }
+    assert shares == {0: 0.0, 2: pytest.approx(2 / 3, abs=0.01)}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fleet.topology import NodeSpec, Topology
+from models.risk.node_risk import fitted_excess
 from models.risk.rules import ROW, RULES
 from models.risk.scores import RISK_KINDS
 from training.fits.fit import by_run, fit_risk, judge
@@ -48,6 +49,23 @@ def test_the_fit_finds_what_speaks_for_a_fault_and_repeats_itself():
     assert weights["thermal_throttle"] > 3
     assert weights.get("link_flap", 0.0) < 0.5
     assert fit_risk(split, {"seed": 1}) == fit
+
+
+def test_a_rule_that_speaks_for_a_node_has_a_negative_weight_and_lowers_its_risk():
+    def rows(seed):
+        made = made_rows(seed)
+        spared = made.levels[:, ROW["link_flap"]] > 0
+        labels = made.labels.copy()
+        labels[SLOW] &= ~spared
+        return RiskRows(made.time_ms, made.node, made.levels, labels)
+
+    fit = fit_risk(by_run([rows(seed) for seed in range(3)]), {})
+    assert fit.kinds["slow"].weights["link_flap"] < -1
+    levels = np.zeros((2, len(RULES)))
+    levels[:, ROW["thermal_throttle"]] = 0.6
+    levels[1, ROW["link_flap"]] = 1.0
+    throttled, spared = fitted_excess(levels, fit).total[SLOW]
+    assert spared < throttled
 
 
 def test_scores_on_the_test_run_are_better_than_the_base_rate():

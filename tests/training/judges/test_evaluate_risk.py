@@ -7,7 +7,16 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from fleet.errors import ConfigError
-from models.risk.hazard import PUBLISHED, FaultHistory, HorizonFit, features, in_repair, load_history, logistic
+from models.risk.hazard import (
+    PUBLISHED,
+    FaultHistory,
+    HorizonFit,
+    features,
+    fit_history,
+    in_repair,
+    load_history,
+    logistic,
+)
 from training.judges import risk as evaluate_risk
 from training.judges.risk import CENSORED_DAYS, evaluate
 from training.judges.risk_metrics import NodeDays, Ranked, reliability, top_precision
@@ -121,13 +130,26 @@ def test_a_later_fault_and_a_later_return_never_lower_the_probability():
     assert (fit.predict(features(days, np.full(40, np.inf), ~part)) > p).all()
 
 
-def test_weights_are_never_negative():
+def test_weights_have_the_sign_of_the_data():
     rng = np.random.default_rng(0)
-    columns = rng.random((4000, 2))
+    columns = np.column_stack((rng.random((4000, 2)), np.ones(4000)))
     labels = rng.random(4000) < 0.3 * columns[:, 0] * (1 - columns[:, 1])
-    _, weights = logistic(columns, labels)
+    _, weights = logistic(columns, labels, penalty=10)
     assert weights[0] > 0.3
-    assert weights[1] == 0
+    assert weights[1] < -0.3
+    assert weights[2] == 0  # constant
+
+
+def test_a_replaced_part_lowers_the_probability_of_its_node():
+    """Nodes wear out: one that came back from repair has no fault for long, the others go on failing."""
+    rng = np.random.default_rng(3)
+    nodes, days = 200, 400
+    first = rng.uniform(0, 300, nodes)
+    faults = FaultHistory(np.arange(nodes), first, first + 1, np.ones(nodes, bool))
+    fit = fit_history(faults, 0, days, nodes)
+    back = features(np.array([2.0]), np.array([1.0]), np.array([True]))
+    never = features(np.array([np.inf]), np.array([np.inf]), np.array([False]))
+    assert fit.horizons[1].predict(back) < fit.horizons[1].predict(never)
 
 
 def test_equal_scores_are_no_order():
