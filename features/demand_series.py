@@ -138,10 +138,11 @@ class DemandSeries(Stateful):
         ] = {}  # of groups that took another one's place: what was before is not known
         self._runs = FinishedRuns()
 
-    def update(self, attempt: JobAttempt) -> None:
-        """Take in the present state of an attempt; costs nothing where it adds what it added before."""
+    def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
+        """Take in the present state of an attempt; costs nothing where it adds what it added before. heard_ms: as of
+        `JobRecords.update`."""
         self._runs.update(attempt)
-        self.records.update(attempt)
+        self.records.update(attempt, heard_ms)
         key = (attempt.job, attempt.attempt)
         new, old = contribution(attempt), self._known.get(key)
         if new == old:

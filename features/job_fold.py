@@ -16,8 +16,9 @@ class JobFold:
         self.runs = PastRuns()
         self._learns_runs = learns_runs
 
-    def apply(self, event: JobEvent) -> list[JobAttempt]:
-        """Fold one event; the attempts that it changed: its own, and the one whose place that took. [] for a repeat."""
+    def apply(self, event: JobEvent, heard_ms: int | None = None) -> list[JobAttempt]:
+        """Fold one event; the attempts that it changed: its own, and the one whose place that took. [] for a repeat.
+        heard_ms: now, for who listens; None for a history that lacks nothing."""
         for woken in self.jobs.wake(event.job):
             self.demand.recall(woken)  # so that its demand is changed, not added again
         attempt = self.jobs.apply(event)
@@ -26,13 +27,13 @@ class JobFold:
         before = self.jobs.before(attempt)
         changed = [attempt] if before is None else [attempt, before]
         for row in changed:
-            self._learn(row, event)
+            self._learn(row, event, heard_ms)
         return changed
 
-    def put(self, attempt: JobAttempt) -> None:
+    def put(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
         """Take over an attempt whose events are not known."""
         self.jobs.put(attempt)
-        self._learn(attempt)
+        self._learn(attempt, heard_ms=heard_ms)
 
     def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
         """Put jobs to rest (`JobTable.rest`), return their attempts; forget what ended before `forget_before_ms`."""
@@ -42,8 +43,8 @@ class JobFold:
             self.demand.forget(attempt)
         return rested
 
-    def _learn(self, attempt: JobAttempt, event: JobEvent | None = None) -> None:
-        self.demand.update(attempt)
+    def _learn(self, attempt: JobAttempt, event: JobEvent | None = None, heard_ms: int | None = None) -> None:
+        self.demand.update(attempt, heard_ms)
         if self._learns_runs and not isinstance(event, Step | Phase | Checkpoint | Queued | NodeLost):
             learn_run(self.runs, attempt)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fleet.jobs import JobAttempt
 
 KEPT = 10_000
+HEARD_WITHIN_MS = 300_000  # of a start: who hears of it later does not know what came before
 
 
 class JobRecord(NamedTuple):
@@ -21,7 +22,8 @@ class JobRecord(NamedTuple):
     gave_up: bool  # it was cancelled unstarted
     run_s: float | None  # of one that finished
     tolerated_s: float | None  # the wait that its request tolerates
-    cold_s: float | None  # from its start to its first steady phase or step
+    cold_s: float | None  # from its start to its first steady phase or step; None where its start was heard late
+    heard: bool = False  # its start was heard as it happened
 
 
 class JobRecords:
@@ -31,11 +33,12 @@ class JobRecords:
         self._rows: dict[tuple[str, int], JobRecord] = {}
         self._order: list[tuple[int, str, int]] = []  # arrived_ms, job, attempt
 
-    def update(self, attempt: JobAttempt) -> None:
-        """Take in the present state of an attempt. Its first step is remembered, since later states lose it."""
+    def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
+        """Take in the present state of an attempt. Its first step is remembered, since later states lose it.
+        heard_ms: now, for who listens; None for a history that lacks nothing."""
         key = (attempt.job, attempt.attempt)
         old = self._rows.get(key)
-        new = _record(attempt, None if old is None else old.cold_s)
+        new = _record(attempt, old, heard_ms)
         if new == old:
             return
         if old is not None:
@@ -60,17 +63,22 @@ class JobRecords:
         return {"rows": [(*key, *row) for key, row in self._rows.items()]}
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
-        """The inverse of `dump`."""
-        self._rows = {(job, attempt): JobRecord(*row) for job, attempt, *row in state["rows"]}
+        """The inverse of `dump`. A cold start is dropped where the state does not say that its start was heard."""
+        self._rows = {(job, attempt): _checked(JobRecord(*row)) for job, attempt, *row in state["rows"]}
         self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
 
 
-def _record(attempt: JobAttempt, cold_s: float | None) -> JobRecord | None:
-    """The record of an attempt as it is now. `cold_s`: as earlier states showed it."""
+def _checked(row: JobRecord) -> JobRecord:
+    return row if row.heard else row._replace(cold_s=None)
+
+
+def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) -> JobRecord | None:
+    """The record of an attempt as it is now. old: as earlier states showed it."""
     submitted, started, over = attempt.submitted_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
     if arrived is None or attempt.gpus <= 0:
         return None
+    heard = _is_heard(started, old, heard_ms)
     gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"
     waited_to = over if gave_up else started
     waited_s = None if submitted is None or waited_to is None else max(0.0, (waited_to - submitted) / 1000)
@@ -84,8 +92,18 @@ def _record(attempt: JobAttempt, cold_s: float | None) -> JobRecord | None:
         gave_up,
         attempt.run_s if attempt.outcome == "finished" else None,
         attempt.submission.tolerated_wait_s if attempt.submission else None,
-        _sooner(cold_s, _cold_s(attempt)),
+        _sooner(old.cold_s if old else None, _cold_s(attempt)) if heard else None,
+        heard,
     )
+
+
+def _is_heard(started_ms: int | None, old: JobRecord | None, heard_ms: int | None) -> bool:
+    """Whether a start was heard as it happened: it counts when it was heard first."""
+    if started_ms is None:
+        return False
+    if old is not None and old.started_ms is not None:
+        return old.heard
+    return heard_ms is None or heard_ms - started_ms <= HEARD_WITHIN_MS
 
 
 def _cold_s(attempt: JobAttempt) -> float | None:

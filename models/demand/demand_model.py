@@ -5,7 +5,8 @@
                noise: who scales up for it is ready when it is over
     tolerated  what requests say; else the wait after which a tenth has given up (Kaplan-Meier: starts are censored)
 
-Floor and bands: ten-minute bins of up to 35 days; bursts: minutes of the last day. None, with a reason: unknown.
+Floor and bands: ten-minute bins of up to 35 days, without the few in which the whole fleet stood still. Bursts: minutes
+of the last day. None, with a reason: unknown.
 """
 
 from collections import defaultdict
@@ -33,6 +34,8 @@ FEWEST_COLD = 3
 FEWEST_TOLD = 3
 FEWEST_GAVE_UP = 10
 GIVE_UP_SHARE = 0.1
+AWAY_SHARE = 0.1  # of the fleet's median: below it the fleet stands still
+MOST_AWAY = 0.05  # of the time: more is a habit, which counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def demand_model(
     """A row a pool and class, in the order of `running`, which has (pool, "all") for each of its pools. residency:
     shares of held GPU time with a model loaded, and active."""
     of = _by_key(records)
-    return [_row(key, running, of, residency.get(key)) for key in running]
+    stood = {key: _stood_still(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
+    return [_row(key, running, of, residency.get(key), stood[key]) for key in running]
 
 
 def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
@@ -60,13 +64,6 @@ def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
         if len(cold) >= FEWEST_COLD:
             found[key] = cold
     return found
-
-
-def nearest(table: Mapping[Key, Array], key: Key) -> Array | None:
-    """What is known of a pool and class, else of the class, else of the pool, else of everything."""
-    pool, class_ = key
-    wider = (key, (EVERYTHING, class_), (pool, EVERYTHING), (EVERYTHING, EVERYTHING))
-    return next((table[one] for one in wider if one in table), None)
 
 
 def _by_key(records: Iterable[JobRecord]) -> dict[Key, list[JobRecord]]:
@@ -83,19 +80,21 @@ def _row(
     running: Mapping[Key, RunningGpus],
     of: Mapping[Key, list[JobRecord]],
     residency: tuple[float, float] | None,
+    stood_still: NDArray[np.bool_],
 ) -> dict[str, Any]:
     records, reasons = of.get(key, []), {}
-    cold = {wider: _known(row.cold_s for row in of.get(wider, ())) for wider in _wider(key)}
-    cold = {wider: values for wider, values in cold.items() if len(values) >= FEWEST_COLD}
-    known = running[key].ten_minute[np.isfinite(running[key].ten_minute)]
+    starts = _known(row.cold_s for row in records)
+    cold = starts if len(starts) >= FEWEST_COLD else None
+    is_known = np.isfinite(running[key].ten_minute)
+    known = running[key].ten_minute[is_known & ~stood_still]
     parts = {
         "bands": _bands(known),
-        "burst": burst(running[key].minutes, nearest(cold, key)),
+        "burst": burst(running[key].minutes, cold),
         "mix": _mix(key, running),
         "residency": "no GPU that such jobs held told its memory and its activity" if residency is None else residency,
         "duration_s": _durations(_known(row.run_s for row in records)),
         "tolerated_wait": tolerated_wait(records),
-        "cold_start_s": _cold(cold.get(key)),
+        "cold_start_s": _cold(cold),
     }
     for name, part in parts.items():
         if isinstance(part, str):
@@ -104,16 +103,26 @@ def _row(
     if residency is not None:
         told["residency"] = {"loaded_share": round(residency[0], 3), "active_share": round(residency[1], 3)}
     if told["burst"] is not None and told["burst"]["shortest_s"] is None:
-        reasons["burst.shortest_s"] = "no cold start was measured" if nearest(cold, key) is None else "all was noise"
+        reasons["burst.shortest_s"] = "no cold start was measured" if cold is None else "all was noise"
     floor = held(known, FLOOR_SHARE) if "bands" not in reasons else None
     if floor is None:
         reasons["floor_gpus"] = reasons["bands"]
-    head = {"pool": key[0], "class": key[1], "window_s": len(known) * BIN_S, "floor_gpus": floor}
+    head = {
+        "pool": key[0],
+        "class": key[1],
+        "window_s": int(is_known.sum()) * BIN_S,
+        "stood_still_s": int((is_known & stood_still).sum()) * BIN_S,
+        "floor_gpus": floor,
+    }
     return {**head, **told, "reasons": reasons}
 
 
-def _wider(key: Key) -> list[Key]:
-    return list(dict.fromkeys((key, (EVERYTHING, key[1]), (key[0], EVERYTHING), (EVERYTHING, EVERYTHING))))
+def _stood_still(fleet: Array) -> NDArray[np.bool_]:
+    """(bin,) where the whole fleet's jobs were away, as in an outage or a test of the machine; nowhere where that is
+    no exception. fleet: GPUs that run, of all pools and classes."""
+    known = fleet[np.isfinite(fleet)]
+    away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
+    return away if away.sum() <= MOST_AWAY * len(known) else np.zeros(len(fleet), bool)
 
 
 def _known(values: Iterable[float | None]) -> Array:
@@ -180,7 +189,7 @@ def _durations(runs: Array) -> dict[str, float] | str:
 
 def _cold(cold: Array | None) -> dict[str, float] | str:
     if cold is None:
-        return f"fewer than {FEWEST_COLD} jobs told a step or their steady phase"
+        return f"fewer than {FEWEST_COLD} jobs whose start was heard as it happened told a step or their steady phase"
     p50, p90 = np.quantile(cold, (0.5, 0.9)).round(1).tolist()
     return {"p50": p50, "p90": p90}
 

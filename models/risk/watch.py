@@ -64,7 +64,7 @@ class FleetWatch:
 
     def take_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
         """Fold one event; the attempts that it changed (see `JobFold.apply`)."""
-        changed = self.fold.apply(event)
+        changed = self.fold.apply(event, now_ms)
         self.ended.note(changed, now_ms)
         return changed
 

@@ -129,6 +129,7 @@ class DemandModelRow(_Class, total=False):
 
     pool: str
     window_s: int
+    stood_still_s: int
     floor_gpus: float | None
     bands: list[dict[str, float]] | None
     burst: dict[str, float | None] | None

@@ -71,6 +71,7 @@ class DemandModelRow(msgspec.Struct):
     pool: str
     class_: str = msgspec.field(name="class")
     window_s: int
+    stood_still_s: int
     floor_gpus: float | None
     bands: list[DemandBand] | None
     burst: DemandBurst | None

@@ -148,12 +148,12 @@ def resume(
             source.seek(saved.positions[source.name])
     board = BoardReader(config.board).latest() if share.first else None
     if state_monitor is not None:
-        _go_on_from(board, saved, sources, state_monitor)
+        _go_on_from(board, saved, sources, state_monitor, clock.now_ms())
     return Resumed(snapshot, saved, sources, state_monitor, board)
 
 
 def _go_on_from(
-    board: Board | None, saved: SavedState, sources: Sequence[GuardedSource], state_monitor: StateMonitor
+    board: Board | None, saved: SavedState, sources: Sequence[GuardedSource], state_monitor: StateMonitor, now_ms: int
 ) -> None:
     """Let topology generations go on from the last board's, and take over what ran on it if its events are lost."""
     state = saved.state
@@ -167,4 +167,4 @@ def _go_on_from(
     logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
     state_monitor.judge_occupancy()
     for attempt in running or ():
-        state.fold.put(attempt)
+        state.fold.put(attempt, now_ms)

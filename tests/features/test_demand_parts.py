@@ -55,6 +55,35 @@ def test_the_steady_phase_counts_where_it_comes_before_a_step_is_told() -> None:
     assert row.cold_s is None
 
 
+def listened(*events: tuple[JobEvent, int]) -> JobRecords:
+    """Records of who heard each event so many seconds after T0."""
+    jobs, records = JobTable(), JobRecords()
+    for event, heard_s in events:
+        attempt = jobs.apply(event)
+        assert attempt is not None
+        records.update(attempt, T0 + heard_s * 1000)
+    return records
+
+
+def test_only_a_start_that_was_heard_as_it_happened_has_a_cold_start() -> None:
+    steady = Phase(job="j", sequence=4, time_ms=T0 + 10_800_000, name="steady")
+    (row,) = listened((submitted(), 10_800), (started(), 10_800), (steady, 10_801)).rows()
+    assert (row.cold_s, row.started_ms) == (None, T0 + 60_000)  # a running fleet, met after three hours
+    steady = Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="steady")
+    (row,) = listened((submitted(), 1), (started(), 62), (steady, 900)).rows()
+    assert row.cold_s == 40.0
+    (row,) = listened((started(), 62), (Started(job="j", sequence=3, time_ms=T0 + 60_000), 9_000)).rows()
+    assert row.heard  # what is told again later does not unsay it
+
+
+def test_a_state_that_does_not_say_what_it_heard_loses_its_cold_starts() -> None:
+    records = told(submitted(), started(), Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="steady"))
+    (row,) = records.rows()
+    again = JobRecords()
+    again.load({"rows": [("j", 1, *row[:-1])]})
+    assert again.rows() == [row._replace(cold_s=None, heard=False)]
+
+
 def test_who_is_cancelled_unstarted_gave_up() -> None:
     gone = Failed(job="j", sequence=2, time_ms=T0 + 500_000, category="cancelled")
     (row,) = told(submitted(), gone).rows()

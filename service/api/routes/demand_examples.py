@@ -59,6 +59,7 @@ MODEL: dict[str, object] = {
             "pool": "serve",
             "class": "inference",
             "window_s": 3_024_000,
+            "stood_still_s": 0,
             "floor_gpus": 48.0,
             "bands": [{"share_of_time": 0.95, "gpus": 56.0}, {"share_of_time": 0.05, "gpus": 160.0}],
             "burst": {"ceiling_gpus": 192.0, "shortest_s": 420.0, "noise_share": 0.11},

@@ -22,7 +22,7 @@ from features.job_records import JobRecord
 from features.request_series import ServingCapacity, request_rates
 from features.serving import ServedInstance
 from fleet.clock import Clock
-from models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model, nearest
+from models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model
 from models.demand.forecaster import BIN_MS, DemandForecaster, Histories
 from models.demand.prescale import prescale
 from models.demand.rows import DemandRow
@@ -137,7 +137,7 @@ class DemandForecasts(Capability):
         for row in rows:
             if row.target == "request_rate" and (row.pool, row.group) in rates:
                 seen = rates[row.pool, row.group]
-                starts = nearest(cold, (row.pool, row.class_))
+                starts = cold.get((row.pool, row.class_))
                 row.prescale = prescale(row, seen.instances, seen.peak_per_instance, starts)
         if now_ms // BIN_MS != self._model_bin:
             self._model = demand_model(running_by_class(histories), records, residency)

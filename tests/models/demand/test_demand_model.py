@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from features.job_records import JobRecord
-from models.demand.demand_model import RunningGpus, burst, cold_starts, demand_model, held, nearest, tolerated_wait
+from models.demand.demand_model import RunningGpus, burst, cold_starts, demand_model, held, tolerated_wait
 
 DAY = 1440
 KEY = ("q", "all")
@@ -61,7 +61,7 @@ def test_the_mix_is_of_gpu_time() -> None:
     assert rows["training"]["residency"] is None
 
 
-def test_runs_and_cold_starts_are_of_the_class_and_bursts_take_the_nearest_cold_start() -> None:
+def test_runs_and_cold_starts_are_of_the_pool_and_class_and_lent_to_no_other() -> None:
     records = [record(run_s=100.0 * n, cold_s=60.0 * n) for n in range(1, 11)]
     minutes = steady()
     minutes[5:10] = 200
@@ -70,11 +70,34 @@ def test_runs_and_cold_starts_are_of_the_class_and_bursts_take_the_nearest_cold_
     assert rows["training"]["duration_s"] == {"p50": 550.0, "p90": 910.0, "p99": 991.0, "cv": 0.52}
     assert rows["training"]["cold_start_s"] == {"p50": 330.0, "p90": 546.0}
     assert rows["batch"]["duration_s"] is rows["batch"]["cold_start_s"] is None
-    assert rows["batch"]["burst"] == rows["all"]["burst"] == {"ceiling_gpus": 100, "shortest_s": None, "noise_share": 1}
-    assert rows["batch"]["reasons"]["burst.shortest_s"] == "all was noise"
-    cold = cold_starts(records)
-    assert nearest(cold, ("other", "training")) is cold["all", "training"]
-    assert nearest({}, KEY) is None
+    assert rows["all"]["burst"] == {"ceiling_gpus": 100, "shortest_s": None, "noise_share": 1}
+    assert rows["all"]["reasons"]["burst.shortest_s"] == "all was noise"
+    assert rows["batch"]["burst"] == {"ceiling_gpus": 200, "shortest_s": None, "noise_share": None}
+    assert rows["batch"]["reasons"]["burst.shortest_s"] == "no cold start was measured"
+    assert "whose start was heard as it happened" in rows["batch"]["reasons"]["cold_start_s"]
+    assert ("q", "batch") not in cold_starts(records)
+    assert ("q", "training") in cold_starts(records)
+
+
+def test_an_outage_of_the_whole_fleet_is_no_demand() -> None:
+    fleet = np.full(1000, 500.0)
+    fleet[300:330] = 0.0  # 3 % of the time nothing ran
+    fleet[330] = 8.0  # but a test
+    part = np.where(fleet == 500, 60.0, 0.0)
+    part[:200] = 0.0  # its own nights count
+    keys = {("all", "all"): fleet, ("q", "all"): fleet, ("q", "batch"): part}
+    rows = demand_model({key: RunningGpus(steady(), tens) for key, tens in keys.items()}, [], {})
+    assert [(row["floor_gpus"], row["stood_still_s"]) for row in rows] == [(500, 18_600), (500, 18_600), (0, 18_600)]
+    assert rows[0]["bands"][0] == {"share_of_time": 0.95, "gpus": 500}
+    assert rows[0]["window_s"] == 600_000
+    for row in rows:
+        assert row["floor_gpus"] <= row["bands"][0]["gpus"]
+
+
+def test_a_fleet_that_is_often_idle_has_no_floor() -> None:
+    nights = np.where(np.arange(1000) % 144 < 36, 0.0, 100.0)
+    (row,) = demand_model({("all", "all"): RunningGpus(steady(), nights)}, [], {})
+    assert (row["floor_gpus"], row["stood_still_s"]) == (0, 0)
 
 
 def test_the_tolerated_wait_is_what_requests_say_else_when_a_tenth_gave_up() -> None:
