@@ -95,6 +95,7 @@ _GPU = (
     _gpu("pcie_rx_bytes_per_s", "B/s", 1010),
     _gpu("nvlink_tx_bytes_per_s", "B/s", 1011),
     _gpu("nvlink_rx_bytes_per_s", "B/s", 1012),
+    _gpu("power_limit_w", "W", 164),
 )
 
 # A MIG instance reports the profiling and memory fields of its slice; whole-GPU fields stay with the GPU.

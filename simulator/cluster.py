@@ -238,6 +238,7 @@ class SimulatedFleet:
             slot=slot,
             busy=hot[slot],
             networked=works[slot] & (physics.port_bytes_per_s(self.gangs) > 0),
+            asks_w=self.gangs.level("power_w")[slot],
             size=self.gangs.size,
             age_s=self.gangs.age_s(self.time_ms),
         )

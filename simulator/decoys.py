@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from simulator.effects import REASON_SW_POWER_CAP, ActivityLevels, Effects, HardwareLoad, Passing
 from simulator.magnitudes import ExporterRestartKind, PhaseChangeKind, PowerCapKind, SequenceImbalanceKind
-from simulator.workload import JobPhase
+from simulator.workload import CONTEXT_POWER_W, POWER_BY_CLOCK, JobPhase
 
 
 @dataclass(slots=True)
@@ -26,20 +26,25 @@ class PhaseDecoy(Passing):
 
 @dataclass(slots=True)
 class PowerCap(Passing):
-    """An operator's power limit: software power cap and somewhat lower clocks, on purpose."""
+    """An operator's power limit, on purpose: the board draws no more, so its clocks are lower and the bit says why.
+    The limit is what the job draws at `ratio` of its clock, from `least_w` to `most_w`."""
 
-    limit_w: float
     ratio: float
+    least_w: float
+    most_w: float
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kind: PowerCapKind) -> "PowerCap":
-        return cls(limit_w=rng.uniform(*kind.limit_w), ratio=rng.uniform(*kind.clock))
+        return cls(rng.uniform(*kind.clock), *kind.limit_w)
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
         busy = load.busy[node]
-        effects.power_limit_w[node] = self.limit_w
+        asked_w = np.maximum(float(np.median(load.asks_w[node])) - CONTEXT_POWER_W, 0.0)
+        effects.power_limit_w[node] = np.clip(
+            CONTEXT_POWER_W + asked_w * self.ratio**POWER_BY_CLOCK, self.least_w, self.most_w
+        )
         effects.clock_ratio[node] = np.where(busy, self.ratio, 1.0)
         effects.reasons[node] |= np.where(busy, REASON_SW_POWER_CAP, 0)
         effects.power_share[node] = np.where(busy, 0.5, 0.0)

@@ -45,6 +45,7 @@ class HardwareLoad:
     slot: NDArray[np.int32]  # (n, g) job slot
     busy: NDArray[np.bool_]  # (n, g) computes at more than 250 W
     networked: NDArray[np.bool_]  # (n, g) its gang spans nodes and this GPU's port carries traffic
+    asks_w: NDArray[np.float64]  # (n, g) what its job draws of the board at full clock
     size: NDArray[np.int64]  # (slots,) GPUs of the job
     age_s: NDArray[np.float64]  # (slots,) since the job's start
 

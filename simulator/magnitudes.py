@@ -136,7 +136,7 @@ class PhaseDecoyKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class PowerCapKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lasts_s: Span = (180.0, 900.0)
-    limit_w: Span = (560.0, 630.0)
+    limit_w: Span = (200.0, 700.0)  # what a board can be limited to; the limit is what a job draws at this clock
     clock: Span = (0.92, 0.96)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.effects import REASON_SW_POWER_CAP, Effects
 from simulator.gangs import RunningGangs
-from simulator.workload import CONTEXT_POWER_W, IDLE_POWER_W, PHASE_LEVELS, JobPhase
+from simulator.workload import CONTEXT_POWER_W, IDLE_POWER_W, PHASE_LEVELS, POWER_BY_CLOCK, JobPhase
 
 STALL = 25.0  # a step takes this many times as long while a port that the gang needs is down
 BURST = 3.0  # traffic over PCIe comes in bursts of this many times the mean
@@ -131,14 +131,14 @@ def activity_of(
 def power_w(
     gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
 ) -> NDArray[np.float64]:
-    """(n, g) board power. Dynamic power falls with the clock to the power 2.3 (voltage falls with it)."""
+    """(n, g) board power. Dynamic power falls with the clock to the power POWER_BY_CLOCK (voltage falls with it)."""
     slot = gangs.slot
     above = np.maximum(gangs.level("power_w") - CONTEXT_POWER_W, 0.0)[slot]
     swing = gangs.level("power_swing_w") * np.sin(
         2 * np.pi * gangs.age_s(now_ms) / np.maximum(gangs.level("step_s"), 0.1)
     )
     moving = gangs.level("power_noise_w")[slot] * noise + swing[slot]
-    dynamic = (above * body.power_skew + moving) * activity.busy * effects.clock_ratio**2.3
+    dynamic = (above * body.power_skew + moving) * activity.busy * effects.clock_ratio**POWER_BY_CLOCK
     loaded = CONTEXT_POWER_W + 3.0 * (body.power_skew - 1.0) * 50 + 0.14 * noise + np.maximum(dynamic, 0.0)
     idle = body.idle_w + 0.3 * noise
     return np.minimum(np.where(slot > 0, loaded, idle), effects.power_limit_w)

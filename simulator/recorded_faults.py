@@ -23,7 +23,7 @@ from simulator.h100 import DCGM_FIELDS, NODE_FIELDS, RECORDED_PORT_FIELDS, Recor
 from simulator.instrument import Say, TruthKeeper, finish_folder, make_folder, start_of, write_events
 from simulator.magnitudes import FaultKind
 from simulator.repairs import Repairs
-from simulator.workload import CONTEXT_POWER_W, PHASE_LEVELS, JobPhase
+from simulator.workload import CONTEXT_POWER_W, PHASE_LEVELS, POWER_BY_CLOCK, JobPhase
 
 RECORDED = Path("faults") / "recorded"
 FAULTS = ("thermal_throttle", "power_brake", "gpu_off_bus", "cpu_contention", "slow_nic", "ib_flap", "node_lost")
@@ -187,7 +187,9 @@ class RecordingPlayer:
         busy = np.nan_to_num(self._raw_gpu[_POWER]) > BUSY_W
         networked = self.has_ports[:, None] & (self._port_rate > NETWORKED_BYTES_PER_S)
         size = np.bincount(self.slot.ravel(), minlength=len(self.factor))
-        return HardwareLoad(self.slot, busy, networked, size, np.full(len(self.factor), age_s))
+        return HardwareLoad(
+            self.slot, busy, networked, np.nan_to_num(self._raw_gpu[_POWER]), size, np.full(len(self.factor), age_s)
+        )
 
     def _levels(self) -> Values:
         """(slot, 5) multipliers of activity, utilisation, NVLink, InfiniBand and PCIe; `factor` on the way."""
@@ -232,7 +234,7 @@ class RecordingPlayer:
     def _show_power(self, busy: Values) -> None:
         """Power above the held context falls with work and clock; the reasons say why."""
         effects, raw = self.effects, self._raw_gpu
-        dynamic = np.maximum(raw[_POWER] - CONTEXT_POWER_W, 0.0) * busy * effects.clock_ratio**2.3
+        dynamic = np.maximum(raw[_POWER] - CONTEXT_POWER_W, 0.0) * busy * effects.clock_ratio**POWER_BY_CLOCK
         power = np.minimum(np.minimum(raw[_POWER], CONTEXT_POWER_W) + dynamic, effects.power_limit_w)
         reasons = np.nan_to_num(raw[_REASONS]).astype(np.int64)
         reasons = np.where(power < 0.9 * raw[_POWER], reasons & ~REASON_SW_POWER_CAP, reasons) | effects.reasons

@@ -150,6 +150,7 @@ class Sensors:
         self._set("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
         self._set("DCGM_FI_DEV_MEMORY_TEMP", self._temp_c + 4.0 + 0.01 * power)
         self._set("DCGM_FI_DEV_POWER_USAGE", power)
+        self._set("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", effects.power_limit_w)
         self._set("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", physics.event_reasons(gangs, power, effects))
         self._set("DCGM_FI_DEV_PCIE_LINK_GEN", np.where(gangs.slot > 0, effects.link_gen, 1.0))
         self._set("DCGM_FI_DEV_PCIE_LINK_WIDTH", effects.link_width)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 MAX_POWER_W = 700.0
 CONTEXT_POWER_W = 118.0
+POWER_BY_CLOCK = 2.3  # dynamic power falls with the clock to this power, as voltage falls with it
 IDLE_POWER_W = 70.5
 WARMUP_S = 60.0
 

@@ -22,6 +22,8 @@ CRC_10M = 60_000  # 100 a second
 SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
 HOT_C, HOT_OVER_C = 84.0, 15.0
 HOT_FOR_LOAD_C, HOT_SIGMAS = 5.0, 5.0
+TOLD, OPEN, DENIED = 1.0, 0.5, 0.0  # what `cap_evidence` says
+AT_LIMIT, FAR_BELOW_LIMIT = 0.95, 0.7  # of the stated power limit: reached; so low that the limit cannot be the reason
 USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
 
 
@@ -89,6 +91,22 @@ def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mas
     return loaded, idle & ~(util >= 0.3)
 
 
+def at_limit(view: GpuView) -> Mask:
+    """(gpu,) its power is all that its stated limit allows."""
+    return np.asarray(view["power_w"] >= AT_LIMIT * view["power_limit_w"])
+
+
+def cap_evidence(view: GpuView) -> Array:
+    """(gpu,) whether a low clock would be that of a power cap: TOLD by the reason bit or by power at the limit, OPEN
+    where neither is exported and it is not hot, else DENIED."""
+    limit = view["power_limit_w"]
+    faulty = (view.bits & (THERMAL | BRAKE)) > 0
+    far_below = np.fmax(view["power_w"], view["power_w_mean_2m"]) < FAR_BELOW_LIMIT * limit
+    told = ((view.bits & POWER_CAP) > 0) | at_limit(view)
+    untold = ~view.has_bits & np.isnan(limit) & ~(view["gpu_temp_c"] >= HOT_C)
+    return np.where(faulty | far_below, DENIED, np.where(told, TOLD, np.where(untold, OPEN, DENIED)))
+
+
 @sees("thermal_throttle")
 def thermal_throttle(view: GpuView) -> Detection:
     """A thermal or hardware slowdown bit, and a clock that fell. Bit 4 (software power cap) is normal under load. A
@@ -113,10 +131,12 @@ def _slowed(view: GpuView, bit: Mask) -> Detection:
 
 @sees("clock_low")
 def clock_low(view: GpuView) -> Detection:
-    """Much slower than itself before and than its node's working GPUs now, where no reason is exported."""
+    """Much slower than itself before and than its node's working GPUs now, where no reason is exported and its power
+    is below its limit."""
     peers = view.peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
     plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
+    plain &= ~at_limit(view)
     on = view.loaded & plain & (view.clock < LOW_CLOCK_WITHOUT_BITS * usual)
     return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.loaded)
 

@@ -59,7 +59,8 @@ CODE, COUNT, STATE, STANDING = EvidenceKind.CODE, EvidenceKind.COUNT, EvidenceKi
 class Rule:
     """One row of `RULES`. hard: acts at once, is published in the urgent section, and counts as a fault of the node.
     feature: as answers name it; says: a template in `signals.WORDS`; by_ratio: a gang slows as far as the value is
-    below its usual; names_part: a hard signal of it puts the fault down to hardware."""
+    below its usual; names_part: a hard signal of it puts the fault down to hardware; intended: somebody wants it so,
+    and it is no fault."""
 
     name: str
     kind: EntityKind
@@ -78,6 +79,7 @@ class Rule:
     blames: Cause | None = None
     by_ratio: bool = False
     names_part: bool = True
+    intended: bool = False
 
 
 # fmt: off
@@ -170,6 +172,8 @@ RULES = (
          says="drained{since}", evidence=STANDING),
     Rule("gang_outlier", NODE, "sm_clock_mhz", "MHz", (0.01, 0.1, 0.7), "avoid", 1, 1, 180.0,
          says="SM clocks down to {value} MHz, its gang's at {usual}", blames=COMPUTE, by_ratio=True),
+    Rule("power_cap", NODE, "sm_clock_mhz", "MHz", (0.0, 0.0, 0.0), "watch", 1, 1, 180.0,
+         says="power capped{since}", blames=COMPUTE, by_ratio=True, intended=True),
     Rule("recent_fault", NODE, "fault_age_s", "s", (0.02, 0.02, 0.02), "watch", 1, 1, 0.0,
          says="had a fault {age} ago", evidence=STANDING),
     Rule("failed_jobs", NODE, "failed_job_share", "ratio", (0.0, 0.0, 0.0), "watch", 1, 1, 0.0,

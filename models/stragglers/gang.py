@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from fleet.jobs import JobAttempt
 from models.risk.detectors import FeatureColumns
-from models.risk.gpu_signals import GpuView
+from models.risk.gpu_signals import GpuView, cap_evidence
 from models.risk.signals import Array
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
+GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "cap")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -28,20 +29,18 @@ class GangColumns:
 
     @classmethod
     def none(cls) -> "GangColumns":
-        empty = np.zeros(0)
-        return cls(
-            (),
-            np.zeros(0, np.int32),
-            {"sm_clock_mhz": empty, "bytes_per_s": empty},
-            {"sm_clock_mhz": empty, "bytes_per_s": empty},
-        )
+        last = dict.fromkeys((*GPU_CHANNELS, "bytes_per_s"), np.zeros(0))
+        mean = dict.fromkeys(("sm_clock_mhz", "bytes_per_s"), np.zeros(0))
+        return cls((), np.zeros(0, np.int32), last, mean)
 
     @classmethod
     def of_gpus(cls, columns: FeatureColumns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
         """Clocks count only while the GPU works: an idle one rests low."""
         clock = np.where(view.loaded, view.clock, np.nan)
         mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
-        return cls(names, columns.node, {"sm_clock_mhz": clock}, {"sm_clock_mhz": mean})
+        known = clock, view.usual_clock, columns["power_w"], columns["power_limit_w"], cap_evidence(view)
+        last = dict(zip(GPU_CHANNELS, known, strict=True))
+        return cls(names, columns.node, last, {"sm_clock_mhz": mean})
 
     @classmethod
     def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...]) -> "GangColumns":

@@ -13,6 +13,7 @@ from models.risk.detectors import reports
 from models.risk.rules import BY_NAME, COMPUTE, ROW, RULES
 from models.risk.signals import Mask, Signal, Signals
 from models.stragglers.gang import GangColumns, GangMembers
+from models.stragglers.power_caps import capped_nodes
 
 OUTLIER_Z = -6.0
 OUTLIER_RATIO = 0.88
@@ -38,7 +39,8 @@ class GangStreaks:
         return len(self._seen)
 
     def sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
-        """Those seen for SUSTAINED_MS without a pause; they stay for their rule's `clears_s` after the last time."""
+        """Those seen for SUSTAINED_MS without a pause, what is intended at once: it accuses nobody. They stay for their
+        rule's `clears_s` after the last time."""
         for signal in found:
             first_ms, last_ms, _ = self._seen.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
             if now_ms - last_ms > FORGET_MS:
@@ -46,7 +48,7 @@ class GangStreaks:
             self._seen[signal.rule, signal.entity] = (first_ms, now_ms, signal)
         kept = []
         for key, (first_ms, last_ms, signal) in list(self._seen.items()):
-            firm = last_ms - first_ms >= SUSTAINED_MS
+            firm = last_ms - first_ms >= SUSTAINED_MS or BY_NAME[signal.rule].intended
             if now_ms - last_ms > (BY_NAME[signal.rule].clears_s * 1000 if firm else FORGET_MS):
                 del self._seen[key]
             elif firm:
@@ -75,9 +77,11 @@ def gang_signals(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, streaks: GangStreaks, now_ms: int
 ) -> Signals:
     """Evidence that only the gang shows: slow clocks without a stated reason, slow ports. Writes `streaks`."""
-    explained = set(signals.node[COMPUTE_RULES[signals.rule]].tolist())
-    clocks = [signal for signal in _slow_clocks(gangs, gpu) if signal.node not in explained]
-    found = clocks + _slow_ports(gangs, port)
+    caps = capped_nodes(gangs, gpu)
+    explained = dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
+    explained |= {cap.node: OUTLIER_RATIO * cap.value for cap in caps if cap.node not in explained}
+    clocks = [one for one in _slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
+    found = caps + clocks + _slow_ports(gangs, port)
     return Signals.of(streaks.sustained(found, now_ms))
 
 

@@ -82,6 +82,7 @@ def _suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
     rule = RULES[signals.rule[at]]
     value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
     words = sentence(rule.name, signals.entity[at], value, usual, since_ms, now_ms)
+    words += f": {signals.words[at]}" if rule.intended and signals.words else ""
     severity = _severity(rule, value, usual)
     return Suspect(rule, signals.entity[at], node, severity, bool(signals.firm[at]), since_ms, words)
 
@@ -116,14 +117,14 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
         return body | {"sentence": _steady(pace, attempt.phase) + _longest(pace, attempt.phase)}
     excess = (pace.ratio or 1.0) - 1
     if _tells_more(pace, culprit, attempt):
-        return body | _held_by_steps(pace, attempt, culprit, excess)
+        return body | _held_by_steps(pace, attempt, suspects, excess)
     if culprit is not None:
         kind, name = _name(culprit, suspects)
         share = min(1.0, culprit.severity / excess) if excess > 0 and culprit.severity > 0.05 else 1.0
         how = _slower(pace) if by_steps or culprit.rule.blames is not STOPPED else _stopped(attempt, now_ms)
         return body | {
             "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
-            "cause": "compute" if culprit.rule.blames is COMPUTE else "communication",
+            "cause": _cause(culprit),
             "sentence": f"{how}; {name} holds the gang back: {culprit.sentence}",
         }
     return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
@@ -145,18 +146,27 @@ NOBODYS = {
 WORK = {"compute": "compute", "data": "data loading"}
 
 
-def _held_by_steps(pace: StepPace, attempt: JobAttempt, culprit: Suspect | None, excess: float) -> dict[str, Any]:
+def _cause(culprit: Suspect) -> str:
+    """As answers name it."""
+    if culprit.rule.intended:
+        return culprit.rule.name
+    return "compute" if culprit.rule.blames is COMPUTE else "communication"
+
+
+def _held_by_steps(pace: StepPace, attempt: JobAttempt, suspects: list[Suspect], excess: float) -> dict[str, Any]:
     """Culprit, cause and sentence where the ranks' own step times tell who it is."""
     cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
     share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
     if pace.ranks:
         kind, name, node = _worker(pace.ranks, attempt)
-        why = f"its {WORK[pace.cause]} takes longer than its peers'"
-        why = culprit.sentence if culprit and culprit.node == node else why
+        reason = next((row for row in suspects if row.node == node), None)
+        why = f"its {WORK[pace.cause]} takes longer than its peers'" if reason is None else reason.sentence
+        cause = reason.rule.name if reason and reason.rule.intended and pace.cause == "compute" else pace.cause
     else:
-        kind, name = "stage", str(pace.stage)
+        kind, name, cause = "stage", str(pace.stage), pace.cause
         why = "its ranks compute longer than the other stages' in every step"
     return {
+        "cause": cause,
         "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
         "sentence": f"{_slower(pace)}; {'stage ' if kind == 'stage' else ''}{name} holds the gang back: {why}",
     }
@@ -190,15 +200,18 @@ def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tu
 
 
 def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
-    """The gravest suspect, unless most nodes of a gang of several have the same trouble: then nobody is to blame."""
-    if not suspects:
-        return None
-    first = suspects[0]
+    """The gravest suspect, unless most nodes of a gang of several have the same trouble: then nobody is to blame, or
+    the next one where all of them are so on purpose."""
     hosts = len(gangs.attempts[index].hosts)
-    alike = {row.node for row in suspects if row.rule is first.rule and row.severity >= CLEAR_CUT * first.severity}
-    if hosts >= 2 and len(alike) > hosts / 2:
-        return None
-    return first
+    while suspects:
+        first = suspects[0]
+        alike = {row.node for row in suspects if row.rule is first.rule and row.severity >= CLEAR_CUT * first.severity}
+        if hosts < 2 or len(alike) <= hosts / 2:
+            return first
+        if not first.rule.intended:
+            return None
+        suspects = [row for row in suspects if row.rule is not first.rule]
+    return None
 
 
 def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:

@@ -144,6 +144,7 @@ StragglerCause = Literal[
     "checkpoint",
     "garbage_collection",
     "interference",
+    "power_cap",
     "unknown",
 ]
 

@@ -53,6 +53,21 @@ def test_a_change_of_phase_moves_all_ranks_alike() -> None:
     assert fleet.step_time_s("j") == pytest.approx(1.4 * step_s, rel=0.1)
 
 
+def test_a_capped_node_draws_what_its_limit_allows_and_says_so() -> None:
+    fleet = gang_fleet()
+    run(fleet, 60)
+    free_w = gpu(fleet, "DEV_POWER_USAGE")[0].mean()
+    fleet.faults.inject("power_cap", "n001", None, 60_000, ratio=0.8, end_ms=10**9)
+    run(fleet, 120)
+    limit, power = gpu(fleet, "DEV_ENFORCED_POWER_LIMIT"), gpu(fleet, "DEV_POWER_USAGE")
+    assert limit[0].max() == limit[0].min() < 0.85 * free_w
+    assert (power[0] <= limit[0]).all()
+    assert power[0].min() > 0.9 * limit[0].max()
+    assert limit[1].min() == 700.0
+    assert (gpu(fleet, "DEV_CLOCKS_EVENT_REASONS")[0].astype(int) & 4).all()
+    assert gpu(fleet, "DEV_SM_CLOCK")[0].max() < 0.82 * gpu(fleet, "DEV_SM_CLOCK")[1].min()
+
+
 def test_a_renewed_exporter_says_the_same_under_other_names() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("label_rename", "n001", None, 10_000, end_ms=40_000, down_s=15.0)

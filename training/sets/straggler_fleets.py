@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from models.risk.rules import RULES
 from models.risk.score import ScoredFleet
 from models.risk.watch import FleetWatch
 from training.fits.fan_out import map_jobs
@@ -36,6 +37,7 @@ Say = Callable[[str], None]
 QUIET_CODES = frozenset({"none", "watch"})
 DAY_MS = 86_400_000
 PROCESSES = 2
+INTENDED = frozenset(rule.name for rule in RULES if rule.intended)
 OURS = "ours"
 BLAMED = "ours (slow jobs alone)"
 
@@ -173,11 +175,11 @@ def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
 
 
 def _blamed(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
-    """(node, culprit) of every slow job that blames a member; a stage is nobody's node."""
+    """(node, culprit) of every slow job that blames a member; a stage is nobody's node, and a power cap no fault."""
     for body in fleet.stragglers.values():
         name = str(body["culprit"]["name"])
         node = name.split("/", maxsplit=1)[0]
-        if body["slow"] and node in rows and body["culprit"]["kind"] != "stage":
+        if body["slow"] and node in rows and body["culprit"]["kind"] != "stage" and body.get("cause") not in INTENDED:
             yield node, name
 
 

@@ -43,7 +43,7 @@ def test_a_rule_has_no_second_function_and_no_function_an_unknown_rule(register)
 
 def test_what_a_slow_gang_is_put_down_to() -> None:
     assert names(lambda rule: rule.blames is COMPUTE) == {
-        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "cpu_stolen"
+        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "cpu_stolen", "power_cap"
     }  # fmt: skip
     assert names(lambda rule: rule.blames is STOPPED) == {"gpu_vanished", "node_silent", "node_lost", "link_down"}
     assert names(lambda rule: rule.blames is LINK) == {
@@ -51,7 +51,7 @@ def test_what_a_slow_gang_is_put_down_to() -> None:
         "pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors",
     }  # fmt: skip
     assert names(lambda rule: rule.by_ratio) == {
-        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "slow_nic", "link_speed"
+        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "slow_nic", "link_speed", "power_cap"
     }  # fmt: skip
 
 

@@ -136,6 +136,15 @@ def test_a_blame_on_a_stage_is_no_node_s_whatever_the_node_is_called() -> None:
     assert list(straggler_fleets._stage_blamed(fleet)) == ["a"]
 
 
+def test_a_blame_on_a_power_cap_is_no_finding_of_a_fault() -> None:
+    bodies = {
+        cause: {"slow": True, "culprit": {"kind": "node", "name": cause}, "cause": cause}
+        for cause in ("power_cap", "compute")
+    }
+    fleet = SimpleNamespace(stragglers=bodies)
+    assert list(straggler_fleets._blamed(fleet, set(bodies))) == [("compute", "compute")]
+
+
 def test_a_run_that_cannot_be_read_is_left_out_with_the_reason(tmp_path: Path) -> None:
     write(tmp_path, "whole")
     folder = tmp_path / "faults" / "simulated"

@@ -1,0 +1,84 @@
+"""Power caps: nodes whose clocks are low because somebody limited the power. That costs a gang time, and is no fault.
+
+`models.risk.gpu_signals.cap_evidence` says of each GPU whether a cap is TOLD (by a reason bit, by power at its stated
+limit), OPEN (nobody exports either, and it is not hot) or DENIED. Where it is open, all GPUs of the node that work must
+be low alike, and not by half: a power brake divides clocks by two at least.
+
+A clock is low beside its gang's, or beside its own usual one where the rest of the fleet runs nearer to theirs: boards
+that draw all that they may are clocked down with the same reason, everywhere.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.peers import group_median, middle, spread
+from models.risk.detectors import reports
+from models.risk.gpu_signals import DENIED, LOW_CLOCK, OPEN, TOLD
+from models.risk.signals import Array, Mask, Signal
+from models.stragglers.gang import GangColumns, GangMembers
+from models.words import number
+
+BELOW_OTHERS = 0.96  # of what the gang, or the fleet, has
+ALIKE = 0.06  # between the fastest and the slowest of a node's working GPUs
+BRAKED = 0.55  # of the usual clock
+AS_MUCH = 0.97  # of its gang's power: who draws that is not held down by a cap
+
+
+@reports("power_cap")
+def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
+    """A signal for every node with capped GPUs: the lowest of their clocks beside the usual one, and what it costs."""
+    if not len(gpu.names):
+        return []
+    usual, low = _low(gangs, gpu)
+    evidence, clock = gpu.last["cap"], gpu.last["sm_clock_mhz"]
+    capped = low & ((evidence == TOLD) | ((evidence == OPEN) & _alike(gpu, low, usual)))
+    found = []
+    for node in np.unique(gpu.node[capped]).tolist():
+        rows = np.flatnonzero(capped & (gpu.node == node))
+        worst = rows[(clock[rows] / usual[rows]).argmin()]
+        slowest, beside = float(clock[worst]), float(usual[worst])
+        lost = beside / slowest - 1
+        words = _words(gpu, gangs, rows, node, lost)
+        found.append(Signal("power_cap", node, gangs.nodes[node], slowest, beside, min(1.0, lost), words=words))
+    return found
+
+
+def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask]:
+    """(gpu,) the usual clock, by its gang or by itself, and whether it runs below that now."""
+    clock, own = gpu.last["sm_clock_mhz"], gpu.last["usual_clock_mhz"]
+    gang = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1) if len(gangs.attempts) else gangs.of_gpu
+    others, power = (
+        spread(group_median(column, gang, len(gangs.attempts))[0], gang) for column in (clock, gpu.last["power_w"])
+    )
+    fastest = np.zeros(len(gangs.attempts))
+    inside = (gang >= 0) & np.isfinite(clock)
+    np.maximum.at(fastest, gang[inside], clock[inside])
+    by_gang = (clock < BELOW_OTHERS * others) & ~(gpu.last["power_w"] >= AS_MUCH * power)
+    usual = np.where(by_gang, spread(fastest, gang), own)
+    ratio = (clock / own)[np.isfinite(clock / own)]
+    fleet = middle(ratio) if len(np.unique(gpu.node[np.isfinite(clock)])) > 1 else 1.0
+    alone = ~(clock < BELOW_OTHERS * others) & (clock < BELOW_OTHERS * fleet * own)
+    return usual, (clock < LOW_CLOCK * usual) & (by_gang | alone)
+
+
+def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
+    """(gpu,) whether all GPUs of its node that work, two at least, are low by as much, but not by half."""
+    clock = gpu.last["sm_clock_mhz"]
+    works = np.isfinite(clock) & (gpu.node >= 0)
+    nodes = int(gpu.node.max(initial=0)) + 1
+    least, most = np.full(nodes, np.inf), np.zeros(nodes)
+    np.minimum.at(least, gpu.node[works], clock[works])
+    np.maximum.at(most, gpu.node[works], clock[works])
+    other = works & (~low | (gpu.last["cap"] == DENIED) | (clock < BRAKED * usual))
+    spoilt = np.bincount(gpu.node[other], minlength=nodes) > 0
+    several = np.bincount(gpu.node[works], minlength=nodes) > 1
+    return works & (several & ~spoilt & (least >= (1 - ALIKE) * most))[gpu.node]
+
+
+def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: int, lost: float) -> str:
+    """What the cap is and what it costs: at 450 W, 11 % slower; the gang of 16 nodes waits for it."""
+    limit, power = gpu.last["power_limit_w"][rows], gpu.last["power_w"][rows]
+    watts = limit if np.isfinite(limit).any() else power
+    at = f"at {number(float(np.nanmedian(watts)))} W, " if np.isfinite(watts).any() else ""
+    hosts = max((len(gangs.attempts[job].hosts) for job in gangs.jobs_on(gangs.nodes[node])), default=1)
+    return f"{at}{100 * lost:.0f} % slower" + (f"; the gang of {hosts} nodes waits for it" if hosts > 1 else "")
