@@ -43,6 +43,9 @@ DRAWN_BINS = 144
 DRAWN_SERIES = 300
 MOST_SMOOTHED = 32  # series of a target that Theta forecasts
 FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95))
+LEVEL_TARGETS = ("running", "wanted")
+FAR_SHARE, FAR_GPUS = 0.25, 8.0  # from its level: a forecast of a minute or ten is nearer
+MIDDLE = 2  # of [time_ms, p05, p50, p95]
 OLD_FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.5, 0.95))
 Points = list[list[float]]
 
@@ -90,6 +93,15 @@ class ForecastSeries:
     issued: deque[tuple[int, Points]] = field(default_factory=lambda: deque(maxlen=ISSUED_KEPT))
     old: tuple[int, Points] | None = None
     bin: int = -1
+
+    def forget_half_told(self, levels: Array, now_bin: int) -> None:
+        """Drop forecasts that were made before the events of their time were told. levels: (bin,) as known now."""
+        kept = [row for row in self.issued if _agrees(row, levels, now_bin)]
+        if len(kept) < len(self.issued):
+            self.issued.clear()
+            self.issued.extend(kept)
+        if self.old is not None and not _agrees(self.old, levels, now_bin):
+            self.old, self.bin = None, -1
 
 
 class DemandForecaster(Stateful):
@@ -146,6 +158,7 @@ class DemandForecaster(Stateful):
 
     def _rows(self, inputs: Histories) -> Iterator[DemandRow]:
         heard = _heard(inputs)
+        self._forget_half_told(inputs, heard)
         forecast = _Forecast.of(len(inputs.keys))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
         for which, rows in _contested(inputs).items():
@@ -168,9 +181,18 @@ class DemandForecaster(Stateful):
         contest.refresh(panel, self._tests)
         self._behind += contest.is_behind(panel)
 
+    def _forget_half_told(self, inputs: Histories, heard: NDArray[np.bool_]) -> None:
+        for row in np.flatnonzero(heard).tolist() if inputs.target in LEVEL_TARGETS else ():
+            if not inputs.keys[row].is_part:
+                series = self._of(inputs.keys[row], inputs.target)
+                series.forget_half_told(inputs.ten_minute[row], self._now_ms // BIN_MS)
+
     def _lacks_old(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
-        """Whether a forecast of an hour ago must be made up, after a start, from what was known then."""
-        return any(not self._of(inputs.keys[row], inputs.target).issued for row in rows.tolist())
+        """Whether a forecast of an hour ago must be made up from what is known of then: after a start, or where what
+        was known then was not all."""
+        now_bin = self._now_ms // BIN_MS
+        found = (self._of(inputs.keys[row], inputs.target) for row in rows.tolist())
+        return any(series.old is None and series.bin != now_bin for series in found)
 
     def _of(self, key: SeriesKey, target: str) -> ForecastSeries:
         return self._series.setdefault((key, target), ForecastSeries())
@@ -331,6 +353,18 @@ def _drawn(ten_minute: Array) -> Array:
     newest = ten_minute[-DRAWN_BINS:]
     known = np.flatnonzero(np.isfinite(newest))
     return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
+
+
+def _agrees(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
+    """Whether a forecast's first median is near a level of the bin in which it was issued, or of the one before."""
+    issued_ms, points = issued
+    at = len(levels) - 1 - (now_bin - issued_ms // BIN_MS)
+    known = levels[max(0, at - 1) : at + 1] if 0 <= at < len(levels) else levels[:0]
+    known = known[np.isfinite(known)]
+    if not len(known) or not points:
+        return True
+    middle = points[0][MIDDLE]
+    return bool((1 - FAR_SHARE) * known.min() - FAR_GPUS <= middle <= (1 + FAR_SHARE) * known.max() + FAR_GPUS)
 
 
 def _name(key: SeriesKey, target: str) -> str:

@@ -36,6 +36,7 @@ Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement)
 
 logger = logging.getLogger(__name__)
 
+PAST_MS = 300_000  # an event that is told so late is of the past
 RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
 MOST_RESTING = 1_000_000  # jobs; their names and a few hundred bytes each
 BAD_SAMPLES_KEPT = 20
@@ -49,6 +50,7 @@ class Counts:
     samples: int = 0
     late: int = 0
     events: int = 0
+    past_events: int = 0  # of jobs, among them: told of long after they happened
     duplicates: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     bad_examples: dict[str, str] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class FleetState:
                 counts.duplicates += 1
                 continue
             counts.events += 1
+            counts.past_events += event.time_ms < now_ms - PAST_MS
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:

@@ -45,6 +45,7 @@ AGAIN_MS = 3_600_000  # a forecast that is older is not told again
 LOADED_SHARE = 0.05  # of a GPU's memory: more than a bare context takes
 ACTIVE_SHARE = 0.05  # of the time
 ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
+QUIET_WALL_S, MOST_PAUSES = 3.0, 10  # while somebody tells the past
 HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 
@@ -74,6 +75,7 @@ class DemandForecasts(Capability):
         self._heard: deque[tuple[int, Sequence[ServedInstance], Mapping[Key, ObservedGpus]]] = deque(maxlen=HEARD_KEPT)
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
+        self._past_events = 0  # when the last forecast was made
 
     @property
     def version(self) -> str:
@@ -99,6 +101,7 @@ class DemandForecasts(Capability):
         if self._caught_up is not None:
             await self._caught_up.wait()
         while True:
+            await self._until_told(state)
             began = time.monotonic()
             await self.forecast(state)
             took_s = time.monotonic() - began
@@ -106,6 +109,15 @@ class DemandForecasts(Capability):
             if self._forecaster.is_behind:
                 rest_s = min(rest_s, BEHIND_REST * took_s)
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
+
+    async def _until_told(self, state: FleetState) -> None:
+        """Wait while events of long ago come in, as at the start of a fleet that has a history: of half of them, levels
+        would be wrong. Half a minute at most, since they may never cease."""
+        for _ in range(MOST_PAUSES):
+            before, self._past_events = self._past_events, state.counts.past_events
+            if before == self._past_events:
+                return
+            await asyncio.sleep(QUIET_WALL_S)
 
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""

@@ -236,3 +236,28 @@ def test_a_restart_keeps_the_record_of_the_same_version_and_another_begins_anew(
     assert again.losses()["queued"]["period_97"][0] < 0.5
     again.use("period_97", "demand-0002")
     assert again.losses()["queued"]["period_97"][0] == 1.0
+
+
+def test_a_forecast_of_a_half_told_past_is_made_anew():
+    whole = walk(900)
+    forecaster = DemandForecaster()
+    rows_of(whole / 2, forecaster=forecaster)  # half of the jobs were told
+    half = forecaster.record()["train|running"]["old"]
+    rows_of(whole, forecaster=forecaster)
+    fan = forecaster.record()["train|running"]
+    assert np.isclose(half[0][2], whole[-7] / 2, atol=10)
+    assert np.isclose(fan["old"][0][2], whole[-7], atol=10)
+    assert fan["old_issued_ms"] == NOW_MS - 3_600_000
+
+
+def test_a_state_that_kept_a_forecast_of_a_half_told_past_is_mended():
+    whole = walk(900)
+    forecaster = DemandForecaster()
+    rows_of(whole / 2, now_ms=NOW_MS - 7 * BIN_MS, forecaster=forecaster)
+    about, arrays = forecaster.dump()
+    again = DemandForecaster()
+    again.load(json.loads(json.dumps(about)), arrays)
+    rows_of(whole, forecaster=again)
+    fan = again.record()["train|running"]
+    assert np.isclose(fan["old"][0][2], whole[-7], atol=10)
+    assert [row[0] for row in again.dump()[0]["issued"][0]["rows"]] == [NOW_MS]

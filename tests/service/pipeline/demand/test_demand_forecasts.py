@@ -18,6 +18,7 @@ from models.forecast import QUANTILES
 from models.versions.registry import Registry
 from service.board.board import Board, Section, encode_board
 from service.config import Config
+from service.pipeline.demand import forecasts
 from service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts
 from service.pipeline.demand.histories import everybody, last_ten, read_histories
 from service.pipeline.demand.metrics import parts_page, trees_page
@@ -128,7 +129,8 @@ def test_until_the_first_forecast_the_one_of_the_process_before_is_told(tmp_path
 def test_while_gates_have_a_history_to_learn_forecasts_follow_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, rests = DemandForecasts(kept(tmp_path).parts[DemandForecaster], SystemClock()), []
+    it = kept(tmp_path)
+    made, rests = DemandForecasts(it.parts[DemandForecaster], SystemClock()), []
 
     async def nothing(state: Any) -> None:
         made._forecaster._behind = int(not rests)
@@ -141,7 +143,7 @@ def test_while_gates_have_a_history_to_learn_forecasts_follow_faster(
     monkeypatch.setattr(made, "forecast", nothing)
     monkeypatch.setattr("service.pipeline.demand.forecasts.asyncio.sleep", rest)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(made.work(None))  # type: ignore[arg-type]
+        asyncio.run(made.work(it.state))
     assert rests[0] < PERIOD_S / 2 < rests[1]
 
 
@@ -260,3 +262,21 @@ def test_a_version_that_cannot_be_read_is_said_and_the_others_serve(
     made = DemandForecasts(DemandForecaster([trees]), ManualClock(NOW_MS))
     asyncio.run(made.forecast(it.state))
     assert all(row.model == "persistence" for row in made.rows)
+
+
+def test_a_forecast_waits_while_the_past_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = kept(tmp_path)
+    tell(it.state, jobs=4)
+    made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:  # a second part comes while it waits
+            tell(it.state, jobs=40)
+
+    monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
+    asyncio.run(made._until_told(it.state))
+    assert len(pauses) == 2
+    asyncio.run(made._until_told(it.state))
+    assert len(pauses) == 2  # nothing of the past came since
