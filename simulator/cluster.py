@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.events import StepParts
 from fleet.requests import RankPlacement
 from simulator import physics
 from simulator.effects import ActivityLevels, Effects, HardwareLoad
@@ -27,6 +28,8 @@ from simulator.workload import JobPhase, WorkloadProfile
 
 BUSY_W = 250.0
 MEMBER_NOISE = 0.005  # of the own part of a rank's step
+WAITS_RATIO = 1.05  # a step this much longer than the hardware makes it waited for data or storage
+LOADER_SHARE = 0.01  # of the own part of a step, where the loader keeps up
 EXPORTERS = ("dcgm", "node")
 
 
@@ -163,6 +166,28 @@ class SimulatedFleet:
             MemberStep(row.rank, row.node, takes_s[row.rank], step_s - takes_s[row.rank], data_s, heavy[row.rank])
             for row in gang.ranks
         ]
+
+    def step_parts(self, job: str, step_s: float) -> StepParts | None:
+        """What a step that takes `step_s` is spent on along its critical path; None when nothing steps.
+
+        Its slowest rank computes, then all exchange; what is left beyond the usual length they waited for data or, in
+        a checkpoint, for storage.
+        """
+        gang = self.gangs.by_job.get(job)
+        if gang is None or not math.isfinite(step_s):
+            return None
+        usual_s = gang.profile.step_s * self.effects.levels.get(gang.slot, ActivityLevels()).step
+        waits_s = max(0.0, step_s - WAITS_RATIO * usual_s * self._slowdown(gang))
+        slowest = float(physics.own_speed(self.effects)[gang.node, gang.gpu].min())
+        own_s = min(usual_s * (1 - gang.profile.communication_share) / slowest, step_s - waits_s)
+        loads_s = LOADER_SHARE * own_s
+        is_saving = self.phase(job) == "checkpoint"
+        return StepParts(
+            compute=round(own_s - loads_s, 4),
+            communication=round(step_s - waits_s - own_s, 4),
+            data=round(loads_s + (0.0 if is_saving else waits_s), 4),
+            other=round(waits_s if is_saving else 0.0, 4),
+        )
 
     def slowdown_of(self, job: str) -> float:
         """How many times as long a job's steps take because of its worst member; 1 where it does not run."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 import msgspec
 
 from fleet.clock import Clock
-from fleet.events import FailureCategory, NodeEvent
+from fleet.events import FailureCategory, NodeEvent, StepParts
 from fleet.requests import RankPlacement
 from simulator.live_job import LiveJob
 from simulator.outbox import Outbox, ProductApi
@@ -41,6 +41,7 @@ class JobHost(Protocol):
     ) -> None: ...
     def stop_job(self, job: str, now_ms: int) -> object: ...
     def step_time_s(self, job: str) -> float: ...
+    def step_parts(self, job: str, step_s: float) -> StepParts | None: ...
     def phase(self, job: str) -> str: ...
     def failed_jobs(self) -> list[tuple[str, str, str, str]]: ...
     def answers(self, node: str, exporter: str) -> bool: ...
@@ -113,8 +114,10 @@ class Driver:
         for begin in range(0, len(history), HISTORY_CHUNK):
             await self.outbox.put(*history[begin : begin + HISTORY_CHUNK])
         for row in self.replay.ongoing:
-            events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks)
-            await self.outbox.put(*events)
+            live = self.running[row.job.job]
+            told = live.told_at_submission()
+            events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **told)
+            await self.outbox.put(*events, *live.past_checkpoints(row.started_ms, self.replay.start_ms))
         await self.outbox.drained()
         logger.info("told %d events of the past", self.outbox.posted)
         await self.api.until_ready("/readyz")
@@ -230,7 +233,7 @@ class Driver:
         phase, step_s = self.fleet.phase(live.name), self.fleet.step_time_s(live.name)
         end_ms = live.progress(phase, step_s, now_ms)
         if end_ms is None:
-            events = live.report(phase, step_s, now_ms)
+            events = live.report(phase, step_s, now_ms, self.fleet.step_parts(live.name, step_s))
             if events:
                 await self.outbox.put(*events)
             return

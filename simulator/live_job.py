@@ -15,15 +15,18 @@ from fleet.events import (
     Queued,
     Started,
     Step,
+    StepParts,
     Submitted,
 )
 from fleet.requests import Gang, PlacementRequest, RankPlacement
 from simulator.replay import POOL
 from simulator.traces import TraceJob
-from simulator.workload import WorkloadProfile
+from simulator.workload import FLOPS_PER_TOKEN_GPU, WorkloadProfile
 
 GANG_GPUS = 8  # from this size on a job reports its steps
 STEP_EVERY_MS = 30_000
+CHECKPOINTS_TOLD = 3  # of a job that ran before
+FLOPS_LABEL = "flops_per_token"
 NOISE_RATIO = 1.02  # a step this much longer than usual is not yet slow
 
 PHASES = frozenset(get_args(PhaseName))
@@ -70,13 +73,26 @@ class LiveJob:
 
     def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
         """The first events of an attempt."""
-        shape = self._shape(gpus_per_node)
+        shape = self._shape(gpus_per_node) | self.told_at_submission()
         return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
     def request(self, gpus_per_node: int) -> PlacementRequest:
         """What it asks of the queue."""
         shape = self._shape(gpus_per_node)
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
+
+    def told_at_submission(self) -> dict[str, Any]:
+        """What a trainer says of its model and its checkpoints."""
+        told: dict[str, Any] = {}
+        if self.tells_steps and self.profile.trains:
+            told["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
+        if self.profile.checkpoint_s:
+            told["checkpoint_cost_s"] = round(self.profile.checkpoint_s, 1)
+        return told
+
+    @property
+    def tells_steps(self) -> bool:
+        return self.gpus >= GANG_GPUS
 
     def _shape(self, gpus_per_node: int) -> dict[str, Any]:
         members, each = self.job.shape(gpus_per_node)
@@ -109,15 +125,24 @@ class LiveJob:
         self.remaining_s -= dt_s / slowed
         return now_ms + int(self.remaining_s * slowed * 1000) if self.remaining_s <= 0 else None
 
-    def report(self, phase: str, step_s: float, now_ms: int) -> list[JobEvent]:
-        """Phase, checkpoint and step events that are due."""
+    def past_checkpoints(self, started_ms: int, now_ms: int) -> list[JobEvent]:
+        """What it told before `now_ms` of its last checkpoints."""
+        spans = self.profile.checkpoints_before(started_ms, now_ms, CHECKPOINTS_TOLD)
+        edges = [edge for begin_ms, end_ms in spans for edge in (("begin", begin_ms), ("end", end_ms))]
+        return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
+
+    def report(self, phase: str, step_s: float, now_ms: int, parts: StepParts | None = None) -> list[JobEvent]:
+        """Phase, checkpoint and step events that are due. parts: of a step now."""
         events: list[JobEvent] = []
         if phase and phase != self.phase:
             events += self._change_phase(phase, now_ms)
-        steps = self.gpus >= GANG_GPUS and isfinite(step_s)
+        steps = self.tells_steps and isfinite(step_s)
         if steps and (now_ms >= self.next_step_ms or (events and phase == "checkpoint")):
             self.next_step_ms = now_ms + STEP_EVERY_MS
-            events.append(self.event(Step, now_ms, step=int(self.step), duration_s=round(step_s, 4)))
+            about: dict[str, Any] = {"step": int(self.step), "duration_s": round(step_s, 4)}
+            if self.profile.trains:
+                about |= {"tokens": self.profile.tokens_per_step, "parts": parts}
+            events.append(self.event(Step, now_ms, **about))
         return events
 
     def _change_phase(self, phase: str, now_ms: int) -> list[JobEvent]:

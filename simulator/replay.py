@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -102,9 +103,15 @@ def _finished(row: BackfilledJob) -> Finished:
 
 
 def opening_events(
-    job: TraceJob, gpus_per_node: int, *, started_ms: int | None = None, ranks: tuple[RankPlacement, ...] = ()
+    job: TraceJob,
+    gpus_per_node: int,
+    *,
+    started_ms: int | None = None,
+    ranks: tuple[RankPlacement, ...] = (),
+    **told: Any,
 ) -> tuple[JobEvent, ...]:
-    """`submitted` (sequence 0), then `started` (1), or `queued` (1) for a job that still waits."""
+    """`submitted` (sequence 0), then `started` (1), or `queued` (1) for a job that still waits. told: more fields of
+    `submitted`."""
     members, each = job.shape(gpus_per_node)
     submitted = Submitted(
         job=job.job,
@@ -115,6 +122,7 @@ def opening_events(
         class_=job.class_,
         gang=members,
         gpus_per_node=each,
+        **told,
     )
     if started_ms is None:
         return submitted, Queued(job=job.job, sequence=1, time_ms=job.submit_ms, reason="waits for GPUs")

@@ -16,6 +16,9 @@ CONTEXT_POWER_W = 118.0
 POWER_BY_CLOCK = 2.3  # dynamic power falls with the clock to this power, as voltage falls with it
 IDLE_POWER_W = 70.5
 WARMUP_S = 60.0
+PEAK_FLOPS = 989e12  # of one H100, dense BF16
+FLOPS_PER_TOKEN_GPU = 3e9  # six a parameter, for half a billion parameters a GPU
+USEFUL_SHARE = 0.9  # of the time in which tensor cores are active they do the model's own work
 
 
 class JobPhase(IntEnum):
@@ -72,6 +75,25 @@ class WorkloadProfile:
     checkpoint_s: float = 0.0
     evaluation_every_s: float = 0.0  # 0: never
     evaluation_s: float = 0.0
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has steps with tokens."""
+        return self.kind not in ("inference", "interactive")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step, by its usual length and what its tensor cores do in it."""
+        return round(USEFUL_SHARE * self.tensor_active * PEAK_FLOPS * self.step_s / FLOPS_PER_TOKEN_GPU)
+
+    def checkpoints_before(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:
+        """(begin, end) of the last checkpoints of a job, undisturbed, that were over by `now_ms`."""
+        if not self.checkpoint_every_s:
+            return []
+        steady_ms = started_ms + (self.loading_s + self.warmup_s) * 1000
+        done = int((now_ms - steady_ms) / 1000 // self.checkpoint_every_s)
+        ends_ms = [steady_ms + at * self.checkpoint_every_s * 1000 for at in range(max(1, done - most + 1), done + 1)]
+        return [(round(end_ms - self.checkpoint_s * 1000), round(end_ms)) for end_ms in ends_ms]
 
 
 # Steady levels by kind of job: a range that is drawn from, a number, or None for the default of the profile.

@@ -118,3 +118,23 @@ def test_members_of_a_healthy_gang_step_together() -> None:
     steps = fleet.member_steps("j")
     assert [step.node for step in steps] == ["n001", "n002"]
     assert steps[0].compute_s == pytest.approx(steps[1].compute_s, rel=0.03)
+
+
+def test_the_parts_of_a_step_are_those_of_its_critical_path() -> None:
+    fleet = SimulatedFleet(SMALL, seed=1)
+    profile = profile_of("j", 16)
+    fleet.start_job("j", 1, whole("n001", "n002"), profile, -300_000)
+    fleet.advance(0)
+    usual = fleet.step_parts("j", profile.step_s)
+    assert usual is not None
+    own_s = profile.step_s * (1 - profile.communication_share)
+    assert usual.compute + usual.data == pytest.approx(own_s, abs=2e-4)
+    assert usual.communication == pytest.approx(profile.step_s - own_s, abs=2e-4)
+    waited = fleet.step_parts("j", 3 * profile.step_s)
+    assert waited is not None
+    assert waited.data > 1.9 * profile.step_s
+    fleet.effects.clock_ratio[0, 0] = 0.5  # its slowest GPU needs twice as long
+    slow = fleet.step_parts("j", profile.step_s + own_s)
+    assert slow is not None
+    assert slow.compute + slow.data >= 2 * own_s - 2e-4
+    assert fleet.step_parts("gone", 1.0) is fleet.step_parts("j", float("inf")) is None

@@ -2,16 +2,18 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 import simulator.outbox
 from fleet.clock import ManualClock
-from fleet.events import Finished
+from fleet.events import Finished, StepParts
 from fleet.requests import RankPlacement
 from simulator.driver import Driver
 from simulator.faults import FaultPlan
@@ -46,6 +48,9 @@ class FakeFleet:
 
     def step_time_s(self, job: str) -> float:
         return self.step_s.get(job, PROFILE.step_s)
+
+    def step_parts(self, job: str, step_s: float) -> StepParts | None:
+        return StepParts(compute=0.75 * step_s, communication=0.25 * step_s)
 
     def phase(self, job: str) -> str:
         return self.phases.get(job, "steady")
@@ -217,6 +222,30 @@ def test_the_past_is_told_in_order_and_the_queue_only_when_the_product_is_ready(
     (request,) = product.requests
     assert (request["request_id"], request["gang"], request["gpus_per_node"]) == ("waits", 2, 8)
     assert "limit_s" not in request
+
+
+def test_a_trainer_tells_its_model_its_checkpoints_and_what_its_steps_are_made_of(monkeypatch):
+    profile = replace(PROFILE, checkpoint_every_s=1000.0, loading_s=40.0)
+    monkeypatch.setattr("tests.simulator.test_driver.PROFILE", profile)
+    product = FakeProduct()
+    ongoing = (OngoingJob(job("runs", run_s=9000.0), START_MS - 5_000_000, 4000.0, ranks("n1")),)
+
+    async def scene(stage: Stage) -> None:
+        await stage.at(31)
+        await stage.drained()
+
+    play(scene, product=product, ongoing=ongoing)
+    told = [event for event in product.events if event["job"] == "runs"]
+    assert [event["sequence"] for event in told] == list(range(len(told)))
+    assert told[0]["labels"] == {"flops_per_token": "2.4e+10"}
+    assert told[0]["checkpoint_cost_s"] == 10.0
+    edges = [(event["edge"], (event["time_ms"] - START_MS) / 1000) for event in told if event["type"] == "checkpoint"]
+    # steady since -4,900 s: a checkpoint every 1,000 s, 10 s each
+    assert edges == [("begin", -2910), ("end", -2900), ("begin", -1910), ("end", -1900), ("begin", -910), ("end", -900)]
+    step = [event for event in told if event["type"] == "step"][-1]
+    assert sum(step["parts"].values()) == step["duration_s"] == 2.0
+    flops = step["tokens"] * float(told[0]["labels"]["flops_per_token"]) / (step["duration_s"] * 8 * 989e12)
+    assert 0.9 * PROFILE.tensor_active == pytest.approx(flops, rel=0.01)
 
 
 def test_the_queue_is_sent_only_when_the_board_knows_what_runs():
