@@ -26,14 +26,16 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 
 @dataclass(frozen=True, slots=True)
 class GangRisk:
-    """p_interrupted, p_slow: of the gang; node: (n,) the chance that each member interrupts it; hazard: expected
-    interruptions; weakest: index of the likeliest member; domains: the shared ones."""
+    """p_interrupted, p_slow: of the gang; node, slow: (n,) the chances that each member interrupts it and slows it;
+    hazard: expected interruptions; weakest, slowest: indices of the likeliest members; domains: the shared ones."""
 
     hazard: float
     p_interrupted: float
     p_slow: float
     node: Array
+    slow: Array
     weakest: int
+    slowest: int
     domains: tuple["SharedDomain", ...]
 
 
@@ -71,13 +73,14 @@ def gang_risk(
     ]
     total = float(interrupts.sum()) + sum(common for *_, common in found)
     rows = [SharedDomain(level, name, nodes, common / max(total, TINY)) for level, name, nodes, common in found]
-    p = 1 - np.exp(-interrupts)
     return GangRisk(
         hazard=total,
         p_interrupted=float(1 - np.exp(-total)),
         p_slow=float(1 - np.exp(-slows.sum())),
-        node=p,
+        node=1 - np.exp(-interrupts),
+        slow=1 - np.exp(-slows),
         weakest=int(interrupts.argmax()),
+        slowest=int(slows.argmax()),
         domains=tuple(sorted(rows, key=lambda row: -row.share)),
     )
 

@@ -1,6 +1,7 @@
 """The risk of a set of nodes together, before a gang is put there."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -33,10 +34,11 @@ class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weakest(msgspec.Struct):
-    """The member that interrupts the gang most likely; `p`: that it does."""
+    """The member that adds most to the larger of the gang's two risks; `p`: that it interrupts or slows the gang."""
 
     node: str
     p: float
+    risk: Literal["interruption", "slowness"]
     sentence: str
 
 
@@ -132,8 +134,8 @@ def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[st
 def _body(
     asked: GangAsked, found: GangRisk, reasons: dict[str, str], unknown: list[str], as_of_ms: int, model: str
 ) -> GangAnswer:
-    name = asked.nodes[found.weakest]
-    p = float(f"{found.node[found.weakest]:.3g}")
+    at, p, risk = _weakest(found)
+    name = asked.nodes[at]
     why = reasons.get(name, "no evidence against it beyond the ordinary")
     domains = [Domain(row.level, row.name, row.nodes, round(row.share, 3)) for row in found.domains]
     return GangAnswer(
@@ -143,24 +145,35 @@ def _body(
         duration_s=asked.duration_s,
         p_interrupted=float(f"{found.p_interrupted:.3g}"),
         p_slow=float(f"{found.p_slow:.3g}"),
-        weakest=Weakest(name, p, f"{name}: {why}"),
+        weakest=Weakest(name, float(f"{p:.3g}"), risk, f"{name}: {why}"),
         domains=domains,
         unknown=unknown,
-        sentence=_sentence(asked, found, name, domains, len(unknown)),
+        sentence=_sentence(asked, found, domains, len(unknown)),
     )
 
 
-def _sentence(asked: GangAsked, found: GangRisk, weakest: str, domains: list[Domain], unknown: int) -> str:
+def _weakest(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
+    """The member that adds most to the larger risk of the two, its own probability, and which of them."""
+    if found.p_slow > found.p_interrupted:
+        return found.slowest, float(found.slow[found.slowest]), "slowness"
+    return found.weakest, float(found.node[found.weakest]), "interruption"
+
+
+def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown: int) -> str:
     """The answer in words.
 
-    >>> risk = GangRisk(0.083, 0.08, 0.01, np.array([0.05, 0.03]), 0, ())
-    >>> _sentence(GangAsked(("a", "b"), 7200), risk, "a", [], 1)
-    '2 nodes get through 2 h without interruption with 92 %; the weakest is a (5 %). Of 1 nothing is known yet.'
+    >>> risk = GangRisk(0.083, 0.08, 0.6, np.array([0.05, 0.03]), np.array([0.0, 0.6]), 0, 1, ())
+    >>> print(_sentence(GangAsked(("a", "b"), 7200), risk, [], 1))
+    2 nodes get through 2 h without interruption with 92 %, without a slow node with 40 %; the weakest is b (slow with \
+60 %). Of 1 nothing is known yet.
     """
     many = len(asked.nodes)
     who = f"{many} nodes get" if many > 1 else "1 node gets"
+    at, p, risk = _weakest(found)
+    does = "slow" if risk == "slowness" else "interrupts"
     said = f"{who} through {age(asked.duration_s)} without interruption with {_percent(1 - found.p_interrupted)}"
-    said += f"; the weakest is {weakest} ({_percent(found.node[found.weakest])})."
+    said += f", without a slow node with {_percent(1 - found.p_slow)}"
+    said += f"; the weakest is {asked.nodes[at]} ({does} with {_percent(p)})."
     if domains:
         worst = domains[0]
         said += f" {worst.nodes} share {worst.level} {worst.name}, {_percent(worst.share)} of the risk."
@@ -178,11 +191,11 @@ EXAMPLE: dict[str, object] = {
     "duration_s": 86400.0,
     "p_interrupted": 0.0712,
     "p_slow": 0.0204,
-    "weakest": {"node": "n042", "p": 0.0601, "sentence": "n042: failed 9 h ago"},
+    "weakest": {"node": "n042", "p": 0.0601, "risk": "interruption", "sentence": "n042: failed 9 h ago"},
     "domains": [{"level": "rack", "name": "r03", "nodes": 2, "share": 0.081}],
     "unknown": [],
-    "sentence": "2 nodes get through 24 h without interruption with 92.9 %; the weakest is n042 (6.01 %). "
-    "2 share rack r03, 8.1 % of the risk.",
+    "sentence": "2 nodes get through 24 h without interruption with 92.9 %, without a slow node with 98 %; "
+    "the weakest is n042 (interrupts with 6.01 %). 2 share rack r03, 8.1 % of the risk.",
 }
 
 ROWS = (

@@ -33,11 +33,20 @@ def test_a_gang_is_as_risky_as_its_nodes_and_what_they_share(client: Client) -> 
     one, two = ask(client, "n001"), ask(client, "n001", "n002")
     assert one["p_interrupted"] == pytest.approx(0.2, abs=1e-3)
     assert two["p_interrupted"] > 1 - 0.8 * 0.9  # their own, and the rack
-    assert two["weakest"]["node"] == "n001"
     assert [(row["level"], row["name"], row["nodes"]) for row in two["domains"]] == [("rack", "r01", 2)]
     assert two["p_slow"] == pytest.approx(1 - 0.99 * 0.4, abs=1e-3)
-    assert "n001" in two["sentence"]
     assert "rack r01" in two["sentence"]
+
+
+def test_the_weakest_is_of_the_larger_risk_and_the_sentence_says_both(client: Client) -> None:
+    one, two = ask(client, "n001"), ask(client, "n001", "n002")
+    assert (one["weakest"]["node"], one["weakest"]["risk"]) == ("n001", "interruption")
+    assert (
+        "without interruption with 80 %, without a slow node with 99 %; the weakest is n001 (inter" in one["sentence"]
+    )
+    assert (two["weakest"]["node"], two["weakest"]["risk"]) == ("n002", "slowness")  # slow with .6, interrupts with .1
+    assert two["weakest"]["p"] == pytest.approx(0.6, abs=1e-3)
+    assert "without a slow node with 39.6 %; the weakest is n002 (slow with 60 %)" in two["sentence"]
 
 
 def test_the_risk_grows_with_nodes_and_time(client: Client) -> None:
