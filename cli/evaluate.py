@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
 FIT_NOTHING = frozenset({"straggler"})
+WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
 
 
 def evaluate(
@@ -33,6 +34,12 @@ def evaluate(
         int | None, typer.Option(min=1, help="With --faults: nodes of the fleet, those that never failed included.")
     ] = None,
     seed: SeedOption = 0,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Judge without this telemetry (straggler, risk; repeatable).", metavar="default|ib|xid|prof|host"
+        ),
+    ] = None,
     json: JsonOption = None,
     html: HtmlOption = None,
     predictions: Annotated[Path | None, typer.Option(help="Every forecast with its outcome (Parquet).")] = None,
@@ -49,6 +56,8 @@ def evaluate(
 
       fleetcast evaluate demand --train split/train --test split/test --json demand.json --html demand.html
 
+      fleetcast evaluate straggler --test var/judged --drop default --drop ib
+
       fleetcast evaluate risk --faults faults.csv --nodes 400
     """
     from fleet.errors import ConfigError, FleetcastError
@@ -57,10 +66,12 @@ def evaluate(
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    if drop and (task not in WATCH_RUNS or faults is not None):
+        raise ConfigError(f"--drop: {task} reads no telemetry here; {' and '.join(sorted(WATCH_RUNS))} of folders do")
     if faults is not None or nodes is not None:
         judge, source = _log_judge(task, train, test, faults, nodes)
     else:
-        judge, source = _folder_judge(task, train, test)
+        judge, source = _folder_judge(task, train, test, drop or [])
     check_outputs(json, html=html, predictions=predictions, results=results)
     found = judge(seed)
     for line in found.skipped:
@@ -68,18 +79,22 @@ def evaluate(
     if not found.rows:
         raise FleetcastError(f"nothing to judge in {train} and {test}: no set that {task} reads is in both")
     _say(summary(found))
-    write_json(json, {"task": task, "seed": seed, **source, "rows": found.rows, "skipped": found.skipped})
+    without = {"drop": drop} if drop else {}
+    write_json(json, {"task": task, "seed": seed, **source, **without, "rows": found.rows, "skipped": found.skipped})
     if predictions is not None:
         write_predictions(found, predictions)
         _say(f"wrote {predictions}")
     if results is not None:
+        left_out = [f"--drop={name}" for name in drop or ()]
         command = ["fleetcast", "evaluate", task, *(f"--{key}={value}" for key, value in source.items())]
-        write_table(results, f"evaluate {task}", [*command, f"--seed={seed}"], table(found))
+        write_table(
+            results, " ".join(["evaluate", task, *left_out]), [*command, f"--seed={seed}", *left_out], table(found)
+        )
         _say(f"wrote {results}")
     write_html(html, lambda: report_html(found))
 
 
-def _folder_judge(task: str, train: Path | None, test: Path | None) -> "tuple[Judge, dict[str, str]]":
+def _folder_judge(task: str, train: Path | None, test: Path | None, drop: list[str]) -> "tuple[Judge, dict[str, str]]":
     """The judge of two data folders, and what it is told."""
     from importlib import import_module
 
@@ -94,8 +109,9 @@ def _folder_judge(task: str, train: Path | None, test: Path | None) -> "tuple[Ju
     for option, folder in zip(("--train", "--test"), folders, strict=True):
         check_folder(option, folder)
     evaluate_folders = import_module(f"training.judges.{task}").evaluate
+    without = {"drop": drop} if drop else {}
     source = {"train": str(folders[0]), "test": str(folders[1])}
-    return (lambda seed: evaluate_folders(*folders, seed, _say)), source
+    return (lambda seed: evaluate_folders(*folders, seed, _say, **without)), source
 
 
 def _log_judge(

@@ -6,7 +6,7 @@ A log of faults alone (`evaluate_log`) is judged on windows, each with a fit on 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -90,8 +90,8 @@ class Baselines:
     rate: Array
 
 
-def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every trace of faults that is in both folders."""
+def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
+    """Judge every trace of faults that is in both folders. drop: telemetry that runs are judged without."""
     results = Results("risk")
     for path in sorted(test.glob(f"faults/*/{FILE}")):
         dataset = path.parent.relative_to(test).as_posix()
@@ -103,7 +103,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
             results.skipped.append(f"{dataset}: {found}")
         else:
             judge_set(results, found, seed, say)
-    judge_runs(results, train, test, seed, say)
+    judge_runs(results, train, test, seed, say, drop)
     return results
 
 

@@ -6,7 +6,7 @@ without, or of all. Decoys are no faults. Only the alarm level is fitted: 1 % of
 that no fault follows lie above it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from models.risk.watch import FleetWatch
 from training.judges.findings import AFTER_MS
 from training.judges.risk_metrics import NodeDays, Ranked, with_intervals
 from training.reports.results import ResultRow, Results
+from training.sets.dropped import dropped_metrics
 from training.sets.fault_runs import FaultRun, RunTruth, read_fault_runs
 
 Array = NDArray[np.float64]
@@ -39,10 +40,12 @@ class WatchedRun:
     signs: NDArray[np.bool_]
 
 
-def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say) -> None:
-    """Rows of every run with faults that lies in the test folder."""
-    runs = read_fault_runs(test, skipped=results.skipped)
-    alarm = alarm_level(read_fault_runs(train, skipped=results.skipped), say) if runs and train != test else ALARM_P
+def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> None:
+    """Rows of every run with faults that lies in the test folder. drop: telemetry that is left out of both folders."""
+    without = dropped_metrics(drop)
+    runs = read_fault_runs(test, skipped=results.skipped, without=without)
+    fitted = read_fault_runs(train, skipped=results.skipped, without=without) if runs and train != test else []
+    alarm = alarm_level(fitted, say) if fitted else ALARM_P
     for run in runs:
         dataset = run.folder.relative_to(test).as_posix()
         faults = tuple(fault for fault in run.truth if not fault.benign)

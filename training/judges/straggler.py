@@ -5,12 +5,13 @@ times with slowdowns put in by seed (`faults/megatron_step_times`), and simulate
 (`faults/simulated`, from `fleetcast simulate faults`). Nothing is fitted; only the test folder is judged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
 
 from training.reports.results import Results
+from training.sets.dropped import dropped_metrics
 from training.sets.fault_runs import read_fault_runs
 from training.sets.operation_traces import FOLDER as TRACES
 from training.sets.operation_traces import read_traces
@@ -21,10 +22,22 @@ from training.sets.straggler_traces import judge_trace
 Say = Callable[[str], None]
 
 
-def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every set that the test folder has; `train` is not read: the rules learn from the job they watch."""
+def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
+    """Judge every set that the test folder has; `train` is not read: the rules learn from the job they watch. drop:
+    telemetry that is left out (see `sets.dropped`); then only fleets are judged, since nothing else has any."""
     del train
     results = Results("straggler")
+    if not drop:
+        _judge_steps(test, results, seed, say)
+    runs = read_fault_runs(test, skipped=results.skipped, without=dropped_metrics(drop))
+    if runs:
+        judge_fleets(runs, results, seed, say)
+    else:
+        results.skipped.append(f"faults/simulated: no runs in {test}; `fleetcast simulate faults` makes some")
+    return results
+
+
+def _judge_steps(test: Path, results: Results, seed: int, say: Say) -> None:
     traces = read_traces(test, results.skipped)
     for trace in traces:
         judge_trace(trace, results, np.random.default_rng(seed))
@@ -34,9 +47,3 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     series = read_series(test, results.skipped)
     if series:
         judge_steps(series, results, seed, say)
-    runs = read_fault_runs(test, skipped=results.skipped)
-    if runs:
-        judge_fleets(runs, results, seed, say)
-    else:
-        results.skipped.append(f"faults/simulated: no runs in {test}; `fleetcast simulate faults` makes some")
-    return results

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fleet.entities import Entities
 from fleet.errors import ConfigError, FleetcastError
 from fleet.events import JobEvent, NodeEvent
-from fleet.metrics import metric_row
+from fleet.metrics import METRICS, Metric, metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import Topology
 from ingest.topology.load import load_topology
@@ -73,9 +73,10 @@ class Round:
 
 @dataclass(frozen=True)
 class FaultRun:
-    """One folder. Reading is lazy: a run of a day is a few hundred MB."""
+    """One folder. Reading is lazy: a run of a day is a few hundred MB. without: metrics that nobody is shown."""
 
     folder: Path
+    without: frozenset[Metric] = frozenset()
 
     @property
     def name(self) -> str:
@@ -150,7 +151,7 @@ class FaultRun:
         if len(groups) != 1:
             raise ConfigError(f"{self.folder}: the files of samples/ differ in row groups: {sorted(groups)}")
         for group in range(groups.pop()):
-            blocks = [_Block.of(kind, file.read_row_group(group), entities) for kind, file in files]
+            blocks = [_Block.of(kind, file.read_row_group(group), entities, self.without) for kind, file in files]
             for time_ms in np.unique(np.concatenate([block.time_ms for block in blocks])).tolist():
                 parts = (block.at(time_ms) for block in blocks)
                 yield time_ms, tuple(part for part in parts if len(part))
@@ -182,8 +183,9 @@ class _Block:
     values: NDArray[np.float64]
 
     @classmethod
-    def of(cls, kind: EntityKind, table: pa.Table, entities: Entities) -> "_Block":
-        names = [name for name in table.column_names if name not in KEYS]
+    def of(cls, kind: EntityKind, table: pa.Table, entities: Entities, without: frozenset[Metric]) -> "_Block":
+        shown = {metric.name for metric in METRICS[kind]} - {metric.name for metric in without if metric.kind is kind}
+        names = [name for name in table.column_names if name in shown]
         columns = [table.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in names]
         return cls(
             kind,
@@ -225,9 +227,15 @@ def _entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
     return entities.of_node(kind, node, *parts)
 
 
-def read_fault_runs(data: Path, folders: Sequence[str] = FOLDERS, skipped: list[str] | None = None) -> list[FaultRun]:
+def read_fault_runs(
+    data: Path,
+    folders: Sequence[str] = FOLDERS,
+    skipped: list[str] | None = None,
+    without: frozenset[Metric] = frozenset(),
+) -> list[FaultRun]:
     """Every run below a data folder, by name. `skipped` takes those that cannot be judged, with the reason."""
-    runs = [FaultRun(path.parent) for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl"))]
+    paths = (path for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl")))
+    runs = [FaultRun(path.parent, without) for path in paths]
     if skipped is None:
         return runs
     problems = {run.folder: run.problem() for run in runs}
