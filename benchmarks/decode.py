@@ -36,9 +36,11 @@ Value = Callable[[int, np.random.Generator], str]  # (field, …) → what the p
 def wide(field: int, rng: np.random.Generator) -> str:
     """A number as wide as a busy GPU's can be; on a real page most counters of errors are 0."""
     if field == 155 or 1001 <= field <= 1008:  # power, ratios
-        return f"{rng.random() * (700 if field == 155 else 1):.6f}"
-    if field in (203, 204):  # percent
+        return f"{67 + rng.random() * 633 if field == 155 else rng.random():.6f}"
+    if field in (140, 150, 203, 204):  # degrees, percent
         return str(rng.integers(0, 101))
+    if field in (100, 101, 237, 238):  # clocks, links
+        return str(rng.integers(345, 1981) if field < 200 else rng.integers(1, 6))
     widest = 10**12 if field == 156 else 5 * 10**10 if field > 1008 else 100_000  # energy; bytes a second; the rest
     return str(rng.integers(0, widest))
 

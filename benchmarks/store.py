@@ -17,7 +17,7 @@ from features.extract import extract
 from features.layout import SUMMED
 from features.store import WindowStore
 from fleet.entities import Entities
-from fleet.metrics import METRICS, metric_row
+from fleet.metrics import METRICS, metric_row, plausible_range
 from fleet.samples import EntityKind, SampleBatch
 
 GPUS_PER_NODE = 8
@@ -43,13 +43,14 @@ class Scraped:
         self.store = WindowStore(_entities(gpus))
         self._values: dict[EntityKind, np.ndarray[Any, np.dtype[np.float64]]] = {}
         for kind in (EntityKind.GPU, EntityKind.PORT, EntityKind.NODE):
+            low, high = np.clip(plausible_range(kind), 0.0, 100.0)
             shape = (len(self.store.entities[kind]), len(METRICS[kind]))
-            self._values[kind] = np.random.default_rng(1).random(shape) * 100
+            self._values[kind] = low + np.random.default_rng(1).random(shape) * (high - low) * 0.9
 
     def batch(self, kind: EntityKind) -> SampleBatch:
         """One scrape of all entities of a kind, page by page: all metrics of an entity, then the next entity."""
         values = self._values[kind]
-        values += 1.0
+        values *= 1.0001
         entities, metrics = values.shape
         return SampleBatch(
             kind,

@@ -16,12 +16,13 @@ from features.layout import RingSpan, layout_of
 from features.ring import NEVER, Ring
 from features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
 from fleet.entities import Entities
+from fleet.errors import RecordError
+from fleet.metrics import LARGEST_VALUE, METRICS, plausible_range, why_implausible
 from fleet.samples import EntityKind, SampleBatch
 
 __all__ = ["OtherIntervalError", "StoreError", "WindowStore", "Written"]
 
 GAPS_KEPT = 16
-LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class Written:
 
     applied: int = 0
     late: int = 0
-    future: int = 0  # bad records, as are those not finite
+    future: int = 0  # bad records, as are those not finite and implausible
     not_finite: int = 0
+    implausible: tuple[RecordError, ...] = field(default=(), compare=False)
     taken: SampleBatch | None = field(default=None, compare=False, repr=False)  # applied or late
     sure: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_), compare=False, repr=False)
 
@@ -69,14 +71,10 @@ class WindowStore:
 
     def write(self, batch: SampleBatch, now_ms: int) -> Written:
         """Apply what is newer than the last of its series, in the batch's order; count the rest by reason."""
-        finite = np.abs(batch.value) < LARGEST_VALUE
-        ahead = batch.time_ms > now_ms + self.span.future_ms
-        good = finite & ~ahead
-        future = int(ahead.sum())
-        garbage = len(batch) - future - int(good.sum())
-        taken = batch if good.all() else batch.where(good)
+        good, future, garbage, odd = self._good(batch, now_ms)
+        taken = batch if good is None else batch.where(good)
         if not len(taken):
-            return Written(future=future, not_finite=garbage)
+            return Written(0, 0, future, garbage, odd)
         metric, entity = taken.metric.astype(np.intp), taken.entity.astype(np.intp)
         ring = self.ring(batch.kind)
         ring.advance(now_ms, int(taken.time_ms.max()))
@@ -86,7 +84,31 @@ class WindowStore:
         applied = int(np.count_nonzero(newer))
         if self._moved_ms >= 0:
             newer &= taken.time_ms > self._moved_ms
-        return Written(applied, len(taken) - applied, future, garbage, taken, newer)
+        return Written(applied, len(taken) - applied, future, garbage, odd, taken, newer)
+
+    def _good(
+        self, batch: SampleBatch, now_ms: int
+    ) -> tuple[NDArray[np.bool_] | None, int, int, tuple[RecordError, ...]]:
+        """(n,) what may be applied, None for all; how many lie ahead, how many are no numbers, what cannot be."""
+        low, high = plausible_range(batch.kind)
+        ahead = batch.time_ms > now_ms + self.span.future_ms
+        good = (batch.value >= low[batch.metric]) & (batch.value <= high[batch.metric]) & ~ahead
+        if good.all():
+            return None, 0, 0, ()
+        good |= (batch.value == 0) & ~ahead
+        finite = np.abs(batch.value) <= LARGEST_VALUE
+        odd = self._odd(batch, np.flatnonzero(finite & ~ahead & ~good))
+        return good, int(ahead.sum()), int((~finite & ~ahead).sum()), odd
+
+    def _odd(self, batch: SampleBatch, rows: NDArray[np.intp]) -> tuple[RecordError, ...]:
+        """An error for each row; those of a metric are alike and name the first."""
+        errors: list[RecordError] = []
+        metrics, first, count = np.unique(batch.metric[rows], return_index=True, return_counts=True)
+        for metric, row, many in zip(metrics.tolist(), rows[first].tolist(), count.tolist(), strict=True):
+            why = why_implausible(METRICS[batch.kind][metric], float(batch.value[row]))
+            name = self.entities[batch.kind].names[batch.entity[row]]
+            errors += [RecordError("implausible", f"{name}: {why}")] * many
+        return tuple(errors)
 
     def advance(self, now_ms: int) -> None:
         """Let time pass: slots close and empty also where no sample arrives."""

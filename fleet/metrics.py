@@ -3,14 +3,67 @@
 Exporters rename DCGM fields between versions, so the id identifies them; other vendors' exporters fill the same rows by
 name. Ratios are 0..1, memory bytes, times seconds, all converted once in `ingest/`. A counter is stored as a rate per
 second; `events` counters also keep their raw increments in windows.
+
+A gauge has limits: what no working hardware reaches, so that a number beyond is of another unit or no measurement.
 """
 
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
 
 GAUGE = "gauge"
 COUNTER = "counter"
+
+
+LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its end
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a gauge can be in its unit, both ends included; 0 always can: it is how a missing sensor reads. mistaken:
+    units that exporters give it in, as (name, scale, offset): value = scale * told + offset."""
+
+    low: float
+    high: float
+    mistaken: tuple[tuple[str, float, float], ...] = ()
+
+    def looks_like(self, value: float) -> tuple[str, float] | None:
+        """The unit that a value beyond the limits is in, and what it is in ours; None where none of them fits.
+
+        >>> LIMITS["°C"].looks_like(131.0), LIMITS["MHz"].looks_like(1.98e9)
+        (('°F', 55.0), ('Hz', 1980.0))
+        """
+        meant = ((unit, round(scale * value + offset, 6)) for unit, scale, offset in self.mistaken)
+        return next(((unit, number) for unit, number in meant if self.low <= number <= self.high), None)
+
+
+_TIB = 2.0**40
+# By unit, or by name where a metric is narrower than its unit.
+LIMITS = {
+    # Silicon shuts down at 90 to 110 °C and its memory is rated to 105; no machine room is colder than -40.
+    "°C": Limits(-40.0, 120.0, (("°F", 5 / 9, -160 / 9), ("K", 1.0, -273.15), ("m°C", 1e-3, 0.0))),
+    # SM clocks end near 3 GHz, those of graphics memory near 14 GHz.
+    "MHz": Limits(0.0, 20_000.0, (("kHz", 1e-3, 0.0), ("Hz", 1e-6, 0.0))),
+    # A powered board draws 5 W (A2) to 120 W (MI300X) in idle, and 1,400 W (B300) at most: 1.2 is of a board in kW.
+    "W": Limits(2.0, 5000.0, (("kW", 1e3, 0.0), ("mW", 1e-3, 0.0))),
+    "bmc_power_w": Limits(10.0, 200_000.0, (("kW", 1e3, 0.0), ("mW", 1e-3, 0.0))),  # to a whole rack
+    # Hardware counters of a window measure some percent above 1.
+    "ratio": Limits(0.0, 1.05, (("%", 0.01, 0.0),)),
+    "lanes": Limits(0.0, 32.0),
+    "generation": Limits(0.0, 12.0),
+    "B": Limits(0.0, 64 * _TIB),  # of a host; of a GPU, whose MiB become bytes at the door:
+    **dict.fromkeys(
+        ("fb_total_bytes", "fb_free_bytes", "fb_used_bytes", "fb_reserved_bytes"),
+        Limits(0.0, 4 * _TIB, (("B where MiB are expected", 2.0**-20, 0.0),)),
+    ),
+    # NVLink 6 carries 3.6 TB/s a GPU, a port of 1.6 Tbit/s 0.2 TB/s.
+    "B/s": Limits(0.0, 2e13),
+    "speed_bytes_per_s": Limits(0.0, 3e11, (("bit/s", 0.125, 0.0),)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +79,11 @@ class Metric:
     @property
     def is_counter(self) -> bool:
         return self.type == COUNTER
+
+    @property
+    def limits(self) -> Limits | None:
+        """None for counters, and for gauges whose unit has none."""
+        return None if self.is_counter else LIMITS.get(self.name, LIMITS.get(self.unit))
 
     @property
     def feature(self) -> str:
@@ -217,3 +275,25 @@ def metric_row(kind: EntityKind, name: str) -> int:
 def dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
     """The row of a DCGM field id in `METRICS[kind]`, None when the catalogue does not hold it."""
     return _DCGM_ROWS.get((kind, dcgm_id))
+
+
+@cache
+def plausible_range(kind: EntityKind) -> NDArray[np.float64]:
+    """(2, metric) the least and the largest value of each metric of a kind."""
+    limits = [metric.limits or Limits(-LARGEST_VALUE, LARGEST_VALUE) for metric in METRICS[kind]]
+    return np.array([[row.low for row in limits], [row.high for row in limits]])
+
+
+def why_implausible(metric: Metric, value: float) -> str:
+    """A value beyond the limits in words, with the unit that it looks like.
+
+    >>> why_implausible(METRICS[EntityKind.GPU][dcgm_row(EntityKind.GPU, 150) or 0], 131.0)
+    'gpu_temp_c = 131 °C: 131 looks like °F: 55 °C'
+    """
+    limits = metric.limits
+    found = limits.looks_like(value) if limits else None
+    told = f"{metric.name} = {value:g} {metric.unit}: "
+    if found is None:
+        return told + (f"expected {limits.low:g} to {limits.high:g}" if limits else "no measurement")
+    unit, number = found
+    return f"{told}{value:g} looks like {unit}: {number:g} {metric.unit}"

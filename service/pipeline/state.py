@@ -102,6 +102,8 @@ class FleetState:
             for reason, count in (("future", written.future), ("not_finite", written.not_finite)):
                 if count:
                     counts.bad[reason] += count
+            for error in written.implausible:
+                self._note_bad(error)
             if len(samples):
                 newest = int(samples.time_ms.max())
                 if newest <= now_ms + self.store.span.future_ms:

@@ -83,7 +83,7 @@ def test_the_value_goes_when_it_is_too_old_and_the_code_stays() -> None:
 
 
 def test_since_says_when_the_value_last_changed() -> None:
-    frame = frames_of(gpu_rows("xid", [0.0, 0.0, 74.0, 74.0]) + gpu_rows("power_w", [1.0, 1.0], gpu=1), 50).gpu
+    frame = frames_of(gpu_rows("xid", [0.0, 0.0, 74.0, 74.0]) + gpu_rows("power_w", [11.0, 11.0], gpu=1), 50).gpu
     assert frame.since("xid")[0] == at(30)
     assert frame.since("power_w")[1] == 0  # it has been so since we first saw the GPU
 
@@ -110,7 +110,7 @@ def test_max_clock_remembers_a_day() -> None:
 
 
 def test_frozen_s_grows_while_samples_bring_nothing_new() -> None:
-    frame = frames_of(gpu_rows("power_w", [1.0, 2.0, 2.0, 2.0]) + gpu_rows("power_w", [1.0, 2.0], gpu=1), 46).gpu
+    frame = frames_of(gpu_rows("power_w", [11.0, 12.0, 12.0, 12.0]) + gpu_rows("power_w", [11.0, 12.0], gpu=1), 46).gpu
     assert frame.column("frozen_s")[:2].tolist() == [30.0, 0.0]
 
 
@@ -174,11 +174,11 @@ def test_windows_follow_the_interval_as_far_as_the_ring_reaches(interval_s: int)
     store = WindowStore(fleet(1), interval_s=interval_s)
     for i in range(500):
         now = at(i * interval_s)
-        store.write(batch(GPU, [("power_w", 0, now, float(i))]), now)
+        store.write(batch(GPU, [("power_w", 0, now, 100.0 + i)]), now)
     frame = extract(store, at(499 * interval_s)).gpu
     for suffix, seconds in (("2m", 120), ("30m", 1800)):
         slots = min(120, max(2, round(seconds / interval_s)))
-        assert frame.column(f"power_w_mean_{suffix}")[0] == np.mean(range(500 - slots, 500))
+        assert frame.column(f"power_w_mean_{suffix}")[0] == 100 + np.mean(range(500 - slots, 500))
 
 
 def test_the_frames_do_not_change_with_the_store() -> None:
@@ -189,7 +189,7 @@ def test_the_frames_do_not_change_with_the_store() -> None:
     assert frame.column("power_w")[0] == 400.0
 
 
-samples = st.lists(st.tuples(st.integers(0, 2400), st.floats(0, 700, width=32)), min_size=1, max_size=80)
+samples = st.lists(st.tuples(st.integers(0, 2400), st.floats(2, 700, width=32)), min_size=1, max_size=80)
 
 
 @settings(deadline=None, max_examples=30)

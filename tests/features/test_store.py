@@ -15,7 +15,7 @@ rows_of = st.lists(
         st.sampled_from(METRICS),
         st.integers(0, 2),
         st.integers(0, 35 * 60).map(lambda second: T0 + second * 1000),
-        st.integers(0, 6).map(float),
+        st.integers(0, 6).map(lambda tens: 10.0 * tens),
     ),
     max_size=60,
 )
@@ -51,13 +51,13 @@ def test_a_gauge_is_kept_with_its_time() -> None:
 
 def test_an_older_sample_is_late_and_not_applied() -> None:
     store = store_of([("power_w", 0, T0 + 15_000, 410.0)])
-    written = store.write(batch(GPU, [("power_w", 0, T0, 1.0), ("power_w", 0, T0 + 15_000, 2.0)]), NOW)
+    written = store.write(batch(GPU, [("power_w", 0, T0, 11.0), ("power_w", 0, T0 + 15_000, 12.0)]), NOW)
     assert written == Written(applied=0, late=2)
 
 
 def test_a_time_too_far_ahead_is_a_bad_record() -> None:
     store = WindowStore(fleet())
-    written = store.write(batch(GPU, [("power_w", 0, T0 + 60_000, 1.0), ("power_w", 0, T0 + 60_001, 1.0)]), T0)
+    written = store.write(batch(GPU, [("power_w", 0, T0 + 60_000, 11.0), ("power_w", 0, T0 + 60_001, 11.0)]), T0)
     assert written == Written(applied=1, future=1)
 
 
@@ -66,6 +66,55 @@ def test_what_is_no_number_is_a_bad_record() -> None:
     values = (float("nan"), float("inf"), -1e40, 5.0)
     rows = [("power_w", 0, T0 + i, value) for i, value in enumerate(values)]
     assert store.write(batch(GPU, rows), T0) == Written(applied=1, not_finite=3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "looks_like"),
+    [
+        ("gpu_temp_c", 131.0, "131 looks like °F: 55 °C"),
+        ("gpu_temp_c", 328.15, "328.15 looks like K: 55 °C"),
+        ("sm_clock_mhz", 1.98e9, "1.98e+09 looks like Hz: 1980 MHz"),
+        ("power_w", 1.2, "1.2 looks like kW: 1200 W"),
+        ("power_w", 700_000.0, "700000 looks like mW: 700 W"),
+        ("gpu_util", 98.0, "98 looks like %: 0.98 ratio"),
+        ("fb_used_bytes", 8e10 * 2**20, "looks like B where MiB are expected: 8e+10 B"),
+        ("pcie_link_width", 400.0, "expected 0 to 32"),
+    ],
+)
+def test_what_cannot_be_is_a_bad_record_that_names_the_unit(metric: str, value: float, looks_like: str) -> None:
+    store = WindowStore(fleet())
+    written = store.write(batch(GPU, [(metric, 1, T0, value), ("xid", 1, T0, 79.0)]), T0)
+    assert (written.applied, [error.reason for error in written.implausible]) == (1, ["implausible"])
+    assert written.implausible[0].detail.startswith(f"n0/1: {metric} = {value:g} ")
+    assert written.implausible[0].detail.endswith(looks_like)
+    ring = store.ring(GPU)
+    assert np.isnan(ring.current(ring.layout.metrics.index(metric))[1]), "never stored, so never scored"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [
+        ("power_w", 0.0),  # a missing sensor
+        ("power_w", 5.1),  # an A2 in idle
+        ("power_w", 67.0),  # an H100 in idle, whatever its use is said to be
+        ("power_w", 1400.0),
+        ("gpu_temp_c", 105.0),
+        ("mem_clock_mhz", 14_001.0),
+        ("sm_clock_mhz", 345.0),
+        ("gpu_util", 1.0),
+        ("energy_j", 3e12),  # counters have no limits
+    ],
+)
+def test_what_hardware_can_show_is_stored(metric: str, value: float) -> None:
+    written = WindowStore(fleet()).write(batch(GPU, [(metric, 0, T0, value)]), T0)
+    assert (written.applied, written.implausible) == (1, ())
+
+
+def test_many_implausible_samples_of_a_metric_share_one_error() -> None:
+    rows = [(metric, gpu, T0, 131.0) for metric in ("gpu_temp_c", "memory_temp_c") for gpu in range(3)]
+    written = WindowStore(fleet()).write(batch(GPU, rows), T0)
+    assert [error.detail.split(" ")[0] for error in written.implausible] == ["n0/0:"] * 6
+    assert len({id(error) for error in written.implausible}) == 2
 
 
 def test_an_empty_batch_changes_nothing() -> None:
@@ -127,7 +176,7 @@ def test_memory_stays_below_64_kib_a_gpu_its_port_included() -> None:
 
 
 def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
-    store = store_of([("power_w", 1, NOW, 1.0)], [("power_w", 0, T0, 500.0)])
+    store = store_of([("power_w", 1, NOW, 11.0)], [("power_w", 0, T0, 500.0)])
     ring = store.ring(GPU)
     assert ring.raw[ring.layout.metrics.index("power_w"), 0] == 500.0
     assert np.isnan(ring.fine[..., 0]).all()

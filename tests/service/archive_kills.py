@@ -28,7 +28,7 @@ from service.pipeline.pipeline import Pipeline
 BATCHES = 900
 STEP_MS = 15_000
 NODES = ("n1", "n2")
-METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_temp_c", "energy_j"))
+METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("xid", "clock_event_reasons", "energy_j"))
 Sample = tuple[int, int, int, float]  # metric, GPU, time, value
 
 

@@ -94,7 +94,7 @@ class Sender(threading.Thread):
             grown = self.counters.get(key, 0.0) + self.rng.randint(0, 5)
             self.counters[key] = 0.0 if self.rng.random() < 0.02 else grown
             return self.counters[key]
-        return round(self.rng.uniform(30.0, 1980.0), 3)
+        return round(self.rng.uniform(30.0, 90.0 if metric == "gpu_temp_c" else 1980.0), 3)
 
 
 class KafkaSender(Sender):

@@ -68,7 +68,7 @@ def fleet(entities: Entities, size: int) -> list[int]:
 def batches(number: int, size: int) -> list[Batch]:
     """`number` scrapes of `size` GPUs."""
     gpus = fleet(Entities(), size)
-    rows = [[(POWER, gpu, NOW_MS + batch, 1.0) for gpu in gpus] for batch in range(number)]
+    rows = [[(POWER, gpu, NOW_MS + batch, 400.0) for gpu in gpus] for batch in range(number)]
     return [Batch(samples=(SampleBatch.of(EntityKind.GPU, same),)) for same in rows]
 
 
@@ -182,7 +182,7 @@ def test_a_clock_that_is_set_back_brings_no_row_twice(tmp_path: Path) -> None:
     gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)
 
     def scrape() -> None:
-        row = (POWER, gpu, clock.now_ms(), 1.0)
+        row = (POWER, gpu, clock.now_ms(), 400.0)
         pipeline.take(Batch(samples=(SampleBatch.of(EntityKind.GPU, [row]),)))
 
     for _ in range(20):
