@@ -67,7 +67,7 @@ def evaluate(
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
     if drop and (task not in WATCH_RUNS or faults is not None):
-        raise ConfigError(f"--drop: {task} reads no telemetry here; {' and '.join(sorted(WATCH_RUNS))} of folders do")
+        raise ConfigError(f"--drop: {task} reads no telemetry; risk and straggler with data folders do")
     if faults is not None or nodes is not None:
         judge, source = _log_judge(task, train, test, faults, nodes)
     else:

@@ -7,7 +7,7 @@ prof      profiling metrics (DCGM fields from 1001 on), which need a licence or 
 host      what node_exporter says of CPUs, memory, pressure, disks and the chassis
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from fleet.errors import ConfigError
 from fleet.metrics import METRICS, Metric
@@ -25,7 +25,7 @@ DEFAULT_COUNTERS = frozenset(
 SCRAPES = frozenset({"scrape_up", "scrape_duration_s", "gpus_reported"})  # which our own scraper measures
 PROFILING_FIELDS = 1000
 GPUS = (EntityKind.GPU, EntityKind.GPU_INSTANCE)
-DROPS = {
+DROPS: dict[str, Callable[[Metric], bool]] = {
     "default": lambda metric: metric.kind in GPUS and metric.name not in DEFAULT_COUNTERS,
     "ib": lambda metric: metric.kind is EntityKind.PORT or metric.name == "ports_reported",
     "xid": lambda metric: metric.name == "xid",

@@ -67,4 +67,4 @@ def test_an_unknown_drop_is_named_with_what_there_is() -> None:
 def test_only_judges_of_telemetry_take_a_drop(tmp_path: Path) -> None:
     folder = str(tmp_path)
     told = CliRunner().invoke(app, ["evaluate", "demand", "--train", folder, "--test", folder, "--drop", "ib"])
-    assert "demand reads no telemetry here; risk and straggler do" in str(told.exception)
+    assert "demand reads no telemetry; risk and straggler with data folders do" in str(told.exception)
