@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from features.run_past import LEVELS
 from fleet.jobs import JobAttempt
 
 KEPT = 2000
@@ -18,7 +19,7 @@ class FinishedRuns:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[int, Run]] = {}
         self._runs: dict[int | None, list[Run]] = {None: []}
-        self._quantiles: dict[int | None, dict[str, float]] = {}
+        self._quantiles: dict[int | None, dict[str, Any]] = {}
 
     def update(self, attempt: JobAttempt) -> None:
         """Take in the present state of an attempt."""
@@ -53,11 +54,12 @@ class FinishedRuns:
         self._quantiles.pop(group, None)
 
     def quantiles(self) -> dict[str, Any]:
-        """{"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, seconds."""
+        """{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {…} | None}, seconds; levels: those of `LEVELS`."""
         for group, runs in self._runs.items():
             if runs and group not in self._quantiles:
-                p50, p90 = np.quantile([run[3] for run in runs], (0.5, 0.9))
-                self._quantiles[group] = {"p50": float(p50), "p90": float(p90), "n": len(runs)}
+                levels = np.quantile([run[3] for run in runs], LEVELS).tolist()
+                p50, p90 = levels[LEVELS.index(0.5)], levels[LEVELS.index(0.9)]
+                self._quantiles[group] = {"p50": p50, "p90": p90, "n": len(runs), "levels": levels}
         by_gpus = {str(group): self._quantiles[group] for group in sorted(g for g in self._quantiles if g is not None)}
         return {"by_gpus": by_gpus, "all": self._quantiles.get(None)}
 

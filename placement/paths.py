@@ -256,9 +256,17 @@ class RunTimeSample:
 
 
 def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
-    """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one."""
-    known = np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0))
-    return np.asarray(np.exp(np.interp(levels, RUN_LEVELS, np.log(known))))
+    """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one.
+
+    Below the lowest level and beyond the highest it goes on as steeply (a Pareto tail): not many jobs end at one moment.
+    """
+    known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
+    below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])
+    above = np.log(np.maximum((1 - RUN_LEVELS[-1]) / (1 - levels), 1.0)) / np.log(
+        (1 - RUN_LEVELS[-2]) / (1 - RUN_LEVELS[-1])
+    )
+    log_s = np.interp(levels, RUN_LEVELS, known) + below * (known[1] - known[0]) + above * (known[-1] - known[-2])
+    return np.asarray(np.maximum(np.exp(log_s), 1.0))
 
 
 def _spread(paths: int) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -33,18 +33,23 @@ class RunTimeQuantiles:
     """Run times of finished jobs as log-normals by GPU count: count → (p50_s, p90_s); 0 stands for all counts."""
 
     by_gpus: Mapping[int, tuple[float, float]]
+    levels_s: Mapping[int, Sequence[float]] = field(default_factory=dict)  # run times at `RUN_LEVELS`, where known
+    seen: Mapping[int, int] = field(default_factory=dict)  # GPU count → finished jobs
 
     @classmethod
     def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
-        """From `{"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {...}}`; counts with few jobs fall back to all."""
-        rows = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
-        rows[0] = durations.get("all") or {}
+        """From `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {...}}`; counts with few jobs fall back to all."""
+        sized = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
+        rows = sized | {0: durations.get("all") or {}}
+        known = {
+            gpus: row
+            for gpus, row in rows.items()
+            if (row.get("n") or 0) >= FEWEST_JOBS and row.get("p50") and row.get("p90")
+        }
         return cls(
-            {
-                gpus: (float(row["p50"]), float(row["p90"]))
-                for gpus, row in rows.items()
-                if (row.get("n") or 0) >= FEWEST_JOBS and row.get("p50") and row.get("p90")
-            }
+            {gpus: (float(row["p50"]), float(row["p90"])) for gpus, row in known.items()},
+            {gpus: row["levels"] for gpus, row in known.items() if len(row.get("levels") or ()) == len(RUN_LEVELS)},
+            {gpus: int(row.get("n") or 0) for gpus, row in sized.items() if gpus > 0},
         )
 
     def medians_s(self) -> dict[int, float]:
@@ -77,6 +82,10 @@ class RunTimeQuantiles:
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
         [100000.0]
         """
+        if quantiles_s is None and age_s <= 0 and limit_s is None:
+            quantiles_s = self.levels_s.get(gpus) or self.levels_s.get(0)
+        if limit_s is not None and age_s >= limit_s:
+            limit_s = None  # past its limit the limit says nothing
         if quantiles_s is not None:
             known = np.maximum.accumulate(np.log(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
             run_s = np.exp(np.interp(levels, RUN_LEVELS, known))

@@ -191,6 +191,41 @@ def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
     return np.where(np.isnan(log_quantiles[:, 0]), np.nan, found)
 
 
+def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
+    """(row, LEVELS) seconds left of jobs that went on for `since_s` after `left_s` (row, LEVELS) was forecast.
+
+    Conditional on that, so that nobody is about to end because a forecast is over: straight lines between the levels,
+    from nothing at level 0; past the last of them as long again as `age_s`, at the median.
+    """
+    levels = np.array((0.0, *LEVELS))
+    known = np.column_stack((np.zeros(len(left_s)), np.maximum.accumulate(left_s.astype(np.float64), axis=1)))
+    rows = np.arange(len(known))[:, None]
+    right = (known[:, 1:] <= since_s[:, None]).sum(axis=1, keepdims=True).clip(0, len(LEVELS) - 1) + 1
+    gap_s = known[rows, right] - known[rows, right - 1]
+    share = np.clip((since_s[:, None] - known[rows, right - 1]) / np.maximum(gap_s, 1e-9), 0.0, 1.0)
+    passed = levels[right - 1] + share * (levels[right] - levels[right - 1])
+    wanted = passed + levels[1:] * (1 - passed)
+    right = np.searchsorted(levels, wanted).clip(1, len(LEVELS))
+    share = ((wanted - levels[right - 1]) / (levels[right] - levels[right - 1])).clip(0.0, 1.0)
+    run_s = known[rows, right - 1] + share * (known[rows, right] - known[rows, right - 1])
+    beyond_s = run_s * np.maximum((1 - levels[-1]) / np.maximum(1 - wanted, 1e-9), 1.0)
+    tail_s = np.maximum(age_s, 1.0)[:, None] * (1 / (1 - levels[1:]) - 1)
+    over = (known[:, -1] <= since_s)[:, None]
+    return np.asarray(np.where(over, tail_s, np.maximum(beyond_s - since_s[:, None], SHORTEST_S * levels[1:])))
+
+
+def with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
+    """(row, LEVELS) seconds left by similar jobs, half-way (in logarithms) to what all ended jobs had left at that age.
+
+    Few jobs are alike, and hardly any of them ran for days: from LONG_S on all ended jobs alone tell. NaN: not known.
+    """
+    near = np.where(elapsed_s >= LONG_S, LONG_BLEND[1], USUAL_BLEND[1])[:, None]
+    mixed = np.exp(
+        near * np.log(np.maximum(left_s, SHORTEST_S)) + (1 - near) * np.log(np.maximum(everybody_s, SHORTEST_S))
+    )
+    return np.asarray(np.where(np.isnan(mixed), np.where(np.isnan(left_s), everybody_s, left_s), mixed))
+
+
 def _between(known: Array, levels: tuple[float, ...], level: float) -> Array:
     """(row,) at a level between the known ones, straight lines; outside them the outermost."""
     right = int(np.clip(np.searchsorted(levels, level), 1, len(levels) - 1))

@@ -14,6 +14,7 @@ from fleet.nodes import NodeState
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S
+from models.run_times.remaining import survived
 from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
 from service.answers.jobs import JobDetail, JobRow, KnownAttempts, QueuedJob, QueuedRequest, RunningJobRow
 from service.answers.risk import NodeAnswer, NodeReason
@@ -182,12 +183,16 @@ def queued_row(attempt: JobAttempt) -> QueuedJob:
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:
     """(running, LEVELS) seconds that each running attempt still has to go; NaN without a forecast."""
-    left_s = np.full((len(tick.events.running), len(LEVELS)), np.nan, np.float32)
-    for row, attempt in enumerate(tick.events.running):
+    running = tick.events.running
+    left_s = np.full((len(running), len(LEVELS)), np.nan, np.float32)
+    since_s, age_s = np.zeros(len(running)), np.zeros(len(running))
+    for row, attempt in enumerate(running):
         told = tick.run_times.get((attempt.job, attempt.attempt))
         if told is not None and told.left_s is not None:
-            left_s[row] = told.left_s - (tick.now_ms - told.left_ms) / 1000
-    return np.maximum(left_s, 0.0)
+            left_s[row] = told.left_s
+            since_s[row] = max(0.0, (tick.now_ms - told.left_ms) / 1000)
+            age_s[row] = max(0.0, (tick.now_ms - (attempt.started_ms or tick.now_ms)) / 1000)
+    return survived(left_s, since_s, age_s).astype(np.float32)
 
 
 def job_rows(tick: Tick) -> list[JobRow]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from features.demand_series import TARGETS, DemandSeries
 from features.job_fold import JobFold
+from features.run_past import LEVELS
 from fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
 from fleet.jobs import JobTable
 
@@ -141,7 +142,11 @@ def test_durations_are_of_finished_jobs_only() -> None:
     events += [submitted("bad", 0), started("bad", 0), Failed(job="bad", sequence=3, time_ms=at(900), category="user")]
     events += [submitted("open", 0), started("open", 0)]
     demand = demand_of(*events)
-    assert demand.durations()["by_gpus"] == {"8": {"p50": 1200.0, "p90": pytest.approx(1680.0), "n": 3}}
+    (known,) = demand.durations()["by_gpus"].items()
+    assert known[0] == "8"
+    assert (known[1]["p50"], known[1]["p90"], known[1]["n"]) == (1200.0, pytest.approx(1680.0), 3)
+    assert known[1]["levels"] == sorted(known[1]["levels"])
+    assert len(known[1]["levels"]) == len(LEVELS)
     assert demand.durations()["all"]["n"] == 3
 
 

@@ -8,7 +8,7 @@ import pytest
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.engine import fits_now
 from placement.options import Options
-from placement.paths import MOST_CALENDARS, PATHS, Timelines, timelines
+from placement.paths import MOST_CALENDARS, PATHS, Timelines, left_of, timelines
 from placement.queue import Waiting
 from placement.start_time import StartEstimate, estimate_start, start_times
 from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
@@ -216,3 +216,18 @@ def test_a_fleet_without_nodes_fits_nothing(make_view) -> None:
     estimate = estimate_start(request(level="rack"), paths((make_view({}), {})))
     assert estimate.start_ms is None
     assert "no node is known yet" in estimate.sentence
+
+
+def test_few_of_many_jobs_end_at_the_lowest_level_that_is_known() -> None:
+    """A twentieth of the futures lies below it; they do not all end at that moment."""
+    levels = np.linspace(0.001, 0.999, 999)
+    left_s = left_of((60.0, 120.0, 600.0, 3600.0, 7200.0, 14_400.0, 20_000.0, 40_000.0), levels)
+    assert (np.diff(left_s) > 0).all()
+    assert left_s[0] < 60 < left_s[60]
+    assert left_s[-1] > 40_000
+    assert set(left_of((HOUR_S,) * 8, levels).round(6)) == {HOUR_S}
+
+
+def test_past_its_limit_a_job_does_not_end_now() -> None:
+    run_s = RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, 40_000.0)
+    assert run_s[0] > 60_000

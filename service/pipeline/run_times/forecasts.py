@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from features.run_past import LEVELS
 from features.similarity import shape_of
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
-from models.run_times.remaining import beyond
+from models.run_times.remaining import beyond, with_everybody
 from models.run_times.tracker import RunTracker
 from models.versions.drift import Recent
 from service.board.board import Section
@@ -42,10 +42,13 @@ YOUNG_S = 300.0
 LATE_S = 60.0  # from a submission to its arrival here: one that takes longer is late
 SLICE = 50  # what is made in the loop is made some milliseconds at a time
 MOST_DUE = 500  # kinds, a pass
+FEWEST_ENDED = 20  # jobs of one size that speak for it
+UNKNOWN_S = (np.nan,) * len(LEVELS)
 
 _LIMIT, _SIMILAR = COLUMN["log_limit"], [COLUMN[name] for name in EMPIRICAL]
 
 Array = NDArray[np.float32]
+Floats = NDArray[np.float64]
 Rows = Mapping[Attempt, JobAttempt]
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -71,6 +74,7 @@ class ForecastInputs:
     kinds: Sequence[Array]
     aging: Sequence[JobAttempt]
     old: Sequence[Array]
+    ended: Mapping[str, Any]  # run times of finished jobs, by size
 
 
 class RunForecasts(Capability):
@@ -125,7 +129,7 @@ class RunForecasts(Capability):
             kinds = await _sliced(due, lambda row: state.runs.features(row[1], now_ms))
             aging = self._aging(live, retained, now_ms)
             old = await _sliced(aging, lambda row: _features_now(state, row, now_ms))
-            inputs = ForecastInputs(new, [shape for _, shape in due], kinds, aging, old)
+            inputs = ForecastInputs(new, [shape for _, shape in due], kinds, aging, old, state.demand.durations())
             run_s, issued = await in_thread(lambda: self._issue(inputs, retained, now_ms))
             record.issued = issued
             record.use_model(self.model.name)
@@ -213,19 +217,30 @@ class RunForecasts(Capability):
         keys = [*map(_key, inputs.aging)]
         issued_s = np.array([issued[key].run_s for key in keys], np.float64).reshape(len(keys), len(LEVELS))
         elapsed_s = np.array([now_ms - (row.started_ms or now_ms) for row in inputs.aging], np.float64).clip(0) / 1000
-        left_s = self._left_s(_stacked(inputs.old), elapsed_s, issued_s)
+        ended_s = np.array([_ended_s(inputs.ended, row.gpus) for row in inputs.aging]).reshape(len(keys), len(LEVELS))
+        left_s = self._left_s(_stacked(inputs.old), elapsed_s, issued_s, ended_s)
         return run_s[len(new) :], issued | with_left(issued, keys, left_s, now_ms)
 
-    def _left_s(self, features: Array, elapsed_s: NDArray[np.float64], issued_s: NDArray[np.float64]) -> Array:
-        """(attempt, LEVELS) seconds from now, no more than what a limit leaves. issued_s: of the whole run."""
-        left_s = young(self.model.remaining_s(features, elapsed_s, LEVELS), issued_s, elapsed_s)
+    def _left_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
+        """(attempt, LEVELS) seconds from now, no more than what a limit leaves. issued_s, ended_s: of the whole run."""
+        left_s = self.model.remaining_s(features, elapsed_s, LEVELS)
+        if self.model.name == BASELINE:
+            log_s = np.log(np.maximum(ended_s, 1.0))
+            everybody_s = np.stack([beyond(log_s, elapsed_s, level) for level in LEVELS], axis=1)
+            left_s = with_everybody(left_s, everybody_s, elapsed_s)
+        left_s = young(left_s, issued_s, elapsed_s)
         ahead_s = (np.exp(features[:, _LIMIT].astype(np.float64)) - elapsed_s)[:, None]
         return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
 
 
-def young(
-    left_s: NDArray[np.float64], issued_s: NDArray[np.float64], elapsed_s: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _ended_s(ended: Mapping[str, Any], gpus: int) -> Sequence[float]:
+    """(LEVELS,) run times of finished jobs of this size, of all where they are few; NaN where there are none."""
+    own, everybody = ended["by_gpus"].get(str(gpus)), ended["all"]
+    row = own if own is not None and own["n"] >= FEWEST_ENDED else everybody
+    return UNKNOWN_S if row is None else row["levels"]
+
+
+def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
     """(attempt, LEVELS) seconds left. Models are not fitted on runs younger than YOUNG_S, which lean on `issued_s`."""
     rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(issued_s).all(axis=1))
     if not len(rows):
