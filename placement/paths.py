@@ -2,10 +2,11 @@
 
 1. Each path draws what every running job still has to go and how long every waiting one runs. Jobs of a path are partly
    long or short together, since they are misjudged together.
-2. The queue is played in order. A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang starts
-   when the last of its slots is free, in the domain of its required level where that is soonest.
-3. GPUs reserved for a gang lie idle until it starts. A later job that plans to end by then may use that first gap, as
-   the queue's backfill lets it.
+2. What waits is played by the rules of the queue, with jobs that may still come (`placement.futures`): its start times.
+3. For a request that is not there yet, and for who waits for whom, the queue is played in order, without arrivals.
+   A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang starts when the last of its slots is
+   free, in the domain of its required level where that is soonest. GPUs reserved for it lie idle until then. A later
+   job that plans to end before may use that first gap.
 
 Arrays are (path, node, gpu) float32 seconds from `now_ms`, ascending along a node, whose GPUs are alike. The filters
 that decide placements also screen nodes here (model, drains, risk, CPUs).
@@ -13,7 +14,6 @@ that decide placements also screen nodes here (model, drains, risk, CPUs).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,16 @@ from fleet.requests import PlacementRequest
 from fleet.topology import Level, Topology
 from placement.filters import screen
 from placement.fit import widest_level
+from placement.futures import ArrivalForecast, Drawn
 from placement.options import Options
 from placement.queue import Waiting, in_order, shape_of
-from placement.timeline import RUN_LEVELS, RunningJob, RunTimeQuantiles, Timeline, releases
+from placement.run_draws import PATHS, RunTimeSample
+from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline, releases
 from placement.view import ClusterView
 
-PATHS = 20
 MIDDLE = PATHS // 2
-SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
 BACKFILLED = 64  # entries of the queue, from the first, that may start in gaps
+PLAYED = 2000  # entries that are played by the rules of the queue; later ones are told by the calendars
 ROUNDS = 3
 SHORTEST_GAP_S = 60.0
 MOST_CALENDARS = 16  # and as many bytes as that, together
@@ -39,8 +40,6 @@ MOST_SHAPES = 1024  # whose rooms are kept
 NAMED = 5  # jobs that a request waits for
 
 Array = NDArray[np.float32]
-Levels = NDArray[np.float64]
-NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +148,18 @@ def timelines(
     run_times: RunTimeQuantiles,
     options: Options,
     run_quantiles: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
+    arrivals: ArrivalForecast | None = None,
 ) -> Timelines:
     """Play the queue along `PATHS` paths. `run_quantiles`: of a request at `RUN_LEVELS`, where known."""
     draw = RunTimeSample(np.random.default_rng(0), run_times)
     ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
     empty = ahead.at(len(ahead.ahead))
-    calendar, ends_s = _holding(view, running, draw, options.now_ms)
+    calendar, left_s = _holding(view, running, draw, options.now_ms)
+    ends_s = dict(left_s)
     jobs, calendars = list(view.jobs), [(float("inf"), calendar)]
     starts_s: dict[str, Array] = {}
     waits: dict[str, str] = {}
+    runs_s: list[Array] = []
     hindrances: dict[str, tuple[Hindrance, ...]] = {}
     rooms = Rooms(empty, options)
     entries = in_order(queue)
@@ -167,16 +169,25 @@ def timelines(
         if number in kept:
             calendar = calendar.copy()
             calendars.append((request.priority, calendar))
-        planned_s = planned(request, run_times) if number < BACKFILLED else None
-        place = earliest_place(request, calendar, rooms, planned_s)
+        backfills_s = planned(request, run_times) if number < BACKFILLED else None
+        place = earliest_place(request, calendar, rooms, backfills_s)
         starts_s[request.request_id] = place.start_s
         waits[request.job_name] = request.request_id
+        run_s = draw.runs(gpus_of(request), request.limit_s, run_quantiles(request))
+        runs_s.append(run_s)
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = hindrances_of(place, calendar)
-            run_s = draw.runs(gpus_of(request), request.limit_s, run_quantiles(request))
             hold(calendar, place, run_s, len(jobs))
             ends_s[request.job_name] = place.start_s + run_s
             jobs.append(request.job_name)
+    planned_s = planned_ends(ahead.ahead, options.now_ms)
+    room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
+    drawn = Drawn(view, left_s, planned_s, entries[:PLAYED], room, runs_s, run_times, options.now_ms, arrivals)
+    played_s, until_s = drawn.starts(PATHS)
+    for entry, run_s, start_s in zip(entries, runs_s, played_s, strict=False):
+        later_s = np.maximum(starts_s[entry.request.request_id], until_s)
+        told_s = np.where(np.isfinite(start_s), start_s, later_s)
+        starts_s[entry.request.request_id], ends_s[entry.request.job_name] = told_s, told_s + run_s
     return Timelines(
         view, options, run_times, tuple(jobs), tuple(calendars), starts_s, ends_s, waits, hindrances, rooms
     )
@@ -217,6 +228,11 @@ def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
     return tuple(found.values())
 
 
+def planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
+    """Running job → seconds until it should have ended, as the queue plans."""
+    return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
+
+
 def gpus_of(request: PlacementRequest) -> int:
     return request.members.desired * request.gpus_per_node
 
@@ -224,53 +240,6 @@ def gpus_of(request: PlacementRequest) -> int:
 def planned(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
     """For how long the queue plans with this job, in seconds."""
     return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
-
-
-@dataclass(slots=True)
-class RunTimeSample:
-    """Run times at random, one a path, all of a path in part alike."""
-
-    rng: np.random.Generator
-    run_times: RunTimeQuantiles
-    shared: NDArray[np.float64] = field(default_factory=lambda: _spread(PATHS))
-
-    def levels(self) -> Levels:
-        """(path,) levels in (0, 1)."""
-        own = self.rng.standard_normal(PATHS)
-        mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
-        return np.array([NORMAL.cdf(z) for z in mixed.tolist()])
-
-    def runs(self, gpus: int, limit_s: float | None, quantiles_s: Sequence[float] | None) -> Array:
-        """(path,) seconds of a job that has not started."""
-        run_s = self.run_times.draw(gpus, self.levels(), 0.0, limit_s, quantiles_s)
-        return run_s.astype(np.float32)
-
-    def left(self, row: RunningJob, now_ms: int) -> Array:
-        """(path,) seconds that a running job still has to go."""
-        age_s = max(0.0, (now_ms - row.started_ms) / 1000)
-        levels = self.levels()
-        if row.left_s is not None:
-            return left_of(row.left_s, levels).astype(np.float32)
-        run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)
-        return np.maximum(run_s - age_s, 1.0).astype(np.float32)
-
-
-def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
-    """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one.
-
-    Below the lowest level and beyond the highest it goes on as steeply (a Pareto tail): not many jobs end at one moment.
-    """
-    known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
-    below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])
-    above = np.log(np.maximum((1 - RUN_LEVELS[-1]) / (1 - levels), 1.0)) / np.log(
-        (1 - RUN_LEVELS[-2]) / (1 - RUN_LEVELS[-1])
-    )
-    log_s = np.interp(levels, RUN_LEVELS, known) + below * (known[1] - known[0]) + above * (known[-1] - known[-2])
-    return np.asarray(np.maximum(np.exp(log_s), 1.0))
-
-
-def _spread(paths: int) -> NDArray[np.float64]:
-    return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])
 
 
 def _holding(

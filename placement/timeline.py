@@ -38,7 +38,7 @@ class RunTimeQuantiles:
 
     @classmethod
     def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
-        """From `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {...}}`; counts with few jobs fall back to all."""
+        """From `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`; for counts with few jobs all speak."""
         sized = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
         rows = sized | {0: durations.get("all") or {}}
         known = {

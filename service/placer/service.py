@@ -69,6 +69,10 @@ class PlacementService:
     def board(self) -> Board | None:
         return self._observed[0] if self._observed else None
 
+    def runs(self) -> frozenset[tuple[str, int]]:
+        """The attempts that run, as of the newest board."""
+        return self._observed[1].seen if self._observed else frozenset()
+
     def refresh(self) -> bool:
         """Take a new board, if any, and settle its intents; True when there was one."""
         board = self._new_board()

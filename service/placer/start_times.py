@@ -1,7 +1,7 @@
 """Start times beside the placer: a thread samples paths anew in the background, and estimates read the latest ones.
 
-every REFRESH_S, or when the queue's head changes, but at most a fifth of the time:
-    view, queue, jobs that wait elsewhere → sample paths, in a thread → `paths`
+when a job has come, started or ended, and every REFRESH_S of fleet time, but at most a fifth of the time:
+    view, queue, jobs that wait elsewhere, forecast arrivals → sample paths, in a thread → `paths`
 estimate    in a thread, on the paths that are there
 
 One queue holds the placer's requests and the jobs that wait by job events (Slurm's and Kubernetes' queues), each once.
@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +29,15 @@ from service.answers.placements import Queue, QueueRow
 from service.api.estimates import shape_of_request
 from service.board.board import Board
 from service.board.kind_tables import run_time
+from service.placer.arrivals import arrivals_of
 from service.placer.service import PlacementService, StartTimes
 from service.placer.view import waiting_of
 
 logger = logging.getLogger(__name__)
 
-REFRESH_S = 30.0
+REFRESH_S = 60.0  # of the fleet
 LOOK_S = 0.5
 SHARE = 0.2  # of the time, at most, that sampling may take
-HEAD_WAITS_S = 2.0  # a new head waits so long for its start time at least
 MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told when he would start right after them
 
 
@@ -50,7 +51,8 @@ class StartTimeSampler:
         self._stopped = asyncio.Event()
         self._took_s = 0.0
         self._at_s = -1e9
-        self._head: str | None = None
+        self._at_ms = 0
+        self._seen: tuple[Any, ...] = ()
         self._releases: tuple[JobRelease, ...] = ()
 
     def stop(self) -> None:
@@ -79,10 +81,10 @@ class StartTimeSampler:
     async def _sample(self) -> Timelines:
         began = time.monotonic()
         observed, options = self.service.observed(), self.service.options()
+        seen = self._happened()
         ledger, board = self.service.ledger, self.service.board
         own = ledger.queued()
         promised = [intent.job for intent in ledger.active_intents()]
-        self._head = self._waits_first()
 
         def sample() -> tuple[Timelines, StartTimes, tuple[JobRelease, ...]]:
             queue = [Waiting(entry.request, entry.queued_ms) for entry in own]
@@ -90,12 +92,13 @@ class StartTimeSampler:
                 queue += waiting_of(board, {*promised, *(entry.request.job_name for entry in queue)})
             queue = in_order(queue)[:MOST_PLAYED]
             told = RunTimesTold(board)
-            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told)
+            coming = arrivals_of(board, observed.run_times) if board is not None else None
+            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told, coming)
             return paths, start_times(paths), releases(paths)
 
         paths, self.service.starts, self._releases = await asyncio.to_thread(sample)
         self.paths = paths
-        self._at_s = time.monotonic()
+        self._at_s, self._at_ms, self._seen = time.monotonic(), options.now_ms, seen
         self._took_s = self._at_s - began
         return paths
 
@@ -105,7 +108,7 @@ class StartTimeSampler:
 
         def are_old() -> bool:
             assert self.paths is not None
-            return self.paths.view.generation != generation or self._age_s() > 4 * self._period_s()
+            return self.paths.view.generation != generation or (self._is_due() and self._is_old(4 * REFRESH_S))
 
         paths = await self._refresh_if(are_old)
         now_ms = self.service.clock.now_ms()
@@ -124,21 +127,20 @@ class StartTimeSampler:
             releases=[replace(row, ends_ms=not_before(now_ms, row.ends_ms)) for row in self._releases],
         )
 
-    def _age_s(self) -> float:
-        return time.monotonic() - self._at_s
-
-    def _period_s(self) -> float:
-        return max(REFRESH_S, self._took_s / SHARE)
-
     def _is_due(self) -> bool:
-        if self._age_s() >= self._period_s():
-            return True
-        return self._waits_first() != self._head and self._age_s() >= max(HEAD_WAITS_S, self._took_s / SHARE)
+        """Whether something has happened, or time has passed in the fleet; sampling takes SHARE of the time at most."""
+        if time.monotonic() - self._at_s < self._took_s / SHARE:
+            return False
+        return self._is_old(REFRESH_S) or self._happened() != self._seen
 
-    def _waits_first(self) -> str | None:
-        """The request at the queue's head, as of the last pass."""
-        planned = self.service.planned
-        return planned.waiting[0].entry.request.request_id if planned and planned.waiting else None
+    def _is_old(self, most_s: float) -> bool:
+        return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
+
+    def _happened(self) -> tuple[Any, ...]:
+        """Changes with every job that comes, starts or ends."""
+        board = self.service.board
+        waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
+        return self.service.ledger.version, self.service.runs(), waits
 
 
 def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:

@@ -8,8 +8,9 @@ import pytest
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.engine import fits_now
 from placement.options import Options
-from placement.paths import MOST_CALENDARS, PATHS, Timelines, left_of, timelines
+from placement.paths import MOST_CALENDARS, Timelines, timelines
 from placement.queue import Waiting
+from placement.run_draws import PATHS, left_of
 from placement.start_time import StartEstimate, estimate_start, start_times
 from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
 

@@ -15,11 +15,15 @@ from fleet.errors import StaleError
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
 from fleet.requests import Gang, PlacementRequest
-from placement.timeline import RUN_LEVELS
+from models.demand.rows import DemandRow
+from placement.timeline import RUN_LEVELS, RunTimeQuantiles
 from service.api.estimates import shape_of_request
 from service.board.board import BoardReader, BoardWriter, Section
 from service.board.kind_tables import LEVELS, RUN
+from service.pipeline.demand.sections import demand_sections
 from service.pipeline.publish import queued_row
+from service.placer.arrivals import arrivals_of
+from service.placer.start_times import REFRESH_S
 from service.placer.view import waiting_of
 from tests.service.placer_world import NOW_MS, HandBoard, World
 
@@ -190,19 +194,73 @@ def test_without_a_models_word_finished_jobs_serve(world: World) -> None:
     assert 0 < low < high
 
 
-def test_paths_are_kept_until_they_are_due(world: World) -> None:
-    async def work() -> tuple[bool, bool, bool]:
-        await world.starts.refresh()
-        fresh = world.starts._is_due()
-        world.service.enqueue(NODE, "me")
-        world.service.work_queue()
-        world.starts._at_s -= 5
-        changed = world.starts._is_due()
-        await world.starts.refresh()
-        world.starts._at_s -= 60
-        return fresh, changed, world.starts._is_due()
+def is_due(world: World) -> bool:
+    world.starts._at_s -= 60  # it may not sample all the time
+    return world.starts._is_due()
 
-    assert asyncio.run(work()) == (False, True, True)
+
+def test_paths_are_sampled_anew_when_something_happens_and_as_time_passes_in_the_fleet(world: World) -> None:
+    def sampled() -> None:
+        asyncio.run(world.starts.refresh())
+
+    sampled()
+    assert not is_due(world)
+    world.service.enqueue(NODE, "me")
+    assert is_due(world)
+    sampled()
+    assert not is_due(world)
+    world.board.jobs = {"a": range(8)}  # b has ended
+    world.board.publish()
+    world.service.refresh()
+    assert is_due(world)
+    sampled()
+    told(world, for_each_node(1))
+    world.service.refresh()
+    assert is_due(world)
+    sampled()
+    assert not is_due(world)
+    world.clock.advance(REFRESH_S)
+    assert is_due(world)
+
+
+def test_sampling_takes_a_part_of_the_time_only(world: World) -> None:
+    asyncio.run(world.starts.refresh())
+    world.service.enqueue(NODE, "me")
+    world.starts._took_s = 1000.0
+    assert not world.starts._is_due()
+    world.starts._took_s = 0.0
+    assert world.starts._is_due()
+
+
+def arriving(*gpus: float) -> list[Section]:
+    """A forecast of arrivals, the same at each quantile, and jobs of one node that finished."""
+    row = DemandRow(
+        pool="all",
+        class_="all",
+        group="all",
+        target="arriving",
+        now=0.0,
+        model="m",
+        issued_ms=NOW_MS,
+        horizons_s=[600 * (at + 1) for at in range(len(gpus))],
+        quantiles=[0.05, 0.5, 0.95],
+        values=[list(gpus)] * 3,
+        record=None,
+    )
+    return demand_sections([row], {}, [], NOW_MS)
+
+
+def test_the_served_forecast_of_arrivals_is_read_from_the_board(tmp_path: Path) -> None:
+    seen = RunTimeQuantiles({8: (60.0, 120.0)}, {}, {8: 3, 1: 1})
+    BoardWriter(tmp_path).publish(arriving(80.0, 40.0), NOW_MS)
+    board = BoardReader(tmp_path).latest() or pytest.fail("no board")
+    found = arrivals_of(board, seen)
+    assert found is not None
+    assert (found.horizon_s.tolist(), found.gpus[0].tolist()) == ([600, 1200], [80, 40])
+    assert dict(zip(found.sizes.tolist(), found.weights.tolist(), strict=True)) == {8: 3, 1: 1}
+    assert arrivals_of(board, RunTimeQuantiles({})) is None
+    BoardWriter(tmp_path / "bare").publish([Section("meta", b"{}", NOW_MS)], NOW_MS)
+    assert arrivals_of(BoardReader(tmp_path / "bare").latest() or pytest.fail("no board"), seen) is None
 
 
 def test_a_stale_board_gives_no_estimate(world: World) -> None:

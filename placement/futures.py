@@ -1,0 +1,178 @@
+"""Sampled futures of a queue: what waits, what runs and what may arrive, made ready to be played (`placement.play`)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from fleet.topology import Level
+from placement.fit import widest_level
+from placement.play import Arrival, Fleet, Future, GangAsk, Slot
+from placement.queue import Waiting
+from placement.timeline import RunTimeQuantiles
+from placement.view import ClusterView
+
+Array = NDArray[np.float32]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BIN_S = 600.0  # what an arrival forecast counts GPUs in
+MOST_BINS = 1008  # a week
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalForecast:
+    """GPUs that arrive in the ten minutes that end `horizon_s` ahead. quantiles: (level,); gpus: (level, horizon).
+
+    sizes, weights: (k,) GPU counts of jobs seen, and how many of each. Later than the last horizon is as at the last.
+    """
+
+    horizon_s: Floats
+    quantiles: Floats
+    gpus: Floats
+    sizes: Ints
+    weights: Floats
+
+    def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+        """(seconds from now, GPUs) of jobs that may come within MOST_BINS, in order."""
+        share, left = self.weights / self.weights.sum(), 0.0
+        for at in range(MOST_BINS):
+            end_s = (at + 1) * BIN_S
+            known = [np.interp(end_s, self.horizon_s, row) for row in self.gpus]
+            left += max(0.0, float(np.interp(rng.random(), self.quantiles, known)))
+            coming = []
+            while left > 0:
+                size = int(rng.choice(self.sizes, p=share))
+                left -= size
+                coming.append(size)
+            yield from zip(np.sort(end_s - BIN_S * rng.random(len(coming))).tolist(), coming, strict=True)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What paths have in common, and what each has drawn. left_s: running job → (path,); run_s: by entry (path,)."""
+
+    view: ClusterView
+    left_s: Mapping[str, Array]
+    planned_end_s: Mapping[str, float]
+    queue: Sequence[Waiting]
+    room: Sequence[Ints]  # of each entry (n,)
+    run_s: Sequence[Array]
+    run_times: RunTimeQuantiles
+    now_ms: int
+    arrivals: ArrivalForecast | None = None
+    _slots: list[Slot] = field(default_factory=list)
+    _found: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _asks: dict[tuple[int, int, float], GangAsk] = field(default_factory=dict)
+
+    def starts(self, paths: int) -> tuple[Array, Array]:
+        """(entry, path) seconds until each starts, NaN where it had not; (path,) seconds that were played."""
+        held = self._held()
+        ready_s = self._ready(held)
+        waiting = self._waiting()
+        come = self._coming()
+        found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
+        free = np.count_nonzero(self.view.free, axis=1).astype(np.int64)
+        for path in range(paths):
+            ends = [(float(self.left_s[job][path]), -1 - n, *held[job]) for n, job in enumerate(held)]
+            mine = [Arrival(0.0, order, ask, float(self.run_s[number][path]), number) for number, order, ask in waiting]
+            future = Future(Fleet(free.copy(), ready_s.copy(), self._slots), ends, come(path))
+            for number, start_s in future.play(mine).items():
+                found[number, path] = start_s
+            until_s[path] = future.now_s
+        return found, until_s
+
+    def _held(self) -> dict[str, tuple[Ints, Ints]]:
+        """job → (nodes, GPUs of each that come back)."""
+        view, found = self.view, {}
+        for index, job in enumerate(view.jobs):
+            if job in self.left_s:
+                count = np.count_nonzero((view.holders == index) & view.usable, axis=1)
+                nodes = np.flatnonzero(count)
+                found[job] = (nodes, count[nodes])
+        return found
+
+    def _ready(self, held: Mapping[str, tuple[Ints, Ints]]) -> Floats:
+        ready_s = np.zeros(len(self.view))
+        for job, (nodes, _) in held.items():
+            ready_s[nodes] = np.maximum(ready_s[nodes], self.planned_end_s.get(job, 0.0))
+        return ready_s
+
+    def _waiting(self) -> list[tuple[int, tuple[float, float], GangAsk]]:
+        """What can ever start, in the queue's order."""
+        found = []
+        for number, (entry, room) in enumerate(zip(self.queue, self.room, strict=True)):
+            ask = self._ask(entry.request, room)
+            if ask is not None:
+                order = (-float(entry.request.priority), (entry.queued_ms - self.now_ms) / 1000)
+                found.append((number, order, ask))
+        return found
+
+    def _ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
+        level, members, each = widest_level(request), request.members.min, request.gpus_per_node
+        if level is Level.NODE:
+            room, members, each = room // members, 1, each * members
+        if request.spread:
+            room = np.minimum(room, 1)
+        domain = None
+        if level is not None and level is not Level.NODE:
+            domain = self.view.topology.domain[level].astype(np.int64)
+        slot = self._slot(each, room, level, domain)
+        most = self._slots[slot].most
+        sums = most.sum() if domain is None else np.bincount(np.maximum(domain, 0), most * (domain >= 0)).max(initial=0)
+        gpus = request.members.desired * request.gpus_per_node
+        planned_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        return self._one(slot, members, planned_s) if sums >= members else None
+
+    def _one(self, slot: int, members: int, planned_s: float) -> GangAsk:
+        key = (slot, members, planned_s)
+        if key not in self._asks:
+            self._asks[key] = GangAsk(*key)
+        return self._asks[key]
+
+    def _slot(self, each: int, room: Ints, level: Level | None, domain: Ints | None) -> int:
+        key = (each, room.tobytes(), level)
+        if key not in self._found:
+            self._found[key] = len(self._slots)
+            self._slots.append(Slot(each, room.astype(np.int64), domain))
+        return self._found[key]
+
+    def _coming(self) -> Callable[[int], Iterator[Arrival]]:
+        """path → the jobs that come along it, with the priorities of what waits: nothing else is known of them."""
+        asks = {} if self.arrivals is None else {int(size): self._ask_of(int(size)) for size in self.arrivals.sizes}
+        fits = np.array([ask is not None for ask in asks.values()], bool)
+        if self.arrivals is None or not fits.any():
+            return lambda path: iter(())
+        forecast = replace(self.arrivals, sizes=self.arrivals.sizes[fits], weights=self.arrivals.weights[fits])
+        priorities = [float(entry.request.priority) for entry in self.queue] or [0.0]
+
+        def come(path: int) -> Iterator[Arrival]:
+            rng = np.random.default_rng((1, path))
+            for at_s, size in forecast.drawn(rng):
+                run_s = float(self.run_times.draw(size, rng.random(1), 0.0, None)[0])
+                priority = priorities[int(rng.integers(len(priorities)))]
+                if (ask := asks[size]) is not None:
+                    yield Arrival(at_s, (-priority, at_s), ask, run_s)
+
+        return come
+
+    def _ask_of(self, gpus: int) -> GangAsk | None:
+        """A job of so many GPUs, wherever they are; None where there are not so many."""
+        members, each = gang_of(gpus, self.view.free.shape[1])
+        room = np.count_nonzero(self.view.usable, axis=1) // each
+        fits = int(room.sum()) >= members
+        return self._one(self._slot(each, room, None, None), members, self.run_times.run_s(gpus, 0.9)) if fits else None
+
+
+def gang_of(gpus: int, width: int) -> tuple[int, int]:
+    """(members, GPUs of each): the fewest equal members that fit on nodes of `width` GPUs.
+
+    >>> gang_of(4, 8), gang_of(64, 8), gang_of(12, 8)
+    ((1, 4), (8, 8), (2, 6))
+    """
+    members = -(-gpus // width)
+    while gpus % members:
+        members += 1
+    return members, gpus // members

@@ -1,0 +1,219 @@
+"""Play the queue forward along one sampled future: who starts when, by the queue's own rules.
+
+Jobs end when they are drawn to end, further ones arrive, and after each change a pass goes over what waits: higher
+priority first, then first come. Who is first and does not fit keeps the nodes that should be free for it soonest.
+Others start beside those nodes, or where they should end before (EASY backfill, as `placement.queue`). A node is a
+count of free GPUs, so that thousands of events take a second.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_EVENTS = 1000  # of a path, and two for each that waits
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """What members alike ask of a node. most: (n,) how many an empty one hosts; domain: (n,) or None for anywhere."""
+
+    each: int
+    most: Ints
+    domain: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GangAsk:
+    """What one job asks for: `members` slots. planned_s: how long the queue expects it to run."""
+
+    slot: int  # an index into the slots
+    members: int
+    planned_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that comes at `at_s`; order: its place, the least first. number: the caller's, -1 for none."""
+
+    at_s: float
+    order: tuple[float, float]
+    ask: GangAsk
+    run_s: float
+    number: int = -1
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Free GPUs by node, and for each slot how many fit: by domain, or in all."""
+
+    free: Ints  # (n,)
+    ready_s: Floats  # (n,) when all that runs there should have ended
+    slots: Sequence[Slot]
+    room: list[Ints] = field(default_factory=list)  # of each slot (n,)
+    total: list[Ints] = field(default_factory=list)  # of each slot (domain,)
+
+    def __post_init__(self) -> None:
+        for slot in self.slots:
+            room = np.minimum(slot.most, self.free // slot.each)
+            self.room.append(room)
+            self.total.append(_by_domain(slot, room))
+
+    def change(self, nodes: Ints, gpus: Ints) -> None:
+        """Give back (or, below zero, take) GPUs; each node once."""
+        self.free[nodes] += gpus
+        for at, slot in enumerate(self.slots):
+            now = np.minimum(slot.most[nodes], self.free[nodes] // slot.each)
+            apart = now - self.room[at][nodes]
+            if apart.any():
+                self.room[at][nodes] = now
+                if slot.domain is None:
+                    self.total[at][0] += apart.sum()
+                else:
+                    np.add.at(self.total[at], slot.domain[nodes], apart)
+
+    def fits(self, ask: GangAsk) -> bool:
+        return bool(self.total[ask.slot].max(initial=0) >= ask.members)
+
+    def choose(self, ask: GangAsk, kept: Ints | None) -> tuple[Ints, Ints] | None:
+        """(nodes, GPUs of each), the fullest first, without the nodes `kept`; None: no room."""
+        slot, room = self.slots[ask.slot], self.room[ask.slot]
+        if kept is not None:
+            room = room.copy()
+            room[kept] = 0
+        if slot.domain is not None:
+            total = _by_domain(slot, room)
+            holds = np.flatnonzero(total >= ask.members)
+            if not len(holds):
+                return None
+            room = np.where(slot.domain == holds[np.argmin(total[holds])], room, 0)
+        return _taken(room, self.free, ask.members, slot.each)
+
+    def soonest(self, ask: GangAsk) -> tuple[Ints, float]:
+        """The nodes that should be free for a gang first, and when the last of them should be."""
+        slot = self.slots[ask.slot]
+        ready_s = np.where(slot.most > 0, np.where(self.room[ask.slot] >= slot.most, 0.0, self.ready_s), np.inf)
+        order = np.argsort(ready_s, kind="stable")
+        if slot.domain is not None:
+            order = _first_domain(slot, order, ask.members)
+        enough = int(np.searchsorted(np.cumsum(slot.most[order]), ask.members)) + 1
+        nodes = order[:enough]
+        return nodes, float(ready_s[nodes].max(initial=0.0))
+
+
+def _by_domain(slot: Slot, room: Ints) -> Ints:
+    if slot.domain is None:
+        return np.array([room.sum()], np.int64)
+    known = slot.domain >= 0
+    size = int(slot.domain.max(initial=0)) + 1
+    return np.bincount(slot.domain[known], room[known], size).astype(np.int64)
+
+
+def _taken(room: Ints, free: Ints, members: int, each: int) -> tuple[Ints, Ints] | None:
+    nodes = np.flatnonzero(room)
+    if members == 1:
+        return (nodes[[np.argmin(free[nodes])]], np.array([each])) if len(nodes) else None
+    nodes = nodes[np.argsort(free[nodes], kind="stable")]
+    before = np.cumsum(room[nodes]) - room[nodes]
+    count = np.minimum(room[nodes], members - before)
+    taken = count > 0
+    if int(count[taken].sum()) < members:
+        return None
+    return nodes[taken], count[taken] * each
+
+
+def _first_domain(slot: Slot, order: Ints, members: int) -> Ints:
+    """The part of `order` in the domain that first has room for all members."""
+    assert slot.domain is not None
+    had = np.zeros(int(slot.domain.max(initial=0)) + 1, np.int64)
+    for node in order.tolist():
+        domain = int(slot.domain[node])
+        if domain >= 0:
+            had[domain] += slot.most[node]
+            if had[domain] >= members:
+                return np.asarray(order[slot.domain[order] == domain])
+    return order
+
+
+@dataclass(slots=True)
+class Future:
+    """One path. `ends` is a heap of (end_s, a number, nodes, GPUs); call `play` once."""
+
+    fleet: Fleet
+    ends: list[tuple[float, int, Ints, Ints]]
+    arrivals: Iterator[Arrival]
+    now_s: float = 0.0
+    _waiting: dict[GangAsk, deque[Arrival]] = field(default_factory=dict)
+    _started: dict[int, float] = field(default_factory=dict)
+    _count: int = 0
+
+    def play(self, waiting: Sequence[Arrival]) -> dict[int, float]:
+        """number → start_s of what waits, given in order; what has not started after MOST_EVENTS is left out."""
+        most = MOST_EVENTS + 2 * len(waiting)
+        for one in waiting:
+            self._waiting.setdefault(one.ask, deque()).append(one)
+        heapq.heapify(self.ends)
+        following, events = next(self.arrivals, None), 0
+        self._pass()
+        while len(self._started) < len(waiting) and events < most:
+            events += 1
+            end_s = self.ends[0][0] if self.ends else np.inf
+            if following is not None and following.at_s < end_s:
+                self.now_s = following.at_s
+                self._arrive(following)
+                following = next(self.arrivals, None)
+            elif self.ends:
+                self.now_s = end_s
+                self._end()
+            else:
+                break
+            self._pass()
+        return self._started
+
+    def _arrive(self, one: Arrival) -> None:
+        row = self._waiting.setdefault(one.ask, deque())
+        if row and row[-1].order > one.order:
+            row = self._waiting[one.ask] = deque(sorted([*row, one], key=lambda other: other.order))
+        else:
+            row.append(one)
+
+    def _end(self) -> None:
+        """All that ends at this moment."""
+        while self.ends and self.ends[0][0] <= self.now_s:
+            _, _, nodes, gpus = heapq.heappop(self.ends)
+            self.fleet.change(nodes, gpus)
+
+    def _pass(self) -> None:
+        """Start what may start now."""
+        rows = [(row[0].order, at, ask) for at, (ask, row) in enumerate(self._waiting.items()) if row]
+        if not any(self.fleet.fits(ask) for _, _, ask in rows):
+            return
+        heapq.heapify(rows)
+        kept: Ints | None = None
+        shadow_s = np.inf
+        while rows:
+            _, at, ask = heapq.heappop(rows)
+            in_time = kept is None or self.now_s + ask.planned_s <= shadow_s
+            place = self.fleet.choose(ask, None if in_time else kept) if self.fleet.fits(ask) else None
+            if place is not None:
+                row = self._waiting[ask]
+                self._start(row.popleft(), place)
+                if row:
+                    heapq.heappush(rows, (row[0].order, at, ask))
+            elif kept is None:
+                kept, shadow_s = self.fleet.soonest(ask)
+
+    def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
+        nodes, gpus = place
+        self.fleet.change(nodes, -gpus)
+        self.fleet.ready_s[nodes] = np.maximum(self.fleet.ready_s[nodes], self.now_s + one.ask.planned_s)
+        self._count += 1
+        heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
+        if one.number >= 0:
+            self._started[one.number] = self.now_s

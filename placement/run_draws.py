@@ -1,0 +1,63 @@
+"""Run times at random: one a path, so that a path is one future of all jobs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.timeline import RUN_LEVELS, RunningJob, RunTimeQuantiles
+
+PATHS = 20
+SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
+
+Array = NDArray[np.float32]
+Levels = NDArray[np.float64]
+NORMAL = NormalDist()
+
+
+@dataclass(slots=True)
+class RunTimeSample:
+    """Run times at random, one a path, all of a path in part alike."""
+
+    rng: np.random.Generator
+    run_times: RunTimeQuantiles
+    shared: NDArray[np.float64] = field(default_factory=lambda: spread(PATHS))
+
+    def levels(self) -> Levels:
+        """(path,) levels in (0, 1)."""
+        own = self.rng.standard_normal(PATHS)
+        mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
+        return np.array([NORMAL.cdf(z) for z in mixed.tolist()])
+
+    def runs(self, gpus: int, limit_s: float | None, quantiles_s: Sequence[float] | None) -> Array:
+        """(path,) seconds of a job that has not started."""
+        run_s = self.run_times.draw(gpus, self.levels(), 0.0, limit_s, quantiles_s)
+        return run_s.astype(np.float32)
+
+    def left(self, row: RunningJob, now_ms: int) -> Array:
+        """(path,) seconds that a running job still has to go."""
+        age_s = max(0.0, (now_ms - row.started_ms) / 1000)
+        levels = self.levels()
+        if row.left_s is not None:
+            return left_of(row.left_s, levels).astype(np.float32)
+        run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)
+        return np.maximum(run_s - age_s, 1.0).astype(np.float32)
+
+
+def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
+    """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one.
+
+    Below the lowest level and beyond the highest it goes on as steeply (a Pareto tail): few jobs end at one moment.
+    """
+    known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
+    below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])
+    rare, rarest = 1 - RUN_LEVELS[-2], 1 - RUN_LEVELS[-1]
+    above = np.log(np.maximum(rarest / (1 - levels), 1.0)) / np.log(rare / rarest)
+    log_s = np.interp(levels, RUN_LEVELS, known) + below * (known[1] - known[0]) + above * (known[-1] - known[-2])
+    return np.asarray(np.maximum(np.exp(log_s), 1.0))
+
+
+def spread(paths: int) -> NDArray[np.float64]:
+    return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

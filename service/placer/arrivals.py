@@ -1,0 +1,35 @@
+"""The served forecast of arrivals, read from a board for the sampled futures of the queue."""
+
+import msgspec
+import numpy as np
+
+from models.demand.rows import DemandRow
+from placement.futures import ArrivalForecast
+from placement.timeline import RunTimeQuantiles
+from service.board.board import Board
+from service.pipeline.demand.sections import demand_keys, demand_rows
+
+EVERYBODY = {"pool": "all", "class": "all", "group": "all", "target": "arriving"}
+
+
+def arrivals_of(board: Board, run_times: RunTimeQuantiles) -> ArrivalForecast | None:
+    """GPUs that will arrive, in jobs of the sizes that have finished; None where nothing is forecast or finished."""
+    sizes = {gpus: count for gpus, count in run_times.seen.items() if gpus > 0 and count > 0}
+    try:
+        at = demand_keys(board).matching(EVERYBODY)
+    except KeyError:
+        return None
+    if not at or not sizes:
+        return None
+    row = msgspec.json.decode(demand_rows(board, at[:1])[0], type=DemandRow)
+    gpus = np.array([[np.nan if value is None else value for value in path] for path in row.values], np.float64)
+    known = np.isfinite(gpus).all(axis=0) if gpus.size else np.zeros(0, bool)
+    if not known.any():
+        return None
+    return ArrivalForecast(
+        horizon_s=np.array(row.horizons_s, np.float64)[known],
+        quantiles=np.array(row.quantiles, np.float64),
+        gpus=np.maximum(gpus[:, known], 0.0),
+        sizes=np.array(list(sizes), np.int64),
+        weights=np.array(list(sizes.values()), np.float64),
+    )
