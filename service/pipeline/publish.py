@@ -192,7 +192,7 @@ def _left_s(tick: Tick) -> NDArray[np.float32]:
             left_s[row] = told.left_s
             since_s[row] = max(0.0, (tick.now_ms - told.left_ms) / 1000)
             age_s[row] = max(0.0, (tick.now_ms - (attempt.started_ms or tick.now_ms)) / 1000)
-    return survived(left_s, since_s, age_s).astype(np.float32)
+    return survived(left_s.astype(np.float64), since_s, age_s).astype(np.float32)
 
 
 def job_rows(tick: Tick) -> list[JobRow]:
