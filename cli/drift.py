@@ -115,14 +115,35 @@ def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
 
 def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     for one in found:
-        far = ", ".join(f"{row.feature} (PSI {row.psi:.2f})" for row in one.far[:5])
-        typer.echo(f"{one.name}: {len(one.far)} of {len(one.rows)} features moved far{': ' + far if far else ''}")
+        typer.echo(f"{one.name}: {_told(one)}")
     if serving is None:
         typer.echo("no version serves")
     elif serving.reasons:
         typer.echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
     else:
-        typer.echo(f"{serving.kind} {serving.version} is fine")
+        typer.echo(_kept(serving, sum(len(one.far) for one in found)))
+
+
+def _told(one: "FeatureDrift") -> str:
+    """What the samples can tell."""
+    far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
+    said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
+    if one.untold:
+        fewest = min(row.independent for row in one.untold)
+        said += f"; {len(one.untold)} too few to tell: {fewest} independent rows, high PSI may be chance"
+    return said
+
+
+def _kept(serving: "Drift", drifted: int) -> str:
+    """Why a version goes on serving."""
+    from models.versions.drift import DriftLimits
+
+    fewest, n = DriftLimits().fewest, serving.recent.n
+    said = f"{serving.kind} {serving.version} need not be fitted anew: "
+    said += "its errors and its age are within their limits" if n >= fewest else "its age is within its limit"
+    if n < fewest:
+        said += f"; {n:,} of its forecasts have matured, its errors are judged from {fewest:,} on"
+    return said + ("; features that drifted ask for nothing by themselves" if drifted else "")
 
 
 def _rows(found: "list[FeatureDrift]") -> list[dict[str, Any]]:

@@ -3,10 +3,14 @@
 Three comparisons ask for a new fit (`DriftLimits`): bands that hold another share than the card says, a loss near the
 best naive forecast's, and age. Moved feature distributions (PSI, KS) ask for nothing by themselves: a growing fleet
 moves them all, and forecasts may be as good as before.
+
+The PSI of two samples of one population is not 0: with n and m independent rows it is about (1/n + 1/m) times a
+chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring rows of a series are nearly the
+same: n rows of lag-1 autocorrelation r count as n (1 - r) / (1 + r).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +25,11 @@ DAY_MS = 86_400_000
 PSI_BINS = 10
 PSI_MOVED = 0.25  # the usual word for "another population"
 SMALLEST_SHARE = 1e-3
+FEWEST_ROWS = 3 * PSI_BINS  # independent ones, on either side
+BY_CHANCE_Z = 3.09  # normal quantile: chance alone passes it once in a thousand
+HIGHEST_R = 0.9999
+
+Verdict = Literal["same", "drifted", "too_few"]
 
 
 class DriftLimits(msgspec.Struct, frozen=True):
@@ -54,7 +63,9 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """How far the distribution of one feature moved. ks: largest gap of the distribution functions; n: later values."""
+    """How far the distribution of one feature moved. ks: largest gap of the distribution functions; n: later values;
+    independent: rows that the smaller sample is worth; by_chance: the PSI that such samples of one population pass
+    once in a thousand; verdict: too_few where chance may have made the PSI."""
 
     feature: str
     psi: float
@@ -62,6 +73,9 @@ class Moved(msgspec.Struct, frozen=True):
     before: float  # medians
     now: float
     n: int
+    independent: int
+    by_chance: float
+    verdict: Verdict
 
 
 def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = None) -> Drift:
@@ -109,14 +123,53 @@ def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
 
 
 def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
-    """Features that are known on both sides, those that moved most first. before, now: (row, feature), NaN unknown."""
+    """Features that are known on both sides, those that moved most first. before, now: (row, feature) or, of several
+    series, (row, series, feature); rows by time, NaN unknown."""
     found = []
     for column, name in enumerate(names):
-        then, later = (rows[np.isfinite(rows[:, column]), column] for rows in (before, now))
+        sides = before[..., column], now[..., column]
+        then, later = (values[np.isfinite(values)] for values in sides)
         if len(then) and len(later):
-            medians = float(np.median(then)), float(np.median(later))
-            found.append(Moved(name, psi(then, later), ks(then, later), *medians, len(later)))
+            rows = independent_rows(sides[0]), independent_rows(sides[1])
+            found.append(_moved(name, then, later, rows))
     return sorted(found, key=lambda row: -row.psi)
+
+
+def _moved(name: str, then: Array, later: Array, rows: tuple[float, float]) -> Moved:
+    far, chance = psi(then, later), by_chance(*rows)
+    verdict: Verdict = "same"
+    if far > PSI_MOVED:
+        verdict = "drifted" if min(rows) >= FEWEST_ROWS and far > chance else "too_few"
+    medians = float(np.median(then)), float(np.median(later))
+    return Moved(name, far, ks(then, later), *medians, len(later), int(min(rows)), round(chance, 3), verdict)
+
+
+def independent_rows(values: Array) -> float:
+    """How many independent rows the rows of one or more series, (row,) or (row, series), are worth.
+
+    >>> independent_rows(np.arange(1000.0)) < 5  # a slow rise
+    True
+    """
+    rows = values.reshape(len(values), -1)
+    known = np.isfinite(rows)
+    count = known.sum(axis=0)
+    off = np.where(known, rows, 0.0)
+    off = np.where(known, rows - off.sum(axis=0) / np.maximum(count, 1), 0.0)
+    spread = (off**2).sum(axis=0)
+    after = (off[1:] * off[:-1]).sum(axis=0)
+    r = np.clip(after / np.where(spread > 0, spread, 1.0), 0.0, HIGHEST_R)
+    return float(np.maximum(count * (1 - r) / (1 + r), np.minimum(count, 1)).sum())
+
+
+def by_chance(rows: float, others: float) -> float:
+    """The PSI that two samples of one population pass once in a thousand; Wilson and Hilferty's chi-squared quantile.
+
+    >>> round(by_chance(1000, 1000), 3), round(by_chance(1e9, 30), 1)
+    (0.056, 0.9)
+    """
+    k = PSI_BINS - 1
+    quantile = k * (1 - 2 / (9 * k) + BY_CHANCE_Z * np.sqrt(2 / (9 * k))) ** 3
+    return float(quantile * (1 / rows + 1 / others))
 
 
 def psi(before: Array, now: Array) -> float:

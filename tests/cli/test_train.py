@@ -164,6 +164,9 @@ def test_drift_names_what_moved(data: Path, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = json.loads(files[0].read_text())["moved"]
     assert {row["series"] for row in rows} >= {"demand/made active_nodes"}
     assert all(0 <= row["ks"] <= 1 for row in rows)
+    assert {row["verdict"] for row in rows} <= {"same", "drifted", "too_few"}
+    assert "demand/made active_nodes: " in said
+    assert " features drifted" in said
     assert "Nothing asks for a new fit" in files[1].read_text()
     said = run("drift", "duration", "--data", data, "--since", "400000", "--state", tmp_path)
     assert "jobs/made: " in said

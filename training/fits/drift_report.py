@@ -19,13 +19,15 @@ Array = NDArray[np.float64]
 HOUR_S = 3600
 MOST_ROWS = 4000
 PLOTTED, LISTED, POINTS = 3, 20, 200
+WORDS = {"same": "the same", "drifted": "drifted", "too_few": "too few to tell"}
 # A place in time is no property of a fleet.
 CLOCKS = frozenset({"target_hour", "target_weekday", "hour", "weekday", "ahead_h"})
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureDrift:
-    """The drift of one target or history. before, now: (row, feature) samples that the numbers were made of."""
+    """The drift of one target or history. before, now: (row, feature) samples that the numbers were made of, with an
+    axis of series between for more than one."""
 
     name: str
     rows: list[Moved]
@@ -36,7 +38,12 @@ class FeatureDrift:
     @property
     def far(self) -> list[Moved]:
         """Those that are another population now."""
-        return [row for row in self.rows if row.psi > PSI_MOVED]
+        return [row for row in self.rows if row.verdict == "drifted"]
+
+    @property
+    def untold(self) -> list[Moved]:
+        """Those that lie apart, of which there are too few independent rows to tell."""
+        return [row for row in self.rows if row.verdict == "too_few"]
 
 
 def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
@@ -50,7 +57,7 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
             continue
         past, step = PanelPast.of(panel), max(1, HOUR_S // panel.bin_s)
         before, now = (
-            features(past, _spread(first, end, len(panel.names)), (step,)).reshape(-1, len(DEMAND_FEATURES))
+            features(past, _spread(first, end, len(panel.names)), (step,))[0]
             for first, end in ((0, cut), (cut, panel.bins))
         )
         found.append(_drift(f"{row.dataset} {panel.target}", DEMAND_FEATURES, before, now))
@@ -85,7 +92,7 @@ def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
 def _drift(name: str, names: Sequence[str], before: NDArray[np.float32], now: NDArray[np.float32]) -> FeatureDrift:
     kept = [at for at, feature in enumerate(names) if feature not in CLOCKS]
     chosen = tuple(names[at] for at in kept)
-    then, later = before[:, kept].astype(np.float64), now[:, kept].astype(np.float64)
+    then, later = before[..., kept].astype(np.float64), now[..., kept].astype(np.float64)
     return FeatureDrift(name, moved(chosen, then, later), chosen, then, later)
 
 
@@ -108,8 +115,21 @@ def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, 
     said = "; ".join(reasons.values()) or "Nothing asks for a new fit."
     body = [section("Retraining", listed([said], ""))]
     for one in found:
-        head = ("feature", "PSI", "KS", "median before", "median now", "values")
-        rows = [(row.feature, row.psi, row.ks, row.before, row.now, row.n) for row in one.rows[:LISTED]]
+        head = ("feature", "PSI", "by chance", "verdict", "KS", "median before", "median now", "values", "independent")
+        rows = [
+            (
+                row.feature,
+                row.psi,
+                row.by_chance,
+                WORDS[row.verdict],
+                row.ks,
+                row.before,
+                row.now,
+                row.n,
+                row.independent,
+            )
+            for row in one.rows[:LISTED]
+        ]
         body.append(section(one.name, panels(_plots(one)), table(head, rows)))
     return page(title, f"PSI above {PSI_MOVED:g} is the usual word for another population", body)
 
@@ -121,7 +141,7 @@ def _plots(one: FeatureDrift) -> Iterator[str]:
     for row in one.rows[:PLOTTED]:
         column = one.features.index(row.feature)
         yield panel(
-            _distributions_svg(one.before[:, column], one.now[:, column], f"{one.name} {row.feature}"), row.feature
+            _distributions_svg(one.before[..., column], one.now[..., column], f"{one.name} {row.feature}"), row.feature
         )
 
 

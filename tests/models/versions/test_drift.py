@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 
 from models.versions.card import Card, Coverage
-from models.versions.drift import DriftLimits, Recent, card_coverage, judge, ks, moved, psi, recent_of
+from models.versions.drift import (
+    PSI_MOVED,
+    DriftLimits,
+    Recent,
+    by_chance,
+    card_coverage,
+    independent_rows,
+    judge,
+    ks,
+    moved,
+    psi,
+    recent_of,
+)
 
 DAY_MS = 86_400_000
 CARD = Card(
@@ -70,6 +82,7 @@ def test_what_moved_comes_first_and_what_stayed_stays_near_nothing() -> None:
     assert rows[1].psi < 0.05
     assert rows[1].ks < 0.06
     assert rows[0].n == 1000
+    assert [row.verdict for row in rows] == ["drifted", "same"]
 
 
 def test_a_feature_with_one_value_is_no_trouble() -> None:
@@ -77,3 +90,54 @@ def test_a_feature_with_one_value_is_no_trouble() -> None:
     assert psi(same, same) == ks(same, same) == 0.0
     assert psi(same, np.full(10, 2.0)) > 0.25
     assert ks(same, np.full(10, 2.0)) == 1.0
+
+
+def walk(rows: int, seed: int, r: float = 0.995) -> np.ndarray:
+    """A series whose neighbouring values are nearly the same, and whose mean never changes."""
+    rng = np.random.default_rng(seed)
+    values = np.empty(rows)
+    values[0] = rng.normal()
+    for at in range(1, rows):
+        values[at] = r * values[at - 1] + np.sqrt(1 - r * r) * rng.normal()
+    return values
+
+
+def test_a_small_sample_lies_apart_by_chance_and_says_so() -> None:
+    rng = np.random.default_rng(1)
+    before = rng.normal(size=(4000, 50))
+    few = moved([f"f{n}" for n in range(50)], before, rng.normal(size=(12, 50)))
+    assert max(row.psi for row in few) > PSI_MOVED
+    assert {row.verdict for row in few} <= {"same", "too_few"}
+    far = moved(["far"], before[:, :1], rng.normal(size=(12, 1)) + 3)
+    assert (far[0].verdict, far[0].independent) == ("too_few", 12)
+    many = moved(["far"], before[:, :1], rng.normal(size=(400, 1)) + 3)
+    assert many[0].verdict == "drifted"
+
+
+def test_a_day_of_a_slow_series_is_few_rows_however_often_it_was_read() -> None:
+    verdicts = []
+    for seed in range(8):
+        series = walk(5000, seed)
+        (row,) = moved(["x"], series[:4500, None], series[4500:, None])
+        assert row.independent < 30 < row.n
+        verdicts.append(row.verdict)
+    assert "too_few" in verdicts
+    assert "drifted" not in verdicts
+
+
+def test_rows_of_several_series_are_worth_the_sum_of_each() -> None:
+    rng = np.random.default_rng(2)
+    free = rng.normal(size=(300, 4))
+    assert independent_rows(free) == pytest.approx(1200, rel=0.15)
+    levels = free * 0.001 + np.arange(4.0)  # a level of its own for each is no memory
+    assert independent_rows(levels) == pytest.approx(1200, rel=0.15)
+    free[:, 3] = np.nan
+    assert independent_rows(free) == pytest.approx(900, rel=0.15)
+    assert independent_rows(np.full((5, 1), np.nan)) == 0.0
+
+
+def test_what_chance_passes_is_what_samples_of_one_population_show() -> None:
+    rng = np.random.default_rng(3)
+    found = [psi(rng.normal(size=2000), rng.normal(size=100)) for _ in range(400)]
+    assert np.mean(found) == pytest.approx(9 * (1 / 2000 + 1 / 100), rel=0.3)
+    assert np.mean(np.array(found) > by_chance(2000, 100)) <= 0.02
