@@ -1,8 +1,13 @@
 """The parts we read of Kubernetes' pods and nodes (camelCase), and the extender's bodies (PascalCase: no JSON tags)."""
 
+from math import ceil
+
 import msgspec
 
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+from fleet.mig import SLICES, read_profile
+
+GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu")
+MIG_RESOURCE = "nvidia.com/mig-"  # and a profile
 LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole seconds
 
 Quantities = dict[str, str | int | float]
@@ -36,11 +41,12 @@ class KubePod(msgspec.Struct):
 
     @property
     def gpus(self) -> int:
-        """Whole GPUs that it takes: all containers together, or the greediest of those that run before them."""
+        """Whole GPUs that it takes: all containers together, or the greediest of those that run before them. MIG
+        instances count as the GPUs that their slices fill."""
         if self.spec is None:
             return 0
-        together = sum(map(_gpus, self.spec.containers or ()))
-        return max([together, *map(_gpus, self.spec.init_containers or ())])
+        together = sum(map(_slices, self.spec.containers or ()))
+        return ceil(max([together, *map(_slices, self.spec.init_containers or ())]) / SLICES)
 
     @property
     def limit_s(self) -> float | None:
@@ -118,12 +124,26 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims]
 
 
-def _gpus(container: KubeContainer) -> int:
+def _slices(container: KubeContainer) -> int:
+    """Sevenths of GPUs."""
     resources = container.resources
     if resources is None:
         return 0
     asked = (resources.requests or {}, resources.limits or {})
-    return sum(max(_count(part.get(name, 0)) for part in asked) for name in GPU_RESOURCES)
+    names = {name for part in asked for name in part}
+    return sum(size * max(_count(part.get(name, 0)) for part in asked) for name in names if (size := _size(name)))
+
+
+def _size(resource: str) -> int:
+    """Sevenths of a GPU that one of it is; 0: it is no GPU. A MIG profile that nobody knows counts as a whole one.
+
+    >>> _size("nvidia.com/gpu"), _size("nvidia.com/mig-3g.40gb"), _size("nvidia.com/mig-half"), _size("cpu")
+    (7, 3, 7, 0)
+    """
+    if resource.startswith(MIG_RESOURCE):
+        profile = read_profile(resource.removeprefix(MIG_RESOURCE))
+        return profile.slices if profile else SLICES
+    return SLICES if resource in GPU_RESOURCES else 0
 
 
 def _count(quantity: str | int | float) -> int:

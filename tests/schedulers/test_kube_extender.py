@@ -179,8 +179,20 @@ def test_what_is_no_json_is_no_json(extender: KubeExtender, body: bytes) -> None
             reply(body)
 
 
-def container(gpus: str | int, *, key: str = "requests") -> dict[str, Any]:
-    return {"resources": {key: {"nvidia.com/gpu": gpus}}}
+def container(gpus: str | int, *, key: str = "requests", name: str = "nvidia.com/gpu") -> dict[str, Any]:
+    return {"resources": {key: {name: gpus}}}
+
+
+def test_a_pod_of_mig_instances_is_ranked_as_one_with_gpus() -> None:
+    extender = KubeExtender()
+    extender.update(outlook({"idle": 0.0, "full": 0.0}, free=np.array([8, 0])))  # type: ignore[arg-type]
+
+    def ranked(resource: str) -> list[int]:
+        pod = {"spec": {"containers": [container("1", name=resource)]}}
+        body = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["idle", "full"]}).encode()
+        return [row["Score"] for row in json.loads(extender.prioritize(body))]
+
+    assert ranked("nvidia.com/mig-2g.20gb") == ranked("nvidia.com/gpu") != ranked("cpu")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +204,12 @@ def container(gpus: str | int, *, key: str = "requests") -> dict[str, Any]:
         ({"containers": [{}, {"resources": {}}, {"resources": {"limits": None}}]}, 0),
         ({"containers": [container("many"), container("-1"), container(1.5)]}, 1),
         ({"containers": None}, 0),
+        ({"containers": [container("1", name="nvidia.com/mig-1g.10gb")]}, 1),
+        ({"containers": [container("2", name="nvidia.com/mig-3g.40gb"), container("2", name="amd.com/gpu")]}, 3),
+        ({"containers": [container("8", name="nvidia.com/mig-1g.10gb.me", key="limits")]}, 2),
+        ({"containers": [container("3", name="nvidia.com/mig-half")]}, 3),  # unknown: as whole ones, never as none
+        ({"containers": [container("2", name="nvidia.com/gpu.shared")]}, 2),
+        ({"containers": [container("9", name="nvidia.com/gpufs")]}, 0),
     ],
 )
 def test_gpus_of_a_pod(spec: dict[str, Any], gpus: int) -> None:

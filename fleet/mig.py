@@ -1,0 +1,27 @@
+"""MIG profiles: which part of a GPU an instance is."""
+
+import re
+from dataclasses import dataclass
+
+SLICES = 7  # of compute, on every GPU that can be divided
+_PROFILE = re.compile(r"(?:\d+c\.)?(\d)g\.(\d+)gb(?:[.+][a-z.+]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """slices: of compute, 1 to SLICES; memory_gib: as its name has it."""
+
+    slices: int
+    memory_gib: int
+
+
+def read_profile(name: str) -> MigProfile | None:
+    """The profile that a resource or a device is named after; None for no such name.
+
+    >>> read_profile("3g.40gb"), read_profile("1c.2g.20gb.me"), read_profile("half")
+    (MigProfile(slices=3, memory_gib=40), MigProfile(slices=2, memory_gib=20), None)
+    """
+    found = _PROFILE.fullmatch(name)
+    if found is None or not 1 <= int(found[1]) <= SLICES:
+        return None
+    return MigProfile(int(found[1]), int(found[2]))
