@@ -223,6 +223,7 @@ class Stragglers(TypedDict, total=False):
     ratio: float | None
     culprit: dict[str, Any]
     cause: str
+    judged_ms: int | None
     sentence: str
 
 

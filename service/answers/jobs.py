@@ -150,7 +150,8 @@ StragglerCause = Literal[
 
 
 class Stragglers(msgspec.Struct):
-    """`slow` is null while there are no step times or peers to compare.
+    """`slow` is null while there are no step times or peers to compare. `judged_ms`: as of when it is; of a job that is
+    over, the last moment before; null where it never was.
 
     `expected_step_s`: of steps such as these (by their sequence lengths, where told), or if all members were alike;
     `ratio`: to the job's own past, else to that. `cause` is told of long steps that are nobody's fault, too.
@@ -165,3 +166,4 @@ class Stragglers(msgspec.Struct):
     culprit: Culprit
     cause: StragglerCause
     sentence: str
+    judged_ms: int | None = None

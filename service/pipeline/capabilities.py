@@ -19,6 +19,7 @@ from service.pipeline.fleet_scores import FleetScores
 from service.pipeline.guarded_source import GuardedSource
 from service.pipeline.jobs.fingerprints import Fingerprints
 from service.pipeline.jobs.interference import Sharing
+from service.pipeline.jobs.verdicts import Verdicts
 from service.pipeline.metrics import PipelinePage
 from service.pipeline.model_monitor import ServingModels
 from service.pipeline.node_past import NodePasts
@@ -58,6 +59,7 @@ CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: Fingerprints(at.clock),
     lambda at, made: Sharing(at.saved.parts[CoRuns]),
     lambda at, made: at.saved.parts[NodePasts],
+    lambda at, made: at.saved.parts[Verdicts],
     lambda at, made: at.others,
     lambda at, made: PipelinePage(at.config.folder, at.sources),
     lambda at, made: ServedInstances(),

@@ -19,6 +19,7 @@ from models.demand.sparse import Sparse
 from models.versions.registry import Registry
 from service.config import Config
 from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
+from service.pipeline.jobs.verdicts import Verdicts
 from service.pipeline.node_past import NodePasts
 from service.pipeline.run_times.record import RunTimeRecord
 from service.pipeline.state import FleetState
@@ -49,6 +50,7 @@ STATEFUL: tuple[PartKind, ...] = (
     PartKind("told", lambda config, state: RunTimeRecord()),
     PartKind("co_runs", lambda config, state: CoRuns(), begins_anew=True),
     PartKind("pasts", lambda config, state: NodePasts(), begins_anew=True),
+    PartKind("verdicts", lambda config, state: Verdicts(), begins_anew=True),
 )
 
 

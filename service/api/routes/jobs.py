@@ -19,6 +19,7 @@ from service.board.cache import BoardCache
 from service.pipeline.documents import job_detail, job_row
 from service.pipeline.jobs.interference import NOW as CO_RUNS
 from service.pipeline.jobs.interference import blamed
+from service.pipeline.jobs.verdicts import SECTION as VERDICTS
 
 T = TypeVar("T")
 Object = dict[str, object]  # JSON that goes on as it is
@@ -177,13 +178,23 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
     """Whether a job is slow, since when, and who or what slows it."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
+    as_of_ms = cache.as_of_ms(board, "doc.stragglers")
     score = part_of(cache, board, "doc.stragglers", name, Object)
     if score is None:
-        find_job(cache, board, name)
+        score = _last_verdict(cache, board, name)
     elif CO_RUNS in board:
         score |= blamed(score, part_of(cache, board, CO_RUNS, name, Object))
-    as_of_ms = cache.as_of_ms(board, "doc.stragglers")
-    return answer(context, board, as_of_ms, encode({**(score or NO_SCORE), "as_of_ms": as_of_ms}))
+    return answer(context, board, as_of_ms, encode({"judged_ms": as_of_ms, **score, "as_of_ms": as_of_ms}))
+
+
+def _last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
+    """As the job was judged before its end. Raises UnknownEntity where neither it nor a verdict is known."""
+    kept = part_of(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
+    if kept is None:
+        find_job(cache, board, name)
+        return {**NO_SCORE, "judged_ms": None}
+    row, attempt = _row(cache, board, name), kept.pop("attempt", None)
+    return kept if row is None or row.attempt == attempt else {**NO_SCORE, "judged_ms": None}
 
 
 JOB = {
@@ -231,6 +242,7 @@ ROWS = (
             "ratio": 1.81,
             "culprit": {"kind": "node", "name": "n042", "share": 0.94},
             "cause": "compute",
+            "judged_ms": 1760000000000,
             "sentence": "Steps take 2.9 s, usual 1.6: n042 computes 1.8 times as long as its peers.",
         },
     ),

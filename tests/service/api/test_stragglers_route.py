@@ -116,3 +116,18 @@ def test_long_steps_under_a_checkpoint_have_that_as_their_cause(world: World) ->
     body = world.ask()
     assert (body["slow"], body["culprit"]["kind"], body["cause"]) == (False, "nobody", "checkpoint")
     assert "a checkpoint ran" in body["sentence"]
+
+
+def test_the_verdict_stays_when_the_job_is_over(world: World) -> None:
+    world.steps(gang(40))
+    slow = gang(3)
+    slow[:, 2, 1] *= 1.25
+    world.steps(slow, 40)
+    before = world.ask()
+    assert before["slow"] is True
+    assert before["judged_ms"] == before["as_of_ms"]
+    world.clock.advance(10)
+    world.post([world.event("finished", (99 << 32))])
+    after = world.ask()
+    assert after["as_of_ms"] > after["judged_ms"] == before["judged_ms"]
+    assert {**after, "as_of_ms": 0} == {**before, "as_of_ms": 0}

@@ -1,0 +1,76 @@
+"""Verdicts: who or what slowed a job, as it was last judged, kept when it has ended."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from features.ended_jobs import ENDED_KEPT_MS
+from fleet.stateful import Dump, Stateful
+from service.board.board import Section
+from service.pipeline.capability import Capability
+from service.pipeline.tick import Tick
+
+SECTION = "doc.verdicts"
+SLOW_KEPT_MS = 30 * 86_400_000
+MOST_KEPT = 2_000  # of ended jobs; half a kilobyte each, on every board
+Verdict = dict[str, Any]  # body of `/jobs/{id}/stragglers` with `attempt` and `judged_ms`, less `as_of_ms`
+
+
+class Verdicts(Capability, Stateful):
+    """The last verdict on each job: of an hour, of slow jobs for a month, the newest MOST_KEPT of those that ended.
+
+    `sections`, `dump` and `move` are never called at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[str, Verdict] = {}  # of what runs
+        self._kept: dict[str, Verdict] = {}  # in the order of their ends
+        self._shown: bytes | None = None
+
+    def sections(self, tick: Tick) -> Sequence[Section]:
+        """Take in a tick. Returns the section where it changed."""
+        before, attempts = self._live, {attempt.job: attempt.attempt for attempt in tick.events.running}
+        told = {job: body for job, body in tick.fleet.stragglers.items() if job in attempts}
+        self._live = {job: {**body, "attempt": attempts[job], "judged_ms": tick.now_ms} for job, body in told.items()}
+        for job in attempts:
+            if job in before and job not in self._live:  # it goes on, unheard
+                self._live[job] = before[job]
+        changed = self._shown is None
+        for job in before.keys() - attempts.keys():
+            self._kept.pop(job, None)
+            self._kept[job] = before[job]
+            changed = True
+        if not self._forget(tick.now_ms) and not changed:
+            return ()
+        self._shown = msgspec.json.encode(self._kept)
+        return (Section(SECTION, self._shown, tick.now_ms),)
+
+    def _forget(self, now_ms: int) -> bool:
+        """Drop what is old or too much; whether anything was."""
+        young = {job: row for job, row in self._kept.items() if row["judged_ms"] >= now_ms - _kept_ms(row)}
+        kept = dict(islice(young.items(), max(0, len(young) - MOST_KEPT), None))
+        dropped, self._kept = len(kept) < len(self._kept), kept
+        return dropped
+
+    def dump(self) -> Dump:
+        """All of it, packed at once."""
+        return None, {"verdicts": np.frombuffer(msgspec.msgpack.encode([self._live, self._kept]), np.uint8)}
+
+    def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse, into an empty one. Raises msgspec.MsgspecError."""
+        self._live, self._kept = msgspec.msgpack.decode(
+            arrays["verdicts"].tobytes(), type=tuple[dict[str, Verdict], dict[str, Verdict]]
+        )
+
+    def move(self, by_ms: int) -> None:
+        """Move what runs with a clock that was set; what has ended stays where it was."""
+        for row in self._live.values():
+            row["judged_ms"] += by_ms
+
+
+def _kept_ms(verdict: Verdict) -> int:
+    return SLOW_KEPT_MS if verdict.get("slow") else ENDED_KEPT_MS
