@@ -1,6 +1,7 @@
 """`fleetcast evaluate`: compare our forecasts with baselines at the same origins."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,12 @@ def evaluate(
             help="Judge without this telemetry (straggler, risk; repeatable).", metavar="default|ib|xid|prof|host"
         ),
     ] = None,
+    curve: Annotated[
+        str | None,
+        typer.Option(help="straggler, risk: simulate and judge at several points.", metavar="magnitude|interval"),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="With --curve: fleets at each point, from --seed on.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help="With --curve: the plot as SVG.")] = None,
     json: JsonOption = None,
     html: HtmlOption = None,
     predictions: Annotated[Path | None, typer.Option(help="Every forecast with its outcome (Parquet).")] = None,
@@ -59,39 +66,65 @@ def evaluate(
       fleetcast evaluate straggler --test var/judged --drop default --drop ib
 
       fleetcast evaluate risk --faults faults.csv --nodes 400
+
+      fleetcast evaluate straggler --curve magnitude --seed 6 --plot curve.svg
     """
-    from fleet.errors import ConfigError, FleetcastError
-    from training.reports.report import report_html
-    from training.reports.results_files import summary, table, write_predictions
+    from cli.curves import CurveOutputs, evaluate_curve
+    from fleet.errors import ConfigError
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
     if drop and (task not in WATCH_RUNS or faults is not None):
         raise ConfigError(f"--drop: {task} reads no telemetry; risk and straggler with data folders do")
+    if curve is not None or plot is not None:
+        beside = {"train": train, "test": test, "faults": faults, "html": html, "predictions": predictions}
+        evaluate_curve(
+            task, curve, beside, range(seed, seed + runs), drop or [], CurveOutputs(json, results, plot), _say
+        )
+        return
     if faults is not None or nodes is not None:
         judge, source = _log_judge(task, train, test, faults, nodes)
     else:
         judge, source = _folder_judge(task, train, test, drop or [])
     check_outputs(json, html=html, predictions=predictions, results=results)
+    _judge(task, judge, source, seed, drop or [], _Outputs(json, html, predictions, results))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Files to write, each None for none."""
+
+    json: Path | None
+    html: Path | None
+    predictions: Path | None
+    results: Path | None
+
+
+def _judge(task: str, judge: "Judge", source: dict[str, str], seed: int, drop: list[str], to: _Outputs) -> None:
+    """Run the judge and tell what it found. Raises FleetcastError where it found nothing to judge."""
+    from fleet.errors import FleetcastError
+    from training.reports.report import report_html
+    from training.reports.results_files import summary, table, write_predictions
+
     found = judge(seed)
     for line in found.skipped:
         _say(f"skipped {line}")
     if not found.rows:
-        raise FleetcastError(f"nothing to judge in {train} and {test}: no set that {task} reads is in both")
+        where = " and ".join(source.values())
+        raise FleetcastError(f"nothing to judge in {where}: no set that {task} reads is in both")
     _say(summary(found))
     without = {"drop": drop} if drop else {}
-    write_json(json, {"task": task, "seed": seed, **source, **without, "rows": found.rows, "skipped": found.skipped})
-    if predictions is not None:
-        write_predictions(found, predictions)
-        _say(f"wrote {predictions}")
-    if results is not None:
-        left_out = [f"--drop={name}" for name in drop or ()]
+    write_json(to.json, {"task": task, "seed": seed, **source, **without, "rows": found.rows, "skipped": found.skipped})
+    if to.predictions is not None:
+        write_predictions(found, to.predictions)
+        _say(f"wrote {to.predictions}")
+    if to.results is not None:
+        left_out = [f"--drop={name}" for name in drop]
         command = ["fleetcast", "evaluate", task, *(f"--{key}={value}" for key, value in source.items())]
-        write_table(
-            results, " ".join(["evaluate", task, *left_out]), [*command, f"--seed={seed}", *left_out], table(found)
-        )
-        _say(f"wrote {results}")
-    write_html(html, lambda: report_html(found))
+        name = " ".join(["evaluate", task, *left_out])
+        write_table(to.results, name, [*command, f"--seed={seed}", *left_out], table(found))
+        _say(f"wrote {to.results}")
+    write_html(to.html, lambda: report_html(found))
 
 
 def _folder_judge(task: str, train: Path | None, test: Path | None, drop: list[str]) -> "tuple[Judge, dict[str, str]]":

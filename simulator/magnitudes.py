@@ -1,7 +1,9 @@
 """How strong each fault and each benign look-alike is: ranges that its numbers are drawn from, one struct a kind.
 
 Defaults are those of real fleets (Azure's throttled nodes, InfiniteHBD, Minder, Greyhound). A fault lasts a lognormal
-time around `median_s`, a decoy a uniform one within `lasts_s`. Spans are [low, high].
+time around `median_s`, a decoy a uniform one within `lasts_s`. Spans are [low, high]. Decoys are as strong as faults:
+caps go as deep as heat throttles, checkpoints stop a gang as long as a hang, an exporter is away as long as a node that
+reboots, and the longest sequences cost as much as a slow rank.
 """
 
 import msgspec
@@ -137,24 +139,25 @@ class PhaseDecoyKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class PowerCapKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lasts_s: Span = (180.0, 900.0)
     limit_w: Span = (200.0, 700.0)  # what a board can be limited to; the limit is what a job draws at this clock
-    clock: Span = (0.92, 0.96)
+    clock: Span = (0.6, 0.96)
 
 
 class ExporterRestartKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    down_s: Span = (14.0, 17.0)
+    lasts_s: Span = (120.0, 120.0)
+    down_s: Span = (10.0, 90.0)
 
 
 class SequenceImbalanceKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lasts_s: Span = (180.0, 1200.0)
-    spread: Span = (0.04, 0.15)  # of the load among ranks, one standard deviation
-    hold_s: Span = (5.0, 30.0)  # until lengths are dealt anew
+    spread: Span = (0.04, 0.25)  # of the load among ranks, one standard deviation
+    hold_s: Span = (5.0, 90.0)  # until lengths are dealt anew
 
 
 class PhaseChangeKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lasts_s: Span = (300.0, 1800.0)
-    activity: Span = (0.6, 0.9)
-    traffic: Span = (0.5, 1.6)
-    step: Span = (0.8, 1.5)  # times the usual step
+    activity: Span = (0.45, 1.0)
+    traffic: Span = (0.3, 1.8)
+    step: Span = (0.7, 2.5)  # times the usual step
 
 
 class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,10 +172,10 @@ class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     power_brake: PowerBrakeKind = PowerBrakeKind()
     node_lost: NodeLostKind = NodeLostKind()
     cpu_contention: CpuContentionKind = CpuContentionKind()
-    checkpoint_stall: PhaseDecoyKind = PhaseDecoyKind(lasts_s=(15.0, 60.0))
+    checkpoint_stall: PhaseDecoyKind = PhaseDecoyKind(lasts_s=(10.0, 180.0))
     power_cap: PowerCapKind = PowerCapKind()
     exporter_restart: ExporterRestartKind = ExporterRestartKind()
-    evaluation: PhaseDecoyKind = PhaseDecoyKind(lasts_s=(40.0, 150.0))
+    evaluation: PhaseDecoyKind = PhaseDecoyKind(lasts_s=(20.0, 480.0))
     sequence_imbalance: SequenceImbalanceKind = SequenceImbalanceKind()
     phase_change: PhaseChangeKind = PhaseChangeKind()
     label_rename: ExporterRestartKind = ExporterRestartKind()
@@ -186,6 +189,36 @@ class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def items(self) -> list[tuple[str, Kind]]:
         return [(kind, getattr(self, kind)) for kind in self.__struct_fields__]
+
+
+# What each number is where nothing is wrong; shares, times and what hardware has only some of are not scaled.
+NEUTRAL = {
+    **dict.fromkeys(
+        ("soft_clock", "hard_clock", "clock", "half_rate_slow", "slow", "activity", "traffic", "step"), 1.0
+    ),
+    **dict.fromkeys(("sbe_per_s", "symbols", "replays_per_s", "notifications_per_s", "spread"), 0.0),
+    **{"hot_c": 66.0, "wait_share": 0.0, "util_drop": 0.0, "steal_share": 0.0},
+}
+LEAST_LEFT = 0.05  # of a clock or an activity
+
+
+def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
+    """Every fault and look-alike `times` as strong: twice as far from what is usual, for 2.
+
+    >>> scaled(USUAL, 0.5).power_brake.clock
+    (0.7, 0.75)
+    """
+
+    def moved(name: str, span: Span) -> Span:
+        rest = NEUTRAL[name]
+        low, high = (max(rest + (end - rest) * times, LEAST_LEFT * rest) for end in span)
+        return round(low, 6), round(high, 6)
+
+    def kind_scaled(row: Kind) -> Kind:
+        own = [name for name in row.__struct_fields__ if name in NEUTRAL]
+        return msgspec.structs.replace(row, **{name: moved(name, getattr(row, name)) for name in own})
+
+    return msgspec.structs.replace(kinds, **{kind: kind_scaled(row) for kind, row in kinds.items()})
 
 
 USUAL = Magnitudes()

@@ -1,0 +1,119 @@
+"""`fleetcast evaluate straggler|risk --curve`: F1 and false alarms over magnitude or scrape interval, not at one point.
+
+Small fleets with faults and look-alikes are simulated at each point, from the same seeds, and judged as runs of
+`fleetcast simulate faults` are. A run takes about ten seconds of one core.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from cli.options import check_outputs, write_json
+from cli.results_table import write_table
+from fleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simulator.fault_file import FaultFile
+    from training.reports.curves import CurvePoint
+
+CURVES = {"magnitude": (0.25, 0.5, 0.75, 1.0, 1.25), "interval": (15.0, 30.0, 60.0)}
+UNITS = {"magnitude": "times the usual magnitude", "interval": "seconds from scrape to scrape"}
+NODES, HOURS = 12, 2.0
+FAULT_SCALE, DECOY_SCALE = 2500.0, 6.0  # ten faults and as many look-alikes a run
+LONGEST_S = 1200.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CurveOutputs:
+    """Files to write, each None for none."""
+
+    json: Path | None
+    results: Path | None
+    plot: Path | None
+
+
+def evaluate_curve(
+    task: str,
+    curve: str | None,
+    beside: Mapping[str, object],
+    seeds: range,
+    drop: Sequence[str],
+    to: CurveOutputs,
+    say: Say,
+) -> None:
+    """Judge at every point, say and write what was found. drop: telemetry to do without (`training.sets.dropped`).
+    Raises ConfigError for options that do not fit."""
+    from training.reports.curves import curve_svg, curve_table
+    from training.sets.dropped import dropped_metrics
+
+    dropped_metrics(drop)
+    named = check_curve(task, curve, beside)
+    check_outputs(to.json, results=to.results, plot=to.plot)
+    without = {"drop": list(drop)} if drop else {}
+    points = judged_curve(task, named, seeds, say, **without)
+    axis, runs = UNITS[named], [f"--curve={named}", f"--seed={seeds.start}", f"--runs={len(seeds)}"]
+    left_out = [f"--drop={name}" for name in drop]
+    write_json(to.json, {"task": task, "curve": named, "seeds": list(seeds), **without, "points": points})
+    if to.plot is not None:
+        to.plot.write_text(curve_svg(task, axis, points), encoding="utf-8")
+        say(f"wrote {to.plot}")
+    if to.results is not None:
+        name = " ".join(["evaluate", task, f"--curve={named}", *left_out])
+        write_table(
+            to.results, name, ["fleetcast", "evaluate", task, *runs, *left_out], curve_table(task, axis, points)
+        )
+        say(f"wrote {to.results}")
+
+
+def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> str:
+    """The curve. Raises ConfigError for one that there is not, and for options that mean nothing beside it."""
+    if curve not in CURVES:
+        raise ConfigError(f"--curve {curve}: expected one of {', '.join(CURVES)}")
+    if task not in ("straggler", "risk"):
+        raise ConfigError(f"--curve is of `evaluate straggler` and `evaluate risk`; {task} judges no simulated fleet")
+    named = [f"--{name}" for name, value in beside.items() if value is not None]
+    if named:
+        raise ConfigError(f"--curve simulates what it judges: leave out {', '.join(named)}")
+    return curve
+
+
+def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
+    """A point for each magnitude or interval. options: passed on to the judge."""
+    from simulator.instrument import simulate_faults
+    from training.reports.curves import point_of
+
+    points = []
+    evaluate = import_module(f"training.judges.{task}").evaluate
+    for at in CURVES[curve]:
+        with TemporaryDirectory(prefix="fleetcast-curve-") as folder:
+            for seed in seeds:
+                simulate_faults(file_at(curve, at, seed), Path(folder))
+            results = evaluate(Path(folder), Path(folder), seeds[0], lambda line: None, **options)
+        points.append(point_of(task, at, results))
+        say(f"{at:g} {UNITS[curve]}: {points[-1].words()}")
+    return points
+
+
+def file_at(curve: str, at: float, seed: int) -> "FaultFile":
+    """The run of a seed at one point of a curve: all faults and look-alikes so strong, or scraped so often."""
+    from msgspec.structs import replace
+
+    from simulator.fault_file import DrawTable, FaultFile, FleetTable, JobsTable
+    from simulator.magnitudes import scaled
+
+    file = FaultFile(
+        name=f"{curve}-{at:g}",
+        seed=seed,
+        hours=HOURS,
+        fleet=FleetTable(nodes=NODES),
+        jobs=JobsTable(sizes=(1, 2, 4), weights=(0.2, 0.4, 0.4)),
+        draw=DrawTable(scale=FAULT_SCALE, decoy_scale=DECOY_SCALE, precursor_share=0.5, limit_s=LONGEST_S),
+    )
+    if curve == "interval":
+        return replace(file, interval_s=at)
+    return replace(file, kinds=scaled(file.kinds, at))
