@@ -130,7 +130,8 @@ def _told(one: "FeatureDrift") -> str:
     said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
     if one.untold:
         fewest = min(row.independent for row in one.untold)
-        said += f"; {len(one.untold)} too few to tell: {fewest} independent rows, high PSI may be chance"
+        rows = "1 independent row" if fewest == 1 else f"{fewest} independent rows"
+        said += f"; of {len(one.untold)} too few to tell (as few as {rows}): their PSI may be chance"
     return said
 
 

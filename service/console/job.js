@@ -80,13 +80,15 @@ function facts(root, pairs) {
 function stragglerLines(body, nowMs) {
   const who = object(body.culprit);
   const nobody = !text(who.kind) || text(who.kind) === "nobody";
+  const judged = num(body.judged_ms);
+  const then = judged !== null && judged < (num(body.as_of_ms) ?? judged) ? `As of ${clockTime(judged, nowMs)}: ` : "";
   if (body.slow === true) {
     const since = num(body.since_ms) === null ? "" : ` since ${clockTime(body.since_ms, nowMs)}`;
     const steps = num(body.observed_step_s) === null ? "" : ` Steps take ${figure(body.observed_step_s)} s${num(body.expected_step_s) === null ? "" : `, expected ${figure(body.expected_step_s)} s`}${num(body.ratio) === null ? "" : ` (${times(body.ratio)})`}.`;
     const blame = nobody ? "Nobody in particular holds it back." : `Held back by ${text(who.kind)} ${text(who.name)}${num(who.share) === null ? "" : `, ${percent(who.share)} of the delay`}.`;
-    return [`Slow${since}.${steps}`, `${blame} Cause: ${words(body.cause) || "unknown"}. ${sentence(body.sentence)}`];
+    return [`${then}Slow${since}.${steps}`, `${blame} Cause: ${words(body.cause) || "unknown"}. ${sentence(body.sentence)}`];
   }
-  if (body.slow === false) return ["Not slow.", num(body.observed_step_s) === null ? "" : `Steps take ${figure(body.observed_step_s)} s.`];
+  if (body.slow === false) return [`${then}Not slow.`, num(body.observed_step_s) === null ? "" : `Steps take ${figure(body.observed_step_s)} s.`];
   return [sentence(body.sentence) || "Nothing is known of its steps.", ""];
 }
 

@@ -51,6 +51,7 @@ class Counts:
     late: int = 0
     events: int = 0
     past_events: int = 0  # of jobs, among them: told of long after they happened
+    newest_event_ms: int = 0  # of jobs, by their own time
     duplicates: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     bad_examples: dict[str, str] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class FleetState:
                 continue
             counts.events += 1
             counts.past_events += event.time_ms < now_ms - PAST_MS
+            counts.newest_event_ms = max(counts.newest_event_ms, event.time_ms)
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:

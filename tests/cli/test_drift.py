@@ -26,4 +26,4 @@ def test_a_set_says_what_drifted_and_what_cannot_be_told() -> None:
     now[8:, 1] = np.nan
     said = _told(FeatureDrift("venus running", moved(("a", "b"), before, now), ("a", "b"), before, now))
     assert said.startswith("1 of 2 features drifted: a (PSI ")
-    assert said.endswith("; 1 too few to tell: 7 independent rows, high PSI may be chance")
+    assert said.endswith("; of 1 too few to tell (as few as 7 independent rows): their PSI may be chance")

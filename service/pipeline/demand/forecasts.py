@@ -34,7 +34,7 @@ from service.pipeline.demand.metrics import parts_page, trees_page
 from service.pipeline.demand.sections import demand_again, demand_sections
 from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
 from service.pipeline.fleet_metrics import demand_page
-from service.pipeline.state import FleetState
+from service.pipeline.state import PAST_MS, FleetState
 from service.pipeline.tick import Tick
 from service.thread_work import in_thread
 
@@ -45,7 +45,7 @@ AGAIN_MS = 3_600_000  # a forecast that is older is not told again
 LOADED_SHARE = 0.05  # of a GPU's memory: more than a bare context takes
 ACTIVE_SHARE = 0.05  # of the time
 ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
-QUIET_WALL_S, MOST_PAUSES = 3.0, 10  # while somebody tells the past
+QUIET_WALL_S, MOST_PAUSES = 5.0, 12  # while somebody tells the past
 HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 
@@ -75,7 +75,7 @@ class DemandForecasts(Capability):
         self._heard: deque[tuple[int, Sequence[ServedInstance], Mapping[Key, ObservedGpus]]] = deque(maxlen=HEARD_KEPT)
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
-        self._past_events = 0  # when the last forecast was made
+        self._is_told = False
 
     @property
     def version(self) -> str:
@@ -111,13 +111,18 @@ class DemandForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
     async def _until_told(self, state: FleetState) -> None:
-        """Wait while events of long ago come in, as at the start of a fleet that has a history: of half of them, levels
-        would be wrong. Half a minute at most, since they may never cease."""
+        """Wait once for a fleet that has a history to tell it: of half of its events, levels would be wrong. It is told
+        when no more events of long ago come, and the newest is not of long ago; or after a minute."""
+        counts = state.counts
+        if self._is_told or not counts.past_events:
+            return
         for _ in range(MOST_PAUSES):
-            before, self._past_events = self._past_events, state.counts.past_events
-            if before == self._past_events:
-                return
+            before = counts.past_events
             await asyncio.sleep(QUIET_WALL_S)
+            if counts.past_events == before and counts.newest_event_ms >= self._clock.now_ms() - PAST_MS:
+                break
+        self._is_told = True
+        self._model_bin = -1  # one before was of less
 
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""

@@ -264,19 +264,37 @@ def test_a_version_that_cannot_be_read_is_said_and_the_others_serve(
     assert all(row.model == "persistence" for row in made.rows)
 
 
-def test_a_forecast_waits_while_the_past_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_forecast_waits_while_the_past_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it = kept(tmp_path)
-    tell(it.state, jobs=4)
     made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 1:  # a second part comes while it waits
+        if len(pauses) == 2:  # the last part comes late, up to now
             tell(it.state, jobs=40)
+            it.state.apply(Batch(events=(Submitted(job="new", sequence=1, time_ms=NOW_MS),)), NOW_MS)
 
     monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
     asyncio.run(made._until_told(it.state))
-    assert len(pauses) == 2
+    assert pauses == []  # nobody has told anything
+    it.state.apply(Batch(events=(Submitted(job="old", sequence=1, time_ms=NOW_MS - 90 * MINUTE_MS),)), NOW_MS)
     asyncio.run(made._until_told(it.state))
-    assert len(pauses) == 2  # nothing of the past came since
+    assert len(pauses) == 3  # what is told ends long ago; then more comes; then it is quiet
+    tell(it.state, jobs=80)
+    asyncio.run(made._until_told(it.state))
+    assert len(pauses) == 3  # later events do not hold up forecasts
+
+
+def test_a_fleet_whose_history_ended_long_ago_is_forecast_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, pauses = kept(tmp_path), []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
+    it.state.apply(Batch(events=(Submitted(job="old", sequence=1, time_ms=NOW_MS - 90 * MINUTE_MS),)), NOW_MS)
+    asyncio.run(DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))._until_told(it.state))
+    assert len(pauses) == forecasts.MOST_PAUSES
