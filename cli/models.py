@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from models.versions.card import Card
     from models.versions.registry import Registry
 
-SHADOWED = "demand"
-
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Versions of fitted models (kinds: demand, duration). `fleetcast train` adds one; it serves once it is\n"
-    "promoted, and a version that lost to its baseline is not.\n\nExample:  fleetcast models list",
+    help="Versions of fitted models (kinds: demand, duration, risk, interference). `fleetcast train` adds one; it\n"
+    "serves once it is promoted, and a version that lost to its baseline is not.\n\nExample:  fleetcast models list",
 )
 
-KindArgument = Annotated[str, typer.Argument(help="demand or duration.", metavar="KIND")]
+KindArgument = Annotated[str, typer.Argument(help="demand, duration, risk or interference.", metavar="KIND")]
 VersionArgument = Annotated[str, typer.Argument(help="A version as `list` shows it; 3 is 0003.", metavar="VERSION")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file; its [models] folder.")]
 StateOption = Annotated[str | None, typer.Option("--state", help="State folder that the models lie in [var].")]
@@ -33,7 +31,9 @@ JsonOption = Annotated[str | None, typer.Option("--json", help="Write it as JSON
 
 @app.command("list")
 def list_versions(
-    kind: Annotated[str, typer.Argument(help="Only this kind: demand or duration.", metavar="[KIND]")] = "",
+    kind: Annotated[
+        str, typer.Argument(help="Only this kind: demand, duration, risk or interference.", metavar="[KIND]")
+    ] = "",
     config: ConfigOption = None,
     state: StateOption = None,
     folder: FolderOption = None,
@@ -142,7 +142,7 @@ def rollback(
 
 @app.command("shadow")
 def shadow(
-    kind: Annotated[str, typer.Argument(help="demand.", metavar="KIND")],
+    kind: Annotated[str, typer.Argument(help="demand or risk.", metavar="KIND")],
     version: Annotated[str, typer.Argument(help="A version, newest or off.", metavar="VERSION|newest|off")],
     config: ConfigOption = None,
     state: StateOption = None,
@@ -160,9 +160,10 @@ def shadow(
       fleetcast models shadow demand off
     """
     from fleet.errors import ConfigError
+    from models.versions.registry import SHADOWED
 
-    if _known(kind) != SHADOWED:
-        raise ConfigError(f"kind {kind!r}: only versions of {SHADOWED} run in the shadow")
+    if _known(kind) not in SHADOWED:
+        raise ConfigError(f"kind {kind!r}: only versions of {' and '.join(SHADOWED)} run in the shadow")
     registry = _registry(config, state, folder)
     registry.shadow(kind, version)
     now = registry.challenger(kind)
@@ -172,7 +173,9 @@ def shadow(
 
 @app.command("prune")
 def prune(
-    kind: Annotated[str, typer.Argument(help="Only this kind: demand or duration.", metavar="[KIND]")] = "",
+    kind: Annotated[
+        str, typer.Argument(help="Only this kind: demand, duration, risk or interference.", metavar="[KIND]")
+    ] = "",
     keep: Annotated[int | None, typer.Option(help="How many of the newest stay [keep_versions].", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
     config: ConfigOption = None,
@@ -231,7 +234,9 @@ def _serving(registry: "Registry", kind: str) -> str:
 
 
 def _rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
-    current, shadow = registry.current_version(kind), registry.challenger(kind) if kind == SHADOWED else None
+    from models.versions.registry import SHADOWED
+
+    current, shadow = registry.current_version(kind), registry.challenger(kind) if kind in SHADOWED else None
     damages = {name: registry.damage(kind, name) for name in registry.names(kind)}
     cards = {card.version: card for card in registry.versions(kind)}
     forced = {row.version: row.forced for row in registry.promotions(kind) if row.action == "promote"}

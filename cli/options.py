@@ -12,6 +12,7 @@ import typer
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fleet.topology import Topology
     from service.config import Config
     from training.sites.histories import TrainingInputs
 
@@ -104,15 +105,22 @@ def inputs_of(
 
 def capacities(config: "Config") -> dict[str, int]:
     """Pool -> GPUs, and "all", where a topology says so."""
-    if not config.fleet.topology:
+    topology = site_topology(config)
+    if topology is None:
         return {}
-    from ingest.topology.load import load_topology
-
-    topology = load_topology(Path(config.fleet.topology))
     pools: dict[str, int] = {}
     for node in topology.nodes:
         pools[node.pool] = pools.get(node.pool, 0) + node.gpus
     return {**pools, "all": int(topology.gpus.sum())}
+
+
+def site_topology(config: "Config") -> "Topology | None":
+    """The topology file of the configuration; None without one."""
+    if not config.fleet.topology:
+        return None
+    from ingest.topology.load import load_topology
+
+    return load_topology(Path(config.fleet.topology))
 
 
 @contextmanager

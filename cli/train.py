@@ -21,6 +21,7 @@ from cli.options import (
     configured,
     inputs_of,
     progress_of,
+    site_topology,
 )
 from fleet.redaction import redacted
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 EPOCH_MS = 1_750_000_000_000
 SCRAPE_MS = 15_000
+OWN = "own"  # archive: the one that the configuration names
 KEEP_EVERY = 4  # scrapes: a row a node and minute
 
 ModelsOption = Annotated[Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")]
@@ -162,16 +164,37 @@ def _report(kind: str, trained: "Trained") -> None:
 
 @app.command("risk")
 def risk(
-    out: Annotated[Path, typer.Option(help="Where to write the coefficients (JSON).")] = Path("node_risk.json"),
+    context: typer.Context,
+    archive: Annotated[
+        str | None, typer.Option("--archive", help="Fit on what a site has archived: a folder or URL, or `own`.")
+    ] = None,
+    until: UntilOption = None,
+    windows: Annotated[int, typer.Option(min=2, max=12, help="Windows that judge it, with --archive.")] = 4,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    out: Annotated[Path, typer.Option(help="Without --archive: where to write the coefficients (JSON).")] = Path(
+        "node_risk.json"
+    ),
     seed: Annotated[int, typer.Option(help="Same seed, same coefficients.")] = 7,
     runs: Annotated[int, typer.Option(min=3, help="Simulated fleets; the last fifth judges.")] = 10,
     hours: Annotated[float, typer.Option(min=1.0, help="Fleet time of each run.")] = 4.0,
     nodes: Annotated[int, typer.Option(min=4, help="Nodes of each fleet.")] = 24,
 ) -> None:
-    """Fit node risk on simulated faults.
+    """Fit node risk on a site's archive, as a version; without --archive the evidence of the hour on simulated faults.
 
-    Example:  fleetcast train risk --seed 7 --out models/fitted/node_risk.json
+    Examples:
+
+      fleetcast train risk --archive own
+
+      fleetcast train risk --archive s3://bucket/fleetcast --until 2026-11-01 --no-promote
+
+      fleetcast train risk --seed 7 --out models/fitted/node_risk.json
     """
+    if archive is not None:
+        _train_site(_command_line(context), archive, until, windows, seed, (config, state, models), promote)
+        return
     from training.fits.fit import HORIZON_S, by_run, fit_risk
 
     rows = []
@@ -181,6 +204,33 @@ def risk(
     notes = {"seed": seed, "runs": runs, "hours": hours, "nodes": nodes, "source": "fleetcast train risk"}
     fit = fit_risk(by_run(rows), notes)
     _write_fit(out, fit)
+
+
+def _train_site(
+    made_by: str,
+    archive: str,
+    until: str | None,
+    windows: int,
+    seed: int,
+    places: tuple[Path | None, str | None, Path | None],
+    promote: bool,
+) -> None:
+    """Risk of a site: replay its archive, judge, keep a version."""
+    from ingest.archive.files import ArchiveFiles
+    from models.versions.registry import Registry
+    from training.fits.retrain import TrainingPlan
+    from training.fits.train_site import train_risk
+    from training.sites.archive_days import read_days
+    from training.sites.histories import moment_ms
+
+    config = configured(*places[:2])
+    registry = Registry(places[2] or config.models_folder)
+    url = config.archive_url if archive == OWN else archive
+    with progress_of("train risk") as say:
+        days = read_days(ArchiveFiles(url), moment_ms("--until", until), say, site_topology(config))
+        plan = TrainingPlan("risk", made_by, seed, windows)
+        trained = train_risk(days, plan, registry, time.time_ns() // 1_000_000, promote=promote, say=say)
+    _report("risk", trained)
 
 
 @app.command("history")

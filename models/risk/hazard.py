@@ -105,9 +105,9 @@ class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intercept: float
     weights: dict[str, float]
 
-    def predict(self, columns: Array) -> Array:
-        """(n,) probability within the horizon, of (n, feature) columns."""
-        weights = np.array([self.weights.get(name, 0.0) for name in FEATURES])
+    def predict(self, columns: Array, names: Sequence[str] = FEATURES) -> Array:
+        """(n,) probability within the horizon, of (n, feature) columns of these names."""
+        weights = np.array([self.weights.get(name, 0.0) for name in names])
         return np.asarray(1 / (1 + np.exp(-(self.intercept + columns @ weights))))
 
 
@@ -119,14 +119,18 @@ class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
         """(horizon, node) faults expected in each time, of columns (n, feature): linear below a day, never falling."""
-        p = np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS])
-        fitted = np.maximum.accumulate(-np.log1p(-np.minimum(p, 1 - 1e-9)), axis=0)
-        days = np.array((0, *HORIZONS_DAYS), np.float64)
-        at = np.array(horizons_s, np.float64) / 86_400
-        upper = np.clip(np.searchsorted(days, at), 1, len(HORIZONS_DAYS))
-        known = np.concatenate((np.zeros_like(fitted[:1]), fitted))
-        share = (at - days[upper - 1]) / (days[upper] - days[upper - 1])
-        return np.asarray(known[upper - 1] + (known[upper] - known[upper - 1]) * share[:, None])
+        return hazard_of(np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS]), horizons_s)
+
+
+def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
+    """(horizon, node) faults expected in each time, of probabilities (HORIZONS_DAYS, node)."""
+    fitted = np.maximum.accumulate(-np.log1p(-np.minimum(p, 1 - 1e-9)), axis=0)
+    days = np.array((0, *HORIZONS_DAYS), np.float64)
+    at = np.array(horizons_s, np.float64) / 86_400
+    upper = np.clip(np.searchsorted(days, at), 1, len(HORIZONS_DAYS))
+    known = np.concatenate((np.zeros_like(fitted[:1]), fitted))
+    share = (at - days[upper - 1]) / (days[upper] - days[upper - 1])
+    return np.asarray(known[upper - 1] + (known[upper] - known[upper - 1]) * share[:, None])
 
 
 def load_history(folder: Path) -> HistoryFit:
@@ -218,18 +222,28 @@ def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[fl
 
 
 def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
-    """(1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1."""
+    """(1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1. Without BLAS: for so narrow
+    matrices its threads only wait for each other, on a busy machine for minutes."""
     rows = np.column_stack((np.ones(len(scaled)), scaled))
     ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * penalty)))
     share = float(np.clip(labels.mean(), 1e-6, 1 - 1e-6))
     theta = np.zeros(rows.shape[1])
     theta[0] = np.log(share / (1 - share))
     for _ in range(STEPS):
-        p = 1 / (1 + np.exp(-(rows @ theta)))
-        slope = rows.T @ (p - labels) + ridge * theta
-        curve = (rows * (p * (1 - p))[:, None]).T @ rows + np.diag(ridge + 1e-9)
+        p = 1 / (1 + np.exp(-np.einsum("ni,i->n", rows, theta)))
+        slope = np.einsum("ni,n->i", rows, p - labels) + ridge * theta
+        curve = np.einsum("ni,nj->ij", rows * (p * (1 - p))[:, None], rows) + np.diag(ridge + 1e-9)
         step = np.linalg.solve(curve, slope)
-        theta = theta - np.clip(step, -2.0, 2.0)
+        loss = _loss(rows, labels, ridge, theta)
+        while np.abs(step).max() > CLOSE and not _loss(rows, labels, ridge, theta - step) <= loss:
+            step /= 2  # too far: the curve is another one there
+        theta = theta - step
         if np.abs(step).max() < CLOSE:
             break
     return np.asarray(theta)
+
+
+def _loss(rows: Array, labels: Mask, ridge: Array, theta: Array) -> float:
+    """The negative logarithm of the likelihood, and the penalty."""
+    logit = np.einsum("ni,i->n", rows, theta)
+    return float(np.logaddexp(0.0, logit).sum() - logit[labels].sum() + (ridge * theta**2).sum() / 2)

@@ -4,6 +4,8 @@
                                                            more where jobs fail oftener (job_outcomes.py)
                           + excess hazard of the hour      the greater of rule priors and the fitted logistic
 
+Where a site's own fit serves (site_risk.py), a day and a week are its; what it does not know stays as above.
+
 p = 1 - exp(-hazard) grows with the horizon, as all terms do. The reasons' shares are their parts of the hazard.
 """
 
@@ -27,6 +29,7 @@ from models.risk.part_risk import part_risks
 from models.risk.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
 from models.risk.signals import Array, Mask, Signals, sentence
+from models.risk.site_risk import SiteHazard
 
 # Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
 # down first (temperature, fan, power supply, PCIe width, link down, NIC speed).
@@ -139,10 +142,31 @@ def times_usual(levels: Array) -> Array:
     return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
 
 
-def probabilities(excess: Excess, history: Array, known: Mask) -> Array:
-    """(kind, horizon, node), NaN unknown. history: (horizon, node) hazard by history alone."""
-    hazard = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
-    return np.where(known[None, None, :], 1 - np.exp(-hazard), np.nan)
+def hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> Array:
+    """(kind, horizon, node). history: (horizon, node) hazard by history alone.
+
+    Of a site's fit are a day and more, beside what rules say that it does not know; an hour has at most its day's.
+    """
+    shipped = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
+    if site is None:
+        return shipped
+    told = site.hazard + excess.parts[:, :, ~site.seen].sum(axis=2)[:, None, :]
+    short = np.minimum(excess.total[:, None, :] + site.hazard[:, :DAY], told[:, DAY : DAY + 1])
+    return np.where(np.isnan(site.hazard), shipped, np.concatenate((short, told[:, DAY:]), axis=1))
+
+
+def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard | None = None) -> Array:
+    """(kind, horizon, node), NaN unknown. history, site: as `hazards` takes them."""
+    return np.where(known[None, None, :], 1 - np.exp(-hazards(excess, history, site)), np.nan)
+
+
+def explained(excess: Excess, site: SiteHazard | None) -> Excess:
+    """What reasons are told by: the parts of a site's fit, where it has them."""
+    if site is None:
+        return excess
+    own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
+    parts = np.where(own, site.parts, excess.parts)
+    return Excess(parts.sum(axis=2), parts)
 
 
 def score_nodes(
@@ -152,18 +176,20 @@ def score_nodes(
     fit: RiskFit | None,
     history: Array | None = None,
     topology: Topology | None = None,
+    site: SiteHazard | None = None,
 ) -> RiskScores:
     """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it; history:
-    (horizon, node) hazard by own faults, None: none ever had one; topology: None: no risk of parts."""
+    (horizon, node) hazard by own faults, None: none ever had one; topology: None: no risk of parts; site:
+    what a site's own fit expects."""
     nodes = len(known)
     levels = signals.levels(nodes)
     excess = excess_hazard(levels, fit)
     history = (no_history(nodes) if history is None else history) * times_usual(levels)
-    values = probabilities(excess, history, known)
+    values = probabilities(excess, history, known, site)
     hard_rule = np.array([rule.hard for rule in RULES])
     hard = np.zeros(nodes, bool)
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
-    hazard, total = signal_hazard(signals, levels, excess, history[DAY])
+    hazard, total = signal_hazard(signals, levels, explained(excess, site), history[DAY])
     reasons = _reasons(signals, hazard / total[signals.node], now_ms)
     actions = {node: _action(node, signals, rows[0].sentence) for node, rows in reasons.items()}
     parts = {} if topology is None else part_risks(signals, hazard, topology)

@@ -53,6 +53,7 @@ class RiskRecord:
     waiting: list[Issue] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
     now_ms: int = 0
+    model: str = ""  # whose probabilities these are, where it is not what serves
 
     def step(self, values: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
         """Score what is due and issue anew. values: (kind, horizon, node), NaN unknown; `faults` has this tick's."""
@@ -143,6 +144,7 @@ class RiskRecord:
         about = {
             "since_ms": self.since_ms,
             "now_ms": self.now_ms,
+            "model": self.model,
             "names": list(self.names),
             "waiting": [[issue.horizon, issue.issued_ms, issue.missed_ms] for issue in self.waiting],
         }
@@ -155,6 +157,7 @@ class RiskRecord:
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`, into an empty one; sums of other bins or horizons begin anew."""
         self.since_ms, self.now_ms, self.names = about["since_ms"], about["now_ms"], list(about["names"])
+        self.model = about["model"]
         self.rows = {name: row for row, name in enumerate(self.names)}
         rows = zip(about["waiting"], arrays["p"], strict=True)
         self.waiting = [Issue(horizon, issued, p.copy(), missed) for (horizon, issued, missed), p in rows]

@@ -19,9 +19,11 @@ from models.risk.detectors import check_complete
 from models.risk.local import Local
 from models.risk.node_events import drained_before, event_signals
 from models.risk.node_risk import RiskFit, score_nodes, shipped_fit
+from models.risk.record import RiskRecord
 from models.risk.rules import RULES, STOPPED
 from models.risk.scores import RISK_HORIZONS_S, RiskScores
 from models.risk.signals import Signals
+from models.risk.site_risk import SiteHazard, SiteRisk
 from models.risk.state import RiskState
 from models.stragglers.gang import GangColumns, GangMembers, gangs_of
 from models.stragglers.gang_signals import gang_signals
@@ -64,16 +66,42 @@ class ScoredFleet:
     stragglers: dict[str, dict[str, Any]]
 
 
-def score_fleet(moment: FleetMoment, state: RiskState, fit: RiskFit | None = None) -> ScoredFleet:
-    """The fleet's risk by topology rows, and its stragglers. fit: None for the shipped coefficients. Nodes not in the
-    topology wait for its next generation. Writes `faults`, `record`, `paces` and what `fleet_evidence` does."""
+def score_fleet(
+    moment: FleetMoment,
+    state: RiskState,
+    fit: RiskFit | None = None,
+    site: SiteRisk | None = None,
+    shadow: SiteRisk | None = None,
+) -> ScoredFleet:
+    """The fleet's risk by topology rows, and its stragglers. fit: None for the shipped coefficients; site: a site's own
+    fit; shadow: another one, which is only recorded. Nodes not in the topology wait for its next generation. Writes
+    `record`, `shadow`, `paces` and what `fold_evidence` does."""
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
-    seen = fleet_evidence(moment, state)
-    state.faults.note(_hard_faults(seen.signals, topology.names, nodes, state.interval_s), len(topology), now_ms)
-    history = state.faults.hazard(topology.names, RISK_HORIZONS_S, now_ms)
-    risk = score_nodes(seen.signals, seen.known, now_ms, fit or shipped_fit(), history, topology)
-    state.record.step(risk.values, topology.names, state.faults, now_ms)
+    names = topology.names
+    seen = fold_evidence(moment, state)
+
+    def told(risk: SiteRisk | None) -> SiteHazard | None:
+        return None if risk is None else risk.hazard(state.faults, state.days, nodes, names, now_ms)
+
+    history = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
+    given = seen.signals, seen.known, now_ms, fit or shipped_fit(), history
+    risk = score_nodes(*given, topology, told(site))
+    if site is not None:
+        risk = replace(risk, model=site.name)
+    state.record.step(risk.values, names, state.faults, now_ms)
+    if shadow is not None:
+        state.shadow = state.shadow if state.shadow.model == shadow.name else RiskRecord(model=shadow.name)
+        state.shadow.step(score_nodes(*given, None, told(shadow)).values, names, state.faults, now_ms)
     return ScoredFleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, state.paces, now_ms))
+
+
+def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
+    """What `fleet_evidence` finds, noted as the faults and the day of each node. It writes `faults` and `days`, too."""
+    names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
+    seen = fleet_evidence(moment, state)
+    state.faults.note(_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
+    state.days.step(seen.signals.levels(len(names)), names, now_ms)
+    return seen
 
 
 @dataclass(frozen=True, slots=True)

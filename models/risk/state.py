@@ -1,7 +1,8 @@
 """RiskState: what node risk and stragglers remember from tick to tick, each part in the module that works with it.
 
     written by score_local    rules, clocks, slots, links, scrapes     of the entities of one pipeline
-    written by score_fleet    faults, record, outcomes, streaks, paces, repairs     of the fleet, where it is scored
+    written by score_fleet    faults, record, outcomes, streaks, paces, repairs, days, shadow     of the fleet, where it
+                              is scored
 
 Beside them, `faults.prior` is set at the start, `faults.take` brings the site's own fit, and `move` follows the clock.
 """
@@ -12,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleet.stateful import Dump, Stateful
+from models.risk.day_levels import DayLevels
 from models.risk.fault_log import FaultLog
 from models.risk.gpu_signals import UsualClocks
 from models.risk.heat import Slots
@@ -42,6 +44,8 @@ class RiskState(Stateful):
         self.streaks = GangStreaks()
         self.paces = Paces()
         self.repairs = RepairLog()
+        self.days = DayLevels()
+        self.shadow = RiskRecord()
 
     def _owners(self) -> dict[str, Stateful]:
         named = {name: part for name, part in vars(self).items() if name not in ("interval_s", "rules")}

@@ -20,12 +20,14 @@ from fleet.topology import Topology
 from models.risk.local import Local, score_local
 from models.risk.node_risk import RiskFit
 from models.risk.score import Evidence, FleetMoment, FoldedEvents, ScoredFleet, fleet_evidence, score_fleet
+from models.risk.site_risk import SiteRisk
 from models.risk.state import RiskState
 
 
 class FleetWatch:
-    """Telemetry store, job fold, node table and the memory of the rules. fit: None for the shipped coefficients.
-    `local`, `evidence` and `score` write only the memory: a thread may run them on fixed frames while more come in."""
+    """Telemetry store, job fold, node table and the memory of the rules. fit: None for the shipped coefficients; site:
+    a site's own fit; shadow: one that is scored beside it. `local`, `evidence` and `score` write only the memory: a
+    thread may run them on fixed frames while more come in."""
 
     def __init__(self, store: WindowStore) -> None:
         self.store = store
@@ -34,6 +36,8 @@ class FleetWatch:
         self.nodes = NodeTable()
         self.memory = RiskState(store.span.interval_ms / 1000)
         self.fit: RiskFit | None = None
+        self.site: SiteRisk | None = None
+        self.shadow: SiteRisk | None = None
 
     @classmethod
     def of(cls, topology: Topology, interval_s: float = 15.0) -> Self:
@@ -91,4 +95,4 @@ class FleetWatch:
 
     def score(self, moment: FleetMoment) -> ScoredFleet:
         """Risk and stragglers of the fleet."""
-        return score_fleet(moment, self.memory, self.fit)
+        return score_fleet(moment, self.memory, self.fit, self.site, self.shadow)

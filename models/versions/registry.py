@@ -30,7 +30,8 @@ from models.versions.card import CARD_FILE, PAGE_FILE, Card, FileSum, read_card,
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("demand", "duration")
+KINDS = ("demand", "duration", "risk", "interference")
+SHADOWED = ("demand", "risk")  # whose challengers a pipeline scores
 CURRENT, LOG, LOCK, NEW = "current", "promotions.jsonl", "lock", ".new-"
 SHADOW, OFF, NEWEST = "shadow", "off", "newest"
 REMEMBERED = 50  # versions that `current` keeps for rollbacks
@@ -307,6 +308,8 @@ def _objection(card: Card) -> str | None:
         return "no gate has judged it against a baseline; --force promotes it all the same, and that is recorded"
     if gate.won:
         return None
+    if not gate.origins:
+        return f"{gate.sentence}; --force promotes it all the same, and that is recorded"
     return (
         f"it lost to {gate.baseline}: {gate.metric} {gate.ours:.4g} against {gate.baseline_value:.4g} over "
         f"{gate.origins:,} origins ({gate.sentence}); --force promotes it all the same, and that is recorded"

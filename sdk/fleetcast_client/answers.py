@@ -154,7 +154,7 @@ class FittedModel(TypedDict, total=False):
     fitted_until_ms: int
     age_days: float
     gate: str | None
-    coverage_80: dict[str, float | None]
+    coverage_80: dict[str, float | None] | None
     loss_vs_best_naive: float | None
     forecasts: int
     retrain: dict[str, str]

@@ -11,14 +11,18 @@ class BandShare(msgspec.Struct):
 
 
 class FittedModel(msgspec.Struct):
-    """A version that serves. retrain: condition (coverage, loss, age) -> why; empty while it is fine."""
+    """A version that serves. retrain: condition (coverage, loss, age) -> why; empty while it is fine.
+
+    `coverage_80` is null for probabilities and speeds, which have no band. `loss_vs_best_naive` of risk is the Brier
+    score of failing within a day over that of the share that came.
+    """
 
     kind: str
     version: str
     fitted_until_ms: int
     age_days: float
     gate: str | None
-    coverage_80: BandShare
+    coverage_80: BandShare | None
     loss_vs_best_naive: float | None
     forecasts: int
     retrain: dict[str, str]
@@ -26,6 +30,7 @@ class FittedModel(msgspec.Struct):
 
 class ShadowModel(msgspec.Struct, frozen=True):
     """A version that is scored and never serves. Losses over persistence's on the same forecasts; below 1 is better.
+    Of risk they are Brier scores over that of the share that came.
 
     `serving_vs_persistence`: of the version that serves; null where none does.
     """

@@ -55,7 +55,7 @@ CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: FleetScores(),
     lambda at, made: DemandForecasts(at.saved.parts[DemandForecaster], at.clock, at.board, at.caught_up),
     lambda at, made: RunForecasts(at.saved.parts[RunTimeRecord], _run_model(at), at.clock, at.saved.parts[JobPeaks]),
-    lambda at, made: ServingModels(at.config, made[DemandForecasts], made[RunForecasts]),
+    lambda at, made: ServingModels(at.config, made[DemandForecasts], made[RunForecasts], at.saved.state.watch),
     lambda at, made: Fingerprints(at.clock),
     lambda at, made: Sharing(at.saved.parts[CoRuns]),
     lambda at, made: at.saved.parts[NodePasts],

@@ -10,12 +10,14 @@ from models.risk.hazard import load_history
 from models.risk.local import Local
 from models.risk.node_risk import load_fit
 from models.risk.score import FleetMoment
+from models.versions.registry import Registry
 from service.board.board import Section
 from service.config import Config
 from service.pipeline.capability import Capability
 from service.pipeline.fleet_metrics import fleet_page
 from service.pipeline.other_pipelines import OtherPipelines
 from service.pipeline.publish import encode, fleet_document, score_sections, topology_sections
+from service.pipeline.served_risk import ServedRisk
 from service.pipeline.snapshot import SavedState
 from service.pipeline.tick import Tick, TickInputs
 
@@ -45,6 +47,7 @@ class FleetScorer:
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
         self._watch, self._share = saved.state.watch, share
         self._own_rows = OwnRows(share, saved.state.entities)
+        self._risk = ServedRisk(Registry(config.models_folder), self._watch)
         if config.pipeline.models:
             self._watch.fit = load_fit(Path(config.pipeline.models))
             self._watch.memory.faults.prior = load_history(Path(config.pipeline.models))
@@ -56,6 +59,7 @@ class FleetScorer:
 
     def tick(self, inputs: TickInputs, local: Local, others: OtherPipelines) -> Tick:
         """The fleet, of the evidence and the readings of all pipelines."""
+        self._risk.refresh()
         inputs, evidence = others.join(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)
         return Tick.of(inputs, self._watch.score(moment))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fleet.errors import ModelError, UnknownEntity
 from models.demand.rows import DemandRow
+from models.risk.watch import FleetWatch
 from models.versions.card import Card
 from models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, recent_of
 from models.versions.registry import KINDS, Registry
@@ -16,11 +17,13 @@ from service.pipeline.capability import Capability
 from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.publish import encode
 from service.pipeline.run_times.forecasts import RunForecasts
+from service.pipeline.served_risk import recent_of_risk, shadow_of_risk
 from service.pipeline.tick import Tick
 
 logger = logging.getLogger(__name__)
 
 CONDITIONS = ("coverage", "loss", "age")
+BANDED = ("demand", "duration")
 
 
 class ModelMonitor:
@@ -43,19 +46,26 @@ class ModelMonitor:
         now_ms: int,
         shadow: ShadowModel | None = None,
         runs: Recent | None = None,
+        risk: Recent | None = None,
+        risk_shadow: ShadowModel | None = None,
         loaded: Mapping[str, str] | None = None,
     ) -> FittedModels:
         """`GET /v1/models`: a row for each kind that has a version serving.
 
-        demand: rows of `/v1/demand`; runs: what came of run times. loaded: kind -> the model that really speaks, as
-        `demand-0003`: where the registry's version is damaged, it is another one.
+        demand: rows of `/v1/demand`; runs, risk: what came of run times and of risk. loaded: kind -> the model that
+        really speaks, as `demand-0003`: where the registry's version is damaged, it is another one.
         """
-        recent = {"demand": recent_of(row.record for row in demand), "duration": runs or Recent()}
+        recent = {
+            "demand": recent_of(row.record for row in demand),
+            "duration": runs or Recent(),
+            "risk": risk or Recent(),
+        }
         cards = [card for kind in KINDS if (card := self._card(kind, (loaded or {}).get(kind))) is not None]
         drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
-        self.page = drift_page(drifts, shadow)
+        shadows = [one for one in (shadow, risk_shadow) if one is not None]
+        self.page = drift_page(drifts, shadows)
         rows = [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
-        return FittedModels(now_ms, rows, [shadow] if shadow else [])
+        return FittedModels(now_ms, rows, shadows)
 
     def _card(self, kind: str, loaded: str | None) -> Card | None:
         try:
@@ -77,14 +87,15 @@ class ModelMonitor:
 class ServingModels(Capability):
     """The versions that serve, with what came of the pipeline's own forecasts."""
 
-    def __init__(self, config: Config, demand: DemandForecasts, runs: RunForecasts) -> None:
+    def __init__(self, config: Config, demand: DemandForecasts, runs: RunForecasts, watch: FleetWatch) -> None:
         self._monitor = ModelMonitor.of(config)
-        self._demand, self._runs = demand, runs
+        self._demand, self._runs, self._watch = demand, runs, watch
 
     def sections(self, tick: Tick) -> list[Section]:
-        demand, runs = self._demand, self._runs
-        loaded = {"demand": demand.version, "duration": runs.model.name}
-        found = self._monitor.review(demand.rows, tick.now_ms, demand.shadow, runs.recent, loaded)
+        demand, runs, memory = self._demand, self._runs, self._watch.memory
+        loaded = {"demand": demand.version, "duration": runs.model.name, "risk": tick.fleet.risk.model}
+        risk = recent_of_risk(memory), shadow_of_risk(memory, self._watch.shadow)
+        found = self._monitor.review(demand.rows, tick.now_ms, demand.shadow, runs.recent, *risk, loaded)
         return [Section("doc.models", encode(found), tick.now_ms)]
 
     def page(self, tick: Tick) -> bytes:
@@ -103,18 +114,24 @@ def _row(card: Card, drift: Drift) -> FittedModel:
         fitted_until_ms=card.fitted_until_ms,
         age_days=round(drift.age_days, 2),
         gate=card.gate.sentence if card.gate else None,
-        coverage_80=BandShare(round(drift.card_coverage_80, 3), _rounded(drift.recent.coverage_80)),
+        coverage_80=_band(drift),
         loss_vs_best_naive=_rounded(drift.recent.loss_ratio),
         forecasts=drift.recent.n,
         retrain=drift.reasons,
     )
 
 
+def _band(drift: Drift) -> BandShare | None:
+    if drift.kind not in BANDED:
+        return None
+    return BandShare(round(drift.card_coverage_80, 3), _rounded(drift.recent.coverage_80))
+
+
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def drift_page(drifts: Sequence[Drift], shadow: ShadowModel | None) -> bytes:
+def drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> bytes:
     """The same as metrics."""
     page = Page()
     rows = [({"kind": drift.kind}, drift) for drift in drifts]
@@ -127,7 +144,7 @@ def drift_page(drifts: Sequence[Drift], shadow: ShadowModel | None) -> bytes:
         "model_drift_coverage_ratio",
         "Share of recent outcomes inside the 10 to 90 % band of what was served, and what the card says.",
         [({**labels, "of": "recent"}, drift.recent.coverage_80) for labels, drift in rows]
-        + [({**labels, "of": "card"}, drift.card_coverage_80) for labels, drift in rows],
+        + [({**labels, "of": "card"}, drift.card_coverage_80) for labels, drift in rows if drift.kind in BANDED],
     )
     page.gauge(
         "model_drift_loss_ratio",
@@ -148,12 +165,13 @@ def drift_page(drifts: Sequence[Drift], shadow: ShadowModel | None) -> bytes:
         "Which version of a model serves.",
         [({**labels, "version": drift.version}, 1) for labels, drift in rows],
     )
-    told = (
-        [] if shadow is None else [("shadow", shadow.loss_vs_persistence), ("serving", shadow.serving_vs_persistence)]
-    )
     page.gauge(
         "model_shadow_loss_ratio",
         "Loss of a challenger in the shadow, and of the version that serves, over persistence's; below 1 is better.",
-        [({"kind": shadow.kind, "of": whose}, loss) for whose, loss in told] if shadow else [],
+        [
+            ({"kind": shadow.kind, "of": whose}, loss)
+            for shadow in shadows
+            for whose, loss in (("shadow", shadow.loss_vs_persistence), ("serving", shadow.serving_vs_persistence))
+        ],
     )
     return page.encode()

@@ -8,19 +8,28 @@ from training.reports.results import ResultRow
 OURS, ALL = "ours", "all"
 LEVEL = 0.01  # a difference below this is none
 MORE_IS_BETTER = frozenset(
-    {"within_2x", "within_10min", "bound_90_correct", "auroc", "ap", "precision_top20", "recall_top5pct", "brier_skill"}
+    {
+        *("within_2x", "within_10min", "bound_90_correct", "auroc", "ap", "brier_skill"),
+        *("precision_top20", "precision_top1pct", "precision_top5pct", "recall_top5pct"),
+    }
 )
 MAIN = {
     "demand": ("wql", "mae"),
     "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
     "start": ("within_10min",),
-    "risk": ("auroc", "precision_top20", "brier_skill"),
+    "risk": ("log_loss", "auroc", "precision_top20", "precision_top1pct", "brier_skill"),
 }
 TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time"}
 WORDS = {
     "auroc": "AUROC",
     "ap": "average precision",
     "precision_top20": "precision of the 20 riskiest nodes a day",
+    "log_loss": "log loss",
+    "brier": "Brier score",
+    "precision_top1pct": "precision of the riskiest 1 % of node-days",
+    "precision_top5pct": "precision of the riskiest 5 % of node-days",
+    "told_over_came": "mean probability over the share that came",
+    "calibration_error": "calibration error over the share that came",
     "recall_top5pct": "faults among the riskiest 5 % of node-days",
     "brier_skill": "Brier skill",
     "wql": "WQL",

@@ -1,0 +1,65 @@
+"""DayLevels: how strongly each rule spoke against each node lately, fading by half in HALF_MS.
+
+A level of this moment forgets a link that flapped in the morning; the fading maximum is what a model of the next day
+and week sees of it. Serving and training step it alike (models/risk/score.py, training/sites).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.rules import RULES
+
+Array = NDArray[np.float64]
+
+HALF_MS = 12 * 3_600_000
+LEAST = 1e-3  # what has faded so far is gone
+
+
+class DayLevels:
+    """One writer; rows follow the names that are given."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.values = np.zeros((0, len(RULES)), np.float32)
+        self.time_ms = 0
+
+    def step(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
+        """Take in the levels (node, rule) of this moment; the rows of `names` are known by name."""
+        self.values = np.maximum(self.at(names, now_ms), levels).astype(np.float32)
+        self.names, self.time_ms = tuple(names), max(now_ms, self.time_ms)
+
+    def at(self, names: Sequence[str], now_ms: int) -> Array:
+        """(node, rule) as they are when nothing more was seen by now; 0 of nodes that were never seen."""
+        age_ms = max(0, now_ms - self.time_ms) if self.time_ms else 0
+        faded = self.values * 0.5 ** (age_ms / HALF_MS)
+        faded[faded < LEAST] = 0.0
+        if tuple(names) == self.names:
+            return np.asarray(faded, np.float64)
+        found = np.zeros((len(names), len(RULES)))
+        rows = {name: row for row, name in enumerate(self.names)}
+        known = [(at, rows[name]) for at, name in enumerate(names) if name in rows]
+        if known:
+            to, of = np.array(known).T
+            found[to] = faded[of]
+        return found
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps; rules by name."""
+        rules = [rule.name for rule in RULES]
+        return {"names": list(self.names), "time_ms": self.time_ms, "rules": rules}, {"values": self.values.copy()}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one; rules that are gone are left out."""
+        self.names, self.time_ms = tuple(about["names"]), about["time_ms"]
+        self.values = np.zeros((len(self.names), len(RULES)), np.float32)
+        column = {name: at for at, name in enumerate(about["rules"])}
+        for row, rule in enumerate(RULES):
+            if rule.name in column:
+                self.values[:, row] = arrays["values"][:, column[rule.name]]
+
+    def move(self, by_ms: int) -> None:
+        """Move all times; 0 is none."""
+        self.time_ms = self.time_ms and self.time_ms + by_ms

@@ -1,0 +1,149 @@
+"""Site risk: the hazard of a day and of a week by kind, fitted on a site's own archive (`fleetcast train risk`).
+
+A discrete-time logistic for each of RISK_KINDS and HORIZONS_DAYS. Its features are what is known of a node now:
+
+    of its past    faults (models/risk/hazard.py), returns from repair, drains and warnings, as node events told them
+    of the day     how strongly each rule spoke against it lately (models/risk/day_levels.py)
+
+Weights have the sign of the site's data. Hard rules are no features: a node that fails now is not predicted. Rules that
+the site saw too rarely are no features either: of both, the priors and the shipped fit go on speaking
+(models/risk/node_risk.py: `hazards`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ModelError
+from fleet.nodes import NodeRecord
+from fleet.xids import gravity
+from models.risk.day_levels import DayLevels
+from models.risk.fault_log import FaultLog
+from models.risk.hazard import FEATURES, HORIZONS_DAYS, HorizonFit, columns_at, hazard_of
+from models.risk.rules import RULES
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+
+Array = NDArray[np.float64]
+
+SITE_FILE = "site_risk.json"
+DAY_MS = 86_400_000
+EVENT_FEATURES = ("faults_90d", "drains_90d", "warnings_7d", "repair_30d")
+PAST_FEATURES = (*FEATURES, *EVENT_FEATURES)
+SITE_FEATURES = (*PAST_FEATURES, *(rule.name for rule in RULES))
+NO_FEATURE = frozenset({"recent_fault", "drain_requested"})  # the past says it
+USABLE = np.array([not rule.hard and rule.name not in NO_FEATURE for rule in RULES])
+DAYS_S = np.array([days * 86_400 for days in HORIZONS_DAYS])
+EVENTS_MS = 600_000  # events change slowly: their columns are made so often
+
+
+class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By kind and days; a kind that is not there had too few events. notes: how it was made."""
+
+    kinds: dict[str, dict[int, HorizonFit]]
+    notes: dict[str, Any] = {}
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """(rule,) whether the rule is a feature of the fit."""
+        names = {name for fits in self.kinds.values() for fit in fits.values() for name in fit.weights}
+        return np.array([rule.name in names for rule in RULES])
+
+    def save(self, folder: Path) -> None:
+        """Into an empty folder, as the registry asks for."""
+        (folder / SITE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "SiteFit":
+        """The fit of a version's folder. Raises ModelError."""
+        path = folder / SITE_FILE
+        try:
+            fit = msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelError(f"{path} is no fitted site risk: {error}") from None
+        for kind, fits in fit.kinds.items():
+            if kind not in RISK_KINDS or set(fits) != set(HORIZONS_DAYS):
+                raise ModelError(f"{path}: {kind} of {sorted(fits)} days: expected {RISK_KINDS} of {HORIZONS_DAYS}")
+        return fit
+
+
+def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int) -> Array:
+    """(node, PAST_FEATURES) of what faults and node events say by now; nothing later is read."""
+    now_day, nodes = now_ms / DAY_MS, len(names)
+    rows = {name: row for row, name in enumerate(names)}
+    known = faults.history(rows).until(now_day)
+    recent = np.bincount(known.node[known.start_day > now_day - 90], minlength=nodes)
+    told = np.zeros((nodes, 2))
+    back_day = known.latest(known.end_day, nodes)
+    for name, record in records.items():
+        row = rows.get(name)
+        if row is None:
+            continue
+        for event in record.events:
+            age_day = now_day - event.time_ms / DAY_MS
+            if age_day < 0:
+                continue
+            if event.type == "drain" and age_day < 90:
+                told[row, 0] += 1
+            elif event.type in ("xid", "health") and age_day < 7 and gravity(event) == "warning":
+                told[row, 1] += 1
+            elif event.type in ("undrain", "returned"):
+                back_day[row] = max(back_day[row], now_day - age_day)
+    columns = np.column_stack((np.log1p(recent), np.log1p(told), np.exp(-(now_day - back_day) / 30)))
+    return np.concatenate((columns_at(known, now_day, nodes), columns), axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHazard:
+    """What a site's fit expects. hazard: (kind, horizon, node) of RISK_HORIZONS_S, NaN of kinds that it does not know;
+    past: the same of the day (kind, node) without the rules; parts: (kind, node, rule) what rules add to that."""
+
+    hazard: Array
+    past: Array
+    parts: Array
+    seen: NDArray[np.bool_]
+
+
+class SiteRisk:
+    """A fit that serves or runs in the shadow. One caller at a time: columns of events are kept for a while."""
+
+    def __init__(self, fit: SiteFit, name: str) -> None:
+        self.fit, self.name = fit, name
+        self._events = np.zeros((0, len(PAST_FEATURES)))
+        self._made_of: tuple[Sequence[str], int] = ((), -1)
+
+    def hazard(
+        self, faults: FaultLog, days: DayLevels, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int
+    ) -> SiteHazard:
+        """Of every node now. days: with the levels of this moment."""
+        made_of = names, now_ms // EVENTS_MS
+        if made_of != self._made_of:
+            self._events, self._made_of = event_columns(faults, records, names, now_ms), made_of
+        return site_hazard(self.fit, np.concatenate((self._events, days.at(names, now_ms)), axis=1))
+
+
+def site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
+    """columns: (node, SITE_FEATURES)."""
+    nodes = len(columns)
+    hazard = np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), nodes), np.nan)
+    past, parts = np.full((len(RISK_KINDS), nodes), np.nan), np.zeros((len(RISK_KINDS), nodes, len(RULES)))
+    quiet = columns.copy()
+    quiet[:, len(PAST_FEATURES) :] = 0.0
+    day = HORIZONS_DAYS.index(1)
+    for k, kind in enumerate(RISK_KINDS):
+        fits = fit.kinds.get(kind)
+        if fits is None:
+            continue
+        p, alone = ([fits[days].predict(rows, SITE_FEATURES) for days in HORIZONS_DAYS] for rows in (columns, quiet))
+        hazard[k] = hazard_of(np.stack(p), RISK_HORIZONS_S)
+        past[k] = hazard_of(np.stack(alone), RISK_HORIZONS_S)[RISK_HORIZONS_S.index(86_400)]
+        weights = np.array([fits[HORIZONS_DAYS[day]].weights.get(rule.name, 0.0) for rule in RULES])
+        pull = np.maximum(columns[:, len(PAST_FEATURES) :] * weights, 0.0)
+        total = pull.sum(axis=1)
+        more = np.maximum(hazard[k, RISK_HORIZONS_S.index(86_400)] - past[k], 0.0)
+        parts[k] = pull * (more / np.where(total > 0, total, 1.0))[:, None]
+    return SiteHazard(hazard, past, parts, fit.seen)

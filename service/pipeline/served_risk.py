@@ -1,0 +1,86 @@
+"""The site's own risk fits: the registry's version that serves, and the challenger that is recorded beside it."""
+
+import logging
+from collections.abc import Callable
+
+from fleet.errors import ModelError
+from models.risk.record import RiskRecord
+from models.risk.scores import RISK_HORIZONS_S
+from models.risk.site_risk import SiteFit, SiteRisk
+from models.risk.state import RiskState
+from models.risk.watch import FleetWatch
+from models.versions.drift import Recent
+from models.versions.registry import Registry
+from service.answers.fitted_models import ShadowModel
+
+logger = logging.getLogger(__name__)
+
+KIND = "risk"
+DAY = RISK_HORIZONS_S.index(86_400)
+
+
+class ServedRisk:
+    """Keeps `watch.site` and `watch.shadow` as the registry says. Without a sound version the shipped fit serves."""
+
+    def __init__(self, registry: Registry, watch: FleetWatch) -> None:
+        self.trouble = ""  # why the version that should serve does not
+        self._registry, self._watch = registry, watch
+        self._serving: str | None = None
+        self._challenger: str | None = None
+
+    def refresh(self) -> None:
+        """Load what was promoted, rolled back or chosen since the last call. Reads two small files."""
+        self._serving = self._look(self._registry.current_version, self._serving, self._serve)
+        self._challenger = self._look(self._registry.challenger, self._challenger, self._run_beside)
+
+    def _look(
+        self, ask: Callable[[str], str | None], known: str | None, load: Callable[[str | None], None]
+    ) -> str | None:
+        try:
+            wanted = ask(KIND)
+            if wanted != known:
+                load(wanted)
+        except (ModelError, OSError) as error:
+            if str(error) != self.trouble:
+                logger.warning("risk: %s; the fit before it serves", error)
+            self.trouble = str(error)
+            return known
+        return wanted
+
+    def _serve(self, version: str | None) -> None:
+        """The version, or the whole one before it where it is damaged."""
+        folder = None if version is None else self._registry.current(KIND)
+        self._watch.site = None if folder is None else SiteRisk(SiteFit.load(folder), f"{KIND}-{folder.name}")
+        self.trouble = ""
+        logger.info("risk: %s serves", f"{KIND}-{folder.name}" if folder else "the shipped fit")
+
+    def _run_beside(self, version: str | None) -> None:
+        self._watch.shadow = None
+        if version is None:
+            return
+        damage = self._registry.damage(KIND, version)
+        if damage is not None:
+            logger.warning("risk: the challenger %s is damaged: %s", version, damage)
+            return
+        self._watch.shadow = SiteRisk(SiteFit.load(self._registry.path(KIND, version)), f"{KIND}-{version}")
+
+
+def recent_of_risk(memory: RiskState) -> Recent:
+    """What came of the probabilities of failing within a day: their Brier score over that of the share that came."""
+    loss, n = _loss(memory.record)
+    return Recent(None, loss, n)
+
+
+def shadow_of_risk(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
+    """The challenger's record beside that of what serves; None where none runs."""
+    if challenger is None or memory.shadow.model != challenger.name:
+        return None
+    loss, n = _loss(memory.shadow)
+    serving, _ = _loss(memory.record)
+    rounded = None if serving is None else round(serving, 4)
+    return ShadowModel(KIND, challenger.name.rpartition("-")[2], 1.0 if loss is None else round(loss, 4), rounded, n)
+
+
+def _loss(record: RiskRecord) -> tuple[float | None, int]:
+    day = record.summary()[DAY]
+    return None if day.brier_skill is None else 1 - day.brier_skill, day.matured

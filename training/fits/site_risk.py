@@ -1,0 +1,50 @@
+"""Fit site risk: a logistic a kind and horizon on the rows of a site's own days (models/risk/site_risk.py)."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.hazard import HORIZONS_DAYS, HorizonFit, logistic
+from models.risk.scores import RISK_KINDS
+from models.risk.site_risk import PAST_FEATURES, SITE_FEATURES, USABLE, SiteFit
+from training.sites.site_days import DAY_MS, SiteDays
+
+FEWEST_EVENTS = 50  # of a kind, before it is fitted
+FEWEST_ROWS_OF_RULE = 100  # where a rule spoke, before it is a feature
+ROWS_AT_MOST = 400_000  # of a fit: of longer or wider histories every k-th
+PENALTY = 20.0  # on squared weights of features scaled to one standard deviation
+
+Mask = NDArray[np.bool_]
+
+
+def events_of(days: SiteDays, until_ms: int) -> dict[str, int]:
+    """How many of each kind had begun."""
+    return {kind: days.begun[kind].until(until_ms) for kind in RISK_KINDS}
+
+
+def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None) -> SiteFit:
+    """Coefficients of the kinds that had FEWEST_EVENTS by then, from rows whose outcome was known by then."""
+    counts = events_of(days, until_ms)
+    kinds = {}
+    for kind, count in counts.items():
+        if count >= FEWEST_EVENTS and len(days):
+            kinds[kind] = {span: _fit(days, until_ms, kind, span) for span in HORIZONS_DAYS}
+    return SiteFit(kinds, {**(notes or {}), "events": counts, "nodes": len(days.names), "rows": len(days)})
+
+
+def _fit(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
+    """One kind and horizon. Features that hardly vary are left out."""
+    matured = np.flatnonzero(days.time_ms + span * DAY_MS <= until_ms)
+    rows = days.take(matured[:: 1 + len(matured) // ROWS_AT_MOST])
+    used = used_features(rows)
+    intercept, weights = logistic(rows.columns[:, used].astype(np.float64), rows.labels(kind, span), PENALTY)
+    names = [SITE_FEATURES[at] for at in used.tolist()]
+    named = {name: round(float(weight), 5) for name, weight in zip(names, weights, strict=True)}
+    return HorizonFit(round(intercept, 5), named)
+
+
+def used_features(rows: SiteDays) -> NDArray[np.intp]:
+    """Columns of the past, and of rules that are no hard ones and spoke often enough."""
+    spoke = (rows.columns[:, len(PAST_FEATURES) :] > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE
+    return np.flatnonzero(np.concatenate((np.ones(len(PAST_FEATURES), np.bool_), spoke & USABLE)))

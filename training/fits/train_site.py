@@ -1,0 +1,110 @@
+"""Train risk on a site's days: judge on rolling windows, fit on everything, keep a version, let the gate decide."""
+
+from collections.abc import Callable
+
+from fleet.errors import FleetcastError
+from models.risk.hazard import HORIZONS_DAYS
+from models.risk.scores import RISK_KINDS
+from models.risk.site_risk import SITE_FEATURES, SiteFit
+from models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
+from models.versions.registry import Registry
+from training.fits.backtest import WIN
+from training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
+from training.fits.site_risk import FEWEST_EVENTS, PENALTY, events_of, fit_site
+from training.judges.site_risk import BESIDE, OURS, SERVING, SHIPPED, Judged, judge_windows, mean_ratio, results_of
+from training.reports.card_page import card_html
+from training.reports.contests import pooled
+from training.reports.results import Results
+from training.sites.site_days import SiteDays
+
+Say = Callable[[str], None]
+
+KIND = "risk"
+NAMES = {"fail": "failures", "drain": "drains", "slow": "slowdowns"}
+FEWEST_JUDGED = 20  # failures, drains and slowdowns that came in the judged windows
+
+
+def train_risk(
+    days: SiteDays, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True, say: Say = print
+) -> Trained:
+    """Add one version; it serves where it beats what serves. A kill leaves the registry as it was."""
+    counts = events_of(days, days.end_ms)
+    say(f"1 of 2: judging on {plan.windows} windows that are not fitted on, each by a fit on what came before")
+    served = _served(registry)
+    version = registry.current_version(KIND)
+    since_ms = registry.card(KIND, version).fitted_until_ms if version and served else 0
+    enough = counts["fail"] >= FEWEST_EVENTS
+    judged = judge_windows(days, plan.windows, served, since_ms) if enough else None
+    results = results_of(judged, "site", plan.seed) if judged else Results(KIND)
+    say("2 of 2: fitting on all of it")
+    fit = fit_site(days, days.end_ms, {"source": plan.made_by})
+    card = Card(
+        kind=KIND,
+        created_ms=now_ms,
+        made_by=plan.made_by,
+        seed=plan.seed,
+        fitted_until_ms=days.end_ms,
+        data=(FitSpan("archive", int(days.time_ms.min(initial=days.end_ms)), days.end_ms, len(days)),),
+        features=SITE_FEATURES,
+        settings={"penalty": PENALTY, "fewest_events": FEWEST_EVENTS, "horizons_days": list(HORIZONS_DAYS)},
+        metrics=metrics_of(pooled(results.rows)),
+        gate=verdict(counts, judged, results, version),
+        dependencies=versions_of(*DEPENDENCIES),
+    )
+    added = registry.add(KIND, fit.save, card, card_html)
+    objection = "it was not asked for (--no-promote)"
+    if promote:
+        try:
+            registry.promote(KIND, added)
+            objection = ""
+        except FleetcastError as error:
+            objection = str(error)
+    return Trained(added, registry.card(KIND, added), results, objection)
+
+
+def _served(registry: Registry) -> SiteFit | None:
+    folder = registry.current(KIND)
+    return None if folder is None else SiteFit.load(folder)
+
+
+def verdict(counts: dict[str, int], judged: Judged | None, results: Results, version: str | None) -> GateVerdict:
+    """Enough failures, and a lower log loss than what serves: the shipped fit, and a version if one does."""
+    short = "; ".join(f"{count:,} {NAMES[kind]}, {FEWEST_EVENTS} needed" for kind, count in counts.items())
+    if judged is None:
+        return GateVerdict(False, short, "log_loss", SHIPPED, 0.0, 0.0, 0)
+    kinds = [kind for kind in RISK_KINDS if any(kind in fit.kinds for fit in judged.fits)]
+    ours, theirs, n = mean_ratio(results, kinds, SHIPPED)
+    if (came := _came(results, OURS)) < FEWEST_JUDGED or not n:
+        sentence = f"{came} events in the judged windows, {FEWEST_JUDGED} needed; in all {short}"
+        return GateVerdict(False, sentence, "log_loss", SHIPPED, 0.0, 0.0, 0)
+    rival = SHIPPED
+    if version is not None:
+        rival = f"the serving version {version}"
+        if (later := _came(results, BESIDE)) < FEWEST_JUDGED:
+            sentence = f"{later} events since the data of {rival} ended, {FEWEST_JUDGED} needed to compare them"
+            return GateVerdict(False, sentence, "log_loss", rival, 0.0, 0.0, 0)
+        beside, against, later = mean_ratio(results, kinds, SERVING, BESIDE)
+        if beside / against >= ours / theirs:
+            ours, theirs, n = beside, against, later
+        else:
+            rival = SHIPPED
+    return _verdict(ours, theirs, n, rival, kinds, counts, len(judged.fits))
+
+
+def _came(results: Results, method: str) -> int:
+    """Events within a day of the judged rows, as far as they are counted of this method."""
+    return sum(row.n for row in results.select(series="all", method=method, metric="log_loss", horizon_s=86_400))
+
+
+def _verdict(
+    ours: float, theirs: float, n: int, rival: str, kinds: list[str], counts: dict[str, int], windows: int
+) -> GateVerdict:
+    ratio = ours / theirs
+    word = "below" if ratio < 1 else "above"
+    who = "the shipped fit" if rival == SHIPPED else rival
+    had = ", ".join(f"{counts[kind]:,} {NAMES[kind]}" for kind in kinds)
+    sentence = (
+        f"log loss {abs(1 - ratio):.1%} {word} {who}, geometric mean over kinds and horizons in {windows} windows "
+        f"out of sample, of {had}; {1 - WIN:.0%} below is asked for"
+    )
+    return GateVerdict(ratio <= WIN, sentence, "log_loss", rival, ours, theirs, n)

@@ -1,0 +1,208 @@
+"""Site risk out of sample: rolling windows over the last part of a site's days, each with a fit on what came before.
+
+Ours is the fit of what had matured when the window began; `shipped` is what a service without it would have said then,
+with the history hazard that it fits by itself. Rows are nodes at work, once a day; each kind and horizon is judged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.fault_log import OWN_DAYS, OWN_FAULTS
+from models.risk.hazard import HORIZONS_DAYS, HistoryFit, fit_history
+from models.risk.scores import RISK_KINDS
+from models.risk.site_risk import SiteFit
+from training.fits.site_risk import fit_site
+from training.judges.risk_metrics import NodeDays, Ranked
+from training.reports.results import ResultRow, Results, interval
+from training.sites.site_days import DAY_MS, SiteDays
+from training.windows import RollingWindow, rolling_windows
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+SHARE = 0.5  # of the days that is judged
+DAY_S = 86_400
+FLOOR = 1e-6  # of a probability, for its logarithm
+TENTHS = 10
+BLOCK_DAYS = 7
+SHIPPED, OURS, BASE = "shipped", "ours", "base_rate"
+SERVING, BESIDE = "serving", "ours_beside_serving"  # of the rows after the data of the version that serves
+METRICS = (
+    "log_loss",
+    "brier",
+    "auroc",
+    "precision_top1pct",
+    "precision_top5pct",
+    "told_over_came",
+    "calibration_error",
+)
+CHOSEN = ("log_loss", "brier")  # with an interval
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Rows of all windows with what each method said. p: method -> (kind, HORIZONS_DAYS, n), NaN where it says nothing;
+    window: (n,) its number."""
+
+    rows: SiteDays
+    p: Mapping[str, Array]
+    window: NDArray[np.int64]
+    fits: tuple[SiteFit, ...]
+
+
+def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
+    """Windows over the last share of the days that have outcomes."""
+    first_ms = int(days.time_ms.min(initial=days.end_ms))
+    end_ms = days.end_ms - HORIZONS_DAYS[-1] * DAY_MS
+    begin_ms = first_ms + (1 - SHARE) * (end_ms - first_ms)
+    return rolling_windows(begin_ms / 1000, end_ms / 1000, count)
+
+
+def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> Judged:
+    """Fit before each window, and say what each method would have said of it. served: another version that serves,
+    judged on the rows from since_ms on, when its data ended."""
+    windows = windows_of(days, count)
+    parts, said, numbers, fits = [], list[dict[str, Array]](), [], []
+    for number, window in enumerate(windows):
+        rows = days.take((days.time_ms >= window.begin_ms) & (days.time_ms < window.end_ms))
+        known = days.take(days.time_ms < window.begin_ms)
+        fit = fit_site(known, window.begin_ms)
+        refit = own_history(days, window.begin_ms)
+        p = {OURS: rows.probabilities(fit), SHIPPED: rows.probabilities(None, refit), BASE: _base(known, rows, window)}
+        if served is not None:
+            later = rows.time_ms >= since_ms
+            p[SERVING] = np.where(later, rows.probabilities(served), np.nan)
+            p[BESIDE] = np.where(later, p[OURS], np.nan)
+        parts.append(rows)
+        said.append(p)
+        numbers.append(np.full(len(rows), number))
+        fits.append(fit)
+    whole = days.take(np.isin(days.time_ms, np.concatenate([part.time_ms for part in parts]))) if parts else days
+    joined = {name: np.concatenate([p[name] for p in said], axis=2) for name in (said[0] if said else {})}
+    return Judged(whole, joined, np.concatenate([*numbers, np.zeros(0, np.int64)]), tuple(fits))
+
+
+def own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
+    """The history hazard that a service fits by itself once it has enough (models/risk/fault_log.py)."""
+    first_day, at_day = int(days.time_ms.min()) // DAY_MS, at_ms // DAY_MS
+    if at_day - first_day < OWN_DAYS or len(days.faults.until(at_day).node) < OWN_FAULTS:
+        return None
+    return fit_history(days.faults, first_day, at_day, len(days.names))
+
+
+def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
+    """The share of each kind among the rows that had matured."""
+    found = np.zeros((len(RISK_KINDS), len(HORIZONS_DAYS), len(rows)))
+    for k, kind in enumerate(RISK_KINDS):
+        for h, span in enumerate(HORIZONS_DAYS):
+            matured = known.time_ms + span * DAY_MS <= window.begin_ms
+            found[k, h] = known.labels(kind, span)[matured].mean() if matured.any() else 0.0
+    return found
+
+
+def results_of(judged: Judged, dataset: str, seed: int = 0) -> Results:
+    """A row for each kind, horizon, method and metric; the numbers of single windows in series of their own."""
+    results = Results("risk")
+    for k, kind in enumerate(RISK_KINDS):
+        for h, span in enumerate(HORIZONS_DAYS):
+            labels = judged.rows.labels(kind, span)
+            for method, p in judged.p.items():
+                told = np.isfinite(p[k, h])
+                given = (dataset, kind, span * DAY_S, method)
+                _tell(results, given, "all", judged.rows.time_ms[told], p[k, h][told], labels[told], seed)
+                for number in range(len(judged.fits)):
+                    own = told & (judged.window == number)
+                    name = f"window {number + 1} of {len(judged.fits)}"
+                    _tell(results, given, name, judged.rows.time_ms[own], p[k, h][own], labels[own], None)
+    return results
+
+
+def _tell(
+    results: Results,
+    given: tuple[str, str, int, str],
+    series: str,
+    time_ms: NDArray[np.int64],
+    p: Array,
+    labels: Mask,
+    seed: int | None,
+) -> None:
+    """seed: None for no intervals."""
+    if not len(p) or not labels.any():
+        return
+    dataset, kind, horizon_s, method = given
+    for metric, value in metrics(time_ms, p, labels).items():
+        found: tuple[float | None, float | None, float | None] = value, None, None
+        if metric in CHOSEN and seed is not None:
+            found = _with_interval(metric, time_ms, p, labels, seed)
+        model = "site_risk" if method == OURS else ""
+        results.rows.append(
+            ResultRow(dataset, kind, series, horizon_s, method, model, metric, *found, int(labels.sum()))
+        )
+
+
+def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
+    """Every one of METRICS; equal probabilities share their places."""
+    came, told = float(labels.mean()), float(p.mean())
+    days = np.unique(time_ms, return_inverse=True)[1]
+    ranked = Ranked(NodeDays(days, labels, int(days.max()) + 1), p).metrics(np.ones(int(days.max()) + 1))
+    return {
+        "log_loss": float(log_losses(p, labels).mean()),
+        "brier": float(((p - labels) ** 2).mean()),
+        "auroc": ranked.get("auroc", 0.5),
+        "precision_top1pct": _precision(p, labels, 0.01),
+        "precision_top5pct": _precision(p, labels, 0.05),
+        "told_over_came": told / came if came else float("nan"),
+        "calibration_error": _calibration_error(p, labels),
+    }
+
+
+def log_losses(p: Array, labels: Mask) -> Array:
+    """(n,) nats."""
+    sure = np.clip(p, FLOOR, 1 - FLOOR)
+    return np.asarray(-np.where(labels, np.log(sure), np.log1p(-sure)))
+
+
+def _precision(p: Array, labels: Mask, share: float) -> float:
+    """Of the likeliest share of all rows, how many came true; those level at the edge share what is left."""
+    top = max(1, round(share * len(p)))
+    edge = np.partition(p, -top)[-top]
+    above, level = p > edge, p == edge
+    return float((labels[above].sum() + (top - above.sum()) * labels[level].mean()) / top)
+
+
+def _calibration_error(p: Array, labels: Mask) -> float:
+    """Mean gap of told and observed over tenths of the rows by probability, over the share that came (0 is best)."""
+    order = np.argsort(p, kind="stable")
+    gaps = [
+        abs(p[part].mean() - labels[part].mean()) * len(part) for part in np.array_split(order, TENTHS) if len(part)
+    ]
+    return float(sum(gaps) / len(p) / labels.mean())
+
+
+def _with_interval(
+    metric: str, time_ms: NDArray[np.int64], p: Array, labels: Mask, seed: int
+) -> tuple[float | None, float | None, float | None]:
+    """Days are drawn in weeks: a week's labels overlap."""
+    losses = log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
+    day = np.unique(time_ms, return_inverse=True)[1]
+    return interval(np.bincount(day, losses), np.bincount(day).astype(float), block=BLOCK_DAYS, seed=seed)
+
+
+def mean_ratio(
+    results: Results, kinds: Sequence[str], rival: str, own: str = OURS, metric: str = "log_loss"
+) -> tuple[float, float, int]:
+    """(ours, the rival's) metric in geometric mean over kinds and horizons that both have, and outcomes."""
+    pairs = []
+    for row in results.select(series="all", method=own, metric=metric):
+        others = results.select(
+            series="all", method=rival, metric=metric, target=row.target, horizon_s=row.horizon_s, dataset=row.dataset
+        )
+        if row.target in kinds and others and row.value and others[0].value:
+            pairs.append((row.value, others[0].value, row.n))
+    if not pairs:
+        return float("nan"), float("nan"), 0
+    ours, theirs = (float(np.exp(np.mean([np.log(pair[at]) for pair in pairs]))) for at in (0, 1))
+    return ours, theirs, sum(pair[2] for pair in pairs)

@@ -1,0 +1,203 @@
+"""A made-up year of a fleet: node events and daily rule levels, for showing what a site's own risk fit is worth.
+
+Parts of a node wear. A wearing part shows itself on some days, and breaks in the end or does not; others break without
+a word, and signs come where nothing wears. Repairs replace parts: such a node is better for a while, unless the repair
+did not help. Rates, signs, lemons and repairs are drawn by the seed and are not those that the shipped fit was made of.
+
+Levels stand for telemetry: a year of scrapes is not rendered. Events go through the fold that serves.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import NodeEvent
+from fleet.nodes import NodeTable
+from fleet.topology import NodeSpec, Topology
+from models.risk.rules import ROW, RULES
+from models.risk.score import FleetMoment, FoldedEvents, fold_evidence
+from models.risk.state import RiskState
+from training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
+
+Array = NDArray[np.float64]
+
+EPOCH_MS = 1_767_225_600_000  # 2026-01-01
+HOUR_MS = 3_600_000
+CHECK = "burn-in"
+
+
+@dataclass(frozen=True, slots=True)
+class Wear:
+    """One way to wear. begins: a node and day; days: mean length; breaks: share that ends in a fault; signs: rules that
+    show it, on a share `shown` of its days; false: days on which they show where nothing wears; warned: its share of
+    days with a warning, after which an operator may drain."""
+
+    begins: float
+    days: float
+    breaks: float
+    signs: tuple[str, ...]
+    shown: float
+    false: float
+    warned: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class YearPlan:
+    """The rates of one site. sudden: faults a node and day without a sign; drains: planned ones."""
+
+    nodes: int
+    days: int
+    seed: int
+    wears: tuple[Wear, ...]
+    sudden: float
+    drains: float
+    lemons: float  # share of the nodes
+    lemon_times: float
+    repair_times: float  # of a node's rates, for REPAIRED_DAYS after a repair that helped
+    unhelped: float  # share of the repairs after which it wears on
+
+
+REPAIRED_DAYS = 45
+
+
+def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.0) -> YearPlan:
+    """A site's rates, drawn by the seed. faults: times as many of them."""
+    rng = np.random.default_rng(seed)
+
+    def about(value: float, spread: float = 1.6) -> float:
+        """Up to `spread` times more or less."""
+        return float(value * spread ** rng.uniform(-1, 1))
+
+    wears = (
+        Wear(about(8e-4) * faults, about(9), 0.75, ("ecc_corrected_few", "row_remapped"), 0.6, about(1e-3)),
+        Wear(about(7e-4) * faults, about(5), 0.5, ("link_errors_few", "link_flap"), 0.7, about(2.5e-2)),
+        Wear(about(1e-3) * faults, about(12), 0.3, ("gpu_hot", "gpu_hot_for_its_load"), 0.8, about(6e-3), 0.25),
+        Wear(about(3e-4) * faults, about(6), 0.0, ("scrape_slow", "pcie_replays"), 0.5, about(4e-2)),
+    )
+    return YearPlan(
+        nodes, days, seed, wears, about(3e-4) * faults, about(5e-4), 0.06, about(6.0), about(0.3), about(0.15)
+    )
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """What is true of each node. left: (wear, node) days until a wear ends, 0 for none; ends: whether in a fault."""
+
+    plan: YearPlan
+    rng: np.random.Generator = field(init=False)
+    rate: Array = field(init=False)
+    left: Array = field(init=False)
+    ends: NDArray[np.bool_] = field(init=False)
+    repaired: Array = field(init=False)  # (node,) day of the last repair that helped
+    away: Array = field(init=False)  # (node,) day on which it returns
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.rng = np.random.default_rng((plan.seed, 1))
+        lemon = self.rng.random(plan.nodes) < plan.lemons
+        self.rate = np.where(lemon, plan.lemon_times, 1.0)
+        self.left = np.zeros((len(plan.wears), plan.nodes))
+        self.ends = np.zeros((len(plan.wears), plan.nodes), np.bool_)
+        self.repaired = np.full(plan.nodes, -np.inf)
+        self.away = np.zeros(plan.nodes)
+
+    def day(self, day: int) -> tuple[Array, list[NodeEvent]]:
+        """(node, rule) levels at the end of the day, and its events."""
+        plan, rng = self.plan, self.rng
+        here = self.away <= day
+        better = np.where(day - self.repaired < REPAIRED_DAYS, plan.repair_times, 1.0)
+        levels, events = np.zeros((plan.nodes, len(RULES))), list[NodeEvent]()
+        broken = here & (rng.random(plan.nodes) < plan.sudden * self.rate * better)
+        for number, wear in enumerate(plan.wears):
+            left, wears = self.left[number], self.left[number] > 0
+            left[wears & here] -= 1
+            over = wears & here & (left <= 0)
+            broken |= over & self.ends[number]
+            left[over] = 0
+            begins = here & ~wears & (rng.random(plan.nodes) < wear.begins * self.rate * better)
+            left[begins] = np.ceil(rng.exponential(wear.days, int(begins.sum())))
+            self.ends[number, begins] = rng.random(int(begins.sum())) < wear.breaks
+            self._signs(levels, wear, left > 0, here)
+            warned = here & (left > 0) & (rng.random(plan.nodes) < wear.warned)
+            events += [self._event(int(node), day, "health", severity="warning") for node in np.flatnonzero(warned)]
+            drained = warned & (rng.random(plan.nodes) < 0.15) & ~broken
+            events += [event for node in np.flatnonzero(drained) for event in self._drain(int(node), day)]
+        planned = here & ~broken & (self.away <= day) & (rng.random(plan.nodes) < plan.drains)
+        events += [event for node in np.flatnonzero(planned) for event in self._drain(int(node), day)]
+        events += [event for node in np.flatnonzero(broken & here) for event in self._fault(int(node), day)]
+        return levels, events
+
+    def _signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
+        """Show a wear by its rules, and rules where nothing wears."""
+        rng, nodes = self.rng, self.plan.nodes
+        for rule in wear.signs:
+            shown = here & (rng.random(nodes) < np.where(wears, wear.shown, wear.false))
+            strength = np.where(wears, rng.uniform(0.3, 1.0, nodes), rng.uniform(0.1, 0.8, nodes))
+            levels[:, ROW[rule]] = np.maximum(levels[:, ROW[rule]], np.where(shown, strength, 0.0))
+
+    def _fault(self, node: int, day: int) -> Iterator[NodeEvent]:
+        """It goes away, is drained where an operator sees it, and comes back repaired, or no better."""
+        at = float(self.rng.uniform(0.05, 0.7))
+        takes = float(np.exp(self.rng.normal(np.log(0.6), 0.8)))
+        yield self._event(node, day + at, "lost" if self.rng.random() < 0.6 else "health", severity="fatal")
+        yield self._event(node, day + at + 0.04, "drain")
+        yield self._event(node, day + at + takes, "returned")
+        yield self._event(node, day + at + takes, "health", severity="ok")
+        yield self._event(node, day + at + takes, "undrain")
+        self.away[node] = np.ceil(day + at + takes)
+        if self.rng.random() < self.plan.unhelped:
+            self.left[0, node], self.ends[0, node] = np.ceil(self.rng.exponential(4)), True
+        else:
+            self.left[:, node], self.repaired[node] = 0, self.away[node]
+
+    def _drain(self, node: int, day: int) -> Iterator[NodeEvent]:
+        at, takes = float(self.rng.uniform(0.1, 0.6)), float(self.rng.uniform(0.1, 1.5))
+        yield self._event(node, day + at, "drain")
+        yield self._event(node, day + at + takes, "undrain")
+        self.away[node] = np.ceil(day + at + takes)
+
+    def _event(self, node: int, at_day: float, type: str, severity: str | None = None) -> NodeEvent:
+        self.sequence += 1
+        check = CHECK if type == "health" else ""
+        return NodeEvent(
+            node=name_of(int(node)),
+            source="year",
+            sequence=self.sequence,
+            time_ms=EPOCH_MS + round(at_day * DAY_MS),
+            type=type,  # type: ignore[arg-type]
+            check=check,
+            severity=severity if check else None,  # type: ignore[arg-type]
+        )
+
+
+def name_of(node: int) -> str:
+    return f"n{node:04d}"
+
+
+def simulated_year(plan: YearPlan) -> SiteDays:
+    """The rows of a year, a day at a time: events are folded as a service does, levels stand for its telemetry."""
+    topology = Topology.build([NodeSpec(name_of(node), gpus=8) for node in range(plan.nodes)])
+    fleet, nodes, state, recorder = _Fleet(plan), NodeTable(), RiskState(), SiteRecorder(topology.names)
+    waiting = list[NodeEvent]()
+    for day in range(plan.days):
+        levels, events = fleet.day(day)
+        waiting = sorted([*waiting, *events], key=lambda event: (event.time_ms, event.sequence))
+        end_ms = EPOCH_MS + (day + 1) * DAY_MS
+        for event in [event for event in waiting if event.time_ms <= end_ms]:
+            nodes.apply(event)
+            recorder.event(event)
+            _fold(topology, nodes, state, event.time_ms)
+        waiting = [event for event in waiting if event.time_ms > end_ms]
+        levels = np.maximum(levels, _fold(topology, nodes, state, end_ms))
+        state.days.step(levels, topology.names, end_ms)
+        recorder.note(state, nodes.nodes, levels, end_ms)
+    return recorder.days(state.faults, EPOCH_MS + plan.days * DAY_MS)
+
+
+def _fold(topology: Topology, nodes: NodeTable, state: RiskState, now_ms: int) -> Array:
+    """Fold the events so far; (node, rule) levels of this moment."""
+    moment = FleetMoment(now_ms, topology, [], FoldedEvents(running=(), ended=(), nodes=nodes.nodes))
+    return fold_evidence(moment, state).signals.levels(len(topology))

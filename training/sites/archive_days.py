@@ -1,0 +1,113 @@
+"""SiteDays out of a site's archive: samples and events replayed through the code that serves, a row a node and day.
+
+    archive ─ a minute at a time ─ FleetWatch ─ every EVERY_MS: fold_evidence ─ once a day: SiteRecorder.note
+
+A rule's level of a moment when nothing was heard is its last one. Nodes are those that told of themselves at the
+beginning, in the middle or at the end, and those that node events name.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.clock import ManualClock, moment
+from fleet.entities import Entities
+from fleet.errors import FleetcastError
+from fleet.events import NodeEvent
+from fleet.samples import EntityKind
+from fleet.topology import NodeSpec, Topology
+from ingest.archive.files import ArchiveFiles, day_ms
+from ingest.archive.read import NOTHING_MS, ArchiveSpan, newest_ms, read_events, read_samples
+from ingest.archive.rows import Words, adding
+from ingest.archive.source import ArchiveSource
+from models.risk.rules import RULES
+from models.risk.score import fold_evidence
+from models.risk.watch import FleetWatch
+from training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
+
+Say = Callable[[str], None]
+
+EVERY_MS = 300_000  # between two looks at the evidence
+STEP_MS = 60_000
+LOOK_MS = 900_000
+USUAL_INTERVAL_S = 15.0
+
+
+def read_days(
+    files: ArchiveFiles, end_ms: int, say: Say = lambda line: None, topology: Topology | None = None
+) -> SiteDays:
+    """The days of an archive up to a moment. Raises FleetcastError where it has none.
+
+    topology: of the site; without it the nodes stand alone, as the archive names them.
+    """
+    days = [day_ms(day) for dataset in ("samples", "events") for day in files.days(dataset)]
+    begun_ms = [time_ms for time_ms in days if time_ms < end_ms]
+    if not begun_ms:
+        raise FleetcastError(f"{files.url}: no samples and no events there before {moment(min(end_ms, 2**42))}")
+    newest = max(newest_ms(files), newest_ms(files, "events"))
+    span = ArchiveSpan(min(begun_ms), min(end_ms, newest + 1))
+    if topology is None:
+        topology = Topology.build([NodeSpec(name) for name in node_names(files, span)])
+    if not len(topology):
+        raise FleetcastError(f"{files.url}: no node tells of itself and no event names one")
+    return asyncio.run(_replay(files, span, topology, say))
+
+
+def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
+    """Nodes that told of themselves in one of three looks, and those that node events name."""
+    entities = Entities()
+    names = {event.node for event in read_events(files, span)[0] if isinstance(event, NodeEvent)}
+    newest = newest_ms(files)
+    middle = (span.first_ms + span.end_ms) // 2
+    for at in {span.first_ms, _first_sample_ms(files, span), middle, newest - LOOK_MS} if newest != NOTHING_MS else ():
+        read_samples(
+            files, ArchiveSpan(max(at, span.first_ms), min(at + LOOK_MS, span.end_ms)), Words(adding(entities))
+        )
+    return sorted(names | set(entities[EntityKind.NODE].names))
+
+
+def _first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
+    return min((name.first_ms for name in span.names(files, "samples")), default=span.first_ms)
+
+
+def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
+    """The usual seconds between two samples of a series; that of most exporters where there are too few."""
+    first_ms = _first_sample_ms(files, span)
+    rows = read_samples(files, ArchiveSpan(first_ms, first_ms + LOOK_MS), Words(adding(Entities())))
+    series = (rows.kind.astype(np.int64) << 48) | (rows.metric.astype(np.int64) << 32) | rows.entity
+    order = np.lexsort((rows.time_ms, series))
+    gaps = np.diff(rows.time_ms[order])[np.diff(series[order]) == 0]
+    gaps = gaps[gaps > 0]
+    return float(np.median(gaps)) / 1000 if len(gaps) >= 8 else USUAL_INTERVAL_S
+
+
+async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, say: Say) -> SiteDays:
+    watch, recorder = FleetWatch.of(topology, scrape_interval_s(files, span)), SiteRecorder(topology.names)
+    options = {"url": files.url, "from_ms": span.first_ms, "to_ms": span.end_ms, "step_ms": STEP_MS}
+    source = ArchiveSource(watch.entities, ManualClock(span.end_ms), options)
+    levels: NDArray[np.float64] = np.zeros((len(topology), len(RULES)))
+    next_row, looked_ms = (span.first_ms // DAY_MS + 1) * DAY_MS, 0
+    while True:
+        try:
+            batch = await source.next()
+        except StopAsyncIteration:
+            break
+        now_ms = source.position()["at_ms"]
+        while next_row < now_ms:  # of what was known before this batch
+            recorder.note(watch.memory, watch.nodes.nodes, levels, next_row)
+            say(f"{moment(next_row)}: {len(watch.memory.faults.faults)} faults so far")
+            next_row += DAY_MS
+        watch.take(batch.samples, batch.events, now_ms, batch.node_events)
+        _tell(recorder, batch.node_events)
+        if batch.node_events or now_ms - looked_ms >= EVERY_MS:
+            frames = watch.frames(topology, now_ms)
+            seen = fold_evidence(watch.moment(frames, topology, now_ms), watch.memory)
+            levels, looked_ms = seen.signals.levels(len(topology)), now_ms
+    return recorder.days(watch.memory.faults, span.end_ms)
+
+
+def _tell(recorder: SiteRecorder, events: Iterable[NodeEvent]) -> None:
+    for event in sorted(events, key=lambda event: event.time_ms):
+        recorder.event(event)

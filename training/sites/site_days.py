@@ -1,0 +1,165 @@
+"""SiteDays: what was known of every node on many days, and what happened to it: rows that site risk is fitted on.
+
+    a folded fleet (RiskState, NodeTable) ── note, once a day ──> columns, shipped probabilities ─┐
+    faults, drains, warnings, as events told them ── begins ──────────────────────────────────────┴─> SiteDays
+
+The same rows come from an archive (archive_days.py) and from a made-up year (training/sets/simulated_year.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import NodeEvent
+from fleet.nodes import NodeRecord
+from fleet.xids import gravity
+from models.risk.fault_log import FaultLog
+from models.risk.hazard import FEATURES, HORIZONS_DAYS, FaultHistory, HistoryFit
+from models.risk.node_risk import Excess, excess_hazard, probabilities, shipped_fit, times_usual
+from models.risk.rules import RULES
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from models.risk.site_risk import SITE_FEATURES, SiteFit, event_columns, site_hazard
+from models.risk.state import RiskState
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+DAY_MS = 86_400_000
+JUDGED_AT = [RISK_HORIZONS_S.index(days * 86_400) for days in HORIZONS_DAYS]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Failures, drains or slowdowns. node: (f,) row; time_ms: (f,) when each began."""
+
+    node: NDArray[np.int64]
+    time_ms: NDArray[np.int64]
+
+    def until(self, time_ms: int) -> int:
+        """How many had begun."""
+        return int((self.time_ms <= time_ms).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDays:
+    """n rows, by time: a node at work at a moment. columns: (n, SITE_FEATURES); levels: (n, rule) of that moment;
+    history: (n, RISK_HORIZONS_S) hazard as shipped; begun: by kind; faults: of the whole span. All is known until
+    end_ms."""
+
+    names: tuple[str, ...]
+    time_ms: NDArray[np.int64]
+    node: NDArray[np.int64]
+    columns: NDArray[np.float32]
+    levels: NDArray[np.float32]
+    history: NDArray[np.float32]
+    begun: Mapping[str, Begun]
+    faults: FaultHistory
+    end_ms: int
+
+    def __len__(self) -> int:
+        return len(self.time_ms)
+
+    def take(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
+        """Some of the rows; what happened stays whole."""
+        return replace(
+            self,
+            time_ms=self.time_ms[rows],
+            node=self.node[rows],
+            columns=self.columns[rows],
+            levels=self.levels[rows],
+            history=self.history[rows],
+        )
+
+    def labels(self, kind: str, days: int) -> Mask:
+        """(n,) whether one of this kind begins within so many days after the row's moment."""
+        told = self.begun[kind]
+        order = np.lexsort((told.time_ms, told.node))
+        node, time_ms = told.node[order], told.time_ms[order]
+        first_ms = min(int(self.time_ms.min(initial=self.end_ms)), int(time_ms.min(initial=self.end_ms)))
+        long_ms = self.end_ms - first_ms + 1  # keys of a node never reach the next one's
+        at = np.searchsorted(
+            node * long_ms + time_ms - first_ms, self.node * long_ms + self.time_ms - first_ms, "right"
+        )
+        later = np.append(time_ms, np.int64(0))[at]
+        same = np.append(node, np.int64(-1))[at] == self.node
+        return np.asarray(same & (later - self.time_ms <= days * DAY_MS))
+
+    def probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
+        """(kind, HORIZONS_DAYS, n) as the service gives them: with a site's fit, or as shipped. refit: the history
+        hazard that a service with enough faults fits by itself."""
+        levels = self.levels.astype(np.float64)
+        excess: Excess = excess_hazard(levels, shipped_fit())
+        history = self.history.T.astype(np.float64)
+        if refit is not None:
+            history = refit.hazard(self.columns[:, : len(FEATURES)].astype(np.float64), RISK_HORIZONS_S)
+        site = None if fit is None else site_hazard(fit, self.columns.astype(np.float64))
+        known = np.ones(len(self), np.bool_)
+        return probabilities(excess, history * times_usual(levels), known, site)[:, JUDGED_AT]
+
+
+@dataclass(slots=True)
+class SiteRecorder:
+    """Notes rows while a fleet is folded, and what events say that happened."""
+
+    names: tuple[str, ...]
+    _place: dict[str, int] = field(init=False)
+    _rows: list[tuple[int, NDArray[np.intp], Array, Array, Array]] = field(default_factory=list)
+    _drains: list[tuple[int, int]] = field(default_factory=list)
+    _slow: list[tuple[int, int]] = field(default_factory=list)
+    _drained: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._place = {name: row for row, name in enumerate(self.names)}
+
+    def event(self, event: NodeEvent) -> None:
+        """A drain of a node in service, or a warning: events in order of time."""
+        row = self._place.get(event.node)
+        if row is None:
+            return
+        if event.type == "drain" and event.node not in self._drained:
+            self._drained.add(event.node)
+            self._drains.append((row, event.time_ms))
+        elif event.type == "undrain":
+            self._drained.discard(event.node)
+        elif event.type == "health" and gravity(event) == "warning" and event.probability is None:
+            self._slow.append((row, event.time_ms))
+
+    def note(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
+        """The rows of this moment: nodes that are at work. levels: (node, rule) as last seen."""
+        away = {name for name, record in records.items() if record.drained or record.lost}
+        works = [row for row, name in enumerate(self.names) if name not in away and not state.faults.has_now(name)]
+        rows = np.array(works, np.intp)
+        past = event_columns(state.faults, records, self.names, now_ms)
+        columns = np.concatenate((past, state.days.at(self.names, now_ms)), axis=1)
+        history = state.faults.hazard(self.names, RISK_HORIZONS_S, now_ms).T
+        self._rows.append((now_ms, rows, columns[rows], levels[rows], history[rows]))
+
+    def days(self, faults: FaultLog, end_ms: int) -> SiteDays:
+        """All rows. faults: of the whole span."""
+        counts = [len(rows) for _, rows, *_ in self._rows]
+        times = np.repeat(np.array([time_ms for time_ms, *_ in self._rows], np.int64), counts)
+        nodes = [rows for _, rows, *_ in self._rows]
+        failed = [(self._place[fault.node], fault.start_ms) for fault in faults.faults if fault.node in self._place]
+        begun = dict(zip(RISK_KINDS, map(_begun, (failed, self._drains, self._slow)), strict=True))
+        return SiteDays(
+            names=self.names,
+            time_ms=times,
+            node=np.concatenate([*nodes, np.zeros(0, np.intp)]).astype(np.int64),
+            columns=_stacked([row[2] for row in self._rows], len(SITE_FEATURES)),
+            levels=_stacked([row[3] for row in self._rows], len(RULES)),
+            history=_stacked([row[4] for row in self._rows], len(RISK_HORIZONS_S)),
+            begun=begun,
+            faults=faults.history(self._place),
+            end_ms=end_ms,
+        )
+
+
+def _stacked(parts: Sequence[Array], width: int) -> NDArray[np.float32]:
+    return np.concatenate([*parts, np.zeros((0, width))]).astype(np.float32)
+
+
+def _begun(rows: Sequence[tuple[int, int]]) -> Begun:
+    table = np.array(rows, np.int64).reshape(-1, 2)
+    return Begun(table[:, 0], table[:, 1])
