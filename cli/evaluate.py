@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     Judge = Callable[[int], Results]  # of a seed
 
 TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
+YEAR_NODES = 400
 FIT_NOTHING = frozenset({"straggler"})
 WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
 
@@ -32,8 +33,12 @@ def evaluate(
         Path | None, typer.Option(help="risk: a log of your faults instead of folders: CSV node,start,end,kind.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="With --faults: nodes of the fleet, those that never failed included.")
+        int | None,
+        typer.Option(min=1, help="With --faults, --year: nodes of the fleet, those that never failed included."),
     ] = None,
+    year: Annotated[
+        bool, typer.Option("--year", help="risk: fit and judge a site's own risk on a simulated year of --nodes.")
+    ] = False,
     seed: SeedOption = 0,
     drop: Annotated[
         list[str] | None,
@@ -67,6 +72,8 @@ def evaluate(
 
       fleetcast evaluate risk --faults faults.csv --nodes 400
 
+      fleetcast evaluate risk --year --nodes 400 --seed 1
+
       fleetcast evaluate straggler --curve magnitude --seed 6 --plot curve.svg
     """
     from cli.curves import CurveOutputs, evaluate_curve
@@ -74,7 +81,7 @@ def evaluate(
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
-    if drop and (task not in WATCH_RUNS or faults is not None):
+    if drop and (task not in WATCH_RUNS or faults is not None or year):
         raise ConfigError(f"--drop: {task} reads no telemetry; risk and straggler with data folders do")
     if curve is not None or plot is not None:
         beside = {"train": train, "test": test, "faults": faults, "html": html, "predictions": predictions}
@@ -82,8 +89,8 @@ def evaluate(
             task, curve, beside, range(seed, seed + runs), drop or [], CurveOutputs(json, results, plot), _say
         )
         return
-    if faults is not None or nodes is not None:
-        judge, source = _log_judge(task, train, test, faults, nodes)
+    if faults is not None or nodes is not None or year:
+        judge, source = _log_judge(task, train, test, faults, nodes, year)
     else:
         judge, source = _folder_judge(task, train, test, drop or [])
     check_outputs(json, html=html, predictions=predictions, results=results)
@@ -120,8 +127,9 @@ def _judge(task: str, judge: "Judge", source: dict[str, str], seed: int, drop: l
         _say(f"wrote {to.predictions}")
     if to.results is not None:
         left_out = [f"--drop={name}" for name in drop]
-        command = ["fleetcast", "evaluate", task, *(f"--{key}={value}" for key, value in source.items())]
-        name = " ".join(["evaluate", task, *left_out])
+        given = [f"--{key}={value}" if value else f"--{key}" for key, value in source.items()]
+        command = ["fleetcast", "evaluate", task, *given]
+        name = " ".join(["evaluate", task, *left_out, *(f"--{key}" for key in ("faults", "year") if key in source)])
         write_table(to.results, name, [*command, f"--seed={seed}", *left_out], table(found))
         _say(f"wrote {to.results}")
     write_html(to.html, lambda: report_html(found))
@@ -148,16 +156,24 @@ def _folder_judge(task: str, train: Path | None, test: Path | None, drop: list[s
 
 
 def _log_judge(
-    task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None
+    task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None, year: bool
 ) -> "tuple[Judge, dict[str, str]]":
-    """The judge of a log of faults, and what it is told."""
+    """The judge of a log of faults or of a simulated year, and what it is told."""
     from fleet.errors import ConfigError
-    from training.judges.risk import evaluate_log
 
     if task != "risk":
-        raise ConfigError(f"--faults and --nodes are of `evaluate risk`; {task} judges data folders")
-    if faults is None or train is not None or test is not None:
-        raise ConfigError("name a log (--faults FILE --nodes N) or two data folders (--train, --test)")
+        raise ConfigError(f"--faults, --nodes and --year are of `evaluate risk`; {task} judges data folders")
+    if (faults is None) is not year or train is not None or test is not None:
+        raise ConfigError(
+            "name one of a log (--faults FILE --nodes N), a simulated year (--year), two data folders (--train, --test)"
+        )
+    if faults is None:
+        from training.judges.site_year import evaluate_year
+
+        size = nodes or YEAR_NODES
+        return (lambda seed: evaluate_year(size, seed, _say)), {"year": "", "nodes": str(size)}
+    from training.judges.risk import evaluate_log
+
     if not faults.is_file():
         raise ConfigError(f"--faults {faults}: no such file; expected a CSV with node,start,end,kind")
     if nodes is None:

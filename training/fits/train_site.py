@@ -11,7 +11,7 @@ from models.versions.registry import Registry
 from training.fits.backtest import WIN
 from training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
 from training.fits.site_risk import FEWEST_EVENTS, PENALTY, events_of, fit_site
-from training.judges.site_risk import BESIDE, OURS, SERVING, SHIPPED, Judged, judge_windows, mean_ratio, results_of
+from training.judges.site_risk import BESIDE, OURS, SERVING, SHIPPED, JudgedDays, judge_windows, mean_ratio, results_of
 from training.reports.card_page import card_html
 from training.reports.contests import pooled
 from training.reports.results import Results
@@ -67,7 +67,7 @@ def _served(registry: Registry) -> SiteFit | None:
     return None if folder is None else SiteFit.load(folder)
 
 
-def verdict(counts: dict[str, int], judged: Judged | None, results: Results, version: str | None) -> GateVerdict:
+def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results, version: str | None) -> GateVerdict:
     """Enough failures, and a lower log loss than what serves: the shipped fit, and a version if one does."""
     short = "; ".join(f"{count:,} {NAMES[kind]}, {FEWEST_EVENTS} needed" for kind, count in counts.items())
     if judged is None:

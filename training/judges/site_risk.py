@@ -43,7 +43,7 @@ CHOSEN = ("log_loss", "brier")  # with an interval
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedDays:
     """Rows of all windows with what each method said. p: method -> (kind, HORIZONS_DAYS, n), NaN where it says nothing;
     window: (n,) its number."""
 
@@ -61,7 +61,7 @@ def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
     return rolling_windows(begin_ms / 1000, end_ms / 1000, count)
 
 
-def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> Judged:
+def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
     """Fit before each window, and say what each method would have said of it. served: another version that serves,
     judged on the rows from since_ms on, when its data ended."""
     windows = windows_of(days, count)
@@ -82,7 +82,7 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
         fits.append(fit)
     whole = days.take(np.isin(days.time_ms, np.concatenate([part.time_ms for part in parts]))) if parts else days
     joined = {name: np.concatenate([p[name] for p in said], axis=2) for name in (said[0] if said else {})}
-    return Judged(whole, joined, np.concatenate([*numbers, np.zeros(0, np.int64)]), tuple(fits))
+    return JudgedDays(whole, joined, np.concatenate([*numbers, np.zeros(0, np.int64)]), tuple(fits))
 
 
 def own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
@@ -103,7 +103,7 @@ def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
     return found
 
 
-def results_of(judged: Judged, dataset: str, seed: int = 0) -> Results:
+def results_of(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
     """A row for each kind, horizon, method and metric; the numbers of single windows in series of their own."""
     results = Results("risk")
     for k, kind in enumerate(RISK_KINDS):

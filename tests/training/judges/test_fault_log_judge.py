@@ -136,8 +136,10 @@ def test_a_short_log_says_how_many_days_are_needed(tmp_path):
     ("words", "says"),
     [
         (("risk", "--faults", "{log}"), "--nodes: how many nodes has the fleet.*says nothing of the others"),
-        (("risk", "--nodes", "5"), "name a log"),
-        (("risk", "--faults", "{log}", "--nodes", "60", "--test", "."), "name a log .* or two data folders"),
+        (("risk", "--nodes", "5"), "name one of a log"),
+        (("risk", "--year", "--faults", "{log}", "--nodes", "60"), "name one of a log"),
+        (("demand", "--year"), "demand judges data folders"),
+        (("risk", "--faults", "{log}", "--nodes", "60", "--test", "."), "name one of a log .* two data folders"),
         (("demand", "--faults", "{log}", "--nodes", "60"), "demand judges data folders"),
         (("risk", "--faults", "nowhere.csv", "--nodes", "60"), "nowhere.csv: no such file"),
         (("risk",), "--test: risk needs a data folder.*takes a log of faults"),
