@@ -14,9 +14,11 @@ from models.risk.signals import Array, Mask, Times
 
 LOW_CLOCK = 0.92  # of the usual clock
 LOW_CLOCK_WITHOUT_BITS = 0.8
+HALVED_CLOCK = 0.55  # a hardware slowdown or power brake divides the clock by two at least (nvml.h)
 XID_FRESH_S = 86_400.0
 MISSED_SCRAPES = 2.2  # a series is gone when two pages in a row came without it
 REPLAYS_10M = 310  # 31 a minute: one bit error in 1e12 on a Gen5 x16 link
+REPLAYS_10M_ALONE = 80  # 8 a minute (DCGM_LIMIT_MAX_PCIREPLAY_RATE), where nobody tells how wide the link is
 SBE_10M = 50
 CRC_10M = 60_000  # 100 a second
 SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
@@ -141,6 +143,16 @@ def clock_low(view: GpuView) -> Detection:
     return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.loaded)
 
 
+@sees("clock_halved")
+def clock_halved(view: GpuView) -> Detection:
+    """At half its usual clock or less under load, where no reason is exported, with peers as slow: a whole node that
+    brakes. Power limits end above that, and somebody who locks clocks so low does it to a gang as a whole."""
+    on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
+    return Detection.of(
+        on, view.clock, view.usual_clock, 0.2 + 0.8 * (1 - view.clock / view.usual_clock), None, view.loaded
+    )
+
+
 @sees("gpu_hot")
 def gpu_hot(view: GpuView) -> Detection:
     temp = view["gpu_temp_c"]
@@ -254,7 +266,8 @@ def pcie_gen(view: GpuView) -> Detection:
 @sees("pcie_replays")
 def pcie_replays(view: GpuView) -> Detection:
     count = view["pcie_replays_count_10m"]
-    return Detection.of(count >= REPLAYS_10M, count, np.nan, np.log10(np.fmax(count, 1)) / 5)
+    least = np.where(np.isfinite(view["pcie_link_width"]), REPLAYS_10M, REPLAYS_10M_ALONE)
+    return Detection.of(count >= least, count, np.nan, np.log10(np.fmax(count, 1)) / 5)
 
 
 @sees("nvlink_errors")

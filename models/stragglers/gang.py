@@ -14,7 +14,7 @@ from models.risk.gpu_signals import GpuView, cap_evidence
 from models.risk.signals import Array
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
-GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "cap")
+GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "sent_bytes_per_s", "cap")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -30,7 +30,7 @@ class GangColumns:
     @classmethod
     def none(cls) -> "GangColumns":
         last = dict.fromkeys((*GPU_CHANNELS, "bytes_per_s"), np.zeros(0))
-        mean = dict.fromkeys(("sm_clock_mhz", "bytes_per_s"), np.zeros(0))
+        mean = dict.fromkeys(("sm_clock_mhz", "sent_bytes_per_s", "bytes_per_s"), np.zeros(0))
         return cls((), np.zeros(0, np.int32), last, mean)
 
     @classmethod
@@ -38,9 +38,10 @@ class GangColumns:
         """Clocks count only while the GPU works: an idle one rests low."""
         clock = np.where(view.loaded, view.clock, np.nan)
         mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
-        known = clock, view.usual_clock, columns["power_w"], columns["power_limit_w"], cap_evidence(view)
-        last = dict(zip(GPU_CHANNELS, known, strict=True))
-        return cls(names, columns.node, last, {"sm_clock_mhz": mean})
+        named = (columns[name] for name in ("power_w", "power_limit_w", "pcie_tx_bytes_per_s"))
+        last = dict(zip(GPU_CHANNELS, (clock, view.usual_clock, *named, cap_evidence(view)), strict=True))
+        sent = columns["pcie_tx_bytes_per_s_mean_2m"]
+        return cls(names, columns.node, last, {"sm_clock_mhz": mean, "sent_bytes_per_s": sent})
 
     @classmethod
     def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...]) -> "GangColumns":
@@ -144,8 +145,8 @@ def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns,
     gpus, ports = np.bincount(gpu.node, minlength=nodes), np.bincount(port.node, minlength=nodes)
     paired = (gpus == ports)[port.node]
     # Place of each entity within its node, then the GPU in the same place.
-    gpu_order = np.lexsort((_places(gpu.names), gpu.node))
-    port_order = np.lexsort((_places(port.names), port.node))
+    gpu_order = np.lexsort((places(gpu.names), gpu.node))
+    port_order = np.lexsort((places(port.names), port.node))
     first_gpu, first_port = np.cumsum(gpus) - gpus, np.cumsum(ports) - ports
     place = np.empty(len(port.node), np.int64)
     place[port_order] = np.arange(len(port.node)) - first_port[port.node[port_order]]
@@ -154,8 +155,8 @@ def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns,
 
 
 @lru_cache(maxsize=8)
-def _places(names: tuple[str, ...]) -> NDArray[np.int64]:
-    """(entity,) the last number in each name before its port: 3 of n1/3, 10 of n1/mlx5_10/1."""
+def places(names: tuple[str, ...]) -> NDArray[np.int64]:
+    """(entity,) its place on its node: the last number in each name before its port: 3 of n1/3, 10 of n1/mlx5_10/1."""
     return np.array([_place(name) for name in names], np.int64)
 
 

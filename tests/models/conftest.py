@@ -73,19 +73,21 @@ HEALTHY_NODE = {
 
 
 class SmallFleet:
-    """n nodes with 8 GPUs and 8 ports each; `gpu`, `port`, `node` are columns (entity,) to be changed by a test."""
+    """n nodes with 8 GPUs and 8 ports each (`ports`: whether anybody tells of them); `gpu`, `port`, `node` are columns
+    (entity,) to be changed by a test."""
 
-    def __init__(self, nodes: int = 4, names: list[str] | None = None) -> None:
+    def __init__(self, nodes: int = 4, names: list[str] | None = None, ports: bool = True) -> None:
         self.names = names or [f"n{row + 1:03}" for row in range(nodes)]
         self.entities = Entities()
         for name in self.names:
             for index in range(8):
                 self.entities.of_node(EntityKind.GPU, name, index)
-                self.entities.of_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
+                if ports:
+                    self.entities.of_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
         self.topology = Topology.build([NodeSpec(name, gpus=8, gpu_model="H100") for name in self.names])
         n = len(self.names)
         self.gpu = {name: np.full(8 * n, value) for name, value in HEALTHY_GPU.items()}
-        self.port = {name: np.full(8 * n, value) for name, value in HEALTHY_PORT.items()}
+        self.port = {name: np.full(8 * n * ports, value) for name, value in HEALTHY_PORT.items()}
         self.node = {name: np.full(n, value) for name, value in HEALTHY_NODE.items()}
         self.gpu_since = {name: np.zeros(8 * n, np.int64) for name in HEALTHY_GPU}
         self.node_since = {name: np.zeros(n, np.int64) for name in HEALTHY_NODE}

@@ -43,22 +43,24 @@ def test_a_rule_has_no_second_function_and_no_function_an_unknown_rule(register)
 
 def test_what_a_slow_gang_is_put_down_to() -> None:
     assert names(lambda rule: rule.blames is COMPUTE) == {
-        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "cpu_stolen", "power_cap"
+        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "cpu_stolen", "power_cap",
+        "clock_halved",
     }  # fmt: skip
     assert names(lambda rule: rule.blames is STOPPED) == {"gpu_vanished", "node_silent", "node_lost", "link_down"}
     assert names(lambda rule: rule.blames is LINK) == {
         "link_flap", "link_errors", "link_speed", "link_timeouts", "slow_nic",
-        "pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors",
+        "pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors", "slow_link", "link_drops",
     }  # fmt: skip
     assert names(lambda rule: rule.by_ratio) == {
-        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "slow_nic", "link_speed", "power_cap"
+        "thermal_throttle", "power_brake", "clock_low", "gang_outlier", "slow_nic", "link_speed", "power_cap",
+        "clock_halved", "slow_link",
     }  # fmt: skip
 
 
 def test_what_a_repair_makes_void_and_for_how_long() -> None:
     counts = {
         "ecc_uncorrectable", "ecc_burst", "ecc_corrected_few", "pcie_replays", "nvlink_errors",
-        "link_flap", "link_errors", "link_errors_few", "scrapes_lost", "link_timeouts",
+        "link_flap", "link_errors", "link_errors_few", "scrapes_lost", "link_timeouts", "link_drops",
     }  # fmt: skip
     codes = {"xid_hard", "xid_part", "xid_soft", "row_remapped", "xid_reported", "xid_noted"}
     standing = {"node_lost", "drain_requested", "recent_fault", "health_failed", "health_degraded"}

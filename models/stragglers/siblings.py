@@ -1,0 +1,87 @@
+"""Who of alike members moves less than its siblings: ports of a node, or the GPUs behind ports that nobody tells of."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.peers import Array, Rows, group_median, spread
+from models.risk.signals import Mask
+from models.stragglers.gang import GangColumns
+
+SLOW_PORT_RATIO, SLOWISH_PORT_RATIO, WAITING_RATIO = 0.7, 0.88, 1.5
+MEAN_SHARE = 0.3  # the two-minute mean shows a new fault only in part
+UNUSED_PORT_RATIO = 0.05
+BUSY_PORT_BYTES_PER_S = 1e8
+STALLED_BYTES_PER_S = 1e6  # what the others of a gang still move while one of its links is down
+ALIKE = 0.03  # healthy ports of a node carry equal rates: their largest over their mean is 1.007 (p90, H100 hosts)
+FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
+
+
+def slow_siblings(port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int) -> tuple[Mask, Array]:
+    """(port,) which move less than their node's others in the same gang (healthy ones differ by 3 %), and what those
+    move. Far less is enough. Somewhat less needs longer waits than the others' too, or, where nobody tells of waiting,
+    others that are alike. gang: (port,) its gang of `gangs`, where it works `together` with others."""
+    by_node = numbered(np.where(together, port.node.astype(np.int64) * gangs + gang, -1))
+    by_gang = np.where(together, gang, -1).astype(np.int64)
+    slow = together.copy()
+    usual = np.zeros(len(port.names))
+    for window, depth in ((port.mean, MEAN_SHARE), (port.last, 1.0)):
+        moved = window["bytes_per_s"]
+        moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
+        usual, siblings = _sibling_median(moved, by_node, by_gang)
+        waits, _ = _sibling_median(np.where(np.isfinite(moved), window["tx_wait_per_s"], np.nan), by_node, by_gang)
+        untold = np.isnan(window["tx_wait_per_s"])
+        waiting = window["tx_wait_per_s"] > WAITING_RATIO * waits
+        if untold.any():
+            waiting |= untold & _alike(moved, by_node)
+        slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
+        far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
+        slow &= (moved < far * usual) | ((moved < somewhat * usual) & (waiting | (depth < 1)))
+    dead, others = _dead_ports(port, together, by_node)
+    return slow | dead, np.where(dead, others, usual)
+
+
+def _alike(moved: Array, by_node: Rows) -> Mask:
+    """(port,) whether the used ports of its node carry equal rates, but for one or two."""
+    groups = int(by_node.max(initial=-1)) + 1
+    median, count = group_median(moved, by_node, groups)
+    off = group_median(np.abs(moved - spread(median, by_node)), by_node, groups)[0]
+    return (spread(off, by_node) <= ALIKE * spread(median, by_node)) & (
+        spread(count.astype(np.float64), by_node) >= FEWEST_SIBLINGS
+    )
+
+
+def _dead_ports(port: GangColumns, together: Mask, by_node: Rows) -> tuple[Mask, Array]:
+    """(port,) which move nothing now though their siblings do, and moved as much as them before; the siblings' median.
+    A gang with a link down stalls as a whole, but the other ports still retry."""
+    groups = int(by_node.max(initial=-1)) + 1
+    last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
+    now, count = group_median(np.where(last > 0, last, np.nan), by_node, groups)
+    before = spread(group_median(np.where(mean > 0, mean, np.nan), by_node, groups)[0], by_node)
+    others = spread(now, by_node)
+    known = together & (spread(count.astype(np.float64), by_node) >= FEWEST_SIBLINGS) & (others > STALLED_BYTES_PER_S)
+    used = (mean > 0.5 * before) & (before > BUSY_PORT_BYTES_PER_S)
+    return known & used & (last < UNUSED_PORT_RATIO * others), others
+
+
+def _sibling_median(values: Array, by_node: Rows, by_gang: Rows) -> tuple[Array, Mask]:
+    """(port,) median of the siblings on the node, of the gang where the node has too few; and whether there are any."""
+    near, near_count = group_median(values, by_node, int(by_node.max(initial=-1)) + 1)
+    far, far_count = group_median(values, by_gang, int(by_gang.max(initial=-1)) + 1)
+    enough = spread(near_count.astype(np.float64), by_node) >= FEWEST_SIBLINGS
+    known = enough | (spread(far_count.astype(np.float64), by_gang) >= FEWEST_IN_GANG)
+    return np.where(enough, spread(near, by_node), spread(far, by_gang)), known
+
+
+def _greatest(values: Array, group: Rows) -> Array:
+    greatest = np.zeros(int(group.max(initial=-1)) + 1)
+    inside = group >= 0
+    np.maximum.at(greatest, group[inside], np.nan_to_num(values[inside]))
+    return spread(greatest, group)
+
+
+def numbered(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same groups numbered 0, 1, ...; -1 stays."""
+    known = keys >= 0
+    numbers = np.full(len(keys), -1, np.int64)
+    numbers[known] = np.unique(keys[known], return_inverse=True)[1]
+    return numbers

@@ -1,0 +1,127 @@
+"""Links whose counters nobody exports, by what each GPU of a gang sends over PCIe.
+
+An adapter takes what a rail carries from its own GPU over PCIe (GPUDirect RDMA), and collectives give each GPU of a
+node as much to send. So a GPU that sends less than its node's others, while the same place on another node does not,
+has a slow link; which part of it (PCIe, adapter, cable) nobody can tell. And while a link is down the whole gang waits:
+the others still retry, the GPU behind it sends next to nothing. That is a moment, so it must be seen twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.peers import Array, group_median, spread
+from models.risk.detectors import reports
+from models.risk.signals import Mask, Signal
+from models.stragglers.gang import FEWEST_NODES, GangColumns, GangMembers, places
+from models.stragglers.siblings import (
+    BUSY_PORT_BYTES_PER_S,
+    FEWEST_SIBLINGS,
+    SLOWISH_PORT_RATIO,
+    STALLED_BYTES_PER_S,
+    numbered,
+    slow_siblings,
+)
+
+SENT = "sent_bytes_per_s"
+AS_OTHERS = 0.94  # of its node's others: the same place on another node is not low by design
+SILENT_RATIO = 0.3  # of what the others still send in a stall
+STALL_RATIO = 0.5  # of what they sent before
+DROPS_WINDOW_MS = 1_800_000
+FEWEST_DROPS = 2
+CAUTION = 0.6  # times the strength of what a counter would tell
+
+
+@dataclass(frozen=True, slots=True)
+class SendingGpus:
+    """GPUs of gangs over several nodes, on nodes without port counters. of: (gpu,) gang, -1; by_node: of one gang."""
+
+    names: tuple[str, ...]
+    columns: GangColumns
+    of: NDArray[np.int32]
+    by_node: NDArray[np.int64]
+    gangs: int
+
+    @classmethod
+    def of_gangs(cls, gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> "SendingGpus":
+        told = np.isin(gpu.node, port.node)
+        spans = np.array([len(attempt.hosts) >= FEWEST_NODES for attempt in gangs.attempts], bool)
+        of = np.where((gangs.of_gpu >= 0) & spans[gangs.of_gpu] & ~told, gangs.of_gpu, -1).astype(np.int32)
+        by_node = numbered(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1))
+        unknown = np.full(len(gpu.names), np.nan)
+        last, mean = (
+            {"bytes_per_s": np.nan_to_num(window[SENT]), "tx_wait_per_s": unknown} for window in (gpu.last, gpu.mean)
+        )
+        return cls(gpu.names, GangColumns(gpu.names, gpu.node, last, mean), of, by_node, len(spans))
+
+
+def untold_links(
+    gangs: GangMembers, gpu: GangColumns, port: GangColumns, drops: dict[str, list[int]], now_ms: int
+) -> tuple[list[Signal], list[Signal]]:
+    """Signals of slow links, and of links that drop. Writes `drops`: when each GPU was seen behind a dropped link."""
+    if not len(gpu.names) or not len(gangs.attempts):
+        return [], []
+    sending = SendingGpus.of_gangs(gangs, gpu, port)
+    if not (sending.of >= 0).any():
+        return [], _dropping({}, drops, now_ms)
+    return _slow_links(sending), _dropping(_dropped(sending), drops, now_ms)
+
+
+@reports("slow_link")
+def _slow_links(sending: SendingGpus) -> list[Signal]:
+    columns = sending.columns
+    slow, usual = slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs)
+    value = columns.last["bytes_per_s"]
+    slow &= ~_low_by_design(sending, value / np.where(usual > 0, usual, np.nan))
+    found = []
+    for row in np.flatnonzero(slow & (value < SLOWISH_PORT_RATIO * usual)).tolist():
+        sends, others = float(value[row]), float(usual[row])
+        strength = CAUTION * min(1.0, 0.3 + 1.4 * (1 - sends / others))
+        found.append(Signal("slow_link", int(columns.node[row]), columns.names[row], sends, others, strength))
+    return found
+
+
+def _low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
+    """(gpu,) whether the same place is as low on every node of its gang: some jobs send unevenly on purpose."""
+    place = places(sending.names)
+    key = numbered(np.where(sending.of >= 0, sending.of.astype(np.int64) * (place.max(initial=0) + 1) + place, -1))
+    most = np.zeros(int(key.max(initial=0)) + 1)
+    known = (key >= 0) & np.isfinite(ratio)
+    np.maximum.at(most, key[known], ratio[known])
+    return most[np.maximum(key, 0)] < AS_OTHERS
+
+
+def _dropped(sending: SendingGpus) -> Mapping[str, int]:
+    """GPU -> node row of those that alone send next to nothing in a stall of their gang, and sent as others before."""
+    columns = sending.columns
+    last, mean = columns.last["bytes_per_s"], columns.mean["bytes_per_s"]
+    groups = int(sending.by_node.max(initial=-1)) + 1
+    now, count = group_median(np.where(last > 0, last, np.nan), sending.by_node, groups)
+    before = spread(group_median(mean, sending.by_node, groups)[0], sending.by_node)
+    others = spread(now, sending.by_node)
+    siblings = spread(count.astype(np.float64), sending.by_node) >= FEWEST_SIBLINGS
+    stalled = (others > STALLED_BYTES_PER_S) & (others < STALL_RATIO * before) & (before > BUSY_PORT_BYTES_PER_S)
+    silent = siblings & stalled & (last < SILENT_RATIO * others) & (mean > STALL_RATIO * before)
+    alone = spread(np.bincount(sending.by_node[silent], minlength=groups).astype(np.float64), sending.by_node) == 1
+    rows = np.flatnonzero(silent & alone).tolist()
+    return {columns.names[row]: int(columns.node[row]) for row in rows}
+
+
+@reports("link_drops")
+def _dropping(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
+    """GPUs behind a link that dropped more than once in half an hour, seen now. Writes `drops`."""
+    for name in dropped:
+        drops.setdefault(name, []).append(now_ms)
+    for name, times in list(drops.items()):
+        drops[name] = [time_ms for time_ms in times if time_ms > now_ms - DROPS_WINDOW_MS]
+        if not drops[name]:
+            del drops[name]
+    found = []
+    for name, node in dropped.items():
+        many = len(drops[name])
+        if many >= FEWEST_DROPS:
+            strength = CAUTION * min(1.0, 0.4 + 0.1 * many)
+            found.append(Signal("link_drops", node, name, float(many), strength=strength, since_ms=drops[name][0]))
+    return found
