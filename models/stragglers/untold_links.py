@@ -46,7 +46,7 @@ class SendingGpus:
 
     @classmethod
     def of_gangs(cls, gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> "SendingGpus":
-        told = np.isin(gpu.node, port.node)
+        told = np.isin(gpu.node, port.node[(port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0)])
         spans = np.array([len(attempt.hosts) >= FEWEST_NODES for attempt in gangs.attempts], bool)
         of = np.where((gangs.of_gpu >= 0) & spans[gangs.of_gpu] & ~told, gangs.of_gpu, -1).astype(np.int32)
         by_node = numbered(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1))

@@ -82,6 +82,14 @@ def test_where_ports_are_told_they_speak_for_themselves(small_fleet: Small) -> N
     assert fleet.flagged(fleet.tick(8)) == []
 
 
+def test_ports_that_are_known_and_silent_tell_nothing(small_fleet: Small) -> None:
+    fleet = sending(small_fleet, ports=True)
+    for column in fleet.port.values():
+        column[:] = np.nan
+    slow(fleet, 11, 0.5)
+    assert fleet.flagged(fleet.tick(5)) == ["n002"]
+
+
 def test_without_pcie_rates_nothing_is_observed(small_fleet: Small) -> None:
     fleet = sending(small_fleet)
     fleet.gpu[SENT][:] = fleet.gpu[MEAN][:] = np.nan
