@@ -55,6 +55,10 @@ class DemandScope(NamedTuple):
         return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "pool"
 
 
+UNKNOWN = "unknown"  # pool and class of the GPUs in use that no job event tells of
+UNKNOWN_SCOPES = tuple(
+    DemandScope(*scope) for scope in ((EVERYTHING,), (UNKNOWN,), (EVERYTHING, UNKNOWN), (UNKNOWN, UNKNOWN))
+)
 MOST = {"pool": MOST_POOLS, "class": MOST_CLASSES, "group": MOST_GROUPS}
 
 
@@ -136,6 +140,7 @@ class DemandSeries(Stateful):
         self._since: dict[
             DemandScope, int
         ] = {}  # of groups that took another one's place: what was before is not known
+        self._unknown_use: Counter[DemandScope] = Counter()  # GPUs
         self._runs = FinishedRuns()
 
     def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
@@ -156,6 +161,18 @@ class DemandSeries(Stateful):
             kept = [scope for scope in scopes if self._has(scope)]
             self._add(new, 1, kept)
             self._know(key, new, frozenset(scopes) - frozenset(kept))
+
+    def note_unknown_use(self, time_ms: int, gpus: int) -> None:
+        """From `time_ms` on, telemetry shows so many GPUs at work that no job holds: they run, in a pool UNKNOWN."""
+        for scope in UNKNOWN_SCOPES:
+            more = gpus - self._unknown_use[scope]
+            if not more or not self._has(scope):
+                continue
+            self._unknown_use[scope] = gpus
+            if scope in self._attempts:
+                self._attempts[scope] = max(1, self._attempts[scope])
+            for bin_s in BINS:
+                self._bins[scope, bin_s].add(time_ms, (0, 0, more, 0, 1))
 
     def __contains__(self, scope: DemandScope) -> bool:
         return (scope, 60) in self._bins
@@ -306,6 +323,7 @@ class DemandSeries(Stateful):
             "left_out": [(*key, [*map(list, scopes)]) for key, scopes in self._left_out.items()],
             "attempts": [(*scope, attempts) for scope, attempts in self._attempts.items()],
             "since": [(*scope, since_ms) for scope, since_ms in self._since.items()],
+            "unknown_use": [(*scope, gpus) for scope, gpus in self._unknown_use.items()],
             "runs": self._runs.dump(),
             "requests": requests,
             "records": self.records.dump(),
@@ -334,6 +352,7 @@ class DemandSeries(Stateful):
         left_out = {(job, at): frozenset(DemandScope(*row) for row in rows) for job, at, rows in about["left_out"]}
         for job, at, *added in about["known"]:
             self._know((job, at), Contribution(*added), left_out.get((job, at), frozenset()))
+        self._unknown_use.update({DemandScope(*scope): gpus for *scope, gpus in about.get("unknown_use", ())})
         self._runs.load(about["runs"])
         self.requests.load(about["requests"], arrays)
         self.records.load(about["records"])

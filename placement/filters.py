@@ -144,6 +144,15 @@ def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options
     return None if request.gpus_per_node == 1 else view.topology.gpus < request.gpus_per_node
 
 
+def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Work that no job event tells of takes the room that one member needs."""
+    if view.unknown_use is None or not view.unknown_use.any():
+        return None
+    free, taken = count_free(view), np.count_nonzero(view.unknown_use, axis=1)
+    short: Mask = (free < request.gpus_per_node) & (free + taken >= request.gpus_per_node)
+    return short
+
+
 def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
     """Too few free GPUs for one member."""
     return count_free(view) < request.gpus_per_node
@@ -161,4 +170,5 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("cpus", cpus),
     ("host_memory", host_memory),
     ("gpus_per_node", gpus_per_node),
+    ("unknown_use", unknown_use),
 )

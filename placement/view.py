@@ -73,7 +73,7 @@ class ClusterView:
 
     topology: Topology
     free: NDArray[np.bool_]  # (n, g) the GPU is usable and unoccupied
-    usable: NDArray[np.bool_]  # (n, g) the GPU exists and answers
+    usable: NDArray[np.bool_]  # (n, g) the GPU exists, answers and is in no unknown use
     state: NDArray[np.int8]  # (n,) NodeState
     p_fail: NDArray[np.float64]  # (n,) probability within `risk_horizon_s`
     p_slow: NDArray[np.float64]  # (n,) likewise
@@ -88,6 +88,7 @@ class ClusterView:
     as_of_ms: int = 0
     generation: int = 0
     models: tuple[tuple[str, str], ...] = ()
+    unknown_use: NDArray[np.bool_] | None = None  # (n, g) at work, and no job event tells by what
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
 

@@ -34,6 +34,7 @@ REASON_WORDS = {
     "cpus": "with too few free CPUs",
     "host_memory": "with too little free host memory",
     "gpus_per_node": "too small",
+    "unknown_use": "in use by work that no job event tells of",
     "busy": "busy",
 }
 
@@ -75,7 +76,24 @@ def placed_sentence(
     if request.preferred is not None and wide:
         sentence += f", no single {LEVEL_WORDS[request.preferred]} had room"
     avoided = avoided_rows(request, view, options, screened, fit.rows)
-    return f"{sentence}; avoided {_name_risky(view, options, avoided)}" if avoided else sentence
+    if avoided:
+        sentence += f"; avoided {_name_risky(view, options, avoided)}"
+    return sentence + _unknown_use(view, screened)
+
+
+def _unknown_use(view: ClusterView, screened: Screen) -> str:
+    """Which nodes were passed over for work that nobody tells of, the fullest first; empty for none."""
+    mask = screened.by_reason.get("unknown_use")
+    if mask is None or view.unknown_use is None:
+        return ""
+    taken = np.where(mask, np.count_nonzero(view.unknown_use, axis=1), 0)
+    rows = np.argsort(-taken, kind="stable")[: min(NAMED, int(mask.sum()))].tolist()
+    named = [f"{count_of(int(taken[row]), 'GPU')} of node {view.topology.nodes[row].name}" for row in rows]
+    left = int(mask.sum()) - len(rows)
+    if left:
+        named.append(f"{int(taken.sum() - taken[rows].sum()):,} on {left:,} more")
+    total = int(taken.sum())
+    return f"; {' and '.join(named)} {'is' if total == 1 else 'are'} in use by work that no job event tells of"
 
 
 def _why_not_more(growth: GangSize) -> str:
@@ -143,7 +161,7 @@ def needs(request: PlacementRequest) -> str:
 
 
 def refused_sentence(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
-    return f"refused: {shortage(request, view, screened)}"
+    return f"refused: {shortage(request, view, screened)}{_unknown_use(view, screened)}"
 
 
 def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:

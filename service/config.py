@@ -123,12 +123,14 @@ class AccessConfig(_Section, frozen=True):
 
 
 class PlacerConfig(_Section, frozen=True):
-    """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long."""
+    """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long.
+    `unknown_use`: avoid or ignore GPUs that are at work though no job holds them."""
 
     port: int = 8081
     queue_period_s: float = 5.0
     intent_expires_s: float = 300.0
     max_risk: float = 0.5
+    unknown_use: str = "avoid"
     filters: tuple[str, ...] = ()  # import paths of further filter functions
     scorers: tuple[str, ...] = ()  # import paths of further scorer functions
 
@@ -219,6 +221,7 @@ def load_config(path: Path | None) -> Config:
     return config
 
 
+UNKNOWN_USE = ("avoid", "ignore")
 PERIOD_S = (0.001, 31_536_000.0)
 BYTES = (1024, 2**34)
 LIMITS: dict[str, tuple[float, float]] = {
@@ -271,6 +274,8 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{key} = {value}: must lie in {_number(least)}..{_number(most)}")
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
+    if config.placer.unknown_use not in UNKNOWN_USE:
+        raise ConfigError(f"placer.unknown_use = {config.placer.unknown_use!r}: must be {' or '.join(UNKNOWN_USE)}")
     if config.api.board and not BOARD_URL.fullmatch(config.api.board):
         raise ConfigError(
             f"api.board = {config.api.board.rpartition('@')[2]!r}: must be like http://HOST:8080/v1/board; "

@@ -1,7 +1,7 @@
 """The fleet at a glance, ingestion, health and readiness."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,8 +37,11 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
+    """held_by: unknown of one that is at work though no job holds it; else left out."""
+
     job: str | None
     usable: bool
+    held_by: Literal["unknown"] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FleetNode(msgspec.Struct, kw_only=True):
@@ -58,10 +61,13 @@ class FleetNode(msgspec.Struct, kw_only=True):
 
 
 class GpuCounts(msgspec.Struct):
+    """`running`: held by a job or in unknown use, which `unknown_use` counts by itself."""
+
     running: int
     free: int
     unusable: int
     total: int
+    unknown_use: int = 0
 
 
 class Warming(msgspec.Struct):

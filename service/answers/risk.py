@@ -103,7 +103,7 @@ class UrgentSignals(msgspec.Struct):
 
 
 class GpuAnswer(msgspec.Struct, gc=False):
-    """What one GPU of a node does now; no readings where none was ever heard."""
+    """What one GPU of a node does now; no readings where none was ever heard. held_by: as in `fleet.FleetGpu`."""
 
     index: int
     job: str | None
@@ -115,6 +115,7 @@ class GpuAnswer(msgspec.Struct, gc=False):
     sm_active: float | UnsetType = UNSET
     tensor_active: float | UnsetType = UNSET
     xid: float | UnsetType = UNSET
+    held_by: Literal["unknown"] | UnsetType = UNSET
 
 
 class HostAnswer(msgspec.Struct, gc=False):

@@ -12,8 +12,9 @@ from schedulers.ratings import Outlook
 from service.board.age import why_stale
 from service.board.board import Board
 from service.board.cache import BoardCache
+from service.board.free import unheld
 from service.board.urgent import forbids, struck
-from service.config import Config
+from service.config import Config, PlacerConfig
 
 BLIND = KubeExtender()  # has seen nothing, and so changes nothing
 
@@ -34,13 +35,13 @@ class ExtenderCache:
             return BLIND, None
         if board is not self._board:
             try:
-                self._extender.update(self._outlook(board, config.placer.max_risk))
+                self._extender.update(self._outlook(board, config.placer))
             except KeyError:  # the very first board may lack a section
                 return BLIND, None
             self._board = board
         return self._extender, board
 
-    def _outlook(self, board: Board, max_risk: float) -> Outlook:
+    def _outlook(self, board: Board, placer: PlacerConfig) -> Outlook:
         """Raises KeyError when a section is not there. A section may be one topology generation behind the names."""
         names = bytes(board.raw("names.node"))
         if names != self._names:
@@ -53,10 +54,10 @@ class ExtenderCache:
             risk=_fitted(np.fmax(risk[RISK_KINDS.index("fail")], risk[RISK_KINDS.index("slow")]).T, n, np.nan).T,
             state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
             gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
-            free=_fitted(np.count_nonzero(usable & (board.array("gpu.job") < 0), axis=1), n, 0),
+            free=_fitted(np.count_nonzero(usable & unheld(board, placer), axis=1), n, 0),
             reasons=board.json("risk.reason"),
             urgent=_forbidden(board),
-            max_risk=max_risk,
+            max_risk=placer.max_risk,
         )
 
 

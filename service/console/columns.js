@@ -1,6 +1,7 @@
 // The fleet document as columns: what the map needs, small enough to hand from a worker to the page.
 //
-//   p (n) NaN unknown · state (n) index into STATES · flagged (n) · gpus (n) how many · busy, bad (n) a bit a GPU
+//   p (n) NaN unknown · state (n) index into STATES · flagged (n) · gpus (n) how many · busy, loose, bad (n) a bit a GPU:
+//   loose ones are busy, and no job is known that holds them
 //   job (GPUs of all nodes, one after the other from start[row]) index into jobs, -1 free · start (n + 1)
 //   names, racks, groups, blocks (n) and jobs, reasons {row: sentence}
 
@@ -44,6 +45,7 @@ export function columnsOf(document, known = null) {
     flagged: new Uint8Array(n),
     gpus: new Uint8Array(n),
     busy: new Int32Array(n),
+    loose: new Int32Array(n),
     bad: new Int32Array(n),
     start: new Int32Array(n + 1),
     reasons: {},
@@ -61,7 +63,8 @@ export function columnsOf(document, known = null) {
       const job = text(gpu.job);
       if (job && !index.has(job)) index.set(job, index.size);
       held.push(job ? index.get(job) : -1);
-      if (job) columns.busy[row] |= 1 << at;
+      if (job || gpu.held_by === "unknown") columns.busy[row] |= 1 << at;
+      if (gpu.held_by === "unknown") columns.loose[row] |= 1 << at;
       if (gpu.usable === false) columns.bad[row] |= 1 << at;
     });
     columns.start[row + 1] = held.length;

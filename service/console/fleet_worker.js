@@ -7,8 +7,9 @@ self.onmessage = async ({ data: { token, known } }) => {
   try {
     const { body, ageS } = await request("/fleet", token);
     const answer = columnsOf(body, known);
-    const { p, state, flagged, gpus, busy, bad, start, job } = answer.columns;
-    self.postMessage({ ageS, ...answer }, [p, state, flagged, gpus, busy, bad, start, job].map((column) => column.buffer));
+    const { p, state, flagged, gpus, busy, loose, bad, start, job } = answer.columns;
+    const sent = [p, state, flagged, gpus, busy, loose, bad, start, job];
+    self.postMessage({ ageS, ...answer }, sent.map((column) => column.buffer));
   } catch (error) {
     self.postMessage({ error: { kind: error.kind ?? "away", message: error.message } });
   }

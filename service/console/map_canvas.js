@@ -239,6 +239,7 @@ export function legendOf() {
     s("svg", { width, height: 21, viewBox: `0 0 ${width} 21`, role: "img", "aria-label": "colour scale from neutral at 0 % to red at 100 %" }, ...bars, ...labels),
     h("span", { class: "key key-unknown" }, "unknown"),
     h("span", { class: "key key-busy" }, "busy"),
+    h("span", { class: "key key-loose" }, "in use, no job known"),
     h("span", { class: "key key-free" }, "free"),
     h("span", { class: "key key-bad" }, "out"),
   ];

@@ -32,6 +32,7 @@ export function groupsOf(columns) {
 }
 
 const box = (at) => `M${at * TICK + 0.5} 0.5h3v8h-3z`;
+const half = (at) => `M${at * TICK + 0.5} 0.5h3v8h-3zM${at * TICK + 1.5} 1.5h1v3h-1z`;
 const hollow = (at) => `M${at * TICK + 1} 1h2v7h-2z`;
 const cross = (at) => `M${at * TICK + 0.5} 1l3 7m0 -7l-3 7`;
 
@@ -119,6 +120,7 @@ export class GridMap {
         s("path", { class: "tick-busy" }),
         s("path", { class: "tick-free" }),
         s("path", { class: "tick-bad" }),
+        s("path", { class: "tick-loose" }),
       ),
       " ",
       h("span", { class: "figure" }),
@@ -142,6 +144,7 @@ export class GridMap {
         Object.is(before.p[row], columns.p[row]) &&
         before.state[row] === columns.state[row] &&
         before.busy[row] === columns.busy[row] &&
+        before.loose[row] === columns.loose[row] &&
         before.bad[row] === columns.bad[row] &&
         before.gpus[row] === columns.gpus[row] &&
         before.reasons[row] === columns.reasons[row];
@@ -158,9 +161,10 @@ export class GridMap {
     mark(cell, "data-state", STATES[columns.state[row]]);
     mark(ticks, "width", Math.max(1, all) * TICK - 1);
     mark(ticks, "viewBox", `0 0 ${Math.max(1, all) * TICK - 1} 9`);
-    mark(ticks.children[0], "d", pathOf(columns.busy[row] & ~bad, all, box));
+    mark(ticks.children[0], "d", pathOf(columns.busy[row] & ~columns.loose[row] & ~bad, all, box));
     mark(ticks.children[1], "d", pathOf(~columns.busy[row] & ~bad, all, hollow));
     mark(ticks.children[2], "d", pathOf(bad, all, cross));
+    mark(ticks.children[3], "d", pathOf(columns.loose[row] & ~bad, all, half));
     say(figure, figureOf(columns, row));
     mark(cell, "aria-label", label(columns, row, figureOf(columns, row)));
   }

@@ -90,7 +90,7 @@ export function nodeView(acts) {
 }
 
 function factsOf(answer, gpus) {
-  const busy = gpus.filter((gpu) => text(gpu.job)).length;
+  const busy = gpus.filter((gpu) => text(gpu.job) || gpu.held_by === "unknown").length;
   const place = answer.placed === false ? "unplaced: no topology names it" : text(answer.rack) && `rack ${text(answer.rack)}`;
   return [text(answer.state), place, `${gpus.length} × ${text(answer.gpu_model) || "GPU"}`, `${busy} busy`].filter(Boolean).join(" · ");
 }
@@ -208,7 +208,7 @@ function showGpus(table, gpus, named, node) {
     () => h("tr", {}, h("th", { scope: "row" }), h("td"), ...GPU_COLUMNS.map(() => h("td")), h("td")),
     (row, gpu) => {
       say(row.cells[0], whole(num(gpu.index) ?? gpu.at));
-      say(row.cells[1], text(gpu.job) || "free");
+      say(row.cells[1], text(gpu.job) || (gpu.held_by === "unknown" ? "in use, no job known" : "free"));
       GPU_COLUMNS.forEach(([name, , , show], at) => say(row.cells[at + 2], show(num(gpu[name]))));
       say(row.cells[row.cells.length - 1], duration(num(gpu.age_s)));
       mark(row, "data-named", named.has(`${node}/${num(gpu.index) ?? gpu.at}`));

@@ -23,6 +23,8 @@ export class Strip {
     say(byId("speed"), `${speed}× speed`);
     say(byId("gpus-total"), whole(gpus.total));
     say(byId("gpus-running"), whole(gpus.running));
+    const loose = num(gpus.unknown_use) ?? 0;
+    byId("gpus-running").title = loose ? `${count(loose, "GPU")} of them in use by work that no job event tells of` : "";
     say(byId("gpus-free"), whole(gpus.free));
     say(byId("gpus-out"), whole(gpus.unusable));
     const total = Math.max(1, num(gpus.total) ?? 1);

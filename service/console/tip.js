@@ -14,6 +14,7 @@ export function describe(columns, row) {
   const jobs = jobsOf(columns, row);
   const names = jobs.length > 2 ? `${jobs.slice(0, 2).join(", ")} and ${jobs.length - 2} more` : jobs.join(", ");
   const bad = bits(columns.bad[row]);
+  const loose = bits(columns.loose[row]);
   return {
     title: columns.names[row],
     place: [columns.racks[row], columns.groups[row], columns.blocks[row]].filter(Boolean).join(" · ") || "unplaced",
@@ -21,7 +22,7 @@ export function describe(columns, row) {
     state,
     reason: sentence(columns.reasons[row]) || (state === "ok" ? "Nothing unusual." : ""),
     gpus:
-      `${busy} of ${columns.gpus[row]} GPUs busy` + (bad ? `, ${bad} out` : "") + (names ? `: ${names}` : ""),
+      `${busy} of ${columns.gpus[row]} GPUs busy` + (loose ? `, ${loose} of them by no known job` : "") + (bad ? `, ${bad} out` : "") + (names ? `: ${names}` : ""),
   };
 }
 

@@ -90,7 +90,7 @@ def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
 
 
 DIGITS = {"gpu_util": 2, "sm_active": 2, "tensor_active": 2}  # of the readings; the others have none
-READINGS = GpuAnswer.__struct_fields__[2:]
+READINGS = GpuAnswer.__struct_fields__[2:-1]
 
 
 def gpu_answers(
@@ -99,8 +99,10 @@ def gpu_answers(
     gpus: NDArray[np.integer],
     holder: NDArray[np.int32],
     jobs: Sequence[str],
+    unknown_use: NDArray[np.bool_],
 ) -> list[list[GpuAnswer]]:
-    """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`."""
+    """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`;
+    unknown_use: (n, g)."""
     node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
     entity = rows[node, index]
     heard = (entity >= 0) & (entity < len(gpu.values))
@@ -115,6 +117,8 @@ def gpu_answers(
             at, map(GpuAnswer, index[heard].tolist(), map(named.__getitem__, at), *columns), strict=True
         ):
             answers[place] = answer
+    for place in np.flatnonzero(unknown_use[node, index]).tolist():
+        answers[place].held_by = "unknown"
     ends = np.cumsum(gpus).tolist()
     return [answers[end - count : end] for end, count in zip(ends, gpus.tolist(), strict=True)]
 

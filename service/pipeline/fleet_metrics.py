@@ -55,7 +55,7 @@ def fleet_page(tick: Tick) -> bytes:
 
 def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
     """state -> (n, g) mask. Every GPU that exists is in exactly one; `unusable` ones have vanished from their page."""
-    exists, held, usable = tick.exists, tick.held, tick.usable
+    exists, held, usable = tick.exists, tick.held | tick.unknown_use, tick.usable
     serving = (tick.node_state == NodeState.IN_SERVICE)[:, None]
     return {
         "running": held & exists,
@@ -87,6 +87,11 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
         "GPUs by state; each is in one. Unusable: vanished. Out of service: its node is drained or lost.",
         [({"state": state}, int(mask.sum())) for state, mask in gpus.items()],
     )
+    page.number(
+        "gpus_unknown_use",
+        "GPUs among the running ones that telemetry shows at work and that no job event tells of.",
+        int(tick.unknown_use.sum()),
+    )
     page.gauge(
         "jobs",
         "Jobs that hold GPUs, and jobs that wait.",
@@ -101,7 +106,7 @@ def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
     page.number("power_watts", "Power of all GPUs.", _total(tick.gpu_column("power_w")))
     page.gauge(
         "gpu_utilization_ratio",
-        "Mean utilization of GPUs that a job holds, and of the others.",
+        "Mean utilization of GPUs in use, by a job or by unknown work, and of the others.",
         [({"state": "running"}, _mean(busy[running])), ({"state": "idle"}, _mean(busy[~running]))],
     )
 

@@ -20,6 +20,7 @@ from service.pipeline.publish import encode, fleet_document, score_sections, top
 from service.pipeline.served_risk import ServedRisk
 from service.pipeline.snapshot import SavedState
 from service.pipeline.tick import Tick, TickInputs
+from service.pipeline.unknown_use import UnknownUse
 
 
 class FleetScores(Capability):
@@ -46,6 +47,7 @@ class FleetScorer:
 
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
         self._watch, self._share = saved.state.watch, share
+        self._use = saved.parts[UnknownUse]
         self._own_rows = OwnRows(share, saved.state.entities)
         self._risk = ServedRisk(Registry(config.models_folder), self._watch)
         if config.pipeline.models:
@@ -62,4 +64,4 @@ class FleetScorer:
         self._risk.refresh()
         inputs, evidence = others.join(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)
-        return Tick.of(inputs, self._watch.score(moment))
+        return Tick.of(inputs, self._watch.score(moment), self._use)

@@ -35,10 +35,16 @@ class Occupancy:
     used_host_memory_gib: NDArray[np.float64]  # (n,)
 
 
-def observe(running: Sequence[JobAttempt], topology: Topology, index: dict[str, int]) -> Occupancy:
+def observe(
+    running: Sequence[JobAttempt],
+    topology: Topology,
+    index: dict[str, int],
+    at_work: NDArray[np.bool_] | None = None,
+) -> Occupancy:
     """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
 
-    An attempt that names nodes but no GPUs takes `gpus_per_node` (or all, if unknown) of those there that nobody names.
+    An attempt that names nodes but no GPUs takes `gpus_per_node` (or all, if unknown) of those there that nobody names,
+    first those that telemetry shows `at_work`, (n, g).
     """
     width = max(1, int(topology.gpus.max(initial=1)))
     holder = np.full((len(topology), width), -1, np.int32)
@@ -67,14 +73,17 @@ def observe(running: Sequence[JobAttempt], topology: Topology, index: dict[str, 
         rows, columns, numbers = zip(*named, strict=True)
         holder[list(rows), list(columns)] = numbers
     for number, row in unnamed:
-        holder[row, _first_free(holder[row], running[number], topology.gpus[row])] = number
+        works = np.zeros(width, bool) if at_work is None else at_work[row]
+        holder[row, _likeliest_free(holder[row], running[number], topology.gpus[row], works)] = number
     return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory)
 
 
-def _first_free(row: NDArray[np.int32], attempt: JobAttempt, gpus: int) -> NDArray[np.intp]:
+def _likeliest_free(
+    row: NDArray[np.int32], attempt: JobAttempt, gpus: int, works: NDArray[np.bool_]
+) -> NDArray[np.intp]:
     free = np.flatnonzero(row[:gpus] < 0)
     wanted = attempt.submission.gpus_per_node if attempt.submission else len(free)
-    return free[:wanted]
+    return free[np.argsort(~works[free], kind="stable")][:wanted]
 
 
 decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode

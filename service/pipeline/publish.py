@@ -75,6 +75,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "risk.reason": encode(_first_reasons(tick)),
         "gpu.usable": tick.usable,
         "gpu.job": tick.occupancy.holder,
+        "gpu.unknown_use": tick.unknown_use,
         "names.job": "\n".join(tick.occupancy.jobs).encode(),
         "names.live": "\n".join(_known_attempts(tick)).encode(),
         "node.free_cpus": free_cpus,
@@ -104,7 +105,9 @@ def node_answers(tick: Tick) -> list[bytes]:
     """The body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
-    gpus = documents.gpu_answers(tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs)
+    gpus = documents.gpu_answers(
+        tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs, tick.unknown_use
+    )
     risk = documents.encoded_risk_rows(score)
     racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
     hosts = host_answers(tick.frames.node, len(topology))
@@ -229,6 +232,7 @@ def fleet_document(tick: Tick) -> FleetAnswer:
     }
     jobs = tick.occupancy.jobs
     nodes = []
+    held = tick.held | tick.unknown_use
     for row, (holders, answers) in enumerate(zip(tick.occupancy.holder.tolist(), tick.usable.tolist(), strict=True)):
         reasons = tick.fleet.risk.reasons.get(row, ())
         count = int(tick.topology.gpus[row])
@@ -250,15 +254,18 @@ def fleet_document(tick: Tick) -> FleetAnswer:
                 jobs=tick.occupancy.node_jobs.get(row, ()),
             )
         )
+    for row, at in np.argwhere(tick.unknown_use).tolist():
+        nodes[row].gpus[at].held_by = "unknown"
     return FleetAnswer(
         as_of_ms=tick.now_ms,
         fleet_time_ms=tick.now_ms,
         horizon_s=RISK_HORIZONS_S[0],
         gpus=GpuCounts(
-            running=int(tick.held.sum()),
-            free=int((tick.usable & ~tick.held & serving).sum()),
+            running=int(held.sum()),
+            free=int((tick.usable & ~held & serving).sum()),
             unusable=int((tick.exists & ~tick.usable).sum()),
             total=int(tick.exists.sum()),
+            unknown_use=int(tick.unknown_use.sum()),
         ),
         queued_gpus=sum(attempt.gpus for attempt in tick.events.queued),
         queued_jobs=len(tick.events.queued),

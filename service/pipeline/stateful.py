@@ -23,6 +23,7 @@ from service.pipeline.jobs.verdicts import Verdicts
 from service.pipeline.node_past import NodePasts
 from service.pipeline.run_times.record import RunTimeRecord
 from service.pipeline.state import FleetState
+from service.pipeline.unknown_use import UnknownUse
 from service.plugins import load
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ STATEFUL: tuple[PartKind, ...] = (
     PartKind("co_runs", lambda config, state: CoRuns(), begins_anew=True),
     PartKind("pasts", lambda config, state: NodePasts(), begins_anew=True),
     PartKind("verdicts", lambda config, state: Verdicts(), begins_anew=True),
+    PartKind("unknown_use", lambda config, state: UnknownUse(), begins_anew=True),
 )
 
 

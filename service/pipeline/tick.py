@@ -19,6 +19,7 @@ from service.pipeline import documents
 from service.pipeline.occupancy import Occupancy, observe
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
+from service.pipeline.unknown_use import UnknownUse, at_work
 
 SILENT_INTERVALS = 3.0
 
@@ -48,10 +49,11 @@ class Tick(TickInputs):
     """Its inputs and the scores made of them. What several readers need is computed once, when first asked for."""
 
     fleet: ScoredFleet = field(kw_only=True)
+    use: UnknownUse = field(default_factory=UnknownUse, kw_only=True)  # takes the tick in when `unknown_use` is asked
 
     @classmethod
-    def of(cls, inputs: TickInputs, fleet: ScoredFleet) -> "Tick":
-        return cls(**vars(inputs), fleet=fleet)
+    def of(cls, inputs: TickInputs, fleet: ScoredFleet, use: UnknownUse) -> "Tick":
+        return cls(**vars(inputs), fleet=fleet, use=use)
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -85,12 +87,19 @@ class Tick(TickInputs):
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        return observe(self.events.running, self.topology, self.rows)
+        works = at_work(self.frames.gpu, self.gpu_rows) == 1
+        return observe(self.events.running, self.topology, self.rows, works)
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:
         """(n, g) a job holds the GPU."""
         return self.occupancy.holder >= 0
+
+    @cached_property
+    def unknown_use(self) -> NDArray[np.bool_]:
+        """(n, g) telemetry shows the GPU at work, and no job holds it."""
+        found = self.use.update(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
+        return found & self.exists
 
     @cached_property
     def exists(self) -> NDArray[np.bool_]:

@@ -54,7 +54,7 @@ class PlacementService:
         self._expiry = Expiry(config.inbox)
         self.watch = StateWatch(config, clock, ledger)
         metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
-        self._observer = ViewDecoder()
+        self._observer = ViewDecoder(config.placer)
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
         self._view: _View | None = None

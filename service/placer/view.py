@@ -19,7 +19,9 @@ from placement.queue import Waiting
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
 from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
+from service.board.free import unknown_use
 from service.board.urgent import AWAY, forbids, struck
+from service.config import PlacerConfig
 
 RISK_HORIZON_S = 3600
 ADVICE_OF = {"none": Advice.NONE, "watch": Advice.NONE, "avoid": Advice.AVOID}  # others: to be drained
@@ -39,9 +41,10 @@ class Observed:
 
 
 class ViewDecoder:
-    """Decodes boards; reuses the topology until the board holds another one."""
+    """Decodes boards as `placer` says; reuses the topology until the board holds another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, placer: PlacerConfig | None = None) -> None:
+        self._placer = placer or PlacerConfig()
         self._key: tuple[Any, ...] = ()
         self._topology = Topology.build([])
         self._inventory = Inventory.of(self._topology)
@@ -71,6 +74,10 @@ class ViewDecoder:
         n = len(self._topology)
         usable = _rows(board.array("gpu.usable"), n, False)
         holders = _rows(board.array("gpu.job"), n, -1)
+        in_use = unknown_use(board, self._placer)
+        if in_use is not None:
+            in_use = _rows(in_use, n, False) & usable & (holders < 0)
+            usable &= ~in_use
         by_time = _rows(board.array("node.risk").transpose(2, 0, 1), n, np.nan)  # (n, kind, horizon)
         state = _rows(board.array("node.state"), n, NodeState.DRAINED)
         rows = self._inventory.row
@@ -105,6 +112,7 @@ class ViewDecoder:
             as_of_ms=board.as_of_ms,
             generation=self._topology.generation,
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
+            unknown_use=in_use,
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )

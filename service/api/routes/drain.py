@@ -18,6 +18,8 @@ from service.api.routes.jobs import Object, find_job, part_of, start_like
 from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
+from service.board.free import unheld
+from service.config import PlacerConfig
 from service.pipeline.documents import probability
 
 MOST_ASKED = 4  # jobs that the placer is asked about
@@ -88,7 +90,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
     if row is None:
         raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
     as_of_ms = cache.as_of_ms(board, "gpu.job")
-    about = _pool(cache, board, row)
+    about = _pool(cache, board, row, context.config.placer)
     jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
     p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
     body = Drain(
@@ -113,10 +115,10 @@ def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
-def _pool(cache: BoardCache, board: Board, row: int) -> PoolCounts:
+def _pool(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> PoolCounts:
     cache.section(board, "node.pool")
     pool = board.array("node.pool")
-    usable, free = board.array("gpu.usable"), board.array("gpu.job") < 0
+    usable, free = board.array("gpu.usable"), unheld(board, placer)
     n = min(len(pool), len(usable))  # a topology of this moment may know more nodes than were scored
     serving = (board.array("node.state")[:n] == NodeState.IN_SERVICE) & (pool[:n] == pool[row])
     able = (usable[:n] & serving[:, None]).sum(axis=1)

@@ -47,6 +47,7 @@ ACTIVE_SHARE = 0.05  # of the time
 ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
 QUIET_WALL_S, MOST_PAUSES = 5.0, 12  # while somebody tells the past
 HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
+_Heard = tuple[int, Sequence[ServedInstance], Mapping[Key, ObservedGpus], int]  # when, and GPUs in unknown use
 
 
 class DemandForecasts(Capability):
@@ -72,7 +73,7 @@ class DemandForecasts(Capability):
         self._trees = next((one for one in fitted if not isinstance(one, ShadowTrees)), None)
         self._shadow = next((one for one in fitted if isinstance(one, ShadowTrees)), None)
         self.shadow: ShadowModel | None = None  # how the challenger did
-        self._heard: deque[tuple[int, Sequence[ServedInstance], Mapping[Key, ObservedGpus]]] = deque(maxlen=HEARD_KEPT)
+        self._heard: deque[_Heard] = deque(maxlen=HEARD_KEPT)
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
         self._is_told = False
@@ -83,7 +84,8 @@ class DemandForecasts(Capability):
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        self._heard.append((tick.now_ms, tick.served, gpu_looks(tick)))
+        in_use = int(tick.unknown_use.sum())
+        self._heard.append((tick.now_ms, tick.served, gpu_looks(tick), in_use))
         return self.latest
 
     def page(self, tick: Tick) -> bytes:
@@ -128,9 +130,10 @@ class DemandForecasts(Capability):
         """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
         while self._heard:
-            heard_ms, served, looks = self._heard.popleft()
+            heard_ms, served, looks, in_use = self._heard.popleft()
             demand.requests.note(heard_ms, request_rates(served))
             demand.residency.note(heard_ms, looks)
+            demand.note_unknown_use(heard_ms, in_use)
         demand.rank_groups(now_ms)
         histories = await read_histories(demand, state.topology, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}

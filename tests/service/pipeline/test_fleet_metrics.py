@@ -244,8 +244,11 @@ def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
     found = series(board.text("metrics.fleet"))
     assert of(found, "power_watts") == {(): 800}
     assert of(found, "node_sm_clock_hertz", "node") == {("n1",): 990e6}
-    assert of(found, "gpu_utilization_ratio", "state") == {("idle",): 0.75}
-    assert of(found, "gpus", "state")["out_of_service",] == 8
+    assert of(found, "gpu_utilization_ratio", "state") == {("running",): 0.75}, (
+        "no job holds them, and they are at work"
+    )
+    assert of(found, "gpus", "state")["out_of_service",] == 6
+    assert of(found, "gpus_unknown_use") == {(): 2}
     assert of(found, "state_disk_free_bytes")[()] > 0
     assert of(found, "pipeline_process_resident_memory_bytes")[()] > 1e7
 

@@ -153,7 +153,7 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     for minute in range(30):
         it.state.demand.requests.note(NOW_MS - (30 - minute) * MINUTE_MS, {("serve", "llama"): (10.0 + minute % 3, 2)})
     made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
-    made._heard.append((NOW_MS, [served(4.0), served(5.0)], {}))
+    made._heard.append((NOW_MS, [served(4.0), served(5.0)], {}, 0))
     asyncio.run(made.forecast(it.state))
     rows = {(row.pool, row.group): row for row in made.rows if row.target == "request_rate"}
     assert set(rows) == {("all", "all"), ("serve", "all"), ("serve", "llama")}

@@ -1,0 +1,104 @@
+"""UnknownUse: which GPUs are at work though no job holds them, as exporters alone show it.
+
+at work   something runs on it, it has memory in use, or it takes more power than an idle GPU with a context open
+verdict   turns when readings of a minute, and at least two, say the other; the first reading of a GPU decides at once,
+          since what is at work when we begin to listen was so before
+held      a job event wins at once, and after the job's end a minute begins anew; stale readings decide nothing
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+from fleet.stateful import Dump, Stateful
+
+USED_SHARE = 0.05  # of the time, or of the multiprocessors
+USED_BYTES = 2.0**30  # a bare context takes less
+USED_W = 150.0  # an idle H100 with a context open takes 120 W (measured), idle GPUs of all data centres less than 145 W
+TURNS_MS = 60_000
+NEVER = -1  # no verdict yet; else 0 or 1
+
+Mask = NDArray[np.bool_]
+
+
+def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
+    """(n, g) 1 where a GPU is at work, 0 where it is not, -1 where no fresh reading tells. rows: (n, g) of `frame`."""
+    marks = (("gpu_util", USED_SHARE), ("sm_active", USED_SHARE), ("fb_used_bytes", USED_BYTES), ("power_w", USED_W))
+    known, works = np.zeros(len(frame.values), np.bool_), np.zeros(len(frame.values), np.bool_)
+    for name, above in marks:
+        if name in frame.names:
+            values = frame.column(name)
+            known |= np.isfinite(values)
+            works |= values > above
+    return _placed(np.where(known, works.astype(np.int8), np.int8(NEVER)), rows, NEVER)
+
+
+def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
+    """(n, g) of a column by row; `fill` where there is no row."""
+    heard = (rows >= 0) & (rows < len(column))
+    if not len(column):
+        return np.full(rows.shape, fill, column.dtype)
+    return np.where(heard, column[np.where(heard, rows, 0)], column.dtype.type(fill))
+
+
+class UnknownUse(Stateful):
+    """The verdicts of all GPUs, by rows of the node table, which only grows."""
+
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
+        self._verdict = np.full((0, 1), NEVER, np.int8)
+        self._other_ms = np.full((0, 1), -1, np.int64)  # of the first reading of those in a row that say the other
+        self._restored: dict[str, list[int]] = {}
+
+    def update(
+        self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
+    ) -> Mask:
+        """(n, g) GPUs in unknown use as of a tick. names: (n,) nodes; rows: (n, g) of `frame`; held: (n, g) by jobs."""
+        self._grow(names, rows.shape)
+        works = at_work(frame, rows)
+        age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
+        read_ms = now_ms - _placed(age_ms.astype(np.int64), rows, 0)
+        verdict, other_ms = self._verdict, self._other_ms
+        first = (verdict == NEVER) & (works >= 0)
+        verdict[first] = works[first]
+        verdict[held] = 0
+        differs = (works >= 0) & (works != verdict) & ~held
+        other_ms[~differs] = -1
+        begins = differs & (other_ms < 0)
+        other_ms[begins] = read_ms[begins]
+        turned = differs & (read_ms - other_ms >= TURNS_MS)
+        verdict[turned] = works[turned]
+        other_ms[turned] = -1
+        found: Mask = verdict == 1
+        return found
+
+    def _grow(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
+        """Make room for new nodes and GPUs, and place what a snapshot kept."""
+        if self._verdict.shape != shape:
+            for name, fill in (("_verdict", NEVER), ("_other_ms", -1)):
+                old = getattr(self, name)
+                new = np.full(shape, fill, old.dtype)
+                n, g = min(len(old), shape[0]), min(old.shape[1], shape[1])
+                new[:n, :g] = old[:n, :g]
+                setattr(self, name, new)
+        self._names = names
+        for row, name in enumerate(names) if self._restored else ():
+            if kept := self._restored.pop(name, None):
+                known = kept[: shape[1]]
+                self._verdict[row, : len(known)] = known
+
+    def dump(self) -> Dump:
+        told = np.flatnonzero((self._verdict >= 0).any(axis=1)).tolist()
+        return {**self._restored, **{self._names[row]: self._verdict[row].tolist() for row in told}}, {}
+
+    def load(self, about: Mapping[str, list[int]], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Raises ValueError for what is no verdict."""
+        self._restored = {name: [int(one) for one in row] for name, row in about.items()}
+        if any(one not in (NEVER, 0, 1) for row in self._restored.values() for one in row):
+            raise ValueError("a verdict on a GPU that is none of -1, 0, 1")
+
+    def move(self, by_ms: int) -> None:
+        self._other_ms[self._other_ms >= 0] += by_ms
