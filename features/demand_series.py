@@ -115,7 +115,7 @@ def contribution(attempt: JobAttempt) -> Contribution | None:
     return Contribution(
         attempt.queue,
         gpus,
-        attempt.attempt <= 1,
+        attempt.attempt <= 1 and not attempt.has_unseen_start,
         attempt.submitted_ms,
         attempt.started_ms,
         attempt.over_ms,

@@ -78,4 +78,6 @@ class FinishedRuns:
 def _run_of(attempt: JobAttempt) -> tuple[int, Run] | None:
     if attempt.outcome != "finished" or attempt.run_s is None or attempt.ended_ms is None or attempt.gpus <= 0:
         return None
+    if attempt.has_unseen_start:
+        return None
     return attempt.gpus, (attempt.ended_ms, attempt.job, attempt.attempt, attempt.run_s)

@@ -50,11 +50,13 @@ class JobFold:
 
 
 def learn_run(runs: PastRuns, attempt: JobAttempt) -> None:
-    """Feed what is known of an attempt, as often as one likes. An end that a later attempt implies is a preemption."""
+    """Feed what is known of an attempt, as often as one likes. An end that a later attempt implies is a preemption,
+    and so is that of an attempt whose start nobody saw: its run time does not count."""
     job, number = attempt.job, attempt.attempt
     if attempt.submission is not None or attempt.over_ms is not None:
         runs.submitted(job, number, shape_of(attempt))
     if attempt.started_ms is not None:
         runs.started(job, number, attempt.started_ms)
     if attempt.over_ms is not None:
-        runs.ended(job, number, attempt.over_ms, attempt.outcome or "preempted")
+        outcome = "preempted" if attempt.has_unseen_start else attempt.outcome
+        runs.ended(job, number, attempt.over_ms, outcome or "preempted")

@@ -82,6 +82,8 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
     gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"
     waited_to = over if gave_up else started
     waited_s = None if submitted is None or waited_to is None else max(0.0, (waited_to - submitted) / 1000)
+    if attempt.submission is not None and attempt.submission.sequence < 0:
+        waited_s = None  # labels tell of no wait
     return JobRecord(
         arrived,
         attempt.queue,
@@ -90,7 +92,7 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
         started,
         waited_s,
         gave_up,
-        attempt.run_s if attempt.outcome == "finished" else None,
+        attempt.run_s if attempt.outcome == "finished" and not attempt.has_unseen_start else None,
         attempt.submission.tolerated_wait_s if attempt.submission else None,
         _sooner(old.cold_s if old else None, _cold_s(attempt)) if heard else None,
         heard,

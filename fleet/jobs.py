@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,6 +36,9 @@ from fleet.sequences import SeenSequences
 
 EVENTS_KEPT = 20
 EVALUATIONS_KEPT = 17
+UNSEEN_START = {"fleetcast/start": "unseen"}  # a label of a submission: it ran when somebody first heard of it
+
+Teller = Literal["events", "labels", "sdk"]
 
 
 @dataclass(slots=True)
@@ -81,6 +84,19 @@ class JobAttempt:
         if self.over_ms is not None:
             return self.outcome or "failed"
         return "running" if self.started_ms is not None else "queued"
+
+    @property
+    def source(self) -> Teller:
+        """Who tells that it waits, runs or ended: events, exporters' labels alone (sequences below 0), or its steps."""
+        told = [self.written[group] for group in ("submission", "queued", "started", "end") if group in self.written]
+        if told:
+            return "events" if max(told) >= 0 else "labels"
+        return "events" if self.submission is not None else "sdk"  # as a board told it
+
+    @property
+    def has_unseen_start(self) -> bool:
+        """Nobody saw it begin, so that its run time is not known."""
+        return self.submission is not None and self.submission.labels.items() >= UNSEEN_START.items()
 
     @property
     def class_(self) -> str:

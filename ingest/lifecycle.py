@@ -11,6 +11,7 @@ QUEUED: Final = 2
 STARTED: Final = 3
 RESIZED: Final = 16  # and the following, one a change
 ENDED: Final = 1 << 20
+LABELS: Final = -(1 << 32)  # before all of them: an exporter's labels tell of it, and whatever else does counts more
 EXPLAINED: Final = ENDED + 1  # the end by a record that says why; it counts more than one that cannot
 
 

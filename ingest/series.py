@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.samples import EntityKind
+from ingest.gpu_labels import JobLabel
 
 # DCGM prints "no data" as a number (dcgm_structs.h): blank, not found, not supported, not permitted.
 _BLANK_INT32 = 2147483632.0
@@ -41,7 +42,8 @@ class Fold(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Series:
     """A series of the catalogue. `device`: row of its GPU (of MIG instances: their GPU's) or port; `node`: -1 for none.
-    value = raw * scale; raw == `ceiling` (saturated; NaN: never) is missing. With a `fold` it is a part of a sample."""
+    value = raw * scale; raw == `ceiling` (saturated; NaN: never) is missing. With a `fold` it is a part of a sample.
+    label: who holds the GPU (or the MIG instance, where it is `divided`), if labels say so."""
 
     kind: EntityKind
     metric: int
@@ -52,6 +54,8 @@ class Series:
     form: Form = Form.PLAIN
     ceiling: float = float("nan")
     fold: Fold = Fold.WHOLE
+    label: JobLabel | None = None
+    divided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

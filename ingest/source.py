@@ -12,6 +12,7 @@ import msgspec
 from fleet.errors import ConfigError, RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
+from ingest.gpu_labels import LabelSight
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -27,12 +28,13 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Good records of a source. `bad` records are counted by reason and skipped."""
+    """Good records of a source. `bad` records are counted by reason and skipped. labels: who holds which GPUs."""
 
     samples: tuple[SampleBatch, ...] = ()
     events: tuple[JobEvent, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
     bad: tuple[RecordError, ...] = ()
+    labels: tuple[LabelSight, ...] = ()
 
     def __len__(self) -> int:
         """Good records in the batch."""
@@ -49,6 +51,7 @@ class Batch:
             events=tuple(event for part in parts for event in part.events),
             node_events=tuple(event for part in parts for event in part.node_events),
             bad=tuple(error for part in parts for error in part.bad),
+            labels=tuple(sight for part in parts for sight in part.labels),
         )
 
 

@@ -47,7 +47,7 @@ class DividedInbox(Source):
             return batch
         samples = tuple(own for own in map(self._rows.of, batch.samples) if len(own))
         if self._share.first:
-            return Batch(samples, batch.events, batch.node_events, batch.bad)
+            return Batch(samples, batch.events, batch.node_events, batch.bad, batch.labels)
         return Batch(samples)
 
     def position(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import msgspec
 from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
+from ingest.gpu_labels import LabelSight
 from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 from ingest.inbox.segments import Record, RecordKind
 from ingest.remote_write.decoder import WriteDecoder
@@ -24,6 +25,7 @@ def decode_records(
     events: list[JobEvent] = []
     node_events: list[NodeEvent] = []
     samples: list[SampleBatch] = []
+    labels: list[LabelSight] = []
     errors = list(bad)
     for record in records:
         try:
@@ -39,12 +41,13 @@ def decode_records(
                 written = writes.decode(record.payload, VERSIONS[RecordKind(record.kind)], record.received_ms)
                 samples += written.samples
                 errors += written.bad
+                labels += written.labels
             else:
                 raise RecordError("unknown_kind", f"inbox record of kind {record.kind}")
         except RecordError as error:
             errors.append(error)
     few = Batch.merge([Batch(samples=tuple(samples)), Batch()]).samples if len(samples) > 1 else tuple(samples)
-    return Batch(few, tuple(events), tuple(node_events), tuple(errors))
+    return Batch(few, tuple(events), tuple(node_events), tuple(errors), tuple(labels))
 
 
 class _Refusals(msgspec.Struct):

@@ -1,8 +1,11 @@
 """Every exporter we read, behind one `Resolve`: one row of RESOLVERS each."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fleet.entities import Entities
+from fleet.samples import EntityKind
+from ingest.gpu_labels import job_label
 from ingest.gpus import GpuInventory
 from ingest.pages.amd import AmdResolver
 from ingest.pages.dcgm import DcgmResolver
@@ -13,6 +16,7 @@ from ingest.pages.serving import ServingResolver
 from ingest.pages.text import Target
 from ingest.series import Series
 
+GPUS = (EntityKind.GPU, EntityKind.GPU_INSTANCE)
 RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingResolver, InfinibandResolver, AmdResolver)
 
 
@@ -26,12 +30,19 @@ class ExporterResolver:
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
         for resolver in self._resolvers:
             if resolver.claims(name):
-                return resolver(name, labels, target)
+                series = resolver(name, labels, target)
+                return series if series is None or series.kind not in GPUS else _labelled(series, labels)
         return None
 
     def unknown(self) -> dict[str, int]:
         """Names that exporters of ours have and we do not read → how often they were resolved."""
         return {name: count for resolver in self._resolvers for name, count in resolver.unknown.items()}
+
+
+def _labelled(series: Series, labels: Mapping[str, str]) -> Series:
+    """The series of a GPU with the job that its labels name, if they do."""
+    label = job_label(labels)
+    return series if label is None else replace(series, label=label, divided=bool(labels.get("GPU_I_ID")))
 
 
 def names_read(names: Iterable[str]) -> list[str]:

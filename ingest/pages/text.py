@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
+from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.pages.exposition import parse_line, parse_timestamp, parse_value
 from ingest.pages.page_shape import LineRole, PageShape
 from ingest.pages.parts import Folding, Growth
@@ -60,9 +61,14 @@ class _Columns:
     node: NDArray[np.int32]
     device: NDArray[np.int32]
     reported: dict[int, Reported]  # node row -> devices
+    labels: tuple[JobLabel | None, ...]  # of each series; empty where none has any
+    divided: tuple[bool, ...]
+    sight: LabelSight
 
     @classmethod
-    def of(cls, series: Sequence[Series]) -> "_Columns":
+    def of(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "_Columns":
+        """shared: series that are on the page once more, under other labels."""
+        labelled = any(one.label is not None for one in series)
         metric = np.array([one.metric for one in series], np.int16)
         entity = np.array([one.entity for one in series], np.int32)
         present = list(dict.fromkeys(one.kind for one in series))
@@ -79,12 +85,18 @@ class _Columns:
             np.array([one.node for one in series], np.int32),
             np.array([one.device for one in series], np.int32),
             _count_devices(series),
+            tuple(one.label for one in series) if labelled else (),
+            tuple(one.divided for one in series) if labelled else (),
+            _sight(series, shared),
         )
 
     def series(self) -> list[Series]:
         """The series of the columns."""
         folds = map(Fold, self.fold)
-        rows = list(zip(self.node.tolist(), self.device.tolist(), *self.conversion.columns(), folds, strict=True))
+        labels = self.labels or (None,) * len(self.node)
+        divided = self.divided or (False,) * len(self.node)
+        columns = *self.conversion.columns(), folds, labels, divided
+        rows = list(zip(self.node.tolist(), self.device.tolist(), *columns, strict=True))
         found: dict[int, Series] = {}
         for kind, at, metric, entity in self.kinds:
             numbers = np.arange(len(rows))[at].tolist()
@@ -110,6 +122,19 @@ def _count_devices(series: Sequence[Series]) -> dict[int, Reported]:
     return {node: Reported(len(gpus), len(ports)) for node, (gpus, ports) in devices.items()}
 
 
+def _sight(series: Sequence[Series], shared: Sequence[Series]) -> LabelSight:
+    """What labels say of the GPUs on a page; its time is that of each page."""
+    gpus = dict.fromkeys(one.device for one in series if one.kind is EntityKind.GPU)
+    jobs: dict[int, dict[JobLabel, None]] = {}
+    divided: dict[int, None] = {}
+    for one in (*series, *shared):
+        if one.divided:
+            divided[one.device] = None
+        elif one.label is not None:
+            jobs.setdefault(one.device, {})[one.label] = None
+    return LabelSight(0, tuple(gpus), {gpu: tuple(found) for gpu, found in jobs.items()}, tuple(divided))
+
+
 @dataclass(slots=True)
 class _Page:
     """A page on the line path: what was read so far."""
@@ -123,6 +148,7 @@ class _Page:
     bad: list[RecordError] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     entities: set[tuple[EntityKind, int, int]] = field(default_factory=set)
+    shared: list[Series] = field(default_factory=list)
     repeatable: bool = True
 
     def note(self, prefix: bytes, role: LineRole) -> None:
@@ -192,7 +218,7 @@ class PageDecoder:
         elif rest.strip():
             state.bad.append(RecordError("truncated", repr(rest[:80])))
         self._drop_partial(state)
-        self._columns = _Columns.of(state.series)
+        self._columns = _Columns.of(state.series, state.shared)
         self._remember(state, len(lines))
         return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
 
@@ -244,6 +270,8 @@ class PageDecoder:
         ):  # one GPU under several pods: the same number under other labels
             self.noted["folded"] += 1
             page.note(prefix, LineRole.FOLDED)
+            if series.label is not None:
+                page.shared.append(series)
             return
         page.entities.add(identity)
         page.note(prefix, LineRole.WANTED)
@@ -315,7 +343,11 @@ class PageDecoder:
                     samples.append(SampleBatch(kind, metric[at], entity[at], time_ms[rows][at], whole))
             elif isinstance(keep, slice) or keep.any():
                 samples.append(SampleBatch(kind, metric[keep], entity[keep], time_ms[rows][keep], value[rows][keep]))
-        return Batch(samples=tuple(samples), bad=tuple(bad))
+        labels: tuple[LabelSight, ...] = ()
+        if columns.sight.gpus:
+            seen = columns.sight
+            labels = (LabelSight(int(time_ms[-1]), seen.gpus, seen.jobs, seen.divided),)
+        return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels)
 
 
 class _New:

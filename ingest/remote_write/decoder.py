@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -18,6 +19,7 @@ from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
+from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.pages.parts import Growth, PartRows, PartSums
 from ingest.pages.text import Resolve, Target
 from ingest.remote_write.protobuf import BYTES, fields
@@ -36,10 +38,11 @@ NODE_LABELS = ("node", "kubernetes_node")
 _STALE = 0x7FF0000000000002  # the NaN that says: this series has ended
 _UNWANTED, _NEW, _BAD = -1, -2, -3
 _KINDS = tuple(EntityKind)
+_GPU = _KINDS.index(EntityKind.GPU)
 _COLUMNS = np.dtype(
     [
-        *(("kind", "i1"), ("form", "i1"), ("fold", "i1"), ("metric", "<i2"), ("entity", "<i4")),
-        *(("scale", "<f8"), ("ceiling", "<f8")),
+        *(("kind", "i1"), ("form", "i1"), ("fold", "i1"), ("metric", "<i2"), ("entity", "<i4"), ("device", "<i4")),
+        *(("scale", "<f8"), ("ceiling", "<f8"), ("label", "<i4"), ("divided", "?")),
     ]
 )
 
@@ -79,6 +82,7 @@ class WriteDecoder:
         self._sums = PartSums()
         self._growth = Growth()
         self._grows: set[int] = set()  # identities of Fold.RATE
+        self._new_gpus: set[int] = set()  # of which nobody was told yet that they are heard of
 
     def decode(self, body: bytes, version: Version, received_ms: int) -> Batch:
         """The samples of one body. RecordError where nothing can be read: bad_snappy, too_large, bad_protobuf, …"""
@@ -165,6 +169,8 @@ class WriteDecoder:
             self._rows[key] = _UNWANTED
             return _UNWANTED
         self._rows[key] = row = self._table.add(series)
+        if series.kind is EntityKind.GPU:
+            self._new_gpus.add(series.entity)
         if not target.fixed and "instance" in labels:
             self._of_instance.setdefault(labels["instance"], []).append(key)
         return row
@@ -198,7 +204,24 @@ class WriteDecoder:
         samples = _by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
         if parts.any():
             samples += self._summed(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
-        return Batch(samples=tuple(samples), bad=tuple(bad))
+        labels = self._sights(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
+        return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels)
+
+    def _sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
+        """What labels say of the GPUs of a request, by moments; nothing but that they are heard of where none has any.
+        A loop over GPUs."""
+        told = (columns["kind"] == _GPU) | columns["divided"]
+        columns, time_ms = columns[told], time_ms[told]
+        if not self._table.labels:
+            fresh = np.isin(columns["entity"], list(self._new_gpus))
+            columns, time_ms = columns[fresh], time_ms[fresh]
+        self._new_gpus = set()
+        rows = np.unique(np.column_stack([time_ms, columns["device"], columns["label"], columns["divided"]]), axis=0)
+        moments: dict[int, _Sight] = {}
+        for moment_ms, gpu, label, divided in rows.tolist():
+            sight = moments.setdefault(moment_ms, _Sight())
+            sight.note(gpu, self._table.labels[label - 1] if label else None, bool(divided))
+        return tuple(sight.at(moment_ms) for moment_ms, sight in moments.items())
 
     def _summed(
         self,
@@ -249,13 +272,33 @@ def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
 
 
 @dataclass(slots=True)
+class _Sight:
+    """A LabelSight in the making."""
+
+    gpus: dict[int, None] = field(default_factory=dict)
+    jobs: dict[int, list[JobLabel]] = field(default_factory=dict)
+    divided: dict[int, None] = field(default_factory=dict)
+
+    def note(self, gpu: int, label: JobLabel | None, divided: bool) -> None:
+        (self.divided if divided else self.gpus)[gpu] = None
+        if label is not None and not divided:
+            self.jobs.setdefault(gpu, []).append(label)
+
+    def at(self, time_ms: int) -> LabelSight:
+        return LabelSight(time_ms, tuple(self.gpus), self.jobs, tuple(self.divided))
+
+
+@dataclass(slots=True)
 class _Table:
-    """Series as rows of columns, appended to."""
+    """Series as rows of columns, appended to. labels: by number in the columns less one; 0 stands for none."""
 
     _columns: NDArray[np.void]
     _size: int
+    labels: list[JobLabel]
+    _numbers: dict[JobLabel, int]
 
     def __init__(self) -> None:
+        self.labels, self._numbers = [], {}
         self._columns = np.zeros(1024, _COLUMNS)
         self._size = 0
 
@@ -268,7 +311,11 @@ class _Table:
         if self._size == len(self._columns):
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
         kind = _KINDS.index(one.kind)
-        self._columns[self._size] = (kind, one.form, one.fold, one.metric, one.entity, one.scale, one.ceiling)
+        label = 0 if one.label is None else self._numbers.setdefault(one.label, len(self._numbers) + 1)
+        if label > len(self.labels):
+            self.labels.append(cast(JobLabel, one.label))
+        told = kind, one.form, one.fold, one.metric, one.entity, one.device, one.scale, one.ceiling
+        self._columns[self._size] = (*told, label, one.divided)
         self._size += 1
         return self._size - 1
 

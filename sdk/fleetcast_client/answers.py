@@ -179,8 +179,9 @@ class FittedModels(TypedDict):
 class Job(_Class, total=False):
     """`as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None) come with one job alone.
 
-    `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`: "board", or "archive"
-    for one that ended more than an hour ago; its steps are left out.
+    `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`: "board"; "labels" or
+    "sdk" where only exporters' labels or its own steps tell of it; "archive" for one that ended more than an hour ago
+    (without its steps).
     """
 
     as_of_ms: int

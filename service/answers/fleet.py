@@ -14,7 +14,8 @@ SourceHealth = dict[str, Any]  # `name`, and whatever the source reports
 
 
 class Ingestion(msgspec.Struct, kw_only=True):
-    """What sources deliver, and how fast it is on the board. tick_ms, lag_ms: wall time."""
+    """What sources deliver, and how fast it is on the board. tick_ms, lag_ms: wall time. labels: GPUs that exporters'
+    labels say are held, by several (`shared`), or of which MIG instances are (`divided`)."""
 
     as_of_ms: int
     sources: list[SourceHealth]
@@ -34,6 +35,7 @@ class Ingestion(msgspec.Struct, kw_only=True):
     lag_ms: Quantiles = {}
     archive: ArchiveHealth | None = None
     limits: dict[str, dict[str, int]] = {}
+    labels: dict[str, int] = {}
 
 
 class FleetGpu(msgspec.Struct, gc=False):

@@ -20,7 +20,8 @@ class RemainingTime(msgspec.Struct, gc=False):
 
 
 class JobRow(msgspec.Struct, kw_only=True):
-    """`remaining_s` is of a job that runs; null where nothing is known."""
+    """`remaining_s` is of a job that runs; null where nothing is known. `source`: board, of job events; labels or sdk,
+    where exporters' labels or the training loop alone tell of it; archive, of a job that ended longer ago."""
 
     job: str
     attempt: int
@@ -35,6 +36,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     ended_ms: int | None = None
     remaining_s: RemainingTime | None
     slow: bool
+    source: Literal["board", "labels", "sdk", "archive"] = "board"
 
 
 class Jobs(msgspec.Struct):
@@ -124,7 +126,6 @@ class JobAnswer(JobRow, kw_only=True):
     model: str | None = None  # that told it
     events: list[JobEvent]
     start_ms: dict[str, int] | None = None  # of a job that waits, where known
-    source: Literal["board", "archive"] = "board"  # archive: of a job that ended longer ago, without its steps
     reasons: dict[str, str] = {}  # why run_s, remaining_s and start_ms are null, where they are
 
 

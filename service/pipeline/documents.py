@@ -205,6 +205,7 @@ def job_row(
         ended_ms=attempt.ended_ms,
         remaining_s=left,
         slow=slow,
+        source="board" if attempt.source == "events" else attempt.source,
     )
 
 

@@ -20,6 +20,7 @@ from features.frame import FeatureFrame
 from fleet.clock import Clock
 from fleet.samples import EntityKind
 from ingest.archive.archive import ArchiveHealth
+from ingest.label_jobs import LabelHold
 from models.risk.local import Local
 from service.answers.fleet import Ingestion
 from service.answers.risk import HardSignal
@@ -167,6 +168,10 @@ class OtherPipelines(Capability):
                 counts[node] = max(counts.get(node, 0), count)
         return counts
 
+    def labelled(self) -> Iterator[LabelHold]:
+        """Who holds the GPUs that the others hear of, as labels say."""
+        return (hold for report in self.reports() for hold in report.about.labelled)
+
     def models(self) -> dict[str, str]:
         return {node: model for report in self.reports() for node, model in report.about.models.items()}
 
@@ -210,6 +215,7 @@ class OtherPipelines(Capability):
                 own.archive = _archives(own.archive, other.archive)
             own.bad_records = _sum(own.bad_records, other.bad_records)
             own.targets = _sum(own.targets, other.targets)
+            own.labels = _sum(own.labels, other.labels)
             own.bad_examples = {**other.bad_examples, **own.bad_examples}
             newest = (own.newest_sample_ms, other.newest_sample_ms)
             own.newest_sample_ms = max((time_ms for time_ms in newest if time_ms), default=None)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from features.frame import FeatureFrame
 from features.serving import ServedInstance
 from fleet.samples import EntityKind
+from ingest.label_jobs import LabelHold
 from ingest.shares import Share
 from models.risk.local import Local
 from models.risk.rules import ROW, RULES
@@ -39,6 +40,7 @@ class About(msgspec.Struct):
     ingestion: Ingestion | None = None
     served: list[ServedInstance] = []
     mig: Mapping[str, Mapping[str, float | None]] = {}
+    labelled: list[LabelHold] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def shown(frame: FeatureFrame) -> NDArray[np.float32]:
 
 def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
     """Everything that the first pipeline needs of this one."""
-    own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig
+    own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig, list(inputs.labelled)
     about = About(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
         "doc.local": encode(about),

@@ -26,6 +26,7 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
 from ingest.archive.archive import Archive
+from ingest.label_jobs import LabelHold, LabelJobs, LabelledGpus
 from ingest.node_names import known_name, node_name
 from ingest.source import Batch
 from models.risk.score import FoldedEvents
@@ -84,6 +85,7 @@ class FleetState:
         self.topology = align(topology, entities)
         self.counts = Counts()
         self.archive: Archive | None = None  # gets what is accepted
+        self.labelled, self.label_jobs = LabelledGpus(entities), LabelJobs()
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
@@ -109,6 +111,8 @@ class FleetState:
                 newest = int(samples.time_ms.max())
                 if newest <= now_ms + self.store.span.future_ms:
                     counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
+        for sight in batch.labels:
+            self.labelled.take(sight)
         for event in batch.events:
             if not self.jobs.has_room(event, self.limits.live_jobs):
                 live = f"{self.jobs.live:,} jobs wait or run, limits.live_jobs are"
@@ -129,6 +133,12 @@ class FleetState:
         for error in batch.bad:
             self._note_bad(error)
         return self._apply_node_events(batch.node_events)
+
+    def follow_labels(self, others: Iterable[LabelHold], now_ms: int) -> None:
+        """Fold what exporters' labels tell of jobs, here and in other pipelines."""
+        holds = [*self.labelled.holds(now_ms), *others]
+        if events := self.label_jobs.events(holds, self.jobs, now_ms):
+            self.apply(Batch(events=tuple(events)), now_ms)
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
         """Returns the new ones, under the names by which the fleet knows their nodes."""

@@ -52,6 +52,8 @@ STATEFUL: tuple[PartKind, ...] = (
     PartKind("co_runs", lambda config, state: CoRuns(), begins_anew=True),
     PartKind("pasts", lambda config, state: NodePasts(), begins_anew=True),
     PartKind("verdicts", lambda config, state: Verdicts(), begins_anew=True),
+    PartKind("labelled", lambda config, state: state.labelled, begins_anew=True),
+    PartKind("label_jobs", lambda config, state: state.label_jobs, begins_anew=True),
     PartKind("unknown_use", lambda config, state: UnknownUse(), begins_anew=True),
 )
 

@@ -12,6 +12,7 @@ from features.serving import ServedInstance
 from fleet.entities import Entities
 from fleet.nodes import NodeState
 from fleet.topology import Topology
+from ingest.label_jobs import LabelHold
 from models.risk.score import ScoredFleet
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
@@ -42,6 +43,7 @@ class TickInputs:
     run_times: Mapping[Attempt, IssuedRunTime] = field(default_factory=dict)
     inbox: Mapping[str, int] = field(default_factory=dict)  # segment -> offset up to which `events` are folded
     gpu_models: Mapping[str, str] = field(default_factory=dict)  # by node, from telemetry
+    labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ class InputCollector:
             self._gpu_models, gpus = {**self._others.models(), **self._gpu_models}, self._others.gpus()
         state.refresh_topology(self._gpu_models, gpus)
 
+    def follow_labels(self, now_ms: int) -> None:
+        """Take in what exporters' labels tell of jobs; only the first pipeline folds events."""
+        if self._others is not None:
+            self._saved.state.follow_labels(self._others.labelled(), now_ms)
+
     def collect(self, now_ms: int) -> TickInputs:
         state = self._saved.state
         return TickInputs(
@@ -59,6 +64,7 @@ class InputCollector:
             served=served_instances(state.store, now_ms),
             mig=mig_instances(state.store, now_ms),
             run_times=self._saved.parts[RunTimeRecord].issued,
+            labelled=[] if self._others is not None else state.labelled.holds(now_ms),
             inbox=dict(*[source.position() for source in self._sources if source.name == InboxSource.name]),
             meta=self._meta(now_ms),
             ingestion=self._ingestion(now_ms),
@@ -84,4 +90,5 @@ class InputCollector:
         metrics.rates.note(now_ms, state.counts.samples, state.counts.events)
         found = metrics.ingestion(now_ms, state.counts, self._sources)
         found.archive, found.limits = self._archive_writer.health(), state.used()
+        found.labels = state.labelled.counts()
         return self._others.ingestion(found) if self._others else found

@@ -94,7 +94,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
         return answer(context, board, as_of_ms, encode(body))
     detail = part_of(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
     asks = detail.pop("asks", None)
-    body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None, "source": "board"}
+    body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None}
     reasons = {name: why for name, why in _reasons(row.state).items() if body.get(name) is None}
     if row.state == "queued":
         body["start_ms"], why = await _start(request, context, row, asks)

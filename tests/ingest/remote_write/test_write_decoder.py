@@ -199,3 +199,35 @@ def test_labels_are_read_however_they_are_written() -> None:
     for bad in (b"", block(2, name), block(1, name)[:-1], block(1, block(1, b"\xff"))):
         with pytest.raises(RecordError, match="bad_label"):
             parse_labels(bad)
+
+
+NAMES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE")
+Told = tuple[int, list[int], dict[int, list[str]], list[int]]  # seconds, GPUs, their jobs, divided GPUs
+
+
+def labelled(at_ms: int, **labels: str) -> list[Row]:
+    """Two series of a GPU under its labels, and of one that nobody holds."""
+    held: list[Row] = [(gpu(name, 0, **labels), [(at_ms, 1.0)]) for name in NAMES]
+    return [*held, *((gpu(name, 1), [(at_ms, 1.0)]) for name in NAMES)]
+
+
+@pytest.mark.parametrize("version", list(Version))
+def test_labels_tell_who_holds_a_gpu_at_each_moment(version: Version) -> None:
+    decoder = WriteDecoder(ExporterResolver(Entities()))
+    make = message_v1 if version is Version.V1 else message_v2
+
+    def sights(*rows: Row) -> list[Told]:
+        found = []
+        for one in decoder.decode(packed(make(rows)), version, T0 + 99_000).labels:
+            jobs = {at: [job.job for job in held] for at, held in one.jobs.items()}
+            found.append(((one.time_ms - T0) // 1000, sorted(one.gpus), jobs, list(one.divided)))
+        return found
+
+    assert sights(*labelled(T0)) == [(0, [0, 1], {}, [])], "once: they are heard of"
+    assert sights(*labelled(T0 + 15_000)) == []
+    pod = {"exported_pod": "a-worker-0", "exported_namespace": "ml", "pod": "dcgm-exporter-x8k2p"}
+    assert sights(*labelled(T0 + 30_000, **pod)) == [(30, [0, 1], {0: ["ml/a"]}, [])]
+    both = [*labelled(T0 + 45_000, **pod), *labelled(T0 + 60_000)]
+    assert sights(*both) == [(45, [0, 1], {0: ["ml/a"]}, []), (60, [0, 1], {}, [])]
+    instance = gpu("DCGM_FI_PROF_SM_ACTIVE", 1, GPU_I_ID="3", hpc_job="17")
+    assert sights((instance, [(T0 + 75_000, 0.5)])) == [(75, [], {}, [1])]

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from fleet.events import Finished, Started, Submitted
 from fleet.requests import RankPlacement
 from ingest.source import Batch
@@ -84,3 +86,96 @@ def test_verdicts_outlive_a_restart(tmp_path: Path) -> None:
     again.clock.advance(100)
     board = again.tick()
     assert board.json("doc.fleet")["gpus"]["unknown_use"] == 8, "before any page is read"
+
+
+def pod(name: str, namespace: str = "ml", prefix: str = "") -> dict[str, str]:
+    """The labels of dcgm-exporter's Kubernetes mapping; prefix: as after a Prometheus that keeps its own."""
+    own = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpus", "container": "exporter"} if prefix else {}
+    return {**own, f"{prefix}pod": name, f"{prefix}namespace": namespace, f"{prefix}container": "main"}
+
+
+NO_POD = {"pod": "", "namespace": "", "container": ""}
+
+
+def half(node: str, labels: dict[str, str], others: dict[str, str]) -> bytes:
+    """A node whose first four GPUs are at work."""
+    return page(node, [(BUSY, labels)] * 4 + [(IDLE, others)] * 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "others", "job", "queue"),
+    [
+        (pod("train-42-master-0"), pod("train-42-worker-0"), NO_POD, "ml/train-42", "ml"),
+        (
+            pod("a-master-0", "ml", "exported_"),
+            pod("a-worker-0", "ml", "exported_"),
+            {"pod": "dcgm-exporter-x"},
+            "ml/a",
+            "ml",
+        ),
+        ({"hpc_job": "4711"}, {"hpc_job": "4711"}, {}, "4711", "default"),
+    ],
+    ids=["Kubernetes", "through a Prometheus", "HPC"],
+)
+def test_labels_alone_give_a_job_its_place_its_demand_and_its_run_time(
+    tmp_path: Path, first: dict[str, str], second: dict[str, str], others: dict[str, str], job: str, queue: str
+) -> None:
+    world = BareWorld(tmp_path)
+    empty = {node: page(node, [(IDLE, others)] * GPUS) for node in ("n1", "n2")}
+    world.run(30, **empty)
+    board = world.run(300, n1=half("n1", first, others), n2=half("n2", second, others))
+    (row,) = board.json("doc.jobs")
+    assert (row["job"], row["state"], row["queue"], row["gpus"], row["nodes"]) == (
+        job,
+        "running",
+        queue,
+        8,
+        ["n1", "n2"],
+    )
+    assert row["source"] == "labels"
+    assert board.json("doc.job")[job]["placement"][1] == {"rank": 1, "node": "n2", "gpus": [0, 1, 2, 3]}
+    assert board.json("doc.fleet")["gpus"] == {"running": 8, "free": 8, "unusable": 0, "total": 16, "unknown_use": 0}
+    assert world.running() == world.running(pool=queue) == [8.0] * 3
+    assert world.decide(board, gang=1, gpus_per_node=8).outcome == "refused"
+    board = world.run(120, **empty)
+    assert board.json("doc.jobs")[0]["state"] == "finished"
+    assert board.json("durations")["all"] == {"p50": 285.0, "p90": 285.0, "n": 1}
+    assert world.running() == [0.0] * 3
+
+
+def test_pods_that_share_a_gpu_and_mig_instances_are_counted(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path)
+    divided = {**pod("slice-a"), "GPU_I_ID": "1", "GPU_I_PROFILE": "1g.10gb"}
+    text = page("n1", [(BUSY, pod("one")), (BUSY, NO_POD)], shared=[(0, pod("two")), (1, divided)])
+    board = world.run(90, n1=text)
+    assert board.json("doc.ingestion")["labels"] == {"labelled": 1, "shared": 1, "divided": 1}
+    assert [row["job"] for row in board.json("doc.jobs")] == ["ml/one"]
+    assert board.json("doc.fleet")["gpus"]["unknown_use"] == 1, "of the divided one nobody tells who holds it"
+
+
+def test_a_restart_in_the_middle_goes_on_with_the_same_attempt(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path)
+    labelled = half("n1", pod("a"), NO_POD)
+    world.run(30, n1=EMPTY)
+    board = world.run(60, n1=labelled)
+    asyncio.run(world.pipeline.save())
+    again = BareWorld(tmp_path)
+    again.clock.advance(2000)
+    again.tick()
+    after = again.run(60, n1=labelled)
+    assert after.json("occupancy")["running"] == board.json("occupancy")["running"] == [["ml/a", 1]]
+
+
+def test_real_events_of_a_labelled_job_take_it_over_without_counting_it_twice(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path)
+    labelled = half("n1", pod("a"), NO_POD)
+    world.run(60, n1=EMPTY)
+    world.run(60, n1=labelled)
+    told = Submitted(job="ml/a", sequence=1, time_ms=NOW_MS, queue="gold", gpus_per_node=4)
+    started = Started(job="ml/a", sequence=3, time_ms=NOW_MS + 60_000, ranks=(RankPlacement(0, "n1", ()),))
+    world.pipeline.take(Batch(events=(told, started)))
+    board = world.run(60, n1=labelled)
+    (row,) = board.json("doc.jobs")
+    assert (row["source"], row["queue"], row["gpus"], row["attempt"]) == ("board", "gold", 1 * 4, 1)
+    assert board.json("doc.fleet")["gpus"]["running"] == 4
+    assert world.running(bins=1) == [4.0]

@@ -1,0 +1,106 @@
+"""What labels of an exporter's series say of who holds a GPU: Kubernetes' pods and Slurm's jobs.
+
+    pod, namespace, container      Kubernetes mapping; `exported_*` where a Prometheus keeps its own labels
+    hpc_job                        HPC mapping: the id of a Slurm job
+    job_id, job_user, job_partition   the same of AMD's exporter
+
+A pod's job is NAMESPACE/OWNER, as the Kubernetes source calls it. The owner is the pod's name without what controllers
+append: a Deployment's two random parts, a Job's one, and a role with its numbers (`train-42-worker-0` → `train-42`).
+Numbers alone stay: `train-42` may be a name, and jobs that are taken for one would never end.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.events import JobClass
+
+# What Kubernetes makes random parts of names of (k8s.io/apimachinery: util/rand), so that they spell no words.
+_RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
+_DEPLOYMENT = re.compile(rf"(.+)-{_RANDOM}{{6,10}}-{_RANDOM}{{5}}")
+_JOB = re.compile(rf"(.+)-{_RANDOM}{{5}}")
+_ROLE = re.compile(r"(.+?)-(?:worker|master|launcher|chief|ps|leader|head|evaluator)s?(?:-\d+)+")
+_PODS = (("exported_pod", "exported_namespace"), ("pod", "namespace"))
+_JOBS = ("hpc_job", "job_id")
+_NONE = frozenset({"", "0", "none", "None", "N/A"})
+
+
+class JobLabel(msgspec.Struct, frozen=True, array_like=True):
+    """The job that a series' labels name. pod: its own name, without the namespace; empty for Slurm's jobs."""
+
+    job: str
+    queue: str = ""
+    pod: str = ""
+    user: str = ""
+    class_: JobClass = "training"
+
+
+class LabelSight(msgspec.Struct, frozen=True, gc=False):
+    """What one page, or one request, says. gpus: rows of the GPUs on it; jobs: the labels of those that have some;
+    divided: rows of GPUs of which MIG instances have labels, which say nothing of the whole."""
+
+    time_ms: int
+    gpus: Sequence[int]
+    jobs: Mapping[int, Sequence[JobLabel]]
+    divided: Sequence[int] = ()
+
+
+def job_label(labels: Mapping[str, str]) -> JobLabel | None:
+    """Who holds the GPU; None where the labels name nobody, or the exporter's own pod.
+
+    >>> job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"}).job
+    'ml/train-42'
+    >>> job_label({"hpc_job": "4711"}).job, job_label({"pod": "", "namespace": ""})
+    ('4711', None)
+    """
+    for key in _JOBS:
+        job = labels.get(key, "")
+        if job not in _NONE and (key == "hpc_job" or "job_user" in labels):
+            return _slurm_job(job, labels.get("job_partition", ""), labels.get("job_user", ""))
+    for pod_key, namespace_key in _PODS:
+        pod = labels.get(pod_key, "")
+        if pod and not (pod_key == "pod" and _is_exporter(pod, labels.get("container", ""))):
+            return _pod(pod, labels.get(namespace_key, ""))
+    return None
+
+
+def _is_exporter(pod: str, container: str) -> bool:
+    """A Prometheus that adds its targets' labels names the exporter's pod on each series that has no other."""
+    return "exporter" in pod or "exporter" in container
+
+
+@lru_cache(65_536)
+def _slurm_job(job: str, queue: str, user: str) -> JobLabel | None:
+    names = (job, queue, user)
+    return JobLabel(job, queue, user=user) if all(map(_may_be_name, names)) else None
+
+
+@lru_cache(65_536)
+def _pod(pod: str, namespace: str) -> JobLabel | None:
+    if not (_may_be_name(pod) and _may_be_name(namespace)):
+        return None
+    owner, class_ = owner_of(pod)
+    return JobLabel(f"{namespace or 'default'}/{owner}", namespace, pod, class_=class_)
+
+
+def _may_be_name(text: str) -> bool:
+    return len(text) <= MAX_NAME_LENGTH // 2 and (not text or text.isprintable())
+
+
+def owner_of(pod: str) -> tuple[str, JobClass]:
+    """The name of a pod's job, and its class.
+
+    >>> owner_of("vllm-6d4cf56db6-x7k2p"), owner_of("bert-x7k2p"), owner_of("train-42")
+    (('vllm', 'inference'), ('bert', 'training'), ('train-42', 'training'))
+    >>> owner_of("set-workers-0-3-x7k2p"), owner_of("llm-master-0")
+    (('set', 'training'), ('llm', 'training'))
+    """
+    if found := _DEPLOYMENT.fullmatch(pod):
+        return found.group(1), "inference"
+    if found := _JOB.fullmatch(pod):
+        pod = found.group(1)
+    found = _ROLE.fullmatch(pod)
+    return (found.group(1) if found else pod), "training"

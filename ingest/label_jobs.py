@@ -1,0 +1,248 @@
+"""Exporters' labels, who holds which GPU → events of jobs that nobody else tells of.
+
+    pages, remote write ── LabelledGpus: a GPU's holder as its labels say, over lost pages ── LabelHold
+    holds of all pipelines ── LabelJobs, each tick ── events with sequences below 0, so that every real event wins
+
+A label that is gone from two pages and for a minute has ended; another one takes the GPU at once. A job ends when it
+was last seen on a GPU. Labels do not tell how: it counts as finished. A job that was there when its exporter was first
+heard has an unseen start, and its run time is not learnt.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from fleet.entities import Entities
+from fleet.events import Finished, JobEvent, Preempted, Resized, Started, Submitted
+from fleet.jobs import UNSEEN_START, JobAttempt, JobTable
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind
+from fleet.stateful import Dump, Stateful
+from ingest.gpu_labels import JobLabel, LabelSight
+from ingest.lifecycle import ENDED, LABELS, RESIZED, STARTED, SUBMITTED
+
+GONE_MS = 60_000
+GONE_PAGES = 2
+SILENT_MS = 1_800_000  # an exporter that is away so long holds nothing any more
+
+
+class LabelHold(msgspec.Struct, array_like=True):
+    """A GPU (NODE/INDEX) and the job that its labels name. seen_ms: of the last page that did; missed: pages since."""
+
+    gpu: str
+    label: JobLabel
+    began_ms: int
+    seen_ms: int
+    missed: int = 0
+    unseen_start: bool = False
+
+
+class LabelledGpus(Stateful):
+    """Who holds the GPUs of one pipeline, as labels say."""
+
+    def __init__(self, entities: Entities) -> None:
+        self._entities = entities
+        self._holds: dict[int, LabelHold] = {}  # by row of the GPU
+        self._restored: list[LabelHold] = []
+        self._heard: set[int] = set()
+        self._newest_ms: dict[int, int] = {}  # of GPUs with labels
+        self._shared: set[int] = set()
+        self._divided: set[int] = set()
+        self._began_ms: int | None = None
+
+    def take(self, sight: LabelSight) -> None:
+        """Fold one page or request; an older one than the last of a GPU changes nothing for it."""
+        if self._restored:
+            self._place()
+        if sight.divided:
+            self._divided.update(sight.divided)
+        if sight.jobs or self._holds:
+            for gpu in sight.gpus:
+                labels = sight.jobs.get(gpu, ())
+                if labels or gpu in self._holds:
+                    self._note(gpu, labels, sight.time_ms)
+        self._heard.update(sight.gpus)
+
+    def _note(self, gpu: int, labels: Sequence[JobLabel], time_ms: int) -> None:
+        if time_ms <= self._newest_ms.get(gpu, -1):
+            return
+        self._newest_ms[gpu] = time_ms
+        (self._shared.add if len(labels) > 1 else self._shared.discard)(gpu)
+        hold = self._holds.get(gpu)
+        if hold is not None and hold.label in labels:
+            hold.seen_ms, hold.missed = time_ms, 0
+        elif labels:
+            name = self._entities[EntityKind.GPU].names[gpu]
+            unseen = gpu not in self._heard
+            self._holds[gpu] = LabelHold(name, min(labels, key=_order), time_ms, time_ms, 0, unseen)
+        elif hold is not None:
+            hold.missed += 1
+            if hold.missed >= GONE_PAGES and time_ms - hold.seen_ms >= GONE_MS:
+                del self._holds[gpu]
+
+    def holds(self, now_ms: int) -> list[LabelHold]:
+        """All that stand now; those of exporters that are away for long are dropped."""
+        if self._restored:
+            self._place()
+        if self._began_ms is None:
+            self._began_ms = now_ms
+        silent_ms = now_ms - SILENT_MS
+        if self._began_ms <= silent_ms:  # silence counts only while somebody listens
+            for gpu in [gpu for gpu, hold in self._holds.items() if hold.seen_ms <= silent_ms]:
+                del self._holds[gpu]
+        return list(self._holds.values())
+
+    def counts(self) -> dict[str, int]:
+        """GPUs that labels say somebody holds; of these, shared by several; and those divided into labelled parts."""
+        return {"labelled": len(self._holds), "shared": len(self._shared), "divided": len(self._divided)}
+
+    def _place(self) -> None:
+        """Find the rows of what a snapshot kept."""
+        rows = {name: row for row, name in enumerate(self._entities[EntityKind.GPU].names)}
+        for hold in self._restored:
+            if hold.gpu in rows:
+                self._holds[rows[hold.gpu]] = hold
+                self._newest_ms[rows[hold.gpu]] = hold.seen_ms
+        self._restored = []
+
+    def dump(self) -> Dump:
+        return msgspec.to_builtins([*self._restored, *self._holds.values()]), {}
+
+    def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._restored = msgspec.convert(about, list[LabelHold])
+
+    def move(self, by_ms: int) -> None:
+        for hold in (*self._restored, *self._holds.values()):
+            hold.began_ms += by_ms
+            hold.seen_ms += by_ms
+        self._newest_ms = {gpu: time_ms + by_ms for gpu, time_ms in self._newest_ms.items()}
+
+
+def _order(label: JobLabel) -> tuple[str, str]:
+    return label.job, label.pod
+
+
+class LabelledJob(msgspec.Struct, array_like=True):
+    """A job that labels alone tell of: its present attempt, where it is, and when it was last seen."""
+
+    attempt: int
+    ranks: tuple[RankPlacement, ...]
+    seen_ms: int
+    resizes: int = 0
+
+
+class LabelJobs(Stateful):
+    """What holds of all pipelines make of jobs. A job that real events know is theirs."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[str, LabelledJob] = {}
+        self._told: set[str] = set()  # jobs whose holds real events explain, as long as these last
+
+    def events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
+        """What is news since the last call; the same again tells nothing."""
+        found: dict[str, list[LabelHold]] = defaultdict(list)
+        for hold in holds:
+            found[hold.label.job].append(hold)
+        if not found and not self._tracks:
+            return []
+        self._told &= found.keys()
+        real = _real_by_node(jobs) if found else {}
+        events: list[JobEvent] = []
+        for job, members in sorted(found.items()):
+            if job in self._told or _is_told(job, members, jobs, real):
+                self._told.add(job)
+                events += self._give_way(job, jobs, now_ms)
+            else:
+                events += self._go_on(job, members, jobs, now_ms)
+        for job in [job for job in self._tracks if job not in found]:
+            track = self._tracks.pop(job)
+            if not _is_real(jobs.get(job, track.attempt)):
+                events.append(Finished(**_about(job, track.attempt, ENDED, track.seen_ms)))
+        return events
+
+    def _give_way(self, job: str, jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
+        """Real events tell of it now: an attempt that they do not name ends."""
+        track = self._tracks.pop(job, None)
+        if track is not None and not _is_real(jobs.get(job, track.attempt)):
+            yield Preempted(**_about(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events")
+
+    def _go_on(self, job: str, members: Sequence[LabelHold], jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
+        ranks, seen_ms = _ranks(members), max(hold.seen_ms for hold in members)
+        track = self._tracks.get(job)
+        if track is None:
+            known = jobs.get(job)
+            goes_on = known is not None and known.over_ms is None
+            number = 1 if known is None else known.attempt if goes_on else known.attempt + 1
+            self._tracks[job] = LabelledJob(number, ranks, seen_ms)
+            yield from _begin(job, number, members, ranks)
+            return
+        track.seen_ms = seen_ms
+        if ranks != track.ranks:
+            track.ranks, track.resizes = ranks, track.resizes + 1
+            yield Resized(**_about(job, track.attempt, RESIZED + track.resizes, now_ms), ranks=ranks)
+
+    def dump(self) -> Dump:
+        return {"tracks": msgspec.to_builtins(self._tracks), "told": sorted(self._told)}, {}
+
+    def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._tracks = msgspec.convert(about["tracks"], dict[str, LabelledJob])
+        self._told = set(about["told"])
+
+
+def _begin(
+    job: str, number: int, members: Sequence[LabelHold], ranks: tuple[RankPlacement, ...]
+) -> Iterator[Submitted | Started]:
+    first = min(members, key=lambda hold: (hold.began_ms, hold.gpu))
+    label, began_ms = first.label, first.began_ms
+    unseen = all(hold.unseen_start for hold in members)
+    yield Submitted(
+        **_about(job, number, SUBMITTED, began_ms),
+        queue=label.queue,
+        user=label.user,
+        name=job.rpartition("/")[2] if label.pod else "",
+        class_=label.class_,
+        gang=len(ranks),
+        gpus_per_node=max(len(rank.gpus) for rank in ranks),
+        labels=UNSEEN_START if unseen else {},
+    )
+    yield Started(**_about(job, number, STARTED, began_ms), ranks=ranks)
+
+
+def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any]:
+    """The identity of an event of labels: the same fact has the same, and every real event comes after it."""
+    return {"job": job, "attempt": attempt, "sequence": LABELS + sequence, "time_ms": time_ms}
+
+
+def _ranks(members: Iterable[LabelHold]) -> tuple[RankPlacement, ...]:
+    """One a node, in order of names."""
+    gpus: dict[str, list[int]] = defaultdict(list)
+    for hold in members:
+        node, _, index = hold.gpu.rpartition("/")
+        gpus[node].append(int(index))
+    return tuple(
+        RankPlacement(rank, node, tuple(sorted(held))) for rank, (node, held) in enumerate(sorted(gpus.items()))
+    )
+
+
+def _is_real(attempt: JobAttempt | None) -> bool:
+    return attempt is not None and attempt.source == "events"
+
+
+def _real_by_node(jobs: JobTable) -> dict[str, list[str]]:
+    """Node → jobs that run there by real events."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for attempt in jobs.running():
+        for node in attempt.hosts if attempt.source == "events" else ():
+            found[node].append(attempt.job)
+    return found
+
+
+def _is_told(job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]) -> bool:
+    """Real events know the job, or one there whose pods are called so: a JobSet's `set-workers` is a part of `set`."""
+    if _is_real(jobs.get(job)):
+        return True
+    pods = f"{job.rpartition('/')[0]}/{members[0].label.pod}" if members[0].label.pod else job
+    return any(pods.startswith(f"{other}-") for hold in members for other in real.get(hold.gpu.rpartition("/")[0], ()))
