@@ -110,7 +110,7 @@ def _is_heard(started_ms: int | None, old: JobRecord | None, heard_ms: int | Non
 
 def _cold_s(attempt: JobAttempt) -> float | None:
     """Seconds from the start to the end of the first step that is known, or to the steady phase if that was sooner."""
-    if attempt.started_ms is None:
+    if attempt.started_ms is None or attempt.source == "sdk":  # a start that its first step implies
         return None
     times = [attempt.steps[0].time_ms] if attempt.steps else []
     if attempt.phase == "steady" and attempt.phase_since_ms is not None:

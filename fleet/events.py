@@ -65,8 +65,12 @@ class Started(_JobEvent, frozen=True, kw_only=True, tag="started"):
 
 
 class Phase(_JobEvent, frozen=True, kw_only=True, tag="phase"):
+    """node, gpus: where the rank runs, for jobs of which nobody else says it."""
+
     name: PhaseName
     rank: int | None = None
+    node: str = ""
+    gpus: tuple[int, ...] = ()
 
 
 class StepParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -79,6 +83,8 @@ class StepParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Step(_JobEvent, frozen=True, kw_only=True, tag="step"):
+    """node, gpus: as of a phase."""
+
     step: int
     duration_s: float
     rank: int | None = None
@@ -86,6 +92,8 @@ class Step(_JobEvent, frozen=True, kw_only=True, tag="step"):
     parts: StepParts | None = None
     tokens: int | None = None
     sequence_length: float | None = None
+    node: str = ""
+    gpus: tuple[int, ...] = ()
 
 
 class Checkpoint(_JobEvent, frozen=True, kw_only=True, tag="checkpoint"):

@@ -5,13 +5,12 @@ an event wakes them, which saves memory and lets snapshots skip them.
 """
 
 import zlib
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from operator import itemgetter
-from typing import Any, Literal
 
 import msgspec
 
@@ -32,13 +31,11 @@ from fleet.events import (
 )
 from fleet.job_steps import RankSteps, keep_step
 from fleet.requests import Gang, RankPlacement
-from fleet.sequences import SeenSequences
+from fleet.sequences import SeenSequences, keep_newest
+from fleet.tellers import UNSEEN_START, Teller, teller_of, with_place
 
 EVENTS_KEPT = 20
 EVALUATIONS_KEPT = 17
-UNSEEN_START = {"fleetcast/start": "unseen"}  # a label of a submission: it ran when somebody first heard of it
-
-Teller = Literal["events", "labels", "sdk"]
 
 
 @dataclass(slots=True)
@@ -68,6 +65,7 @@ class JobAttempt:
     failure: Failed | None = None
     events: list[JobEvent] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)  # field group -> sequence of its last writer
+    heard_ms: int = 0  # the newest step, phase or checkpoint
 
     @property
     def submitted_ms(self) -> int | None:
@@ -87,16 +85,18 @@ class JobAttempt:
 
     @property
     def source(self) -> Teller:
-        """Who tells that it waits, runs or ended: events, exporters' labels alone (sequences below 0), or its steps."""
-        told = [self.written[group] for group in ("submission", "queued", "started", "end") if group in self.written]
-        if told:
-            return "events" if max(told) >= 0 else "labels"
-        return "events" if self.submission is not None else "sdk"  # as a board told it
+        """Who tells of it."""
+        return teller_of(self.written, self.submission)
 
     @property
     def has_unseen_start(self) -> bool:
         """Nobody saw it begin, so that its run time is not known."""
         return self.submission is not None and self.submission.labels.items() >= UNSEEN_START.items()
+
+    @property
+    def is_shown(self) -> bool:
+        """Enough is known to list it: it was submitted, runs, or is over."""
+        return self.submission is not None or self.started_ms is not None or self.over_ms is not None
 
     @property
     def class_(self) -> str:
@@ -141,7 +141,9 @@ class JobAttempt:
         """Apply one event; False when it is a duplicate."""
         if not self.seen.add(event.sequence):
             return False
-        _keep(self.events, event, EVENTS_KEPT)
+        keep_newest(self.events, event, EVENTS_KEPT)
+        if isinstance(event, Phase | Step | Checkpoint):
+            self._imply(event)
         match event:
             case Submitted():
                 if self._wins("submission", event):
@@ -161,7 +163,7 @@ class JobAttempt:
                 if not event.rank and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
                 if event.name == "evaluation" and not event.rank and self.ended_ms is None:
-                    _keep(self.evaluations, event, EVALUATIONS_KEPT)
+                    keep_newest(self.evaluations, event, EVALUATIONS_KEPT)
             case Step():
                 if self.ended_ms is None:
                     self.steps_told += 1
@@ -175,6 +177,17 @@ class JobAttempt:
             case Finished() | Failed() | Preempted():
                 self._end(event)
         return True
+
+    def _imply(self, event: Phase | Step | Checkpoint) -> None:
+        """What steps (or a phase, …) runs, where its ranks say they are, until events say where; and is not silent."""
+        self.heard_ms = max(self.heard_ms, event.time_ms)
+        if "started" not in self.written:
+            self.started_ms = min(event.time_ms, self.started_ms or event.time_ms)
+            if self.ended_ms is not None and self.written.get("end", 0) < 0 and event.time_ms > self.ended_ms:
+                del self.written["end"]  # it was silent only
+                self.ended_ms, self.outcome, self.failure = None, "", None
+        if not isinstance(event, Checkpoint) and "placement" not in self.written:
+            self.ranks = with_place(self.ranks, event)
 
     def _end(self, event: Finished | Failed | Preempted) -> None:
         self.steps.clear()  # only what runs is judged by its steps
@@ -201,13 +214,6 @@ class JobAttempt:
             events=list(self.events),
             written=dict(self.written),
         )
-
-
-def _keep(kept: list[Any], event: JobEvent, most: int) -> None:
-    """Keep `kept` sorted by sequence and bounded; the newest stay, whatever the order of arrival."""
-    insort(kept, event, key=lambda row: row.sequence)
-    if len(kept) > most:
-        del kept[0]
 
 
 encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job

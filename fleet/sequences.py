@@ -1,7 +1,8 @@
 """SeenSequences: which numbers of a stream arrived, in little room."""
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -44,3 +45,10 @@ class SeenSequences:
 
     def copy(self) -> "SeenSequences":
         return SeenSequences([list(run) for run in self.runs])
+
+
+def keep_newest(kept: list[Any], event: Any, most: int) -> None:
+    """Keep `kept` sorted by sequence and bounded; the newest stay, whatever the order of arrival."""
+    insort(kept, event, key=lambda row: row.sequence)
+    if len(kept) > most:
+        del kept[0]

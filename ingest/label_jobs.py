@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from fleet.entities import Entities
 from fleet.events import Finished, JobEvent, Preempted, Resized, Started, Submitted
-from fleet.jobs import UNSEEN_START, JobAttempt, JobTable
+from fleet.jobs import JobAttempt, JobTable
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.stateful import Dump, Stateful
+from fleet.tellers import UNSEEN_START
 from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.lifecycle import ENDED, LABELS, RESIZED, STARTED, SUBMITTED
 

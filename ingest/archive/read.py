@@ -97,7 +97,7 @@ def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent |
     rows = [row for _, same in each_file(files, span, "events", read) for row in same]
     for time_ms, text in sorted(rows, key=lambda row: row[0]):
         try:
-            events.append(decode_event(text.encode(), time_ms, NO_FUTURE_LIMIT_MS))
+            events.append(decode_event(text.encode(), time_ms, NO_FUTURE_LIMIT_MS, archived=True))
         except RecordError as error:
             bad.append(error)
     return events, bad

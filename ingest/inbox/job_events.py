@@ -9,7 +9,19 @@ import msgspec
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
-from fleet.events import Checkpoint, Failed, JobEvent, NodeEvent, NodeLost, Queued, Resized, Started, Step, Submitted
+from fleet.events import (
+    Checkpoint,
+    Failed,
+    JobEvent,
+    NodeEvent,
+    NodeLost,
+    Phase,
+    Queued,
+    Resized,
+    Started,
+    Step,
+    Submitted,
+)
 from fleet.events import Preempted as PreemptedEvent
 from fleet.requests import Gang
 
@@ -40,8 +52,11 @@ def identity(event: JobEvent | NodeEvent) -> Identity:
     return "job", event.job, event.attempt, event.sequence
 
 
-def decode_event(record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS) -> JobEvent | NodeEvent:
+def decode_event(
+    record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS, *, archived: bool = False
+) -> JobEvent | NodeEvent:
     """Decode one JSON object as an event that arrived at `now_ms`. Raises RecordError.
+    archived: it may be one of our own, whose sequences are below 0.
 
     >>> decode_event(b'{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}', now_ms=10)
     Finished(job='a', attempt=1, sequence=1, time_ms=5)
@@ -52,7 +67,7 @@ def decode_event(record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT
         event = _decode(record)
     except (ValueError, RecursionError) as error:  # msgspec's and the unicode errors are ValueErrors
         event = _decode_other(record, error)
-    check_event(event, now_ms, future_limit_ms)
+    check_event(event, now_ms, future_limit_ms, archived=archived)
     return event
 
 
@@ -64,10 +79,12 @@ def _decode(record: bytes) -> JobEvent | NodeEvent:
     return event
 
 
-def check_event(event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS) -> None:
+def check_event(
+    event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS, *, archived: bool = False
+) -> None:
     """Check what types cannot say: times ahead of the clock, counts, names. Raises RecordError."""
     _check_time(event.time_ms, now_ms, future_limit_ms)
-    _check_count("sequence", event.sequence)
+    _check_count("sequence", abs(event.sequence) if archived else event.sequence)
     if isinstance(event, NodeEvent):
         _check_node_event(event)
     else:
@@ -217,17 +234,30 @@ def _check_ranks(event: Started | Resized) -> None:
     for place in event.ranks:
         _check_count("rank", place.rank)
         _check_node("node", place.node)
-        if place.gpus:
-            _check_count("gpus", min(place.gpus))
-            _check_count("gpus", max(place.gpus), MAX_GPU_INDEX)
-            if len(set(place.gpus)) != len(place.gpus):
-                raise RecordError("bad_value", f"gpus {shown(place.gpus)} names a GPU twice")
+        _check_gpus(place.gpus)
+
+
+def _check_gpus(gpus: tuple[int, ...]) -> None:
+    if gpus:
+        _check_count("gpus", min(gpus))
+        _check_count("gpus", max(gpus), MAX_GPU_INDEX)
+        if len(set(gpus)) != len(gpus):
+            raise RecordError("bad_value", f"gpus {shown(gpus)} names a GPU twice")
+
+
+def _check_place(event: Phase | Step) -> None:
+    """Where a rank says that it runs."""
+    _check_count("rank", event.rank)
+    if event.node:
+        _check_node("node", event.node)
+    _check_gpus(event.gpus)
 
 
 def _check_step(event: Step) -> None:
+    _check_place(event)
     _check_count("step", event.step)
     _check_amount("duration_s", event.duration_s)
-    for field in ("rank", "stage", "tokens"):
+    for field in ("stage", "tokens"):
         _check_count(field, getattr(event, field))
     _check_amount("sequence_length", event.sequence_length)
     if event.parts is not None:
@@ -283,6 +313,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Submitted: _check_submitted,
     Started: _check_ranks,
     Resized: _check_ranks,
+    Phase: _check_place,
     Step: _check_step,
     Checkpoint: _check_checkpoint,
     Failed: _check_failed,

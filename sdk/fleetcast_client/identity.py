@@ -13,17 +13,20 @@ SINCE_S = 1_700_000_000
 A_SECOND = 8
 RANK_BITS = 32
 MOST_RANKS = 2**20
+MOST_GPUS = 1024  # of a host
 
 
 @dataclass(frozen=True)
 class Identity:
-    """`first`: the sequence of this process's first event; `node`: the host it runs on."""
+    """`first`: the sequence of this process's first event; `node`: the host it runs on; `gpus`: its GPUs there, as
+    schedulers count them, empty where nothing tells."""
 
     job: str
     attempt: int
     rank: int
     node: str
     first: int
+    gpus: tuple[int, ...] = ()
 
 
 def identity_of(
@@ -39,6 +42,9 @@ def identity_of(
              SLURM_JOB_ID, TORCHELASTIC_RUN_ID
     attempt  FLEETCAST_ATTEMPT, SLURM_RESTART_COUNT + 1, TORCHELASTIC_RESTART_COUNT + 1 where torchelastic names the job
     rank     FLEETCAST_RANK, RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, else 0
+    node     FLEETCAST_NODE, SLURMD_NODENAME, NODE_NAME, else the host's name
+    gpus     FLEETCAST_GPUS; of SLURM_STEP_GPUS, SLURM_JOB_GPUS or (outside containers) CUDA_VISIBLE_DEVICES the one at
+             LOCAL_RANK or SLURM_LOCALID, or all
     """
     name = job or _job(env)
     if not name:
@@ -47,8 +53,8 @@ def identity_of(
     number = min(max(0, number), MOST_RANKS - 1)
     began = int(((time.time() if now_s is None else now_s) - SINCE_S) * A_SECOND) % 2**RANK_BITS
     first = ((number + 1) << RANK_BITS) + began
-    node = env.get("FLEETCAST_NODE") or env.get("SLURMD_NODENAME") or platform.node()
-    return Identity(name, attempt if attempt is not None else _attempt(env), number, node, first)
+    node = env.get("FLEETCAST_NODE") or env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or platform.node()
+    return Identity(name, attempt if attempt is not None else _attempt(env), number, node[:255], first, _gpus(env))
 
 
 def _job(env: Mapping[str, str]) -> str:
@@ -75,6 +81,28 @@ def _attempt(env: Mapping[str, str]) -> int:
 def _rank(env: Mapping[str, str]) -> int:
     names = ("FLEETCAST_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     return next((found for name in names if (found := _number(env.get(name))) is not None), 0)
+
+
+def _gpus(env: Mapping[str, str]) -> tuple[int, ...]:
+    """The GPUs of this process. In a container, indices are its own: they say nothing of the host's."""
+    if env.get("FLEETCAST_GPUS"):
+        return _indices(env["FLEETCAST_GPUS"])
+    contained = "KUBERNETES_SERVICE_HOST" in env or "SLURM_JOB_ID" in env
+    names = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", *(() if contained else ("CUDA_VISIBLE_DEVICES",)))
+    all_of_job = next((found for name in names if (found := _indices(env.get(name, "")))), ())
+    local = next((at for name in ("LOCAL_RANK", "SLURM_LOCALID") if (at := _number(env.get(name))) is not None), None)
+    if local is None:
+        return all_of_job
+    return all_of_job[local : local + 1] if local < len(all_of_job) else ()
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    """
+    >>> _indices("4,5"), _indices("GPU-8f1e, 2"), _indices("0,0")
+    ((4, 5), (), ())
+    """
+    found = tuple(number for part in text.split(",") if (number := _number(part.strip())) is not None)
+    return found if len(found) == len(text.split(",")) == len(set(found)) and max(found) < MOST_GPUS else ()
 
 
 def _number(text: str | None) -> int | None:

@@ -18,6 +18,8 @@ from fleetcast_client.transport import ask, check_url, opener
 logger = logging.getLogger("fleetcast_client")
 
 PHASES = ("init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown")
+PLACED = frozenset({"phase", "step"})  # they say where this rank runs
+PLACE_EVERY = 64  # not each of them does
 PARTS = ("compute", "communication", "data", "other")
 
 
@@ -50,6 +52,10 @@ class Reporter:
             why = "no job is known (FLEETCAST_JOB)" if self.identity is None else "no URL is known (FLEETCAST_URL)"
             logger.warning("nothing is reported to Fleetcast: %s", why)
         about = self.identity or Identity("", 1, 0, "", 0)
+        self._place: dict[str, Any] = {"node": about.node} if about.node else {}
+        if about.gpus:
+            self._place["gpus"] = about.gpus
+        self._placed = 0
         self._job: dict[str, Any] = {"job": about.job, "attempt": about.attempt}
         self.rank = about.rank
         self._sequence = itertools.count(about.first)
@@ -101,6 +107,11 @@ class Reporter:
         """`with report.checkpoint("s3://…"):` around the writing of a checkpoint. Rank 0 tells of it, for all."""
         return Checkpoint(self, target, bytes)
 
+    def finished(self) -> None:
+        """The job is over, and well: for jobs that no scheduler tells of. Rank 0 tells it, for all."""
+        if self.rank == 0:
+            self.tell("finished", {})
+
     def counts(self) -> Counts:
         """How many events were sent, wait, were dropped, were refused."""
         return self._outbox.counts() if self._outbox is not None else Counts()
@@ -128,6 +139,10 @@ class Reporter:
         if self.enabled and self._outbox is not None:
             now_ms = time.time_ns() // 1_000_000
             event = {"type": type, "sequence": next(self._sequence), "time_ms": now_ms, **self._job, **fields}
+            if type in PLACED:
+                if self._placed % PLACE_EVERY == 0:
+                    event.update(self._place)
+                self._placed += 1
             self._outbox.put(event)
 
     def _tell_phase(self, name: str) -> None:

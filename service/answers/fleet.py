@@ -15,7 +15,8 @@ SourceHealth = dict[str, Any]  # `name`, and whatever the source reports
 
 class Ingestion(msgspec.Struct, kw_only=True):
     """What sources deliver, and how fast it is on the board. tick_ms, lag_ms: wall time. labels: GPUs that exporters'
-    labels say are held, by several (`shared`), or of which MIG instances are (`divided`)."""
+    labels say are held, by several (`shared`), or of which MIG instances are (`divided`). noted:
+    good records that nothing can be shown of, as events of an `unknown_job` that nobody said was submitted or runs."""
 
     as_of_ms: int
     sources: list[SourceHealth]
@@ -36,6 +37,7 @@ class Ingestion(msgspec.Struct, kw_only=True):
     archive: ArchiveHealth | None = None
     limits: dict[str, dict[str, int]] = {}
     labels: dict[str, int] = {}
+    noted: dict[str, int] = {}
 
 
 class FleetGpu(msgspec.Struct, gc=False):

@@ -101,6 +101,6 @@ def _of_job(file: IO[bytes], job: str) -> list[str]:
 def _fold(table: JobTable, texts: list[str]) -> None:
     for text in texts:
         with contextlib.suppress(RecordError):  # of a later version, say: the others tell what they can
-            event = decode_event(text.encode(), 0, NO_FUTURE_LIMIT_MS)
+            event = decode_event(text.encode(), 0, NO_FUTURE_LIMIT_MS, archived=True)
             if not isinstance(event, NodeEvent):
                 table.apply(event)

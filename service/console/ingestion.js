@@ -34,7 +34,7 @@ export class Ingestion {
     const total = num(targets.up) === null ? null : targets.up + (num(targets.down) ?? 0);
     say(byId("ingestion-sub"), total === null ? "" : `${whole(targets.up)} of ${count(total, "target")} answer`);
     keyed(this.sources, rows(answer.sources), (row) => `${text(row.name)} ${text(row.kind)}`, () => this.make(), (item, row) => this.write(item, row));
-    const reasons = Object.entries(object(answer.bad_records))
+    const reasons = Object.entries({ ...object(answer.noted), ...object(answer.bad_records) })
       .map(([reason, number]) => [reason, num(number) ?? 0])
       .sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]));
     const examples = object(answer.bad_examples);

@@ -59,6 +59,7 @@ class PipelineMetrics:
             late_total=counts.late,
             events_total=counts.events,
             duplicates_total=counts.duplicates,
+            noted=dict(counts.noted),
             targets={state: _targets(health, f"targets_{state}") for state in ("up", "down")},
             ticks=self.ticks,
             tick_ms=percentiles(self._tick_ms),

@@ -83,6 +83,8 @@ def _likeliest_free(
 ) -> NDArray[np.intp]:
     free = np.flatnonzero(row[:gpus] < 0)
     wanted = attempt.submission.gpus_per_node if attempt.submission else len(free)
+    if attempt.source == "sdk":  # it says nothing of how many
+        wanted = max(1, int(np.count_nonzero(works[free])))
     return free[np.argsort(~works[free], kind="stable")][:wanted]
 
 

@@ -216,6 +216,7 @@ class OtherPipelines(Capability):
             own.bad_records = _sum(own.bad_records, other.bad_records)
             own.targets = _sum(own.targets, other.targets)
             own.labels = _sum(own.labels, other.labels)
+            own.noted = _sum(own.noted, other.noted)
             own.bad_examples = {**other.bad_examples, **own.bad_examples}
             newest = (own.newest_sample_ms, other.newest_sample_ms)
             own.newest_sample_ms = max((time_ms for time_ms in newest if time_ms), default=None)

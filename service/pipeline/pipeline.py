@@ -133,7 +133,7 @@ class Pipeline:
         began = time.perf_counter()
         self._inputs.refresh_topology()
         arrived = self.metrics.arrivals()
-        self._inputs.follow_labels(self.time.now_ms())
+        self._inputs.follow_jobs(self.time.now_ms())
         inputs = self._inputs.collect(self.time.now_ms())
         async with self._memory_free:
             self.time.move_parts()

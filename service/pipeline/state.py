@@ -7,7 +7,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,13 +19,14 @@ from features.ended_jobs import ENDED_KEPT_MS, MOST_ENDED
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
-from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Resized, Started
+from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Phase, Resized, Started, Step
 from fleet.jobs import JobAttempt
 from fleet.nodes import SOURCES_KEPT, NodeRecord
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
 from ingest.archive.archive import Archive
+from ingest.inbox.job_events import MAX_COUNT
 from ingest.label_jobs import LabelHold, LabelJobs, LabelledGpus
 from ingest.node_names import known_name, node_name
 from ingest.source import Batch
@@ -33,12 +34,13 @@ from models.risk.score import FoldedEvents
 from models.risk.watch import FleetWatch
 from service.config import LimitsConfig
 
-Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement)
+Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement, Phase, Step)
 
 logger = logging.getLogger(__name__)
 
 PAST_MS = 300_000  # an event that is told so late is of the past
 RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
+SILENT_JOB_MS = 1_800_000  # longer than compiling, loading and checkpoints take as a rule
 MOST_RESTING = 1_000_000  # jobs; their names and a few hundred bytes each
 BAD_SAMPLES_KEPT = 20
 REASONS_KEPT = 200  # senders may tell reasons of their own; the rest are "other"
@@ -57,6 +59,7 @@ class Counts:
     bad: Counter[str] = field(default_factory=Counter)
     bad_examples: dict[str, str] = field(default_factory=dict)
     newest_sample_ms: int = 0
+    noted: Counter[str] = field(default_factory=Counter)  # what is neither good nor bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,8 @@ class FleetState:
             counts.events += 1
             counts.past_events += event.time_ms < now_ms - PAST_MS
             counts.newest_event_ms = max(counts.newest_event_ms, event.time_ms)
+            if not changed[0].is_shown:
+                counts.noted["unknown_job"] += 1
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:
@@ -134,10 +139,11 @@ class FleetState:
             self._note_bad(error)
         return self._apply_node_events(batch.node_events)
 
-    def follow_labels(self, others: Iterable[LabelHold], now_ms: int) -> None:
-        """Fold what exporters' labels tell of jobs, here and in other pipelines."""
+    def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
+        """Fold what labels tell of jobs, here and in other pipelines, and end jobs that have fallen silent."""
         holds = [*self.labelled.holds(now_ms), *others]
-        if events := self.label_jobs.events(holds, self.jobs, now_ms):
+        events = [*self.label_jobs.events(holds, self.jobs, now_ms), *silent_ends(self.jobs.running(), now_ms)]
+        if events:
             self.apply(Batch(events=tuple(events)), now_ms)
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
@@ -247,6 +253,10 @@ class FleetState:
                 return msgspec.structs.replace(event, ranks=ranks, nodes=tuple(names[node] for node in event.nodes))
             case NodeLost():
                 return _renamed(event, self._known(event.node))
+            case Phase() if event.node:
+                return _renamed(event, self._known(event.node))
+            case Step() if event.node:
+                return _renamed(event, self._known(event.node))
             case Failed():
                 return _renamed(event, self._known(event.node))
         return event
@@ -294,6 +304,21 @@ class FleetState:
                 rows[node, index] = row
         self._gpu_rows = (key, rows)
         return rows
+
+
+def silent_ends(running: Iterable[JobAttempt], now_ms: int) -> Iterator[Failed]:
+    """The ends of attempts that only their own steps told of, and that have told nothing for long; a step revives one.
+    Sequences are below 0, so that every end that somebody tells counts more."""
+    for attempt in running:
+        if attempt.source == "sdk" and now_ms - attempt.heard_ms >= SILENT_JOB_MS:
+            yield Failed(
+                job=attempt.job,
+                attempt=attempt.attempt,
+                sequence=attempt.heard_ms - MAX_COUNT,
+                time_ms=attempt.heard_ms,
+                category="unknown",
+                message=f"its training loop told nothing for {SILENT_JOB_MS // 60_000} minutes",
+            )
 
 
 def gpu_counts(names: Iterable[str]) -> dict[str, int]:

@@ -45,10 +45,10 @@ class InputCollector:
             self._gpu_models, gpus = {**self._others.models(), **self._gpu_models}, self._others.gpus()
         state.refresh_topology(self._gpu_models, gpus)
 
-    def follow_labels(self, now_ms: int) -> None:
-        """Take in what exporters' labels tell of jobs; only the first pipeline folds events."""
+    def follow_jobs(self, now_ms: int) -> None:
+        """Take in what labels and silence tell of jobs; only the first pipeline folds events."""
         if self._others is not None:
-            self._saved.state.follow_labels(self._others.labelled(), now_ms)
+            self._saved.state.follow_jobs(self._others.labelled(), now_ms)
 
     def collect(self, now_ms: int) -> TickInputs:
         state = self._saved.state

@@ -1,3 +1,6 @@
+from itertools import permutations
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -494,3 +497,50 @@ def test_an_end_that_is_told_late_counts_more_than_the_next_start() -> None:
     assert (first.state, first.over_ms) == ("finished", 35)
     assert table.forget_ended_before(50) == 1
     assert table.before(table.attempts["a", 2]) is None
+
+
+T0 = 1_789_000_000_000
+
+
+def told(sequence: int, at_s: int, **fields: Any) -> Step:
+    return Step(job="j", sequence=sequence, time_ms=T0 + at_s * 1000, step=at_s, duration_s=1.0, **fields)
+
+
+def silent(at_s: int) -> Failed:
+    return Failed(job="j", sequence=at_s - 10_000, time_ms=T0 + at_s * 1000, category="unknown")
+
+
+def test_a_step_of_an_attempt_that_nobody_said_started_makes_it_run_where_its_ranks_say() -> None:
+    table = JobTable()
+    for event in (told(9, 20, rank=1, node="n2", gpus=(3,)), told(7, 10, rank=0, node="n1", gpus=(0,)), told(8, 30)):
+        table.apply(event)
+    (row,) = table.running()
+    assert (row.source, row.started_ms, row.heard_ms, row.hosts) == ("sdk", T0 + 10_000, T0 + 30_000, ("n1", "n2"))
+    assert [(rank.rank, rank.node, rank.gpus) for rank in row.ranks] == [(0, "n1", (0,)), (1, "n2", (3,))]
+
+
+def test_a_real_start_takes_over_what_steps_implied_in_any_order() -> None:
+    started = Started(job="j", sequence=3, time_ms=T0 + 5000, nodes=("n9",))
+    ended = Finished(job="j", sequence=4, time_ms=T0 + 60_000)
+    step = told(9, 20, rank=0, node="n1", gpus=(0,))
+    for order in permutations((started, step, ended)):
+        table = JobTable()
+        for event in order:
+            table.apply(event)
+        row = table.get("j")
+        assert row is not None
+        assert (row.source, row.started_ms, row.hosts, row.run_s) == ("events", T0 + 5000, ("n9",), 55.0)
+
+
+def test_an_end_by_silence_gives_way_to_a_later_step_and_to_a_real_end() -> None:
+    table = JobTable()
+    for event in (told(9, 20), silent(20)):
+        table.apply(event)
+    assert [row.state for row in table] == ["failed"]
+    table.apply(told(8, 15))
+    assert table.running() == [], "an older step revives nothing"
+    table.apply(told(10, 4000))
+    assert [row.source for row in table.running()] == ["sdk"]
+    table.apply(Finished(job="j", sequence=11, time_ms=T0 + 4_001_000))
+    table.apply(silent(4000))
+    assert [(row.state, row.source) for row in table] == [("finished", "events")]

@@ -284,3 +284,23 @@ def test_every_file_is_python_3_9() -> None:
         tree = ast.parse(path.read_text(), feature_version=(3, 9))
         names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert path.name in ("__init__.py",) or "__future__" in names
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus"),
+    [
+        ({}, ()),
+        ({"FLEETCAST_GPUS": "2,3", "LOCAL_RANK": "1"}, (2, 3)),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "4,5,6,7", "SLURM_LOCALID": "2"}, (6,)),
+        ({"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0,1"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "4,5", "LOCAL_RANK": "1"}, (5,)),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, (4, 5)),
+        ({"CUDA_VISIBLE_DEVICES": "0", "LOCAL_RANK": "3"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8f1e"}, ()),
+    ],
+)
+def test_the_gpus_of_a_process_are_those_that_schedulers_count(env: dict[str, str], gpus: tuple[int, ...]) -> None:
+    found = identity_of({"FLEETCAST_JOB": "a", "FLEETCAST_NODE": "n1", **env})
+    assert found is not None
+    assert (found.node, found.gpus) == ("n1", gpus)

@@ -60,6 +60,13 @@ def ask(folder: Path, job: str, **archive: Any) -> tuple[int, dict[str, Any]]:
         return response.status_code, response.json()
 
 
+def test_a_job_that_only_labels_told_of_is_told_from_the_archive(tmp_path: Path) -> None:
+    old = [msgspec.structs.replace(event, sequence=event.sequence - 2**32) for event in life("ml/a", NOW_MS - DAY_MS)]
+    archived(tmp_path, old)
+    status, body = ask(tmp_path, "ml/a")
+    assert (status, body.get("state"), body.get("source")) == (200, "finished", "archive")
+
+
 def test_a_job_that_left_the_board_is_told_from_the_archive(tmp_path: Path) -> None:
     old = life("team/old", NOW_MS - 5 * DAY_MS, category="hardware", node="n2", message="fell off")
     archived(tmp_path, [*old, *life("other", NOW_MS - 2 * HOUR_MS)])

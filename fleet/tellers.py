@@ -1,0 +1,34 @@
+"""Who tells of an attempt: job events, labels of exporters, or the training loop itself; and what each can say."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from fleet.events import Phase, Step, Submitted
+from fleet.requests import RankPlacement
+
+Teller = Literal["events", "labels", "sdk"]
+UNSEEN_START = {"fleetcast/start": "unseen"}  # a label of a submission: it ran when somebody first heard of it
+TELLING = ("submission", "queued", "started", "end")  # groups of fields that say that a job waits, runs or ended
+
+
+def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Teller:
+    """By the sequences that wrote: those of labels, and of ends by silence, are below 0; steps write none of these.
+
+    >>> teller_of({"started": 3}, None), teller_of({"started": -9}, None), teller_of({"phase": 5, "end": -9}, None)
+    ('events', 'labels', 'sdk')
+    """
+    told = [written[group] for group in TELLING if group in written]
+    if any(sequence >= 0 for sequence in told):
+        return "events"
+    if "started" in written or "submission" in written:
+        return "labels"
+    return "events" if submission is not None else "sdk"  # a submission that nothing wrote is a board's
+
+
+def with_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
+    """The ranks, with the place that one tells of itself; in order of ranks."""
+    mine = RankPlacement(event.rank or 0, event.node, event.gpus)
+    if not event.node or mine in ranks:
+        return ranks
+    others = (rank for rank in ranks if rank.rank != mine.rank)
+    return tuple(sorted((*others, mine), key=lambda rank: rank.rank))
