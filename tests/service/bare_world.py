@@ -51,14 +51,14 @@ class BareWorld:
         self.config = Config(state=str(folder), **config)
         self.clock = ManualClock(NOW_MS)
         self.pipeline = Pipeline(self.config, self.clock, Topology.build([]), lambda _: [])
-        self._resolver = ExporterResolver(self.pipeline.state.entities)
+        self.resolver = ExporterResolver(self.pipeline.state.entities)
         self._decoders: dict[str, PageDecoder] = {}
 
     def scrape(self, **pages: bytes) -> list[Batch]:
         """A page of each node at once."""
         batches = []
         for node, text in pages.items():
-            decoder = self._decoders.setdefault(node, PageDecoder(self._resolver, Target(node)))
+            decoder = self._decoders.setdefault(node, PageDecoder(self.resolver, Target(node)))
             batches.append(decoder.decode(text, self.clock.now_ms()))
             self.pipeline.take(batches[-1])
         return batches

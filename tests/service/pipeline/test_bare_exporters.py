@@ -7,8 +7,12 @@ import pytest
 
 from fleet.events import Finished, Started, Submitted
 from fleet.requests import RankPlacement
+from ingest.inbox.records import decode_records
+from ingest.inbox.segments import Record, RecordKind
+from ingest.remote_write.decoder import WriteDecoder
 from ingest.source import Batch
 from service.config import PlacerConfig
+from tests.ingest.write_requests import gpu, message_v1, message_v2, packed
 from tests.service.bare_world import BUSY, GPUS, IDLE, NOW_MS, BareWorld, page
 
 FULL = page("n3", [(BUSY, {})] * GPUS)
@@ -90,10 +94,11 @@ def test_verdicts_outlive_a_restart(tmp_path: Path) -> None:
 
 def pod(name: str, namespace: str = "ml", prefix: str = "") -> dict[str, str]:
     """The labels of dcgm-exporter's Kubernetes mapping; prefix: as after a Prometheus that keeps its own."""
-    own = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpus", "container": "exporter"} if prefix else {}
+    own = OWN_POD if prefix else {}
     return {**own, f"{prefix}pod": name, f"{prefix}namespace": namespace, f"{prefix}container": "main"}
 
 
+OWN_POD = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpus", "container": "exporter"}
 NO_POD = {"pod": "", "namespace": "", "container": ""}
 
 
@@ -109,7 +114,7 @@ def half(node: str, labels: dict[str, str], others: dict[str, str]) -> bytes:
         (
             pod("a-master-0", "ml", "exported_"),
             pod("a-worker-0", "ml", "exported_"),
-            {"pod": "dcgm-exporter-x"},
+            OWN_POD,
             "ml/a",
             "ml",
         ),
@@ -125,22 +130,43 @@ def test_labels_alone_give_a_job_its_place_its_demand_and_its_run_time(
     world.run(30, **empty)
     board = world.run(300, n1=half("n1", first, others), n2=half("n2", second, others))
     (row,) = board.json("doc.jobs")
-    assert (row["job"], row["state"], row["queue"], row["gpus"], row["nodes"]) == (
-        job,
-        "running",
-        queue,
-        8,
-        ["n1", "n2"],
-    )
-    assert row["source"] == "labels"
+    assert (row["job"], row["queue"], row["gpus"], row["nodes"]) == (job, queue, 8, ["n1", "n2"])
+    assert (row["state"], row["source"]) == ("running", "labels")
     assert board.json("doc.job")[job]["placement"][1] == {"rank": 1, "node": "n2", "gpus": [0, 1, 2, 3]}
     assert board.json("doc.fleet")["gpus"] == {"running": 8, "free": 8, "unusable": 0, "total": 16, "unknown_use": 0}
     assert world.running() == world.running(pool=queue) == [8.0] * 3
     assert world.decide(board, gang=1, gpus_per_node=8).outcome == "refused"
     board = world.run(120, **empty)
     assert board.json("doc.jobs")[0]["state"] == "finished"
-    assert board.json("durations")["all"] == {"p50": 285.0, "p90": 285.0, "n": 1}
+    learnt = board.json("durations")["all"]
+    assert (learnt["n"], learnt["p50"]) == (1, 285.0)
     assert world.running() == [0.0] * 3
+
+
+@pytest.mark.parametrize("kind", [RecordKind.WRITE, RecordKind.WRITE_V2])
+def test_remote_write_alone_gives_a_job_and_a_replay_changes_nothing(tmp_path: Path, kind: RecordKind) -> None:
+    world, decoder = BareWorld(tmp_path), None
+    labels = pod("a-worker-0", prefix="exported_")
+    records: list[Record] = []
+    for number in range(12):
+        world.clock.advance(15)
+        now_ms = world.clock.now_ms()
+        held = labels if 2 <= number < 6 else OWN_POD
+        rows = [
+            (gpu("DCGM_FI_DEV_GPU_UTIL", at, **(held if at < 4 else OWN_POD)), [(now_ms, 0.0)]) for at in range(GPUS)
+        ]
+        make = message_v1 if kind is RecordKind.WRITE else message_v2
+        records.append(Record(kind, now_ms, packed(make(rows))))
+        decoder = decoder or WriteDecoder(world.resolver)
+        world.pipeline.take(decode_records(records[-1:], (), decoder))
+        board = world.tick()
+        if number == 5:
+            assert board.array("gpu.job")[0].tolist() == [0] * 4 + [-1] * 4
+    assert decoder is not None
+    world.pipeline.take(decode_records(records, (), decoder))
+    (row,) = world.tick().json("doc.jobs")
+    assert (row["job"], row["attempt"], row["state"], row["queue"], row["gpus"]) == ("ml/a", 1, "finished", "ml", 4)
+    assert row["ended_ms"] - row["started_ms"] == 45_000
 
 
 def test_pods_that_share_a_gpu_and_mig_instances_are_counted(tmp_path: Path) -> None:
