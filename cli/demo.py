@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.demo_guards import fresh, refuse_taken_ports, refuse_unknown_token
-from cli.demo_report import Watch, false_nodes, judge_faults, verdict
+from cli.demo_report import Totals, Watch, false_nodes, judge_faults, verdict
 from cli.demo_screen import DemoScreen
 from fleet.process import bearer, child_environment
 
@@ -117,6 +117,7 @@ class DemoRun:
         self.screen = screen
         self.stop = stop
         self.watch = Watch()
+        self.totals = Totals()
         self.placements = {"placed": 0, "refused": 0, "queued": 0}
         self._cursor = 0
         self._story_lines = 0
@@ -176,9 +177,13 @@ class DemoRun:
             await asyncio.sleep(POLL_S)
 
     async def _poll(self, session: Any) -> None:
+        if ingestion := await _get(session, "/v1/ingestion"):
+            if self.totals.note(ingestion):
+                self.watch.restarted(int(ingestion["as_of_ms"]))
+                self.screen.say("the pipeline began anew")
+            self._ingestion = ingestion | {"bad_total": self.totals["bad_total"]}
         risk = await _get(session, "/v1/risk/nodes?limit=1000")
         self._fleet = await _get(session, "/v1/fleet") or self._fleet
-        self._ingestion = await _get(session, "/v1/ingestion") or self._ingestion
         if risk:
             for node, reason in self.watch.note(risk["rows"], risk["as_of_ms"]):
                 self.screen.say(f"{node} flagged: {reason}")
@@ -244,10 +249,11 @@ class DemoRun:
             "speed": self.options.speed,
             "nodes": len(self._fleet["nodes"]),
             "gpus": self._fleet["gpus"]["total"],
-            "samples": ingestion["samples_total"],
-            "bad_records": ingestion["bad_total"],
+            "samples": self.totals["samples_total"],
+            "bad_records": self.totals["bad_total"],  # at least: what a pipeline counted just before its end is lost
             "bad_records_injected": simulated["bad_records_injected"],
-            "ticks": ingestion["ticks"],
+            "pipeline_restarts": self.totals.restarts,
+            "ticks": self.totals["ticks"],
             "tick_ms": ingestion["tick_ms"],
             "lag_ms": ingestion["lag_ms"],
             "placements": dict(self.placements),

@@ -121,13 +121,14 @@ def _by_past(
     over = duration >= measure.limit_s
     runs = attempt.phase not in PAUSES
     slow = runs and shown is not None
+    expected_s = measure.usual_s if plain is None else middle(plain.predicted_s[-LAST:])
     return StepPace(
         steps=len(duration),
         observed_s=observed_s,
-        expected_s=measure.usual_s if plain is None else middle(plain.predicted_s[-LAST:]),
+        expected_s=expected_s,
         usual_s=measure.usual_s,
         limit_s=measure.limit_s,
-        ratio=observed_s / measure.usual_s,
+        ratio=observed_s / (min(expected_s, measure.usual_s) if slow and expected_s > 0 else measure.usual_s),
         slow=slow,
         lately=bool(runs and over[-2:].all()),
         since_ms=_began(over, duration, end_ms, measure, before) if over[-1] or shown else None,

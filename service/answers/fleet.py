@@ -82,7 +82,10 @@ class Warming(msgspec.Struct):
 
 
 class BoardMeta(msgspec.Struct):
-    """`meta`: the fleet, its clock and the models of one board. `warming` is null once there is enough history."""
+    """`meta`: the fleet, its clock and the models of one board. `warming` is null once there is enough history.
+
+    `stale_after_s`: the age, in fleet seconds, from which a board or a sample is called stale.
+    """
 
     fleet: str
     generation: int
@@ -93,6 +96,7 @@ class BoardMeta(msgspec.Struct):
     occupancy_unknown: str
     models: dict[str, str]
     warming: Warming | None
+    stale_after_s: float = 60.0
 
 
 class FleetAnswer(msgspec.Struct, kw_only=True):
@@ -109,6 +113,7 @@ class FleetAnswer(msgspec.Struct, kw_only=True):
     samples_per_s: float = 0.0
     newest_sample_ms: int | None = None
     warming: Warming | None = None
+    stale_after_s: float = 60.0
 
 
 class Health(msgspec.Struct):

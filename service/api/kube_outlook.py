@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.clock import Clock
 from fleet.nodes import NodeState
 from models.risk.scores import RISK_KINDS
 from schedulers.kube_extender import KubeExtender
@@ -28,10 +29,10 @@ class ExtenderCache:
         self._names = b""
         self._rows: dict[str, int] = {}
 
-    def newest(self, cache: BoardCache, config: Config, now_ms: int) -> tuple[KubeExtender, Board | None]:
+    def newest(self, cache: BoardCache, config: Config, clock: Clock) -> tuple[KubeExtender, Board | None]:
         """Who answers now, and from which board: from none where none is whole, or younger than `api.stale_after_s`."""
         board = cache.latest()
-        if board is None or why_stale((now_ms - board.as_of_ms) / 1000, config.api.stale_after_s):
+        if board is None or why_stale((clock.now_ms() - board.as_of_ms) / 1000, config.stale_after_s(clock)):
             return BLIND, None
         if board is not self._board:
             try:

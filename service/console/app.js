@@ -42,7 +42,7 @@ const acts = {
   again: () => ["timeline", "drain"].forEach((name) => feed.soon(name)),
   openRack: (name, members) => drawer.openRack(name, members, state.columns),
   select: (job) => map.select(job, rows(state.jobs).find((row) => row.job === job), clock.nowMs()),
-  closed: () => history.replaceState(null, "", location.pathname + location.search),
+  closed: () => address(""),
 };
 
 const strip = new Strip();
@@ -75,14 +75,28 @@ function point(name) {
 
 function openNode(name) {
   drawer.openNode(name);
-  history.replaceState(null, "", `#node=${encodeURIComponent(name)}`);
+  address(`#node=${encodeURIComponent(name)}`);
   feed.soon("node");
 }
 
 function openJob(job) {
   drawer.openJob(job);
-  history.replaceState(null, "", `#job=${encodeURIComponent(job)}`);
+  address(`#job=${encodeURIComponent(job)}`);
   JOB_PARTS.forEach(([name]) => feed.soon(name));
+}
+
+/** Say in the address what is open, so that it can be passed on and Back leads to what was open before. */
+function address(hash) {
+  if (location.hash !== hash) history.pushState(null, "", location.pathname + location.search + hash);
+}
+
+/** Open what the address says: when the page begins, after Back, and when an address is pasted into an open tab. */
+function follow() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const [node, job] = [asked.get("node"), asked.get("job")];
+  if (node) return node === drawer.node || openNode(node);
+  if (job) return job === drawer.job || openJob(job);
+  drawer.close();
 }
 
 /** Fleet time; before the first answer about the fleet, as of when this answer is. */
@@ -134,14 +148,14 @@ function summarize() {
   strip.tick(state.header, nowMs, fresh);
   drawer.tell(fresh);
   const header = object(state.header);
-  outlook.trust(fresh, header, state.ingestion, state.room);
+  outlook.trust(fresh, state.ingestion, { risk: risk.calibration, horizonS: risk.horizonS, demand: state.room?.record, queue: object(queue.body).record });
   if (!state.columns) return;
   outlook.health(header, state.columns, state.jobs === null ? null : slowJobs(state.jobs).length);
   outlook.look(risk.ranking, risk.horizonS, (event, name) => {
     event.preventDefault();
     openNode(name);
   });
-  outlook.room(header, state.room, nowMs);
+  outlook.room(header, state.room, object(queue.body).rows, nowMs);
 }
 
 function note(id) {
@@ -276,8 +290,7 @@ document.addEventListener("keydown", (event) => {
 });
 themeButton(byId("theme"), () => state.columns && map.update(state.columns));
 
-const asked = new URLSearchParams(location.hash.slice(1));
+addEventListener("popstate", follow); // a pasted #node=… too
 feed.start();
-if (asked.get("node")) openNode(asked.get("node"));
-else if (asked.get("job")) openJob(asked.get("job"));
+follow();
 setInterval(summarize, 500);

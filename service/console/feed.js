@@ -8,6 +8,7 @@ const POLL_MS = 2000;
 const BEAT_MS = 500;
 const HIDDEN_MS = 15_000; // a page in the background asks rarely
 const LONGEST_MS = 10_000; // ask after this long even if no board was announced
+const SLOW_MS = 2000; // an answer that takes longer is an absence, for as long as it takes
 
 export class Feed {
   /** `token`: a Token; `refused(why)` is called when the API asks for one; `hard(rows)` with hard signals. */
@@ -50,6 +51,7 @@ export class Feed {
 
   beat() {
     const now = performance.now();
+    this.noteSilence(now);
     for (const entry of this.entries) if (this.isDue(entry, now)) this.ask(entry, now);
   }
 
@@ -61,6 +63,13 @@ export class Feed {
     if (this.away) return entry.core === true && since >= POLL_MS;
     const fresh = this.streaming ? entry.board < this.boards || since >= LONGEST_MS : since >= POLL_MS;
     return fresh && since >= entry.everyMs;
+  }
+
+  /** The document that the page cannot do without is asked for, and nothing comes: the API hangs. */
+  noteSilence(now) {
+    const core = this.entries.find((entry) => entry.core && entry.busy);
+    if (!core || this.away || now - core.last < SLOW_MS) return;
+    this.away = { sinceMs: Date.now() - (now - core.last), detail: "no answer yet", kind: "away" };
   }
 
   async ask(entry, now) {

@@ -2,7 +2,7 @@
 
 import { clockTime, duration, num, object } from "./format.js";
 
-const STALE_S = 60; // fleet seconds without a new sample or board
+const STALE_S = 60; // fleet seconds without a new sample or board, where the service does not say how many
 const AWAY_MS = 2500; // one slow answer is not an outage
 
 const minutes = (seconds) => Math.floor(Math.max(0, num(seconds) ?? 0) / 60);
@@ -15,18 +15,19 @@ export function freshness(header, nowMs, away, wallMs) {
   if (away && (header === null || wallMs - away.sinceMs > AWAY_MS)) return outage(header, away, wallMs);
   if (header === null) return { state: "starting", short: "Starting", sentence: "Starting: waiting for the first board." };
   const newestMs = num(header.newest_sample_ms);
+  const staleS = num(header.stale_after_s) ?? STALE_S;
   const boardS = (nowMs - (num(header.as_of_ms) ?? nowMs)) / 1000;
   if (newestMs === null) {
     return { state: "empty", short: "Nothing to trust yet", sentence: "No sample has arrived yet: no exporter, or none that answers." };
   }
-  if (boardS > STALE_S) return old("board", header.as_of_ms, nowMs);
-  if ((nowMs - newestMs) / 1000 > STALE_S) return old("sample", newestMs, nowMs);
+  if (boardS > staleS) return old("board", header.as_of_ms, nowMs);
+  if ((nowMs - newestMs) / 1000 > staleS) return old("sample", newestMs, nowMs);
   const warming = object(header.warming);
   if (num(warming.have_s) !== null && num(warming.need_s) !== null) {
     const have = `${minutes(warming.have_s)} of ${minutes(warming.need_s)} minutes of history`;
     return { state: "warming", short: "Warming", sentence: `Warming: ${have}. Hard signals count already; usual values are still being learnt.` };
   }
-  return { state: "live", short: "Yes, live", sentence: "Live." };
+  return { state: "live", short: "Live", sentence: "Live." };
 }
 
 function old(what, sinceMs, nowMs) {

@@ -22,6 +22,8 @@ import {
   whole,
 } from "./format.js";
 import { quantileOf } from "./demand.js";
+import { start as startOf } from "./queue.js";
+import { verdict as verdictOf } from "./trust.js";
 
 /** How many nodes are in each state: {ok: 128, …}. */
 function tally(columns) {
@@ -78,8 +80,31 @@ function between([after, by], nowMs) {
   return soon === 0 ? `Within ${duration(late)}` : `In ${span(soon, late)}`;
 }
 
-/** When demand (running plus queued) will fit in what is in service. `series`: the "wanted" forecast of all pools. */
-export function room(header, series, nowMs) {
+/** Of those who wait in this engine's queue, when the next and the last start: the queue's own forecasts, no others. */
+export function roomOfQueue(waiting, free, nowMs) {
+  const known = waiting.map((row) => object(row.start_ms)).filter(({ p50, p90 }) => num(p50) !== null && num(p90) !== null);
+  const wait = `${count(waiting.length, "job")} ${waiting.length === 1 ? "waits" : "wait"}, ${count(free ?? 0, "GPU")} ${free === 1 ? "is" : "are"} free.`;
+  if (known.length === 0) return { line: "Not known yet", detail: `${wait} Nobody can tell yet when they start.` };
+  const order = known.sort((a, b) => a.p50 - b.p50);
+  const last = order.at(-1);
+  const unknown = waiting.length - known.length;
+  const end = waiting.length === 1 ? "" : ` The last starts ${clockTime(last.p50, nowMs)}–${clockTime(last.p90, nowMs)} (p50–p90).`;
+  return {
+    line: `${waiting.length === 1 ? "For the job that waits" : "For the next job"} ${startOf(order[0], nowMs).line}`,
+    detail: wait + end + (unknown ? ` When ${whole(unknown)} of them ${unknown === 1 ? "starts" : "start"} is not known.` : ""),
+  };
+}
+
+/**
+ * Whether there is room. Where jobs wait in this engine's queue: when they start. Else when demand (running plus queued)
+ * fits in what is in service. `series`: the "wanted" forecast of all pools; `waiting`: rows of the queue.
+ */
+export function room(header, series, waiting, nowMs) {
+  if (rows(waiting).length && nowMs !== null) {
+    const { line, detail } = roomOfQueue(rows(waiting), num(object(header.gpus).free), nowMs);
+    say(byId("room"), line);
+    return say(byId("room-detail"), detail);
+  }
   const gpus = object(header.gpus);
   const free = num(gpus.free);
   const capacity = (num(gpus.running) ?? 0) + (free ?? 0);
@@ -112,8 +137,10 @@ export function room(header, series, nowMs) {
   say(detail, fills ? `The median forecast passes the ${whole(capacity)} GPUs in service then.` : `The median forecast peaks at ${figure(peak[1])} of ${whole(capacity)} GPUs near ${clockTime(peak[0], nowMs)}, within ${within}.`);
 }
 
-export function trust(fresh, header, ingestion, series) {
-  say(byId("trust"), fresh.short);
+/** `records`: of trust.js. Old or missing data decide before any record does. */
+export function trust(fresh, ingestion, records) {
+  const { headline, figures } = verdictOf(records);
+  say(byId("trust"), fresh.state === "live" ? headline : fresh.short);
   if (fresh.state === "broken" || fresh.state === "starting" || fresh.state === "stale") {
     say(byId("trust-detail"), fresh.sentence);
     return;
@@ -122,12 +149,11 @@ export function trust(fresh, header, ingestion, series) {
   const up = num(targets.up);
   const all = up === null ? null : up + (num(targets.down) ?? 0);
   const bad = Object.values(object(ingestion.bad_records)).reduce((sum, value) => sum + (num(value) ?? 0), 0);
-  const record = object(series?.record);
   const parts = [
     fresh.state === "warming" && fresh.sentence.split(".")[0].replace("Warming: ", ""),
     all ? `${whole(up)} of ${count(all, "exporter")} answer` : fresh.state === "empty" && "no exporter answers",
     bad ? `${count(bad, "bad record")} skipped` : list(ingestion.sources).length > 0 && "no bad record",
-    num(record.coverage_80) !== null && `80 % bands held ${percent(record.coverage_80)}`,
+    ...figures,
   ];
   say(byId("trust-detail"), parts.filter(Boolean).join(" · "));
 }

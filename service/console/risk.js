@@ -2,8 +2,9 @@
 
 import { shade } from "./colour.js";
 import { byId, h, keyed, radios, say, unique } from "./dom.js";
-import { advice, clockTime, happening, horizon, num, object, percent, rows, sentence, share, text, whole } from "./format.js";
+import { advice, clockTime, happening, horizon, num, object, percent, rows, sentence, text } from "./format.js";
 import { redraw, Seen, sparkline } from "./seen.js";
+import { failures } from "./trust.js";
 
 const HORIZONS_S = [3600, 18_000, 86_400, 604_800];
 const SHOWN = 10;
@@ -30,11 +31,10 @@ export function steady(ranking, before) {
   return order;
 }
 
-/** " · record: 0.8 % told, 1.1 % came (of 5,000)": how true its own forecasts of failures were. */
+/** " · failures within 1 h: 0.8 % predicted, 1.1 % observed (of 5,000)": how true its own forecasts were. */
 export function recordOf(calibration, horizonS) {
-  const row = object(rows(calibration).find((one) => one.horizon_s === horizonS));
-  if (!(num(row.matured) > 0) || num(row.mean_p) === null || num(row.observed) === null) return rows(calibration).length ? " · no record yet" : "";
-  return ` · record of failures: ${share(row.mean_p)} told, ${share(row.observed)} came (of ${whole(row.matured)})`;
+  const record = failures(rows(calibration).find((one) => one.horizon_s === horizonS));
+  return record ? ` · ${record.figures}` : rows(calibration).length ? " · no record yet" : "";
 }
 
 export class RiskList {
@@ -79,7 +79,7 @@ export class RiskList {
     const held = this.root.matches(":hover, :focus-within");
     const names = new Set(ranking.map((row) => row.node));
     const before = this.order.filter((name) => names.has(name));
-    this.ranking = ranking;
+    Object.assign(this, { ranking, calibration: rows(object(body).calibration) });
     const settled = held && before.length === ranking.length;
     const shown = settled ? before.map((name) => ranking.find((row) => row.node === name)) : steady(ranking, before);
     this.order = shown.map((row) => row.node);

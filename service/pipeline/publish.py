@@ -276,4 +276,5 @@ def fleet_document(tick: Tick) -> FleetAnswer:
         samples_per_s=tick.ingestion.samples_per_s,
         newest_sample_ms=tick.ingestion.newest_sample_ms,
         warming=tick.meta.warming,
+        stale_after_s=tick.meta.stale_after_s,
     )

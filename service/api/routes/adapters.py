@@ -22,7 +22,7 @@ DEADLINE_S = 1.0  # wall
 def _verb(reply: Callable[[KubeExtender, bytes], bytes]) -> Handler:
     async def handle(request: Request, context: Context, query: Query) -> Response:
         body = await _body(request, context.config.api.max_body_bytes)
-        extender, board = context.kube.newest(context.cache, context.config, context.clock.now_ms())
+        extender, board = context.kube.newest(context.cache, context.config, context.clock)
         try:
             made = reply(extender, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -13,6 +13,7 @@ from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import UnknownEntity
 from service.answers.isolation import Isolation, IsolationCheck
 from service.api.routes.context import Context
+from service.api.routes.jobs import row_of
 from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board
 from service.http.access import Scope
@@ -27,7 +28,6 @@ from service.pipeline.jobs.interference import (
     Going,
     Known,
     LearntCoRuns,
-    Party,
     Speeds,
     residuals_of,
     speeds,
@@ -49,6 +49,8 @@ ShareName = Literal["gpu", "mig", "pcie", "nic", "rail"]
 Basis = Literal["rule", "residuals", "observed"]
 MOST_GPUS = 1_000_000  # of one job
 MOST_OTHERS = 14  # more jobs on a link
+NO_JOB = "no job of this name runs or waits here"
+NOT_YET = "it was not looked at yet; ask again in some seconds"
 NO_BOUND = "a bound needs nine co-runs that were seen here"
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
@@ -123,7 +125,11 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
     told = speeds(a, b, asked.share, residuals, others)
     as_of_ms = cache.as_of_ms(board, SECTION)
     now = _now(cache.document(board, NOW, dict[str, Going]), asked)
-    return answer(context, board, as_of_ms, encode(_answer(told, [a, b, *others], asked.share, now, as_of_ms)))
+    found = _answer(told, asked.share, now, as_of_ms)
+    for name, one, party in (("a", asked.a, a), ("b", asked.b, b)):
+        if party.keys == NOBODY and isinstance(one, str) and name in found.reasons:
+            found.reasons[name] = NOT_YET if row_of(cache, board, one) else NO_JOB
+    return answer(context, board, as_of_ms, encode(found))
 
 
 def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
@@ -142,7 +148,7 @@ def _keys(known: Known, asked: str | JobLike) -> Keys | None:
     return job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
 
 
-def _answer(told: Speeds, parties: list[Party], share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
+def _answer(told: Speeds, share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
     found = told.found
     rows = [Speed(number(found.p50[n]), number(found.lower_90[n])) for n in range(2)]
     observed = int(found.observed.sum())
@@ -150,9 +156,9 @@ def _answer(told: Speeds, parties: list[Party], share: str, now: dict[str, Going
     reasons = {}
     if any(row.p50 is not None and row.lower_90 is None for row in rows):
         reasons["lower_90"] = NO_BOUND
-    for name, one, known in zip("ab", parties[:2], told.known, strict=True):
+    for name, known in zip("ab", told.known, strict=True):
         if not known:
-            reasons[name] = _unknown(one, share, any(told.known))
+            reasons[name] = _unknown(share, any(told.known))
     if share not in ON_GPU and told.fit is None:
         reasons["compatibility"] = "needs steps of every job that tell how much of them is communication"
     elif told.fit is not None and told.fit.shifts_s is None:
@@ -174,7 +180,7 @@ def _answer(told: Speeds, parties: list[Party], share: str, now: dict[str, Going
     )
 
 
-def _unknown(one: Party, share: str, other_known: bool) -> str:
+def _unknown(share: str, other_known: bool) -> str:
     """Why nothing is known of a job, and what is made of it beside one that is known."""
     if share not in ON_GPU:
         why = "no steps of it, or of its like, told of their communication"
@@ -182,8 +188,6 @@ def _unknown(one: Party, share: str, other_known: bool) -> str:
     else:
         why = "it, or its like, was not seen alone for a minute"
         so = ": it is taken to use all there is" if share == "gpu" else ""
-    if one.keys == NOBODY:
-        why = "no job of this name runs or waits here"
     return why + (so if other_known else "")
 
 

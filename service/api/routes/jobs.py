@@ -55,13 +55,14 @@ class Head(msgspec.Struct):
 
 def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
     """The row of a job's latest attempt."""
-    row = _row(cache, board, name)
+    row = row_of(cache, board, name)
     if row is None:
         raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
     return row
 
 
-def _row(cache: BoardCache, board: Board, name: str) -> JobRow | None:
+def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
+    """The row of a job's latest attempt; None for a name that no job has."""
     latest = cache.derived(board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head])))
     if name not in latest:
         return None
@@ -87,7 +88,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     """One job's latest attempt, with its placement and last events; of one that is over, as the archive has them."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
-    row = _row(cache, board, name)
+    row = row_of(cache, board, name)
     as_of_ms = cache.as_of_ms(board, "doc.job")
     if row is None:
         body = {"as_of_ms": as_of_ms, **await _archived(context, name)}

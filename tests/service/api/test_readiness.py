@@ -89,7 +89,7 @@ def test_a_clock_that_was_set_back_is_judged_as_the_placer_judges_it(world: Worl
     assert (status, failing["board"]) == (503, str(refused.value))
     assert failing["board"].startswith("the board is 86400 s ahead of the clock: the clock was set back")
     cache = world.app.state.context.cache
-    assert ExtenderCache().newest(cache, config(world.folder), world.clock.now_ms())[1] is None
+    assert ExtenderCache().newest(cache, config(world.folder), world.clock)[1] is None
 
 
 @pytest.mark.parametrize("damage", ["no SQLite", "a folder"])

@@ -15,7 +15,7 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from ingest.source import Batch
 from service.api.app import create_app
-from service.pipeline.jobs.interference import blamed
+from service.pipeline.jobs.interference import Known, blamed
 from service.pipeline.jobs.isolation import IsolationExpectation, ObservedGpu, checks, gib_of_profile, verdict
 from service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, config
@@ -137,6 +137,15 @@ def test_jobs_that_ran_alone_are_told_by_the_rule_and_those_like_them(fleet: Fle
     unseen = fleet.ask({"user": "eve", "name": "new"}, "a-1")
     assert (unseen["known_a"], unseen["known_b"]) == (False, True)
     assert "use all" in unseen["reasons"]["a"]
+
+
+def test_of_a_job_that_runs_nobody_says_that_there_is_none(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of co-runs are made beside the ticks: a job may be on the board before it is in them."""
+    fleet.start("a-1", 0)
+    monkeypatch.setattr(Known, "of_job", lambda known, job: None)
+    reasons = fleet.ask("a-1", "stranger")["reasons"]
+    assert "not looked at yet" in reasons["a"]
+    assert "no job of this name" in reasons["b"]
 
 
 def test_a_co_run_that_was_observed_moves_the_answer_and_survives_a_restart(fleet: Fleet) -> None:

@@ -1,0 +1,57 @@
+// Can I trust this? What the forecasts' own records say, in one verdict: no number beside it may say otherwise.
+
+import { NONE, count, horizon, num, object, percent, rows, share, times, whole } from "./format.js";
+
+const FEWEST_EVENTS = 5; // predicted or observed: with fewer, chance alone explains any ratio
+const FEWEST_FORECASTS = 20;
+const RATIO = 2; // between what was predicted and what was observed
+const BAND = [0.65, 0.93]; // how often a band of 80 % may hold
+const BY_P90 = 0.75; // of the jobs should have started by their p90
+const BY_P50 = [0.25, 0.75];
+
+/** {known, holds, sentence, figures} of a horizon's record of failures; null where none has matured. */
+export function failures(row) {
+  const [matured, predicted, observed] = [num(row?.matured), num(row?.mean_p), num(row?.observed)];
+  if (!(matured > 0) || predicted === null || observed === null) return null;
+  const known = matured * Math.max(predicted, observed) >= FEWEST_EVENTS;
+  const often = observed > predicted * RATIO ? observed / predicted : observed * RATIO < predicted ? predicted / observed : 1;
+  const howOften = Number.isFinite(often) ? `${times(often)} as ${observed > predicted ? "often" : "rarely"} as predicted` : observed > 0 ? "though none was predicted" : "not, though predicted";
+  return {
+    known,
+    holds: often === 1,
+    sentence: `failures came ${howOften}`,
+    figures: `failures within ${horizon(row.horizon_s)}: ${share(predicted)} predicted, ${share(observed)} observed (of ${whole(matured)})`,
+  };
+}
+
+/** The same of a demand series' bands. */
+export function bands(record) {
+  const [origins, held] = [num(object(record).origins), num(object(record).coverage_80)];
+  if (held === null) return null;
+  const said = `80 % bands of demand held ${percent(held)}`;
+  return { known: origins === null || origins >= FEWEST_FORECASTS, holds: held >= BAND[0] && held <= BAND[1], sentence: said, figures: said };
+}
+
+/** The same of start times. */
+export function starts(record) {
+  const { n, by_p50: p50, by_p90: p90 } = object(record);
+  if (!(num(n) > 0) || num(p90) === null) return null;
+  const early = p90 < BY_P90 || (num(p50) !== null && p50 < BY_P50[0]);
+  const late = num(p50) !== null && p50 > BY_P50[1];
+  return {
+    known: n >= FEWEST_FORECASTS,
+    holds: !early && !late,
+    sentence: early ? "jobs start later than predicted" : "jobs start earlier than predicted",
+    figures: `${percent(p90)} of ${count(n, "job")} started by their p90${num(p50) === null ? "" : `, ${percent(p50)} by their p50`}`,
+  };
+}
+
+/** {headline, figures: [..]} of all records: {risk: calibration rows, horizonS, demand, queue}. */
+export function verdict({ risk, horizonS, demand, queue }) {
+  const row = rows(risk).find((one) => one.horizon_s === horizonS);
+  const found = [failures(row), starts(queue), bands(demand)].filter(Boolean);
+  const broken = found.filter(({ known, holds }) => known && !holds);
+  const held = found.some(({ known, holds }) => known && holds);
+  const headline = broken.length ? `No: ${broken[0].sentence}` : held ? "Yes, live" : "Live, no record yet";
+  return { headline, figures: found.map((one) => one.figures || NONE) };
+}
