@@ -178,7 +178,8 @@ def test_load_peaks_and_use_are_those_of_the_api(open_console: Opener) -> None:
     expect(first).to_contain_text(f"152{GAP}kW at p90: 101 % of 150{GAP}kW, more than it can take.")
     expect(page.locator("#spikes li").nth(2)).to_contain_text("its capacity is not known: no topology names it.")
     expect(page.locator("#spikes-foot")).to_contain_text("31 of 32 running jobs looked at so far")
-    expect(page.locator("#risk-foot")).to_contain_text(f"failures within 1{GAP}h: 0.8{GAP}% predicted, 1.1{GAP}% observed (of 5,210)")
+    record = f"failures within 1{GAP}h: 0.8{GAP}% predicted, 1.1{GAP}% observed (of 5,210)"
+    expect(page.locator("#risk-foot")).to_contain_text(record)
     rows = console.get("/utilisation")["rows"]
     nothing = sum(row["gpus"] for row in rows if row["verdict"] == "abandoned")
     expect(page.locator("#use-sub")).to_contain_text(f"{nothing} of {sum(row['gpus'] for row in rows):,} GPUs")

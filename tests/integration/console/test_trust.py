@@ -1,4 +1,4 @@
-"""What the tiles claim never contradicts the records beside them; addresses lead where they say; a hung API is named."""
+"""What the tiles claim never contradicts what stands beside them; addresses lead where they say."""
 
 import re
 from collections.abc import Iterator
@@ -134,7 +134,11 @@ def hung(open_console: Opener) -> Iterator[Page]:
     page = console.page
     expect(page.locator("#notice")).to_contain_text("Live.")
     waiting: list[Route] = []
-    page.context.route("**/v1/**", lambda route: waiting.append(route))
+
+    def hold(route: Route) -> None:
+        waiting.append(route)
+
+    page.context.route("**/v1/**", hold)
     yield page
     console.scene.state = "broken"  # what is aborted now is logged, and expected
     for route in waiting:
