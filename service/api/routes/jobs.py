@@ -194,7 +194,7 @@ def _last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
     if kept is None:
         find_job(cache, board, name)
         return {**NO_SCORE, "judged_ms": None}
-    row, attempt = _row(cache, board, name), kept.pop("attempt", None)
+    row, attempt = row_of(cache, board, name), kept.pop("attempt", None)
     return kept if row is None or row.attempt == attempt else {**NO_SCORE, "judged_ms": None}
 
 
