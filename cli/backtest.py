@@ -9,6 +9,7 @@ from cli.options import (
     ConfigOption,
     DaskOption,
     DataOption,
+    ForecasterOption,
     HtmlOption,
     JsonOption,
     ProcessesOption,
@@ -19,6 +20,7 @@ from cli.options import (
     check_outputs,
     configured,
     inputs_of,
+    own_forecasters,
     progress_of,
     write_html,
     write_json,
@@ -36,6 +38,7 @@ def backtest(
     windows: Annotated[int, typer.Option(min=1, max=200, help="How often it is fitted anew and judged.")] = 3,
     share: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the history that is judged.")] = 0.3,
     seed: SeedOption = 0,
+    forecaster: ForecasterOption = None,
     dask: DaskOption = None,
     processes: ProcessesOption = 1,
     json: JsonOption = None,
@@ -63,11 +66,14 @@ def backtest(
 
     if task not in TASKS:
         raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    own = own_forecasters(forecaster)
+    if own and task != "demand":
+        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; backtest demand")
     check_outputs(json, html=html)
     with progress_of(f"backtest {task}") as say:
         source = inputs_of(configured(config, state), data, archive, sets, until, say)
         if task == "demand":
-            pieces = demand_windows(source.read_panels(), windows, seed, share)
+            pieces = demand_windows(source.read_panels(), windows, seed, share, own)
         else:
             pieces = duration_windows(source.read_jobs(), windows, seed, share)
         results = run(task, pieces, address=dask, processes=processes, say=say)

@@ -3,14 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import HtmlOption, JsonOption, SeedOption, check_folder, check_outputs, write_html, write_json
+from cli.options import (
+    ForecasterOption,
+    HtmlOption,
+    JsonOption,
+    SeedOption,
+    check_folder,
+    check_outputs,
+    own_forecasters,
+    write_html,
+    write_json,
+)
 from cli.results_table import write_table
 
 if TYPE_CHECKING:
+    from training.judges.own_forecasters import OwnForecaster
     from training.reports.results import Results
 
     Judge = Callable[[int], Results]  # of a seed
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
 TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
 YEAR_NODES = 400
 FIT_NOTHING = frozenset({"straggler"})
+ROLLING = frozenset({"demand"})
 WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
 
 
@@ -40,6 +52,11 @@ def evaluate(
         bool, typer.Option("--year", help="risk: fit and judge a site's own risk on a simulated year of --nodes.")
     ] = False,
     seed: SeedOption = 0,
+    windows: Annotated[
+        int,
+        typer.Option(min=0, max=100, help="Rolling windows of demand, each fitted for; 0: as many as a set gives."),
+    ] = 0,
+    forecaster: ForecasterOption = None,
     drop: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,8 +76,8 @@ def evaluate(
 ) -> None:
     """Judge forecasts against fair baselines. `fleetcast data split` makes a pair of folders.
 
-    Forecasts begin after the end of the train folder. History at an origin is both folders up to it; nothing is
-    fitted on the test folder, but state may move with outcomes known at the time.
+    Forecasts begin after the end of the train folder. History at an origin is both folders up to it. Demand is fitted
+    anew before each of several windows, on all that came before; nothing of a window is fitted on for it.
 
     Examples:
 
@@ -89,12 +106,14 @@ def evaluate(
             task, curve, beside, range(seed, seed + runs), drop or [], CurveOutputs(json, results, plot), _say
         )
         return
+    rolling = _rolling(task, windows, forecaster)
     if faults is not None or nodes is not None or year:
         judge, source = _log_judge(task, train, test, faults, nodes, year)
     else:
-        judge, source = _folder_judge(task, train, test, drop or [])
+        judge, source = _folder_judge(task, train, test, drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
-    _judge(task, judge, source, seed, drop or [], _Outputs(json, html, predictions, results))
+    asked = [*([f"--windows={windows}"] if windows else []), *(f"--forecaster={path}" for path in forecaster or ())]
+    _judge(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
 
 
 @dataclass(frozen=True)
@@ -107,12 +126,17 @@ class _Outputs:
     results: Path | None
 
 
-def _judge(task: str, judge: "Judge", source: dict[str, str], seed: int, drop: list[str], to: _Outputs) -> None:
-    """Run the judge and tell what it found. Raises FleetcastError where it found nothing to judge."""
+def _judge(
+    task: str, judge: "Judge", source: dict[str, str], seed: int, asked: tuple[list[str], list[str]], to: _Outputs
+) -> None:
+    """Run the judge and tell what it found. asked: telemetry that was left out, and further words of the command.
+    Raises FleetcastError where it found nothing to judge."""
     from fleet.errors import FleetcastError
     from training.reports.report import report_html
-    from training.reports.results_files import summary, table, write_predictions
+    from training.reports.results_files import summary, tables, write_predictions
+    from training.reports.window_rows import summaries
 
+    drop, words = asked
     found = judge(seed)
     for line in found.skipped:
         _say(f"skipped {line}")
@@ -121,21 +145,38 @@ def _judge(task: str, judge: "Judge", source: dict[str, str], seed: int, drop: l
         raise FleetcastError(f"nothing to judge in {where}: no set that {task} reads is in both")
     _say(summary(found))
     without = {"drop": drop} if drop else {}
-    write_json(to.json, {"task": task, "seed": seed, **source, **without, "rows": found.rows, "skipped": found.skipped})
+    rolled = {"windows": found.windows, "over_windows": summaries(found.windows)} if found.windows else {}
+    about = {"task": task, "seed": seed, **source, **without}
+    write_json(to.json, {**about, "rows": found.rows, **rolled, "skipped": found.skipped})
     if to.predictions is not None:
         write_predictions(found, to.predictions)
         _say(f"wrote {to.predictions}")
     if to.results is not None:
         left_out = [f"--drop={name}" for name in drop]
         given = [f"--{key}={value}" if value else f"--{key}" for key, value in source.items()]
-        command = ["fleetcast", "evaluate", task, *given]
-        name = " ".join(["evaluate", task, *left_out, *(f"--{key}" for key in ("faults", "year") if key in source)])
-        write_table(to.results, name, [*command, f"--seed={seed}", *left_out], table(found))
+        command = ["fleetcast", "evaluate", task, *given, f"--seed={seed}", *left_out, *words]
+        beside = [*left_out, *(f"--{key}" for key in ("faults", "year") if key in source)]
+        for name, rows in tables(found).items():
+            write_table(to.results, " ".join([name, *beside]), command, rows)
         _say(f"wrote {to.results}")
     write_html(to.html, lambda: report_html(found))
 
 
-def _folder_judge(task: str, train: Path | None, test: Path | None, drop: list[str]) -> "tuple[Judge, dict[str, str]]":
+def _rolling(task: str, windows: int, forecaster: list[str] | None) -> dict[str, Any]:
+    """Keyword arguments of the judges that roll. Raises ConfigError where another one is asked for them."""
+    from fleet.errors import ConfigError
+
+    if windows and task not in ROLLING:
+        raise ConfigError(f"--windows {windows}: {task} has none; {', '.join(sorted(ROLLING))} does")
+    own: list[OwnForecaster] = own_forecasters(forecaster)
+    if own and task != "demand":
+        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; evaluate demand")
+    return {**({"windows": windows} if windows else {}), **({"own": own} if own else {})}
+
+
+def _folder_judge(
+    task: str, train: Path | None, test: Path | None, drop: list[str], rolling: dict[str, Any]
+) -> "tuple[Judge, dict[str, str]]":
     """The judge of two data folders, and what it is told."""
     from importlib import import_module
 
@@ -150,7 +191,7 @@ def _folder_judge(task: str, train: Path | None, test: Path | None, drop: list[s
     for option, folder in zip(("--train", "--test"), folders, strict=True):
         check_folder(option, folder)
     evaluate_folders = import_module(f"training.judges.{task}").evaluate
-    without = {"drop": drop} if drop else {}
+    without = {**rolling, **({"drop": drop} if drop else {})}
     source = {"train": str(folders[0]), "test": str(folders[1])}
     return (lambda seed: evaluate_folders(*folders, seed, _say, **without)), source
 

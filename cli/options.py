@@ -14,6 +14,7 @@ from fleet.errors import ConfigError
 if TYPE_CHECKING:
     from fleet.topology import Topology
     from service.config import Config
+    from training.judges.own_forecasters import OwnForecaster
     from training.sites.histories import TrainingInputs
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (`fleetcast data list`).")]
@@ -33,6 +34,10 @@ DaskOption = Annotated[
 ProcessesOption = Annotated[int, typer.Option(min=1, max=64, help="Processes of this machine, without --dask.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Where to write the numbers; - is stdout.")]
 HtmlOption = Annotated[Path | None, typer.Option("--html", help="A report with plots.")]
+ForecasterOption = Annotated[
+    list[str] | None,
+    typer.Option(help="package.module:Class of your own, judged beside the baselines of demand. Repeat for more."),
+]
 
 STDOUT = Path("-")
 
@@ -101,6 +106,32 @@ def inputs_of(
     if data is None and archive is None:
         archive = config.archive_url
     return TrainingInputs(data, archive, tuple(sets or ()), moment_ms("--until", until), capacities(config), say)
+
+
+def own_forecasters(paths: list[str] | None) -> "list[OwnForecaster]":
+    """The forecasters of your own at these import paths, each after `check_forecaster`. Raises ConfigError."""
+    from training.judges.own_forecasters import OwnForecaster
+
+    found: list[OwnForecaster] = []
+    for path in dict.fromkeys(paths or ()):
+        one = OwnForecaster.of(path)
+        if one.name in (other.name for other in found):
+            raise ConfigError(f"--forecaster {path}: another one is called {one.name!r}; rename one")
+        _check_contract(one)
+        found.append(one)
+    return found
+
+
+def _check_contract(one: "OwnForecaster") -> None:
+    from fleetcast_checks import check_forecaster
+    from training.judges.own_forecasters import limited, make
+
+    suite = "fleetcast_checks.check_forecaster"
+    try:
+        limited(lambda: check_forecaster(make(one.path)), one.path, one.limit_s, suite)
+    except AssertionError as error:
+        said = " ".join(str(error).split()) or "wrong shape, or no name"
+        raise ConfigError(f"--forecaster {one.path}: {suite} says: {said[:300]}") from None
 
 
 def capacities(config: "Config") -> dict[str, int]:

@@ -13,6 +13,7 @@ from cli.options import (
     ConfigOption,
     DaskOption,
     DataOption,
+    ForecasterOption,
     ProcessesOption,
     SeedOption,
     SetOption,
@@ -20,6 +21,7 @@ from cli.options import (
     UntilOption,
     configured,
     inputs_of,
+    own_forecasters,
     progress_of,
     site_topology,
 )
@@ -66,6 +68,7 @@ def fit_kind(
     models: ModelsOption = None,
     promote: PromoteOption = True,
     if_drift: DriftOption = False,
+    forecaster: ForecasterOption = None,
     mlflow: MlflowOption = None,
     dask: DaskOption = None,
     processes: ProcessesOption = 1,
@@ -73,9 +76,13 @@ def fit_kind(
     state: StateOption = None,
 ) -> None:
     """Fit what the command names: a forecaster of demand, or of run times."""
+    from fleet.errors import ConfigError
     from training.fits.retrain import TrainingPlan
 
-    plan = TrainingPlan(context.info_name or "", _command_line(context), seed, windows, dask, processes)
+    kind, own = context.info_name or "", tuple(own_forecasters(forecaster))
+    if own and kind != "demand":
+        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {kind}; train demand")
+    plan = TrainingPlan(kind, _command_line(context), seed, windows, dask, processes, own)
     _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
 
 

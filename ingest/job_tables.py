@@ -24,6 +24,7 @@ SWF_COLUMNS = (
 # fmt: on
 _HELIOS_NEEDS = ("job_id", "gpu_num", "submit_time", "duration")
 _UNKNOWN_TIMES = frozenset({"", "None", "NONE", "Unknown", "N/A"})
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING"})  # states of jobs that will start
 
 
 @dataclass(slots=True)
@@ -106,13 +107,14 @@ def read_swf(path: Path) -> JobColumns:
 
 
 def read_slurm(path: Path) -> JobColumns:
-    """`sacct -P` with a header line. Job steps and jobs that have not ended or held no GPU are skipped, counted."""
+    """`sacct -P` with a header line. Job steps and jobs without a GPU are skipped, counted. Jobs that run have no end,
+    those that wait or were cancelled before have no start, and none of them a run time."""
     history, seen = JobColumns(), Counter[str]()
     lines = _lines(path, history.skipped)
     first = next(lines, "")
     delimiter = "|#" if "|#" in first else "|"  # `--delimiter='|#'` survives job names with a bar
     names = _header(first, ("JobID", "State", "Start", "End"), delimiter, "sacct -P")
-    starts: set[tuple[str, datetime]] = set()
+    starts: set[tuple[str, datetime | None]] = set()
 
     def row_of(row: dict[str, str]) -> dict[str, Any]:
         made = _slurm_row(row)
@@ -168,20 +170,20 @@ def _slurm_row(row: dict[str, str]) -> dict[str, Any]:
     job_id = row.get("JobIDRaw") or row["JobID"]
     if "." in job_id or "." in row["JobID"]:
         raise RecordError("job step")
-    if row["Start"] in _UNKNOWN_TIMES or row["End"] in _UNKNOWN_TIMES:
-        raise RecordError("not ended")
-    start, end = _time("Start", row["Start"]), _time("End", row["End"])
-    if end < start:
+    start, end = (None if row[name] in _UNKNOWN_TIMES else _time(name, row[name]) for name in ("Start", "End"))
+    if start and end and end < start:
         raise RecordError("ends before start")
     gpus = _slurm_gpus(row)
     if gpus <= 0:
         raise RecordError("no GPUs")
-    submit = next((row[key] for key in ("Submit", "Eligible") if row.get(key, "") not in _UNKNOWN_TIMES), row["Start"])
+    asked = next((row[key] for key in ("Submit", "Eligible", "Start") if row.get(key, "") not in _UNKNOWN_TIMES), "")
+    if start is None and not (end or (row["State"].split() or [""])[0] in WAITING):
+        raise RecordError("neither start nor end")
     ours = {"JobID", "JobIDRaw", "Submit", "Start", "End", "State", "User", "NNodes"}
     return {
         "job_id": job_id,
-        "submit_time": _time("Submit", submit),
-        "service_sec": (end - start).total_seconds(),
+        "submit_time": _time("Submit", asked),
+        "service_sec": (end - start).total_seconds() if start and end else None,
         "gpu_count": gpus,
         "user": row.get("User", ""),
         "state": (row["State"].split() or [""])[0],

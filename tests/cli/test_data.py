@@ -1,6 +1,7 @@
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -188,12 +189,12 @@ def test_slurm_import_reads_both_ways_of_naming_gpus(tmp_path):
     path.write_bytes(SLURM.encode() + b"\xff\xfe|broken\n")
     output = invoke("import", "slurm", path, "--out", tmp_path / "data")
     table = pd.read_parquet(tmp_path / "data" / "jobs" / "slurm" / "slurm_gpu_jobs.parquet")
-    assert table.job_id.tolist() == ["7", "8", "8#1"]
-    assert table.gpu_count.tolist() == [16, 4, 4]
-    assert table.service_sec.tolist() == [3600.0, 60.0, 1800.0]
-    assert table.state.tolist() == ["COMPLETED", "CANCELLED", "COMPLETED"]
-    assert table.slurm_comment.tolist() == ["fine", "two", "again"]
-    for reason in ("1: job step", "1: duplicate", "1: not ended", "1: no GPUs", "2: field count"):
+    assert table.job_id.tolist() == ["7", "8", "9", "8#1"]
+    assert table.gpu_count.tolist() == [16, 4, 1, 4]
+    assert np.array_equal(table.service_sec, [3600.0, 60.0, np.nan, 1800.0], equal_nan=True)
+    assert table.state.tolist() == ["COMPLETED", "CANCELLED", "RUNNING", "COMPLETED"]
+    assert table.slurm_comment.tolist() == ["fine", "two", "", "again"]
+    for reason in ("1: job step", "1: duplicate", "1: no GPUs", "2: field count"):
         assert f"skipped {reason}" in output
 
 
@@ -202,7 +203,7 @@ def test_slurm_import_reads_the_two_character_delimiter(tmp_path):
     path.write_text(SLURM.replace("fine", "a|b").replace("|", "|#").replace("a|#b", "a|b"))
     invoke("import", "slurm", path, "--out", tmp_path / "data")
     table = pd.read_parquet(tmp_path / "data" / "jobs" / "slurm" / "slurm_gpu_jobs.parquet")
-    assert table.slurm_comment.tolist() == ["a|b", "two", "again"]
+    assert table.slurm_comment.tolist() == ["a|b", "two", "", "again"]
 
 
 def test_a_file_of_another_layout_is_refused(tmp_path):

@@ -149,7 +149,20 @@ def test_what_is_wrong_is_named(words: tuple[str, ...], says: str, data: Path, s
 
 def test_a_back_test_writes_its_numbers_and_a_page(data: Path, tmp_path: Path) -> None:
     files = tmp_path / "b.json", tmp_path / "b.html"
-    run("backtest", "demand", "--data", data, "--windows", 2, "--json", files[0], "--html", files[1])
+    run(
+        "backtest",
+        "demand",
+        "--data",
+        data,
+        "--set",
+        "demand/made",
+        "--windows",
+        2,
+        "--json",
+        files[0],
+        "--html",
+        files[1],
+    )
     body = json.loads(files[0].read_text())
     assert (body["task"], body["windows"]) == ("demand", 2)
     assert {row["dataset"] for row in body["rows"]} == {"demand/made"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.reports.results import ResultRow
-from training.reports.window_rows import WindowRow, gains, rows_of, summaries
+from training.reports.results import ResultRow, WindowRow
+from training.reports.window_rows import gains, rows_of, summaries
 from training.windows import DAY_S, RollingWindow, rolling_windows, window_at
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from fleet.errors import FleetcastError
+from models.forecast import Forecaster
 from models.versions.card import GateVerdict
 from training.fits.fan_out import map_jobs
 from training.reports.contests import MAIN, contests, words_of
@@ -30,21 +31,30 @@ WIN = 0.99  # a model that is as good as the best baseline is not worth a change
 
 @dataclass(frozen=True, slots=True)
 class BacktestWindow:
-    """One fit and what it is judged on: sets of one task, cut at the window's end, that know where their fit ends."""
+    """One fit and what it is judged on: sets of one task, cut at the window's end, that know where their fit ends.
+    own: further forecasters of demand."""
 
     seed: int
     demand: tuple[DemandSet, ...] = ()
     jobs: tuple[JobHistory, ...] = ()
+    own: tuple[Forecaster, ...] = ()
 
 
-def demand_windows(sets: Sequence[DemandSet], count: int, seed: int = 0, share: float = SHARE) -> list[BacktestWindow]:
+def demand_windows(
+    sets: Sequence[DemandSet],
+    count: int,
+    seed: int = 0,
+    share: float = SHARE,
+    own: Sequence[Forecaster] = (),
+) -> list[BacktestWindow]:
     """Windows over the last share of each panel's bins."""
     parts = []
     for number in range(count):
         cuts = [_cut(row.panel.bins, number, count, share) for row in sets]
         pairs = zip(sets, cuts, strict=True)
         rows = [DemandSet(row.dataset, capped(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
-        parts.append(BacktestWindow(seed, demand=tuple(row for row in rows if row.panel.bins > row.train_bins > 0)))
+        judged = tuple(row for row in rows if row.panel.bins > row.train_bins > 0)
+        parts.append(BacktestWindow(seed, demand=judged, own=tuple(own)))
     return [window for window in parts if window.demand]
 
 
@@ -87,15 +97,14 @@ def backtest(
 
 def judge_demand(window: BacktestWindow) -> Results:
     """Fit on what came before the window, and judge on it."""
-    from training.judges.demand import Models, judged_origins, run
-    from training.judges.demand_metrics import judge
+    from training.judges.demand import Models, add, judged_origins
 
     results = Results("demand")
-    sets = [one for one in window.demand if len(judged_origins(one))]
+    sets = [one for one in window.demand if len(judged_origins(one, window.seed))]
     known = [DemandSet(one.dataset, one.panel.until(one.train_bins), one.train_bins) for one in sets]
-    models = Models.fit(known, sets, window.seed, _quiet)
+    models = Models.fit(known, sets, window.seed, _quiet, windows=1)
     for one in sets:
-        judge(results, run(one, models), window.seed)
+        add(results, one, models, window.seed, own=window.own)
     return results
 
 
@@ -119,6 +128,7 @@ def merged(task: str, parts: Sequence[Results]) -> Results:
             groups.setdefault(key, []).append(row)
     whole = Results(task, [_mean(rows) for rows in groups.values()])
     whole.skipped = list(dict.fromkeys(line for part in parts for line in part.skipped))
+    whole.windows = [row for part in parts for row in part.windows]
     whole.predictions = [block for part in parts for block in part.predictions]
     return whole
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fleet.errors import ConfigError, FleetcastError
+from models.forecast import Forecaster
 from models.versions.card import Card, FitSpan, calibration_of, metrics_of, versions_of
 from models.versions.registry import Registry
 from training.fits.backtest import backtest, demand_windows, duration_windows, verdict
@@ -37,7 +38,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How to train. windows: of the back-test that judges; address: of a Dask scheduler."""
+    """How to train. windows: of the back-test that judges; address: of a Dask scheduler; own: further baselines."""
 
     kind: str
     made_by: str
@@ -45,6 +46,7 @@ class TrainingPlan:
     windows: int = 1
     address: str | None = None
     processes: int = 1
+    own: tuple[Forecaster, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def train(
     """Add one version. A kill at any moment leaves the registry as it was. Raises FleetcastError."""
     if plan.kind == "demand":
         sets = inputs.read_panels()
-        windows = demand_windows(sets, plan.windows, plan.seed)
+        windows = demand_windows(sets, plan.windows, plan.seed, own=plan.own)
     else:
         tables = inputs.read_jobs()
         if len(tables) > 1:

@@ -1,38 +1,47 @@
-"""`fleetcast evaluate demand`: our forecasts beside persistence, the seasonal naive and Theta, at the same origins.
+"""`fleetcast evaluate demand`: our forecasts beside every fair baseline, at the same origins, over rolling windows.
 
-    train folder  |── fit ──────────────|── fit again on all ──|
-                                        |── warm-up: origins ──|── judged: origins ─────────| both folders
+    train folder |── fit ──────────────|── fit again on all ──|
+                                        |── warm-up: origins ──|─ window 1 ─|─ window 2 ─| …   both folders
+                 |── fit before each window on all that came before it ─────|
                                         the gate sees the outcomes of forecasts that were issued out of sample
 
-Judged origins are ends of hours after the train folder; each sees all history before it. The first fit forecasts the
-warm-up, of which it saw nothing. A set without a train part is judged after some history of its own
-(`sets/demand_sets.py`), by trees that were fitted on the others.
+An origin is a random bin of each hour after the train folder; it sees all history before it. As in the service, the
+trees are fitted anew before each window and the gate runs on. The first fit forecasts the warm-up, of which it saw
+nothing. Series that the train folder has not are never fitted on, nor is a set without a train part: it is judged
+after some history of its own (`sets/demand_sets.py`), by trees that were fitted on the others.
+
+Baselines: the naive ones, Theta, of arrivals the rolling median, and three of statsmodels (`classical.py`). Where one
+cannot forecast, persistence stands in for it, which is told as `stood_in`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.demand.boosting import Settings
+from models.demand.features import FLOW_TARGETS
 from models.demand.gate import Gate, Served
 from models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
 from models.demand.sparse import Sparse
 from models.demand.theta import Theta
 from models.demand.trees import DemandTrees
 from models.forecast import QUANTILES, Forecaster, Panel
-from training.judges.demand_metrics import JudgedForecasts, judge
-from training.reports.results import Results
+from training.judges.classical import METHODS, Method, Refitted, RollingMedian
+from training.judges.demand_metrics import JudgedForecasts, judge, judge_windows
+from training.reports.results import ResultRow, Results
 from training.sets.demand_sets import DemandSet, read_panels
+from training.windows import RollingWindow, rolling_windows
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]
 Say = Callable[[str], None]
 
 HORIZONS_S = (600, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
-BASELINES = ("persistence", "seasonal_naive", "theta")
+PERSISTENCE = "persistence"
+BASELINES = (PERSISTENCE, "seasonal_naive", "theta")
 ORIGIN_S = 3600
 WARM_DAYS = 28
 WARM_SHARE = 0.5  # of the train part at most
@@ -41,54 +50,138 @@ WARM_TREES = Settings(rows=20_000, trees=100, learning_rate=0.08)
 TREES = Settings()
 
 
-def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every set that has outcomes after the train part."""
+def evaluate(
+    train: Path,
+    test: Path,
+    seed: int,
+    say: Say,
+    *,
+    windows: int = 0,
+    own: Sequence[Forecaster] = (),
+    classical: Mapping[str, Method] = METHODS,
+) -> Results:
+    """Judge every set that has outcomes after the train part. windows: 0 for as many as each set gives; own: further
+    forecasters, a row each."""
     results = Results("demand")
 
     def skip(line: str) -> None:
         (results.skipped.append(line.removeprefix("skipped ")) if line.startswith("skipped ") else say(line))
 
     found = read_panels(train, test, skip)
-    sets = [one for one in found if len(judged_origins(one))]
+    sets = [one for one in found if len(judged_origins(one, seed))]
     judged_names = {one.dataset for one in sets}
     for dataset in dict.fromkeys(one.dataset for one in found if one.dataset not in judged_names):
         results.skipped.append(f"{dataset}: no full hour comes after the train folder and some of its own history")
     known = read_panels(train, None) if sets else []
-    models = Models.fit(known, sets, seed, say)
-    for one in sets:
-        judged = run(one, models)
-        judge(results, judged, seed)
-        say(f"{one.dataset} {one.panel.target}: {len(judged.origins)} origins, {len(one.panel.names)} series")
+    models = Models.fit(known, sets, seed, say, windows)
+    for number, one in enumerate(sets):
+        say(
+            f"{number + 1} of {len(sets)}: {one.dataset} {one.panel.target}, {len(models.windows[one.dataset])} windows"
+        )
+        add(results, one, models, seed, own=own, classical=classical)
     return results
+
+
+def add(
+    results: Results,
+    one: DemandSet,
+    models: "Models",
+    seed: int,
+    *,
+    own: Sequence[Forecaster] = (),
+    classical: Mapping[str, Method] | None = None,
+) -> None:
+    """Judge one set: all of it, and each of its windows."""
+    refitted = [Refitted(name, method, one.begin) for name, method in (classical or {}).items()]
+    judged = run(one, models, seed, [*refitted, *own])
+    judge(results, judged, seed)
+    judge_windows(results, judged, models.windows[one.dataset])
+    for baseline in refitted:
+        results.rows.append(_count(one, baseline.name, "failed_fits", sum(baseline.failed.values()), baseline.fits))
+    results.skipped += [
+        f"{one.dataset} {one.panel.target}: {count} of {baseline.fits} fits of {baseline.name} failed: {reason}"
+        for baseline in refitted
+        for reason, count in baseline.failed.items()
+    ]
+
+
+def _count(one: DemandSet, method: str, metric: str, value: float, n: int) -> ResultRow:
+    return ResultRow(one.dataset, one.panel.target, "all", None, method, method, metric, value, None, None, n)
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The trees of the warm-up and of what is judged: dataset -> model; None where there was nothing to fit on."""
+    """dataset -> its windows, the trees of its warm-up, and those of each window; None: there was nothing to fit on."""
 
+    windows: dict[str, tuple[RollingWindow, ...]]
     warm: dict[str, DemandTrees | None]
-    last: dict[str, DemandTrees | None]
+    rolled: dict[str, tuple[DemandTrees | None, ...]]
 
     @classmethod
-    def fit(cls, known: Sequence[DemandSet], sets: Sequence[DemandSet], seed: int, say: Say) -> "Models":
-        """Fit twice on the train folder: without the warm-up, and on all of it."""
-        warm: dict[str, DemandTrees | None] = {}
-        last: dict[str, DemandTrees | None] = {}
+    def fit(
+        cls, known: Sequence[DemandSet], sets: Sequence[DemandSet], seed: int, say: Say, windows: int = 0
+    ) -> "Models":
+        """Fit without the warm-up, and before each window. known: the train folder's sets."""
+        found = cls({}, {}, {})
         of_others: dict[tuple[str, ...], DemandTrees | None] = {}
         for dataset, panel in {one.dataset: one.panel for one in sets}.items():
-            own = [one for one in known if one.dataset == dataset]
-            if own:
+            mine = [one for one in sets if one.dataset == dataset]
+            rolling = windows_of(mine, windows)
+            found.windows[dataset] = rolling
+            if own := [one for one in known if one.dataset == dataset]:
                 until = [warm_start(one.train_bins, one.panel.bin_s) for one in own]
-                warm[dataset] = _fitted(own, until, seed, WARM_TREES)
-                last[dataset] = _fitted(own, [one.train_bins for one in own], seed, TREES)
+                found.warm[dataset] = _fitted(own, until, seed, WARM_TREES)
+                found.rolled[dataset] = tuple(_refitted(own, mine, rolling, seed, say))
             else:  # on what is not of later years or of another clock
                 others = [one for one in known if one.panel.first_ms < panel.end_ms(panel.bins - 1)]
                 names = tuple(one.dataset for one in others)
                 if names not in of_others:
                     of_others[names] = _fitted(others, [one.train_bins for one in others], seed, TREES)
-                warm[dataset] = last[dataset] = of_others[names]
-            say(f"{dataset}: fitted on {'its train part' if own else 'the other sets'}")
-        return cls(warm, last)
+                found.warm[dataset] = of_others[names]
+                found.rolled[dataset] = (of_others[names],) * len(rolling)
+                say(f"{dataset}: fitted on the other sets")
+        return found
+
+
+def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow, ...]:
+    """The windows of the sets of one folder: from where the first is judged to where the last ends."""
+    begins = [one.panel.end_ms(one.begin - 1) for one in sets]
+    ends = [one.panel.end_ms(one.panel.bins - 1) for one in sets]
+    return rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
+
+
+def _refitted(
+    own: Sequence[DemandSet], whole: Sequence[DemandSet], rolling: Sequence[RollingWindow], seed: int, say: Say
+) -> Iterator[DemandTrees | None]:
+    """Trees for each window, on all that both folders held before it of the series that the train folder has."""
+    names = {one.panel.target: one.panel.names for one in own}
+    parts = [
+        replace(one, panel=_some(one.panel, names[one.panel.target])) for one in whole if one.panel.target in names
+    ]
+    for number, window in enumerate(rolling):
+        if not number:  # the train folder itself
+            yield _fitted(own, [one.train_bins for one in own], seed, TREES)
+        else:
+            until = [_bins_before(one.panel, window.begin_ms) for one in parts]
+            yield _fitted(parts, until, seed, TREES)
+        say(f"{whole[0].dataset}: fitted on its train part, window {number + 1} of {len(rolling)}")
+
+
+def _some(panel: Panel, names: Sequence[str]) -> Panel:
+    """Those of the series that have one of these names."""
+    rows = np.flatnonzero(np.isin(panel.names, list(names)))
+    return replace(
+        panel,
+        names=tuple(panel.names[row] for row in rows.tolist()),
+        values=panel.values[rows],
+        capacity=panel.capacity[rows],
+        covariates={name: table[rows] for name, table in panel.covariates.items()},
+    )
+
+
+def _bins_before(panel: Panel, time_ms: int) -> int:
+    """Bins that are over by then."""
+    return min(panel.bins, max(0, (time_ms - panel.first_ms) // (panel.bin_s * 1000)))
 
 
 def _fitted(sets: Sequence[DemandSet], until: Sequence[int], seed: int, settings: Settings) -> DemandTrees | None:
@@ -105,37 +198,35 @@ def warm_start(train_bins: int, bin_s: int) -> int:
     return train_bins - min(WARM_DAYS * day_bins(bin_s), int(train_bins * WARM_SHARE))
 
 
-def judged_origins(one: DemandSet) -> Bins:
-    """Bins at whose end a judged forecast is issued: ends of hours after the train part with an outcome to come."""
-    return _hours(one.panel, one.begin - 1, one.panel.bins - 1)
+def judged_origins(one: DemandSet, seed: int = 0) -> Bins:
+    """Bins at whose end a judged forecast is issued: one of each hour after the train part with an outcome to come."""
+    return _hourly(one.panel, one.begin - 1, one.panel.bins - 1, np.random.default_rng((seed, 0)))
 
 
-def warm_origins(one: DemandSet) -> Bins:
+def warm_origins(one: DemandSet, seed: int = 0) -> Bins:
     panel = one.panel
     first = warm_start(one.train_bins, panel.bin_s) if one.train_bins else min(day_bins(panel.bin_s), one.begin // 2)
-    return _hours(panel, first, one.begin - 1)
+    return _hourly(panel, first, one.begin - 1, np.random.default_rng((seed, 1)))
 
 
-def _hours(panel: Panel, first: int, end: int) -> Bins:
-    bins = np.arange(first, max(end, first), dtype=np.intp)
-    ends_s = panel.first_ms // 1000 + (bins + 1) * panel.bin_s
-    return np.asarray(bins[ends_s % max(ORIGIN_S, panel.bin_s) == 0])
+def _hourly(panel: Panel, first: int, end: int, rng: np.random.Generator) -> Bins:
+    """One bin of each hour of [first, end), at random: what repeats by the hour flatters nobody."""
+    per = max(1, ORIGIN_S // panel.bin_s)
+    hours = np.arange(first, end - per + 1, per, dtype=np.intp)
+    return np.asarray(hours + rng.integers(0, per, len(hours)))
 
 
-def run(one: DemandSet, models: Models) -> JudgedForecasts:
-    """Forecast at every origin, the gate between them, as a service would."""
+def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster] = ()) -> JudgedForecasts:
+    """Forecast at every origin, the gate between them, as a service would. further: baselines beside the usual ones."""
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
-    warm, judged = warm_origins(one), judged_origins(one)
+    warm, judged = warm_origins(one, seed), judged_origins(one, seed)
     plain: list[Forecaster] = [*FORECASTERS, Theta(), Sparse()]
     origins = np.concatenate([warm, judged])
-    raw = [forecaster.forecast(panel, origins, steps).astype(np.float32) for forecaster in plain]
+    raw = [forecaster.forecast(panel, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
-    trees = [
-        _trees(models.warm[one.dataset], panel, warm, steps),
-        _trees(models.last[one.dataset], panel, judged, steps),
-    ]
-    table = np.stack([*raw, np.concatenate(trees, axis=2).astype(np.float32)])
+    begins = [max(one.begin, _bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
+    table = np.stack([*raw, _trees(one, models, origins, begins, steps)])
     gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity)
     values = np.empty((len(QUANTILES), len(steps), len(judged), len(panel.names)))
     model = np.empty(values.shape[1:], dtype="U24")
@@ -143,22 +234,32 @@ def run(one: DemandSet, models: Models) -> JudgedForecasts:
         if number >= len(warm):
             values[:, :, number - len(warm)] = served.values
             model[:, number - len(warm)] = served.model
-    methods = {"ours": values}
-    for name in BASELINES:
-        methods[name] = np.maximum(table[names.index(name)][:, :, len(warm) :].astype(np.float64), 0.0)
-    return JudgedForecasts(one.dataset, panel, judged, steps, methods, model, seasonal_scale(one))
+    methods = {name: table[names.index(name)][:, :, len(warm) :] for name in BASELINES}
+    usual = () if panel.target not in FLOW_TARGETS or "rolling_median" in names else (RollingMedian(),)
+    for forecaster in (*usual, *further):
+        methods[forecaster.name] = forecaster.forecast(panel, judged, steps)
+    told = {name: np.maximum(rows, 0.0) for name, rows in methods.items()}
+    return JudgedForecasts(one.dataset, panel, judged, steps, {"ours": values, **told}, model, seasonal_scale(one))
 
 
-def _served(gate: Gate, panel: Panel, origins: Bins, table: NDArray[np.float32]) -> Iterator[tuple[int, Served]]:
+def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:
     """The gate bin by bin: outcomes first, then the forecast of that moment."""
     waiting = {int(origin): number for number, origin in enumerate(origins)}
     for bin in range(int(origins[0]), int(origins[-1]) + 1):
         gate.mature(bin, panel.values[:, bin])
         if bin in waiting:
-            yield waiting[bin], gate.issue(bin, table[:, :, :, waiting[bin]].astype(np.float64))
+            yield waiting[bin], gate.issue(bin, table[:, :, :, waiting[bin]])
 
 
-def _trees(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+def _trees(one: DemandSet, models: Models, origins: Bins, begins: Sequence[int], steps: Sequence[int]) -> Array:
+    """(quantile, step, origin, series) of the trees that served then: those of the warm-up, then of each window."""
+    fits = [models.warm[one.dataset], *models.rolled[one.dataset]]
+    parts = np.split(origins, np.searchsorted(origins, np.array(begins) - 1))
+    found = [_told(model, one.panel, part, steps) for model, part in zip(fits, parts, strict=True)]
+    return np.concatenate(found, axis=2)
+
+
+def _told(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
     if model is None:
         return np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
     return model.forecast(panel, origins, steps)

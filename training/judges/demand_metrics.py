@@ -1,6 +1,6 @@
 """How good quantile forecasts of demand were: metrics in long form, with intervals, per series and pooled."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from models.demand.gate import pinball
 from models.forecast import QUANTILES, Panel
 from training.reports.results import ResultRow, Results, interval
+from training.reports.window_rows import rows_of
+from training.windows import RollingWindow, window_at
 
 Array = NDArray[np.float64]
 
-POOLED = "all"
+POOLED, OURS, PERSISTENCE = "all", "ours", "persistence"
 MEDIAN = QUANTILES.index(0.5)
 INTERVALS = {50: (0.25, 0.75), 80: (0.1, 0.9), 90: (0.05, 0.95)}
 BLOCK_HOURS = 24
@@ -49,18 +51,73 @@ class JudgedForecasts:
 
 
 def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
-    """Add the rows and the predictions of one set. All methods are judged on the outcomes that all can forecast."""
+    """Add the rows and the predictions of one set. All methods are judged on the same outcomes: where a baseline says
+    nothing persistence stands in for it, and `stood_in` is the share of that."""
+    missing = {name: _stand_ins(judged, name) for name in judged.methods}
     for at in range(len(judged.steps)):
-        outcomes = judged.outcomes(at)
-        known = np.isfinite(outcomes)
-        for values in judged.methods.values():
-            known &= np.isfinite(values[:, at]).all(axis=0)
+        outcomes, known = _known(judged, at)
         if not known.any():
             continue
-        for method, values in judged.methods.items():
-            parts = _parts(np.where(known, values[:, at], np.nan), np.where(known, outcomes, np.nan), judged.scale)
+        for method in judged.methods:
+            parts = _scored(judged, at, method, outcomes, known)
             results.rows.extend(_rows(judged, at, method, parts, known, seed))
+            if (silent := missing[method][at] & known).any():
+                results.rows.append(_stood_in(judged, at, method, float(silent.sum() / known.sum()), int(known.sum())))
         _predict(results, judged, at, outcomes, known)
+
+
+def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[RollingWindow]) -> None:
+    """Add the pooled numbers of each window alone: of the forecasts that were issued in it."""
+    issued_s = judged.panel.first_ms / 1000 + (judged.origins + 1) * judged.panel.bin_s
+    within = window_at(windows, issued_s)
+    for at in range(len(judged.steps)):
+        outcomes, known = _known(judged, at)
+        for number, window in enumerate(windows):
+            own = known & (within == number)[:, None]
+            if own.any():
+                for method in judged.methods:
+                    parts = _scored(judged, at, method, outcomes, own)
+                    results.windows += rows_of(
+                        window, [_pooled(judged, at, method, metric, parts) for metric in METRICS]
+                    )
+
+
+def _known(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
+    """(origin, series) outcomes, and which of them persistence and ours both forecast."""
+    outcomes = judged.outcomes(at)
+    known = np.isfinite(outcomes)
+    for name in (OURS, PERSISTENCE):
+        known &= np.isfinite(judged.methods[name][:, at]).all(axis=0)
+    return outcomes, known
+
+
+def _stand_ins(judged: JudgedForecasts, method: str) -> NDArray[np.bool_]:
+    """(step, origin, series) where persistence stands in."""
+    return np.asarray(~np.isfinite(judged.methods[method]).all(axis=0))
+
+
+def _scored(
+    judged: JudgedForecasts, at: int, method: str, outcomes: Array, known: NDArray[np.bool_]
+) -> dict[str, tuple[Array, Array]]:
+    own, usual = judged.methods[method][:, at], judged.methods[PERSISTENCE][:, at]
+    values = np.where(np.isfinite(own).all(axis=0), own, usual)
+    return _parts(np.where(known, values, np.nan), np.where(known, outcomes, np.nan), judged.scale)
+
+
+def _stood_in(judged: JudgedForecasts, at: int, method: str, share: float, n: int) -> ResultRow:
+    lead_s = judged.steps[at] * judged.panel.bin_s
+    told = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, "stood_in")
+    return ResultRow(*told, share, None, None, n)
+
+
+def _pooled(
+    judged: JudgedForecasts, at: int, method: str, metric: str, parts: Mapping[str, tuple[Array, Array]]
+) -> ResultRow:
+    """A number over all series, without an interval."""
+    top, below = (float(np.nansum(part)) for part in parts[metric])
+    n, lead_s = int(np.isfinite(parts[metric][0]).sum()), judged.steps[at] * judged.panel.bin_s
+    told = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, metric)
+    return ResultRow(*told, top / below if below else None, None, None, n)
 
 
 def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array, Array]]:
@@ -99,7 +156,7 @@ def _rows(
     hours = max(1, round(horizon_s / 3600))
     rows = []
     for series, columns in chosen:
-        model = _most(judged.model[at][:, columns][known[:, columns]]) if method == "ours" else method
+        model = _most(judged.model[at][:, columns][known[:, columns]]) if method == OURS else method
         for metric in METRICS:
             top, below = (np.nansum(part[:, columns], axis=1) for part in parts[metric])
             n = int(np.isfinite(parts[metric][0][:, columns]).sum())
@@ -121,7 +178,7 @@ def _most(models: NDArray[np.str_]) -> str:
 def _predict(results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]) -> None:
     """A block of predictions: a line for every origin, series and quantile of ours."""
     panel = judged.panel
-    values = judged.methods["ours"][:, at]  # (quantile, origin, series)
+    values = judged.methods[OURS][:, at]  # (quantile, origin, series)
     mask = np.broadcast_to(known, values.shape)
     quantile, origin, series = np.nonzero(mask)
     issued = panel.first_ms + (judged.origins + 1) * panel.bin_s * 1000

@@ -14,6 +14,21 @@ DRAWS = 400
 FEWEST = 8
 
 
+class WindowRow(msgspec.Struct, frozen=True):
+    """One number of one rolling window; forecasts are issued within it."""
+
+    dataset: str
+    target: str
+    series: str
+    horizon_s: int | None
+    method: str
+    metric: str
+    begin_ms: int
+    end_ms: int
+    value: float
+    n: int
+
+
 class ResultRow(msgspec.Struct, frozen=True):
     """One number. method: "ours" or a baseline; model: what the gate served; low, high: 95 % interval; n: outcomes."""
 
@@ -32,11 +47,13 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """rows and what was skipped, with the reason; predictions: columns of equal length, a block each."""
+    """rows and what was skipped, with the reason; windows: the numbers of each rolling window; predictions: columns of
+    equal length, a block each."""
 
     task: str
     rows: list[ResultRow] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    windows: list[WindowRow] = field(default_factory=list)
     predictions: list[dict[str, Sequence[Any]]] = field(default_factory=list)
 
     def select(self, **wanted: object) -> list[ResultRow]:

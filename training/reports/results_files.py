@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from training.reports.demand_tables import demand_tables
 from training.reports.results import ResultRow, Results
+from training.reports.window_rows import summaries
 
 SHOWN = (
     "wql",
@@ -56,13 +58,29 @@ def summary(results: Results) -> str:
     )
 
 
+def tables(results: Results) -> dict[str, list[list[str]]]:
+    """The tables of a task by name, header first."""
+    if results.task == "demand" and results.windows:
+        return demand_tables(results)
+    return {f"evaluate {results.task}": table(results)}
+
+
 def table(results: Results) -> list[list[str]]:
-    """The same as cells of a table, header first; ours with its interval."""
-    cells = [["data", "target", "metric", "horizon", "ours", "baselines"]]
+    """The same as cells of a table; ours with its interval and, of rolling windows, their mean and the worst one."""
+    head = ["data", "target", "metric", "horizon", "ours", "baselines"]
+    cells = [[*head, "ours by window: mean, worst"] if results.windows else head]
+    rolled = {
+        (row.dataset, row.target, row.metric, row.horizon_s): f"{row.mean:.4g}, {row.worst:.4g} of {row.windows}"
+        for row in summaries(results.windows)
+        if row.method == "ours" and row.series == "all"
+    }
     for key, rows in _pooled(results).items():
         ours = [f"{row.value:.4g}{_interval(row)}" for row in rows if row.method == "ours"]
         others = [f"{row.method} {row.value:.4g}" for row in rows if row.method != "ours"]
-        cells.append([*key, ", ".join(ours) or "–", ", ".join(others) or "–"])
+        line = [*key, ", ".join(ours) or "–", ", ".join(others) or "–"]
+        first = rows[0]
+        told = rolled.get((first.dataset, first.target, first.metric, first.horizon_s), "–")
+        cells.append([*line, told] if results.windows else line)
     return cells
 
 

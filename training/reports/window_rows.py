@@ -8,25 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from training.reports.contests import MORE_IS_BETTER, OURS
-from training.reports.results import ResultRow
+from training.reports.results import ResultRow, WindowRow
 from training.windows import RollingWindow
 
 NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9, "bound_90_correct": 0.9}  # beside it is worse
-
-
-class WindowRow(msgspec.Struct, frozen=True):
-    """One number of one window; forecasts are issued within it."""
-
-    dataset: str
-    target: str
-    series: str
-    horizon_s: int | None
-    method: str
-    metric: str
-    begin_ms: int
-    end_ms: int
-    value: float
-    n: int
 
 
 class WindowSummary(msgspec.Struct, frozen=True):

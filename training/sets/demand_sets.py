@@ -7,6 +7,7 @@ Columns tell the layout, whatever folders are called; a column `vc` or `cluster`
     nodes    time, active                                                                          levels; 0 is unknown
     requests t_s or time, model, rate_rps [, client]                                    mean rate; clients add up
 
+Job histories below `jobs/` that know starts are flows and levels of their partitions, too (`job_demand.py`).
 A level is that of the end of a bin. Unreadable rows are skipped and counted; a second row for a moment replaces the
 first; bins without a row are NaN. History is the train and the test folder together.
 
@@ -27,12 +28,13 @@ from numpy.typing import NDArray
 from fleet.errors import RecordError
 from models.forecast import Panel
 from training.sets.data_folders import is_table, read_table, seconds_of, words
+from training.sets.job_demand import JobDemand, read_job_demand
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
 
 BIN_S = 600
-PARENTS = ("demand", "serving")
+PARENTS = ("demand", "jobs", "serving")
 SERIES_COLUMNS = ("cluster", "vc", "model")
 ALL, UNKNOWN = "all", "unknown"
 MOST_BINS = 2_000_000
@@ -127,12 +129,19 @@ def read_panels(
     """The wanted sets of both folders, by name and target; `say` is told what is skipped."""
     folders = [folder for folder in (train, test) if folder is not None]
     names = sorted({name for folder in folders for name in _set_names(folder)})
-    found = [one for name in names if wanted(name) for one in _read_set(name, train, test, say)]
+    found = [one for name in names if wanted(name) for one in _read_any(name, train, test, say)]
     trained = [(one.first_s, one.train_end_s) for one in found if one.train_end_s is not None]
     return [panel for one in found for panel in _panels(one, _alone_from(one, trained), say)]
 
 
-def _alone_from(one: _Found, trained: Sequence[tuple[float, float]]) -> float:
+def _read_any(name: str, train: Path, test: Path | None, say: Say) -> "Sequence[_Found | JobDemand]":
+    if not name.startswith("jobs/"):
+        return _read_set(name, train, test, say)
+    jobs = read_job_demand(name, train, test, say)
+    return [jobs] if jobs is not None else []
+
+
+def _alone_from(one: "_Found | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
     """When a set without a train part is first judged: after some history of its own and after the train folder.
 
     Train sets that begin after it ends have another clock or other years: nothing is fitted on them for it.
@@ -245,25 +254,17 @@ def _series(table: pd.DataFrame) -> "pd.Series[str]":
     return named
 
 
-def _panels(one: _Found, alone_from_s: float, say: Say) -> list[DemandSet]:
-    layout, rows = one.layout, one.rows
+def _panels(one: "_Found | JobDemand", alone_from_s: float, say: Say) -> list[DemandSet]:
     begin_s = alone_from_s if one.train_end_s is None else one.train_end_s
-    early = rows[rows["time_s"] <= begin_s]
-    steps = early.groupby(["series", "client"])["time_s"].diff()
-    step_s = float(steps.median()) if steps.notna().any() else 0.0
-    bin_s = max(BIN_S, round(step_s / MINUTE_S) * MINUTE_S)
-    shift_s = MINUTE_S if step_s > BIN_S - MINUTE_S else 0  # a row a bin: one that came a little early is of its bin
-    bins = np.floor((rows["time_s"].to_numpy() + shift_s) / bin_s).astype(np.int64)
-    first, last = int(bins.min()), int(bins.max())
+    bin_s, shift_s = (BIN_S, 0) if isinstance(one, JobDemand) else _binning(one, begin_s)
+    first, last = (int((time_s + shift_s) // bin_s) for time_s in (one.first_s, one.last_s))
     if last - first > MOST_BINS:
         say(f"skipped {one.dataset}: its times reach from {one.first_s:.0f} s to {one.last_s:.0f} s")
         return []
-    begin = min(int((begin_s + shift_s) // bin_s), last) - first + 1
-    names = tuple(sorted(rows["series"].unique()))
-    columns = _binned(layout, rows, bins - first, last - first + 1, names)
-    _derive(layout, columns)
+    begin = max(1, min(int((begin_s + shift_s) // bin_s), last) - first + 1)
+    names, columns = _series_of(one, first, last - first + 1, bin_s, shift_s)
     sets = []
-    for target in TARGETS[layout.name]:
+    for target in TARGETS["flows" if isinstance(one, JobDemand) else one.layout.name]:
         if target in columns:
             others = {key: values for key, values in columns.items() if key != target}
             bound = np.full(len(names), np.nan)
@@ -271,6 +272,32 @@ def _panels(one: _Found, alone_from_s: float, say: Say) -> list[DemandSet]:
             parts = (0, begin) if one.train_end_s is None else (begin, 0)
             sets.append(DemandSet(one.dataset, capped(panel, begin), *parts))
     return sets
+
+
+def _binning(one: _Found, begin_s: float) -> tuple[int, int]:
+    """Seconds of a bin, and by how much its rows are late."""
+    early = one.rows[one.rows["time_s"] <= begin_s]
+    steps = early.groupby(["series", "client"])["time_s"].diff()
+    step_s = float(steps.median()) if steps.notna().any() else 0.0
+    bin_s = max(BIN_S, round(step_s / MINUTE_S) * MINUTE_S)
+    return (
+        bin_s,
+        MINUTE_S if step_s > BIN_S - MINUTE_S else 0,
+    )  # a row a bin: one that came a little early is of its bin
+
+
+def _series_of(
+    one: "_Found | JobDemand", first: int, size: int, bin_s: int, shift_s: int
+) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Names of the series, and column -> (series, bin)."""
+    if isinstance(one, JobDemand):
+        columns = one.columns(one.names(), first, size, bin_s)
+        return one.names(), columns | {"wanted": columns["running"] + columns["queued"]}
+    names = tuple(sorted(one.rows["series"].unique()))
+    bins = np.floor((one.rows["time_s"].to_numpy() + shift_s) / bin_s).astype(np.int64)
+    columns = _binned(one.layout, one.rows, bins - first, size, names)
+    _derive(one.layout, columns)
+    return names, columns
 
 
 def _binned(

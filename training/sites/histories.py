@@ -66,7 +66,7 @@ class TrainingInputs:
         for row in cut:
             if row not in long:
                 self.say(f"skipped {row.dataset} {row.panel.target}: {row.panel.bins} bins, less than two days")
-        return self._some(long, "series of demand (demand/… or serving/…)")
+        return self._some(long, "series of demand (demand/…, serving/…, or jobs/… with starts)")
 
     def read_jobs(self) -> list[tuple[str, HistoryJobs]]:
         """Job histories by name: a start or end after the moment is not known. FleetcastError when there are none."""

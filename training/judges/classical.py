@@ -1,0 +1,250 @@
+"""Classical baselines of demand: ETS, MSTL and AutoReg of statsmodels, and the rolling median of some hours.
+
+statsmodels fits one series at a time, in seconds, so each is fitted once a week on the four weeks before, and forecasts
+every bin of the week by the fitted equations:
+
+    AutoReg   on the bins as they are, with the lags of LAGS_S
+    ETS       damped trend and season of a day, on hours; every bin ends an hour, so there are as many series of hours
+              as an hour has bins, with the same parameters
+    MSTL      seasons of a day and a week, repeated; what is left, by simple exponential smoothing
+
+Hours are samples of a level and means of what arrives. Within the first hour the line from the last value to the
+hour's forecast counts. The quantiles are those of past errors, as of all naive ones (`models/demand/naive.py`).
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from statsmodels.tools.sm_exceptions import ConvergenceWarning
+
+from models.demand.features import FLOW_TARGETS
+from models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_filled
+from models.demand.theta import rolling_mean
+from models.forecast import Panel
+
+Array = NDArray[np.float64]
+Bins = NDArray[np.intp]
+
+HOUR_S, WEEK_S = 3600, 7 * DAY_S
+FIT_S, FEWEST_S = 4 * WEEK_S, 3 * DAY_S
+LAGS_S = (600, 1200, 1800, 3600, 21_600, DAY_S)
+MEDIAN_S = 4 * HOUR_S
+ITERATIONS = 50
+FAILURES = (ValueError, ArithmeticError, IndexError, np.linalg.LinAlgError, Warning)
+SINGULAR = "The design matrix is rank-deficient"  # then statsmodels' weights are any that fit
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesSpan:
+    """A series from the first bin that is fitted on to the last that is forecast from. values: (bin,), all known;
+    fitted: of its bins, those that the fit may read; steps: leads in bins."""
+
+    values: Array
+    fitted: int
+    steps: tuple[int, ...]
+    bin_s: int
+    is_flow: bool
+
+    @property
+    def hour(self) -> int:
+        """Bins of an hour; one where bins are longer."""
+        return max(1, HOUR_S // self.bin_s)
+
+    @property
+    def day(self) -> int:
+        """Hours (or longer bins) of a day."""
+        return max(1, DAY_S // (self.hour * self.bin_s))
+
+    def hours(self) -> Array:
+        """(bin,) of the hour that each bin ends: its level, or the mean of what arrived."""
+        return rolling_mean(self.values[None], self.hour)[0] if self.is_flow else self.values
+
+
+Method = Callable[[SeriesSpan], Array]  # (step, bin) the forecast from each bin; those before `fitted` - 1 do not count
+
+
+@dataclass(slots=True)
+class Refitted:
+    """A forecaster that is fitted anew every week, counted from bin `first`; before the first fit it says nothing.
+
+    A fit that fails leaves its week unknown; `failed` counts why, `fits` how many there were.
+    """
+
+    name: str
+    method: Method
+    first: int
+    fits: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+
+    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+        filled = forward_filled(panel.values)
+        points = np.full((len(steps), *filled.shape), np.nan)
+        for begin, end in self._weeks(panel, int(origins.min(initial=panel.bins)) - max(steps)):
+            for row, values in enumerate(filled[:, :end]):
+                points[:, row, begin - 1 : end] = self._points(panel, values, begin, steps)
+        at = {step: number for number, step in enumerate(steps)}
+        return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: points[at[step]])
+
+    def _weeks(self, panel: Panel, first: int) -> Iterator[tuple[int, int]]:
+        """(begin, end) of the bins of each week from two before bin `first` on, whose errors make the quantiles."""
+        week = WEEK_S // panel.bin_s
+        since = max(1, first - ERRORS_DAYS * DAY_S // panel.bin_s - week + 1)
+        for begin in range(self.first - (self.first - since) // week * week, panel.bins + 1, week):
+            yield begin, min(begin + week - 1, panel.bins)
+
+    def _points(self, panel: Panel, values: Array, begin: int, steps: Sequence[int]) -> Array:
+        """(step, bin) from bin `begin` - 1 on, by what bins before `begin` taught."""
+        known = int(np.isfinite(values).argmax()) if np.isfinite(values).any() else len(values)
+        since = max(known, begin - FIT_S // panel.bin_s)
+        if (begin - since) * panel.bin_s < FEWEST_S:
+            return np.full((len(steps), len(values) - begin + 1), np.nan)
+        span = SeriesSpan(values[since:], begin - since, tuple(steps), panel.bin_s, panel.target in FLOW_TARGETS)
+        self.fits += 1
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                for kind in (Warning, ConvergenceWarning):  # a fit that has not converged counts as it is
+                    warnings.simplefilter("ignore", kind)
+                warnings.filterwarnings("error", message=SINGULAR)
+                found = self.method(span)[:, span.fitted - 1 :]
+        except FAILURES as error:
+            self.failed[f"{type(error).__name__}: {error}"] += 1
+            return np.full((len(steps), len(values) - begin + 1), np.nan)
+        if not np.isfinite(found).all():
+            self.failed["a forecast is no number"] += 1
+            return np.full_like(found, np.nan)
+        return found
+
+
+def autoreg(span: SeriesSpan) -> Array:
+    """An autoregression with a few lags, by least squares."""
+    from statsmodels.tsa.ar_model import AutoReg
+
+    lags = sorted({max(1, lag_s // span.bin_s) for lag_s in LAGS_S})
+    fit = AutoReg(span.values[: span.fitted], lags=lags, trend="c").fit()
+    constant, *weights = fit.params
+    return recursion(span.values, float(constant), dict(zip(lags, weights, strict=True)), span.steps)
+
+
+def recursion(values: Array, constant: float, weights: dict[int, float], steps: Sequence[int]) -> Array:
+    """(step, bin) forecasts of an autoregression from every bin: weights by lag."""
+    bins, longest = len(values), max(weights)
+    ahead = np.full((longest + max(steps), bins), np.nan)  # row `longest` - 1 is the value at the bin itself
+    for back in range(longest):
+        ahead[longest - 1 - back, back:] = values[: bins - back]
+    for step in range(max(steps)):
+        at = longest + step
+        ahead[at] = constant + sum(weight * ahead[at - lag] for lag, weight in weights.items())
+    return ahead[[longest - 1 + step for step in steps]]
+
+
+def ets(span: SeriesSpan) -> Array:
+    """Error, trend, season: additive, the trend damped; the season of a day where four of them are known."""
+    from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+
+    hours, fitted = span.hours(), span.fitted
+    season = span.day if fitted >= 4 * span.day * span.hour and span.day > 1 else None
+    kind = {"error": "add", "trend": "add", "damped_trend": True, "seasonal": "add" if season else None}
+    own = hours[:fitted][::-1][:: span.hour][::-1]
+    model = ETSModel(own, **kind, seasonal_periods=season, initialization_method="heuristic")
+    fit = model.fit(disp=False, maxiter=ITERATIONS)
+    start = {"initial_level": fit.initial_level, "initial_trend": fit.initial_trend}
+    if season:
+        start["initial_seasonal"] = fit.initial_seasonal
+    leads = _leads(span)
+    found = np.full((len(leads), len(hours)), np.nan)
+    for phase in range(span.hour):
+        part = hours[phase :: span.hour]
+        model = ETSModel(part, **kind, seasonal_periods=season, initialization_method="known", **start)
+        states = np.asarray(model.smooth(fit.params).states)
+        found[:, phase :: span.hour] = np.stack([_ets_ahead(states, fit.damping_trend, season, lead) for lead in leads])
+    return _within(span, hours, leads, found)
+
+
+def _ets_ahead(states: Array, damping: float, season: int | None, lead: int) -> Array:
+    """(hour,) point forecasts from the states after each hour: level, trend and, with a season, its value there."""
+    point = states[:, 0] + states[:, 1] * sum(damping**power for power in range(1, lead + 1))
+    if season:
+        back = -lead % season
+        point = point + np.concatenate([np.full(back, np.nan), states[: len(states) - back, 2]])
+    return np.asarray(point)
+
+
+def mstl(span: SeriesSpan) -> Array:
+    """Seasons of a day, and of a week where two are known, are repeated; the rest is smoothed."""
+    from statsmodels.tsa.holtwinters import SimpleExpSmoothing
+    from statsmodels.tsa.seasonal import MSTL
+
+    hours, fitted = span.hours(), span.fitted
+    own = hours[:fitted][::-1][:: span.hour][::-1]
+    periods = [period for period in (span.day, 7 * span.day) if 2 * period < len(own) and period > 1]
+    seasons = np.asarray(MSTL(own, periods=periods).fit().seasonal).reshape(len(own), -1)
+    level = SimpleExpSmoothing(own - seasons.sum(axis=1), initialization_method="estimated").fit().params
+    leads = _leads(span)
+    columns = [_repeated(seasons[:, number], period, span, leads[-1]) for number, period in enumerate(periods)]
+    shape = np.sum(columns, axis=0)  # (bin + hours ahead,)
+    plain = hours - shape[: len(hours)]
+    smooth = np.empty_like(plain)
+    for phase in range(span.hour):
+        part = plain[phase :: span.hour]
+        model = SimpleExpSmoothing(part, initialization_method="known", initial_level=part[0])
+        rest = model.fit(smoothing_level=level["smoothing_level"], optimized=False)
+        smooth[phase :: span.hour] = rest.level
+    found = np.stack([smooth + shape[lead * span.hour :][: len(hours)] for lead in leads])
+    return _within(span, hours, leads, found)
+
+
+def _repeated(season: Array, period: int, span: SeriesSpan, ahead: int) -> Array:
+    """(bin + hours ahead,) the last cycle of a season of hours at every bin; between two hours the line."""
+    size = len(span.values) + ahead * span.hour
+    hours = (np.arange(size) - (span.fitted - 1)) / span.hour  # since the last one that was fitted on
+    cycle = np.append(season[-period:], season[-period])
+    return np.asarray(np.interp((hours + period - 1) % period, np.arange(period + 1), cycle))
+
+
+def _leads(span: SeriesSpan) -> list[int]:
+    """Whole hours that the steps need."""
+    return sorted({max(1, -(-step // span.hour)) for step in span.steps})
+
+
+def _within(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) -> Array:
+    """(lead, bin) by the hour -> (step, bin): between two leads the line, before the first from what is known now."""
+    known = found[:1] if span.is_flow else hours[None]
+    table = np.concatenate([known, found])
+    at = np.array([0, *leads], np.float64) * span.hour
+    points = []
+    for step in span.steps:
+        above = int(np.searchsorted(at, step))
+        share = (step - at[above - 1]) / (at[above] - at[above - 1])
+        points.append(table[above - 1] * (1 - share) + table[above] * share)
+    return np.stack(points)
+
+
+METHODS: dict[str, Method] = {"ets": ets, "mstl": mstl, "autoreg": autoreg}
+
+
+class RollingMedian:
+    """The median of some hours: what noisy arrivals are told by."""
+
+    name = "rolling_median"
+
+    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+        def median(panel: Panel, filled: Array, step: int) -> Array:
+            return rolling_median(filled, max(1, MEDIAN_S // panel.bin_s))
+
+        return forecast_by_errors(panel, origins, steps, median)
+
+
+def rolling_median(values: Array, window: int) -> Array:
+    """(series, bin) of the last `window` bins; NaN until there are as many.
+
+    >>> rolling_median(np.array([[1.0, 9.0, 2.0, 3.0]]), 3).tolist()
+    [[nan, nan, 2.0, 3.0]]
+    """
+    found = np.full_like(values, np.nan)
+    if values.shape[1] >= window:
+        found[:, window - 1 :] = np.median(np.lib.stride_tricks.sliding_window_view(values, window, axis=1), axis=2)
+    return found

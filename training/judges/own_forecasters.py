@@ -1,0 +1,96 @@
+"""Forecasters of your own, judged offline: the class that `pipeline.forecasters` names, as a row beside the baselines.
+
+Each call runs in a thread of its own, so that one that fails or never ends is an error which names it.
+"""
+
+import pkgutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from threading import Thread
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigError, FleetcastError
+from models.forecast import QUANTILES, Forecaster, Panel
+
+Array = NDArray[np.float64]
+Answer = TypeVar("Answer")
+
+LIMIT_S = 600.0  # of a panel: all series of a target at all origins
+TAKEN = frozenset({"ours", "persistence", "seasonal_naive", "theta", "rolling_median", "ets", "mstl", "autoreg"})
+
+
+@dataclass(slots=True)
+class OwnForecaster:
+    """The forecaster at an import path, made once a process. It can be sent to workers, which import it anew."""
+
+    path: str
+    name: str
+    limit_s: float = LIMIT_S
+
+    @classmethod
+    def of(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
+        """Raises ConfigError where there is none, or where its name is taken."""
+        name = getattr(limited(lambda: _made(path), path, limit_s), "name", None)
+        if not isinstance(name, str) or not name or name in TAKEN:
+            raise ConfigError(f"--forecaster {path}: its name is {name!r}; give it one that no other method has")
+        return cls(path, name, limit_s)
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        """As the forecaster says; FleetcastError where it raises, takes too long, or says it in another shape."""
+        what = f"{len(origins):,} origins of {len(panel.names)} series of {panel.target}"
+        found = limited(lambda: _made(self.path).forecast(panel, origins, steps), self.path, self.limit_s, what)
+        wanted = (len(QUANTILES), len(steps), len(origins), len(panel.names))
+        if np.shape(found) != wanted:
+            raise FleetcastError(f"--forecaster {self.path}: answers {np.shape(found)} where {wanted} is asked for")
+        return np.asarray(found, np.float64)
+
+
+@cache
+def _made(path: str) -> Forecaster:
+    made: Forecaster = _class_at(path)()
+    return made
+
+
+def _class_at(path: str) -> Callable[[], Forecaster]:
+    try:
+        found: Callable[[], Forecaster] = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--forecaster {path}: {error}; give package.module:Class, which Python finds (PYTHONPATH)"
+        ) from None
+    return found
+
+
+def make(path: str) -> Callable[[], Forecaster]:
+    """Makes the forecaster at a path anew: for `fleetcast_checks.check_forecaster`."""
+    return _class_at(path)
+
+
+def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
+    """What `answer` returns within the limit. FleetcastError names the path where it raises or takes longer; errors of
+    ours and failed checks pass."""
+    future: Future[Answer] = Future()
+    Thread(target=_answer, args=(future, answer), daemon=True).start()
+    try:
+        return future.result(limit_s)
+    except (FleetcastError, AssertionError):
+        raise
+    except TimeoutError:
+        raise FleetcastError(
+            f"--forecaster {path}: {what} took longer than {limit_s:g} s; "
+            "forecast all origins and series at once, or judge a shorter test folder"
+        ) from None
+    except Exception as error:  # whatever a plugin raises
+        raise FleetcastError(f"--forecaster {path}: {what}: {type(error).__name__}: {error}") from error
+
+
+def _answer(future: "Future[Answer]", answer: Callable[[], Answer]) -> None:
+    try:
+        future.set_result(answer())
+    except Exception as error:  # whatever a plugin raises goes to who waits
+        future.set_exception(error)

@@ -1,0 +1,103 @@
+"""The tables of `evaluate demand`: ours against persistence and statsmodels window by window, and a row a method."""
+
+from collections.abc import Sequence
+from math import exp, log
+
+from training.reports.contests import OURS, lead, target_words
+from training.reports.results import Results, WindowRow
+from training.reports.window_rows import gains
+
+PERSISTENCE = "persistence"
+CLASSICAL = ("ets", "mstl", "autoreg")
+Key = tuple[str, str, int | None]  # data set, target, lead
+
+
+def demand_tables(results: Results) -> dict[str, list[list[str]]]:
+    """Name -> rows, header first."""
+    numbers = _numbers(results.windows)
+    return {
+        "evaluate demand": _by_set(numbers),
+        "evaluate demand, methods": _by_method(numbers, results),
+    }
+
+
+def _numbers(rows: Sequence[WindowRow]) -> dict[Key, list[WindowRow]]:
+    found: dict[Key, list[WindowRow]] = {}
+    for row in rows:
+        if row.metric == "wql":
+            found.setdefault((row.dataset, row.target, row.horizon_s), []).append(row)
+    return found
+
+
+def _leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
+    return sorted({key[2] for key in numbers}, key=lambda lead_s: lead_s or 0)
+
+
+def _by_set(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
+    """A row a set and target: ours over persistence, mean and worst window; over the best of statsmodels, the mean."""
+    leads = _leads(numbers)
+    lines = [["WQL over persistence's, mean and worst window, % (over the best of statsmodels)", *map(lead, leads)]]
+    for dataset, target in dict.fromkeys(key[:2] for key in numbers):
+        some = [numbers.get((dataset, target, lead_s), []) for lead_s in leads]
+        windows = sorted({(row.begin_ms, row.end_ms) for rows in some for row in rows})
+        days = (windows[0][1] - windows[0][0]) / 86_400_000
+        name = f"{dataset}, {target_words(target)}, {len(windows)} × {days:.3g} days"
+        lines.append([name, *(_cell(rows) for rows in some)])
+    return lines
+
+
+def _cell(rows: Sequence[WindowRow]) -> str:
+    found = gains(rows, [PERSISTENCE])
+    if not found:
+        return "–"
+    said = f"{_signed(sum(found) / len(found))}, {_signed(max(found))}"
+    means = {method: _mean(rows, method) for method in (OURS, *CLASSICAL)}
+    rivals = [(mean, method) for method in CLASSICAL if (mean := means[method]) is not None and mean > 0]
+    own = means[OURS]
+    if not rivals or own is None:
+        return said
+    best, name = min(rivals)
+    return f"{said} ({_signed(own / best - 1)} {name})"
+
+
+def _signed(share: float) -> str:
+    """In percent; what is worse than a baseline is bold.
+
+    >>> _signed(-0.104), _signed(0.02), _signed(0.001)
+    ('−10', '**+2**', '0')
+    """
+    percent = round(100 * share)
+    if percent > 0:
+        return f"**+{percent}**"
+    return f"−{-percent}" if percent else "0"
+
+
+def _mean(rows: Sequence[WindowRow], method: str) -> float | None:
+    values = [row.value for row in rows if row.method == method]
+    return sum(values) / len(values) if values else None
+
+
+def _by_method(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
+    """A row a method: geometric mean of its WQL over persistence's, how often it is best, and fits that failed."""
+    leads = _leads(numbers)
+    methods = list(dict.fromkeys(row.method for rows in numbers.values() for row in rows))
+    best = [_best(rows) for rows in numbers.values()]
+    lines = [["WQL over persistence's, geometric mean", *map(lead, leads), "best of all", "failed fits"]]
+    for method in methods:
+        cells = [_share([rows for key, rows in numbers.items() if key[2] == lead_s], method) for lead_s in leads]
+        failed = [row for row in results.rows if row.method == method and row.metric == "failed_fits"]
+        told = f"{sum(row.value or 0 for row in failed):.0f} of {sum(row.n for row in failed)}" if failed else "–"
+        judged = sum(any(row.method == method for row in rows) for rows in numbers.values())
+        lines.append([method.replace("_", " "), *cells, f"{best.count(method)} of {judged}", told])
+    return lines
+
+
+def _best(rows: Sequence[WindowRow]) -> str:
+    means = {row.method: _mean(rows, row.method) or 0.0 for row in rows}
+    return min(means, key=lambda method: means[method])
+
+
+def _share(some: Sequence[Sequence[WindowRow]], method: str) -> str:
+    pairs = [(_mean(rows, method), _mean(rows, PERSISTENCE)) for rows in some]
+    logs = [log(own / usual) for own, usual in pairs if own and usual]
+    return f"{exp(sum(logs) / len(logs)):.2f}" if logs else "–"

@@ -1,0 +1,180 @@
+"""Job histories as demand: what arrived, waited and ran in each bin follows from submissions, starts, ends and GPUs.
+
+    submit ──── queued ──── start ──── running ──── end          levels are those of the end of a bin
+
+A history begins with its first end: of what had ended before, a file tells nothing (`sacct -S` prints what ran or
+waited since). It ends with the last submission. A job that never started waited until it was cancelled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fleet.errors import RecordError
+from ingest.job_tables import WAITING
+from training.sets.data_folders import is_table, read_table, seconds_of, words
+from training.sets.job_sets import HistoryJobs, layout_of
+
+Array = NDArray[np.float64]
+Say = Callable[[str], None]
+
+MOST_PARTS = 12  # partitions that are series of their own: the largest
+LEAST_PART = 0.01  # of the GPUs that were asked for
+MOST_KNOWN = 0.5  # of the starts, at the least
+ALL = "all"
+COLUMNS = ("arriving_jobs", "arriving", "started_jobs", "started", "ended_jobs", "ended", "running", "queued")
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """(job,) each, seconds. start_s: inf not started; leave_s: when it left the queue, to run or cancelled; end_s: inf
+    where it still runs."""
+
+    job: NDArray[np.object_]
+    submit_s: Array
+    start_s: Array
+    leave_s: Array
+    end_s: Array
+    gpus: Array
+    part: NDArray[np.object_]
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "JobTimes":
+        return JobTimes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class JobDemand:
+    """The jobs of one set in both folders. train_end_s: the train folder's last submission; None: it has none."""
+
+    dataset: str
+    jobs: JobTimes
+    train_end_s: float | None
+
+    @property
+    def first_s(self) -> float:
+        ends = np.minimum(self.jobs.end_s, np.where(np.isfinite(self.jobs.start_s), np.inf, self.jobs.leave_s))
+        return float(min(ends.min(), self.last_s))
+
+    @property
+    def last_s(self) -> float:
+        return float(self.jobs.submit_s.max())
+
+    def names(self) -> tuple[str, ...]:
+        """The largest partitions, and `all`; that alone where there is one."""
+        parts, at = np.unique(self.jobs.part.astype(str), return_inverse=True)
+        size = np.bincount(at, self.jobs.gpus)
+        largest = [row for row in np.argsort(-size, kind="stable")[:MOST_PARTS] if size[row] >= LEAST_PART * size.sum()]
+        if len(largest) < 2:
+            return (ALL,)
+        return (*sorted(name for name in parts[largest].tolist() if name != ALL), ALL)
+
+    def columns(self, names: Sequence[str], first: int, bins: int, bin_s: int) -> dict[str, Array]:
+        """Name -> (series, bin) of COLUMNS, from bin number `first` on."""
+        found = [_columns(self._of(name), first, bins, bin_s) for name in names]
+        return {column: np.stack([one[column] for one in found]) for column in COLUMNS}
+
+    def _of(self, name: str) -> JobTimes:
+        return self.jobs if name == ALL else self.jobs.take(np.flatnonzero(self.jobs.part == name))
+
+
+def _columns(jobs: JobTimes, first: int, bins: int, bin_s: int) -> dict[str, Array]:
+    one = np.ones(len(jobs))
+    ran = np.isfinite(jobs.start_s)
+    end_s = np.where(ran, jobs.end_s, np.inf)
+    sums = {
+        "arriving": (jobs.submit_s, jobs.gpus),
+        "started": (jobs.start_s, jobs.gpus),
+        "ended": (end_s, jobs.gpus),
+        "left": (jobs.leave_s, jobs.gpus),
+    }
+    at = {name: np.floor(np.minimum(times, 2.0**52) / bin_s) - first for name, (times, _) in sums.items()}
+    found = {name: _summed(at[name], weights, bins) for name, (_, weights) in sums.items()}
+    level = {name: _before(at[name], jobs.gpus) + found[name].cumsum() for name in sums}
+    jobs_of = {f"{name}_jobs": _summed(at[name], one, bins) for name in ("arriving", "started", "ended")}
+    running, queued = level["started"] - level["ended"], level["arriving"] - level["left"]
+    return {**jobs_of, **found, "running": running, "queued": queued}
+
+
+def _summed(at: Array, weights: Array, bins: int) -> Array:
+    """(bin,) what falls into each bin."""
+    inside = (at >= 0) & (at < bins)
+    return np.bincount(at[inside].astype(np.intp), weights[inside], bins).astype(np.float64)
+
+
+def _before(at: Array, weights: Array) -> float:
+    return float(weights[at < 0].sum())
+
+
+def read_job_demand(name: str, train: Path, test: Path | None, say: Say) -> JobDemand | None:
+    """The jobs of a set in both folders, a repeated one once; None, and why to `say`, where no demand follows."""
+    before = _read(train / name, say)
+    after = _read(test / name, say) if test is not None else None
+    found = [part for part in (before, after) if part is not None and len(part)]
+    if not found:
+        return None
+    jobs = _joined(found)
+    if np.isfinite(jobs.start_s).mean() < MOST_KNOWN:
+        say(f"skipped {name}: most of its starts are unknown, so it tells run times alone")
+        return None
+    good = _whole(jobs)
+    if bad := int((~good).sum()):
+        say(f"{name}: {bad:,} of {len(good):,} jobs lack a time or GPUs, or end before they begin: skipped")
+    if not good.any():
+        return None
+    known_s = np.zeros(0) if before is None else before.submit_s[_whole(before)]
+    return JobDemand(name, jobs.take(good), float(known_s.max()) if len(known_s) else None)
+
+
+def _whole(jobs: JobTimes) -> NDArray[np.bool_]:
+    known = np.isfinite(jobs.submit_s) & (jobs.gpus > 0) & (jobs.leave_s >= jobs.submit_s)
+    return np.asarray(known & ~(np.isfinite(jobs.start_s) & (jobs.end_s < jobs.start_s)))
+
+
+def _joined(parts: Sequence[JobTimes]) -> JobTimes:
+    whole = JobTimes(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in JobTimes.__dataclass_fields__)
+    )
+    rows = pd.DataFrame({"job": whole.job, "submit_s": whole.submit_s, "start_s": whole.start_s})
+    twice = rows.duplicated().to_numpy() & (whole.job != "")
+    whole = whole.take(~twice)
+    return whole.take(np.argsort(whole.submit_s, kind="stable"))
+
+
+def _read(folder: Path, say: Say) -> JobTimes | None:
+    """The jobs of all tables of a folder; None without any."""
+    found = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
+        try:
+            table = read_table(path)
+        except RecordError as error:
+            say(f"skipped {error.detail}")
+            continue
+        if (layout := layout_of(table.columns)) is not None and not table.empty:
+            found.append(_times(table, layout(table)))
+    return _joined(found) if found else None
+
+
+def _times(table: pd.DataFrame, history: HistoryJobs) -> JobTimes:
+    ended = seconds_of(table["end_time"]) if "end_time" in table else np.full(len(table), np.nan)
+    state = words(table["state"]) if "state" in table else np.full(len(table), "", object)
+    started = np.isfinite(history.start_s)
+    run_s = np.where(history.run_s >= 0, history.run_s, np.nan)
+    end_s = np.where(np.isfinite(run_s), history.start_s + run_s, ended)
+    waits = np.isin(state.astype(str), list(WAITING))
+    gone_s = np.where(np.isfinite(ended), ended, np.where(waits, np.inf, np.nan))  # of those that never started
+    return JobTimes(
+        job=history.job,
+        submit_s=history.submit_s,
+        start_s=np.where(started, history.start_s, np.inf),
+        leave_s=np.where(started, history.start_s, gone_s),
+        end_s=np.where(started & np.isfinite(end_s), end_s, np.inf),
+        gpus=history.gpus,
+        part=history.queue,
+    )
