@@ -123,6 +123,7 @@ class DemoRun:
         self._story_lines = 0
         self._ingestion: dict[str, Any] = {}
         self._fleet: dict[str, Any] = {}
+        self._starts: dict[str, Any] = {}
         self._worth: dict[str, Any] | None = None
 
     async def until_done(
@@ -154,6 +155,7 @@ class DemoRun:
             simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
             await asyncio.sleep(SETTLE_S)
             await self._poll(session)
+            self._starts = (await _get(session, "/v1/queue") or {}).get("record") or {}
         if self.options.worth and self.options.input == "trace":
             self.stop.clear()
             self.screen.say("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
@@ -257,6 +259,7 @@ class DemoRun:
             "tick_ms": ingestion["tick_ms"],
             "lag_ms": ingestion["lag_ms"],
             "placements": dict(self.placements),
+            "start_times": self._starts or None,
             "faults": judge_faults(truth, self.watch, now_ms),
             "false_nodes": false_nodes(truth, self.watch),
             "lost_gpu_hours": {"risk_blind": worth.get("risk_blind"), "ours": worth.get("ours")},

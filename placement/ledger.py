@@ -185,6 +185,11 @@ class Ledger(LedgerFile):
         self.version += 1
         return reply
 
+    @property
+    def cursor(self) -> int:
+        """Of the last decision ever written."""
+        return self._memory.cursor
+
     def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
         """Stored decisions in the order of their commit."""
         rows = self._rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])

@@ -90,6 +90,7 @@ class Timelines:
     waits: Mapping[str, str]  # job → request_id of what waits
     hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
     rooms: "Rooms"
+    gpus: Mapping[str, int]  # request_id → how many it waits for
 
     @property
     def now_ms(self) -> int:
@@ -188,9 +189,9 @@ def timelines(
         later_s = np.maximum(starts_s[entry.request.request_id], until_s)
         told_s = np.where(np.isfinite(start_s), start_s, later_s)
         starts_s[entry.request.request_id], ends_s[entry.request.job_name] = told_s, told_s + run_s
-    return Timelines(
-        view, options, run_times, tuple(jobs), tuple(calendars), starts_s, ends_s, waits, hindrances, rooms
-    )
+    gpus = {entry.request.request_id: gpus_of(entry.request) for entry in entries}
+    held = tuple(jobs), tuple(calendars)
+    return Timelines(view, options, run_times, *held, starts_s, ends_s, waits, hindrances, rooms, gpus)
 
 
 def saved_before(priorities: Sequence[int], most: int) -> frozenset[int]:

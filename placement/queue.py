@@ -13,7 +13,6 @@ again in the same pass, nor are more than `BACKFILL_TRIES` shapes: a pass costs 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from placement.view import ClusterView
 from placement.words import count_of, needs, shortage
 
 BACKFILL_TRIES = 64
-FAR_MS = 20 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +151,8 @@ class Cycle:
             return
         last = timeline.ahead[step - 1]
         self.reservation = claim(entry, timeline.at(step), last.end_ms, last.job, self.options)
-        why = f"waits for {needs(entry.request)}; {self._free(entry)}; starts about {clock(last.end_ms, now_ms)}"
-        self._wait(entry, f"{why}, when {last.job} should have ended", last.end_ms)
+        why = f"waits for {needs(entry.request)}; {self._free(entry)}; it is next, when {last.job} has ended"
+        self._wait(entry, why, last.end_ms)
 
     def _backfill(self, entry: Waiting, shape: tuple[object, ...]) -> None:
         head = self.reservation
@@ -162,7 +160,7 @@ class Cycle:
         request = entry.request
         run_s = self.run_times.run_s(request.members.desired * request.gpus_per_node, 0.9, limit_s=request.limit_s)
         ends_in_time = self.options.now_ms + run_s * 1000 <= head.shadow_ms
-        behind = f"{head.entry.request.job_name} is next, about {clock(head.shadow_ms, self.options.now_ms)}"
+        behind = f"{head.entry.request.job_name} is next"
         if shape in self.failed or (shape, ends_in_time) in self.failed:
             self._wait(entry, f"waits for {needs(request)}; {self._free(entry)}; {behind}")
             return
@@ -174,7 +172,7 @@ class Cycle:
             return
         self.failed.add(shape if ends_in_time else (shape, False))
         if not ends_in_time and fits_now(request, self.view, self.options):
-            self._wait(entry, f"would fit, but on GPUs kept free: {behind}, before this job should have ended")
+            self._wait(entry, f"would fit, but on GPUs kept free: {behind}, and should start before this job ends")
         else:
             self._wait(entry, f"waits for {needs(request)}; {self._free(entry)}; {behind}")
 
@@ -209,13 +207,3 @@ def shape_of(request: PlacementRequest) -> tuple[object, ...]:
         *(request.gpu_model, request.gpu_memory_gib, request.cpus, request.host_memory_gib),
         *(request.max_risk, request.avoid_nodes),
     )
-
-
-def clock(time_ms: int, now_ms: int) -> str:
-    """A time of day; with the date when it is far.
-
-    >>> clock(1_589_312_400_000, 1_589_310_000_000)
-    '19:40 UTC'
-    """
-    time = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return time.strftime("%H:%M UTC" if time_ms - now_ms < FAR_MS else "%-d %b %H:%M UTC")

@@ -1,6 +1,6 @@
 """Estimate when a request starts, as quantiles over sampled futures, and what it waits for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
 from placement.filters import screen
 from placement.paths import MIDDLE, Array, Hindrance, Place, Timelines, earliest_place, hindrances_of, planned
-from placement.words import needs, shortage
+from placement.words import count_of, needs, shortage
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
 LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -47,8 +48,31 @@ class Relaxed:
     request: PlacementRequest
 
 
-def estimate_start(request: PlacementRequest, timelines: Timelines, now_ms: int | None = None) -> StartEstimate:
-    """The start of a waiting request, or of one that comes now, behind all of its priority. Raises RequestError."""
+class Room(msgspec.Struct, frozen=True):
+    """Room for newcomers: GPUs that are free now, those that requests wait for, and when all of these have started and
+    a GPU is free for one more (p10, p50, p90; None: not even when everything has ended)."""
+
+    free_gpus: int
+    waiting_gpus: int
+    opens_ms: Quantiles | None
+    sentence: str
+
+
+Told = Callable[[str | None, Quantiles], Quantiles]
+
+
+def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
+    """Start times without a correction."""
+    return start_ms
+
+
+def estimate_start(
+    request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, told: Told = as_sampled
+) -> StartEstimate:
+    """The start of a waiting request, or of one that comes now, behind all of its priority. Raises RequestError.
+
+    told: (request_id of what waits, None for a newcomer; what the futures say) → what is told.
+    """
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
     place = _earliest(request, timelines)
@@ -62,7 +86,7 @@ def estimate_start(request: PlacementRequest, timelines: Timelines, now_ms: int 
     waiting = timelines.waiting(request)
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
-    start_ms = quantiles_ms(start_s, timelines.now_ms, now_ms)
+    start_ms = not_before(now_ms, told(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
     blockers = _blockers(request, hindrances, timelines, now_ms)
     sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
     return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms)
@@ -76,6 +100,33 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
     starts_s = _sorted_quantiles(np.stack([timelines.starts_s[name] for name in ids]).astype(np.float64))
     rows = (timelines.now_ms + np.round(1000 * starts_s)).astype(np.int64).tolist()
     return {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows, strict=True)}
+
+
+def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> Room:
+    """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
+    free = int(np.count_nonzero(timelines.view.free[timelines.view.state == NodeState.IN_SERVICE]))
+    gpus = [timelines.gpus[name] for name in starts_ms]
+    if newcomer.start_ms is None:
+        return Room(free, sum(gpus), None, f"no room: {newcomer.sentence}")
+    rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
+    opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
+    return Room(free, sum(gpus), opens_ms, _room_sentence(free, len(gpus), opens_ms, timelines.now_ms))
+
+
+def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int) -> str:
+    """`room in 40 min (p90 65 min), once the 3 requests that wait have started`."""
+    if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
+        return f"room now: {count_of(free, 'GPU')} {'is' if free == 1 else 'are'} free"
+    lead = f"in {_lead(opens_ms['p50'] - now_ms)} (p90 {_lead(opens_ms['p90'] - now_ms)})"
+    if not waiting:
+        return f"room {lead}, when the next job ends"
+    who = "the request that waits has" if waiting == 1 else f"the {waiting:,} requests that wait have"
+    return f"room {lead}, once {who} started"
+
+
+def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
+    """Of futures that were sampled a while ago: what has not happened lies ahead."""
+    return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
 
 def quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
@@ -159,6 +210,15 @@ def _sentence(
     lead = f"in {_lead(start_ms['p50'] - now_ms)} (p90 {_lead(start_ms['p90'] - now_ms)})"
     text += f"; the earliest such block is {lead}"
     return f"{text}, when job {blockers[0].job} ends" if blockers else text
+
+
+def starts_in(start_ms: Quantiles, now_ms: int) -> str:
+    """`starts in 40 min (p90 65 min)`: the same numbers as its quantiles."""
+    soon, late = start_ms["p50"] - now_ms, start_ms["p90"] - now_ms
+    if late < 1000 * WORTH_S:
+        return "starts within a minute"
+    middle = "within a minute" if soon < 1000 * WORTH_S else f"in {_lead(soon)}"
+    return f"starts {middle} (p90 {_lead(late)})"
 
 
 def _wanted(request: PlacementRequest) -> str:

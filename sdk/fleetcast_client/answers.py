@@ -276,13 +276,16 @@ class QueueRow(TypedDict, total=False):
 
 class Queue(TypedDict, total=False):
     """reservation: the head's, None while nobody waits for one; backfill: free GPUs by until when others may use them;
-    releases: running jobs, the soonest to end first."""
+    releases: running jobs, the soonest to end first; room: when a newcomer would find a GPU; record: how often start
+    times held."""
 
     as_of_ms: int
     rows: list[QueueRow]
     reservation: dict[str, Any] | None
     backfill: list[dict[str, Any]]
     releases: list[dict[str, Any]]
+    room: dict[str, Any] | None
+    record: dict[str, Any]
 
 
 class Rank(TypedDict):

@@ -7,6 +7,7 @@ import msgspec
 from fleet.requests import Decision, Gang
 from placement.ledger_chain import ChainHead
 from placement.reservation import FreeWindow, Held, JobRelease
+from placement.start_time import Room
 from service.state_identity import Doubt
 
 
@@ -28,15 +29,29 @@ class QueueRow(msgspec.Struct, kw_only=True):
     ignored: Sequence[str] = ()
 
 
+class StartTimesRecord(msgspec.Struct):
+    """What became of start times: of n requests the shares that had started by the quantiles that they were told.
+    since_ms: when the first of them was told."""
+
+    n: int
+    by_p10: float | None = None
+    by_p50: float | None = None
+    by_p90: float | None = None
+    since_ms: int | None = None
+
+
 class Queue(msgspec.Struct):
     """reservation: the head's, null while nobody waits for one. backfill: free GPUs by until when others may use them.
-    releases: running jobs, the soonest to end first, by their p10, p50 and p90."""
+    releases: running jobs, the soonest to end first, by their p10, p50 and p90. room: when a newcomer would find a GPU.
+    """
 
     as_of_ms: int
     rows: Sequence[QueueRow]
     reservation: Held | None = None
     backfill: Sequence[FreeWindow] = ()
     releases: Sequence[JobRelease] = ()
+    room: Room | None = None
+    record: StartTimesRecord = msgspec.field(default_factory=lambda: StartTimesRecord(0))
 
 
 class Settled(msgspec.Struct):

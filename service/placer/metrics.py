@@ -35,6 +35,15 @@ class PlacerMetrics:
             "Parts of the state that lack what another has seen; nothing is placed while there is one.",
             registry=self.registry,
         )
+        self.start_coverage = Gauge(
+            "fleetcast_start_coverage_ratio",
+            "Share of the last requests (up to 1,000) that started by the quantile that they were told.",
+            ["quantile"],
+            registry=self.registry,
+        )
+        self.start_scored = Gauge(
+            "fleetcast_start_scored_requests", "Requests that this coverage is of.", registry=self.registry
+        )
         self.refused_requests = Counter(
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )

@@ -17,7 +17,7 @@ from placement.engine import decide, still_holds
 from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
 from placement.queue import Plan, Wait, Waiting, in_order
-from placement.start_time import LEVELS
+from placement.start_time import LEVELS, starts_in
 from placement.timeline import place
 from service.answers.placements import QueueRow, Settled
 from service.board.age import why_stale
@@ -345,6 +345,8 @@ class PlacementService:
         request = entry.request
         wait = self._waits.get(request.request_id)
         start = self.starts.get(request.request_id)
+        start_ms = {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
+        why = wait.why + (f"; {starts_in(start_ms, now_ms)}" if start_ms else "") if wait else NOT_LOOKED_AT
         return QueueRow(
             request_id=request.request_id,
             position=position,
@@ -355,8 +357,8 @@ class PlacementService:
             gpus_per_node=request.gpus_per_node,
             priority=request.priority,
             waiting_s=max(0.0, (now_ms - entry.queued_ms) / 1000),
-            why=self._stalled or (wait.why if wait else NOT_LOOKED_AT),
-            start_ms={name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None,
+            why=self._stalled or why,
+            start_ms=start_ms,
             job=request.job_name,
             ignored=ignored_facts(request),
         )

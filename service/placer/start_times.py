@@ -20,17 +20,18 @@ import numpy as np
 
 from fleet.errors import StaleError
 from fleet.requests import PlacementRequest
-from placement.ledger import LedgerError
+from models.start_record import StartRecord
+from placement.ledger import Ledger, LedgerError
 from placement.paths import Timelines, timelines
 from placement.queue import Waiting, in_order
 from placement.reservation import JobRelease, held, releases, windows
-from placement.start_time import Quantiles, StartEstimate, estimate_start, start_times
-from service.answers.placements import Queue, QueueRow
+from placement.start_time import LEVELS, Quantiles, Room, StartEstimate, estimate_start, not_before, room, start_times
+from service.answers.placements import Queue, QueueRow, StartTimesRecord
 from service.api.estimates import shape_of_request
 from service.board.board import Board
 from service.board.kind_tables import run_time
 from service.placer.arrivals import arrivals_of
-from service.placer.service import PlacementService, StartTimes
+from service.placer.service import PlacementService
 from service.placer.view import waiting_of
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 60.0  # of the fleet
 LOOK_S = 0.5
 SHARE = 0.2  # of the time, at most, that sampling may take
+MOST_FOLLOWED = 1000  # decisions, at a time
+NEWCOMER = "a newcomer, of whom the room is told"
 MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told when he would start right after them
 
 
@@ -52,6 +55,8 @@ class StartTimeSampler:
         self._took_s = 0.0
         self._at_s = -1e9
         self._at_ms = 0
+        self._room: Room | None = None
+        self.record = kept_record(service.ledger)
         self._seen: tuple[Any, ...] = ()
         self._releases: tuple[JobRelease, ...] = ()
 
@@ -61,6 +66,7 @@ class StartTimeSampler:
     async def run(self) -> None:
         while not self._stopped.is_set():
             with contextlib.suppress(StaleError, LedgerError):
+                self.follow()
                 await self._refresh_if(self._is_due)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), LOOK_S)
@@ -84,9 +90,10 @@ class StartTimeSampler:
         seen = self._happened()
         ledger, board = self.service.ledger, self.service.board
         own = ledger.queued()
+        self.follow()
         promised = [intent.job for intent in ledger.active_intents()]
 
-        def sample() -> tuple[Timelines, StartTimes, tuple[JobRelease, ...]]:
+        def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
             queue = [Waiting(entry.request, entry.queued_ms) for entry in own]
             if board is not None:
                 queue += waiting_of(board, {*promised, *(entry.request.job_name for entry in queue)})
@@ -94,10 +101,17 @@ class StartTimeSampler:
             told = RunTimesTold(board)
             coming = arrivals_of(board, observed.run_times) if board is not None else None
             paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told, coming)
-            return paths, start_times(paths), releases(paths)
+            lowest = min([0, *(entry.request.priority for entry in queue)])
+            newcomer = PlacementRequest(request_id=NEWCOMER, gpus_per_node=1, priority=lowest)
+            return paths, releases(paths), estimate_start(newcomer, paths)
 
-        paths, self.service.starts, self._releases = await asyncio.to_thread(sample)
+        paths, self._releases, newcomer = await asyncio.to_thread(sample)
         self.paths = paths
+        self._forget_gone(paths)
+        starts = self.service.starts = self.record.tell(start_times(paths), options.now_ms)
+        self._room = room(paths, starts, newcomer)
+        ledger.remember(start_times=self.record.dump())
+        self._tell_metrics()
         self._at_s, self._at_ms, self._seen = time.monotonic(), options.now_ms, seen
         self._took_s = self._at_s - began
         return paths
@@ -112,7 +126,50 @@ class StartTimeSampler:
 
         paths = await self._refresh_if(are_old)
         now_ms = self.service.clock.now_ms()
-        return await asyncio.to_thread(estimate_start, request, paths, now_ms)
+        return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._told)
+
+    def _told(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
+        """What the queue says of a request that waits; of a newcomer, corrected by the record, unless it starts now."""
+        start = self.service.starts.get(waiting) if waiting is not None else None
+        if start is None and start_ms["p50"] > self.service.clock.now_ms():
+            start = self.record.corrected((start_ms["p10"], start_ms["p50"], start_ms["p90"]), self._at_ms)
+        return dict(zip(start_ms, start, strict=True)) if start is not None else start_ms
+
+    def follow(self) -> None:
+        """Note what became of requests that were told a start. LedgerError when the ledger cannot be read."""
+        ledger, record = self.service.ledger, self.record
+        while record.cursor < ledger.cursor:
+            rows = ledger.decisions_after(record.cursor, MOST_FOLLOWED)
+            for row in rows:
+                if row.outcome == "placed":
+                    record.started(row.request_id, row.time_ms)
+                else:
+                    record.left(row.request_id)
+            record.cursor = rows[-1].cursor if rows else ledger.cursor
+        record.look(self.service.clock.now_ms())
+
+    def _forget_gone(self, paths: Timelines) -> None:
+        """Jobs of other queues that wait no more: started if they run, else nobody knows."""
+        running = self.service.observed().running
+        for name in [one for one in self.record.waiting if one not in paths.starts_s]:
+            row = running.get(name.removeprefix("\n"))
+            if name.startswith("\n") and row is not None:
+                self.record.started(name, row.started_ms)
+            elif not self.service.ledger.is_queued(name):
+                self.record.left(name)
+
+    def _tell_metrics(self) -> None:
+        requests, shares, _ = self.record.shares()
+        self.service.metrics.start_scored.set(requests)
+        for level, share in zip(LEVELS.values(), shares.tolist(), strict=True):
+            self.service.metrics.start_coverage.labels(f"{level:g}").set(share)
+
+    def _record(self) -> StartTimesRecord:
+        requests, shares, since_ms = self.record.shares()
+        if not requests:
+            return StartTimesRecord(0)
+        low, middle, high = (round(share, 4) for share in shares.tolist())
+        return StartTimesRecord(requests, low, middle, high, since_ms)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
         """The answer to `GET /queue`: its rows, the head's reservation, room for others, what comes free."""
@@ -125,6 +182,8 @@ class StartTimeSampler:
             reservation=held(claim, planned.view, paths) if claim and planned else None,
             backfill=windows(view, claim) if view else (),
             releases=[replace(row, ends_ms=not_before(now_ms, row.ends_ms)) for row in self._releases],
+            room=self._room,
+            record=self._record(),
         )
 
     def _is_due(self) -> bool:
@@ -143,9 +202,18 @@ class StartTimeSampler:
         return self.service.ledger.version, self.service.runs(), waits
 
 
-def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
-    """Of futures that were sampled a while ago: what has not happened lies ahead."""
-    return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
+def kept_record(ledger: Ledger) -> StartRecord:
+    """The record as the ledger remembers it; a new one where it does not, or not as one that can be read."""
+    record, kept = StartRecord(), ledger.marks().get("start_times")
+    record.cursor = ledger.cursor
+    if kept is not None:
+        try:
+            found = StartRecord()
+            found.load(kept)
+            return found
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("the record of start times cannot be read (%r): it begins anew", error)
+    return record
 
 
 class RunTimesTold:

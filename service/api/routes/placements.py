@@ -76,7 +76,7 @@ DECISION = {
     "expires_ms": 1760000300000,
     "ignored": ["queue", "tenant"],
 }
-OUTLOOK = {
+OUTLOOK: dict[str, Any] = {
     "reservation": {
         "request_id": "train-43-1",
         "shadow_ms": 1760003600000,
@@ -98,6 +98,15 @@ OUTLOOK = {
         }
     ],
 }
+OUTLOOK |= {
+    "room": {
+        "free_gpus": 40,
+        "waiting_gpus": 64,
+        "opens_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
+        "sentence": "room in 70 min (p90 3 h), once the request that waits has started",
+    },
+    "record": {"n": 212, "by_p10": 0.12, "by_p50": 0.51, "by_p90": 0.9, "since_ms": 1759900000000},
+}
 QUEUED = {
     "request_id": "train-43-1",
     "position": 1,
@@ -108,7 +117,7 @@ QUEUED = {
     "gpus_per_node": 8,
     "priority": 0,
     "waiting_s": 340.0,
-    "why": "needs 64 free GPUs in one rack; the most in one rack are 40",
+    "why": "waits for 64 GPUs (8 x 8 GPUs); 40 free GPUs fit; train-42 is next; starts in 70 min (p90 3 h)",
     "start_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
     "ignored": ["queue", "tenant"],
 }

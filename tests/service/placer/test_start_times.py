@@ -279,3 +279,54 @@ def test_the_desk_stops(world: World) -> None:
         assert running.done()
 
     asyncio.run(work())
+
+
+def test_the_queue_tells_how_often_start_times_held_also_after_a_restart(world: World) -> None:
+    world.service.enqueue(job("x"), "me")
+    world.service.enqueue(job("gone"), "me")
+    asyncio.run(world.starts.refresh())
+    assert world.ask("GET", "/queue").json()["record"] == {
+        **{"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "since_ms": None}
+    }
+    world.ask("DELETE", "/queue/gone")
+    world.clock.advance(60)
+    world.board.jobs = {"b": range(8)}
+    world.board.as_of_ms += 60_000
+    world.board.publish()
+    world.step()
+    world.starts.follow()
+    record = world.ask("GET", "/queue").json()["record"]
+    assert (record["n"], record["by_p90"], record["since_ms"]) == (1, 1.0, NOW_MS)
+    asyncio.run(world.starts.refresh())
+    assert 'fleetcast_start_coverage_ratio{quantile="0.9"} 1.0' in world.ask("GET", "/metrics").text
+    world.restart()
+    assert world.ask("GET", "/queue").json()["record"] == record
+
+
+def test_a_record_that_cannot_be_read_begins_anew(world: World) -> None:
+    world.service.ledger.remember(start_times={"offset": "odd"})
+    world.restart()
+    assert world.ask("GET", "/queue").json()["record"]["n"] == 0
+
+
+def test_room_opens_no_sooner_than_who_waits_starts(world: World) -> None:
+    told(world)
+    for name in ("x", "y"):
+        world.service.enqueue(PlacementRequest(request_id=name, gang=8, gpus_per_node=8, user="ada"), "me")
+    world.service.work_queue()
+    asyncio.run(world.starts.refresh())
+    page = world.ask("GET", "/queue").json()
+    assert (page["room"]["free_gpus"], page["room"]["waiting_gpus"]) == (0, 128)
+    for level, opens_ms in page["room"]["opens_ms"].items():
+        assert all(row["start_ms"][level] <= opens_ms for row in page["rows"])
+    assert page["room"]["sentence"].endswith("once the 2 requests that wait have started")
+    assert "starts in 60 min" in page["rows"][0]["why"]
+
+
+def test_with_free_gpus_and_nobody_waiting_there_is_room_now(world: World) -> None:
+    world.board.jobs = {"a": range(8)}
+    told(world)
+    asyncio.run(world.starts.refresh())
+    room = world.ask("GET", "/queue").json()["room"]
+    assert set(room["opens_ms"].values()) == {NOW_MS}
+    assert room["sentence"] == "room now: 64 GPUs are free"
