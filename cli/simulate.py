@@ -39,6 +39,36 @@ def day(
     typer.echo(json.dumps(worth_of_a_day(seed, data_folder(), at, seeds)))
 
 
+@app.command("starts")
+def starts(
+    seed: Annotated[int, typer.Option(help="First seed of the job generator.")] = 1,
+    seeds: Annotated[int, typer.Option(help="How many fleets to simulate.", min=1)] = 5,
+    hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1)] = 3.0,
+    at: Annotated[str, typer.Option(help="Where in the trace to begin (UTC).")] = "2020-05-12T20:25",
+) -> None:
+    """Simulate the demo's queue without its telemetry, and say how often start times held: a JSON line a seed.
+
+    Example:  fleetcast simulate starts --seeds 5
+    """
+    import asyncio
+    import json
+    import tempfile
+
+    import msgspec
+
+    from cli.data import data_folder
+    from cli.waiting_fleet import waiting_fleet
+
+    for one in range(seed, seed + seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000)
+            except ValueError as error:
+                raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
+            record = asyncio.run(fleet.live(hours * 3600))
+        typer.echo(json.dumps({"seed": one, "hours": hours, "record": msgspec.to_builtins(record)}))
+
+
 @app.command("cluster")
 def cluster(
     out: Annotated[Path, typer.Option(help="Run folder: topology, targets, truth, story, status.")],

@@ -48,8 +48,8 @@ class Relaxed:
     request: PlacementRequest
 
 
-class Room(msgspec.Struct, frozen=True):
-    """Room for newcomers: GPUs that are free now, those that requests wait for, and when all of these have started and
+class RoomForecast(msgspec.Struct, frozen=True):
+    """RoomForecast for newcomers: GPUs that are free now, those that requests wait for, and when all of these have started and
     a GPU is free for one more (p10, p50, p90; None: not even when everything has ended)."""
 
     free_gpus: int
@@ -102,15 +102,15 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
     return {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows, strict=True)}
 
 
-def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> Room:
-    """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
+def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
+    """RoomForecast behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
     free = int(np.count_nonzero(timelines.view.free[timelines.view.state == NodeState.IN_SERVICE]))
     gpus = [timelines.gpus[name] for name in starts_ms]
     if newcomer.start_ms is None:
-        return Room(free, sum(gpus), None, f"no room: {newcomer.sentence}")
+        return RoomForecast(free, sum(gpus), None, f"no room: {newcomer.sentence}")
     rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
     opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
-    return Room(free, sum(gpus), opens_ms, _room_sentence(free, len(gpus), opens_ms, timelines.now_ms))
+    return RoomForecast(free, sum(gpus), opens_ms, _room_sentence(free, len(gpus), opens_ms, timelines.now_ms))
 
 
 def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from fleet.requests import Decision, Gang
 from placement.ledger_chain import ChainHead
 from placement.reservation import FreeWindow, Held, JobRelease
-from placement.start_time import Room
+from placement.start_time import RoomForecast
 from service.state_identity import Doubt
 
 
@@ -50,7 +50,7 @@ class Queue(msgspec.Struct):
     reservation: Held | None = None
     backfill: Sequence[FreeWindow] = ()
     releases: Sequence[JobRelease] = ()
-    room: Room | None = None
+    room: RoomForecast | None = None
     record: StartTimesRecord = msgspec.field(default_factory=lambda: StartTimesRecord(0))
 
 

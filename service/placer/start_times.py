@@ -25,7 +25,16 @@ from placement.ledger import Ledger, LedgerError
 from placement.paths import Timelines, timelines
 from placement.queue import Waiting, in_order
 from placement.reservation import JobRelease, held, releases, windows
-from placement.start_time import LEVELS, Quantiles, Room, StartEstimate, estimate_start, not_before, room, start_times
+from placement.start_time import (
+    LEVELS,
+    Quantiles,
+    RoomForecast,
+    StartEstimate,
+    estimate_start,
+    not_before,
+    room,
+    start_times,
+)
 from service.answers.placements import Queue, QueueRow, StartTimesRecord
 from service.api.estimates import shape_of_request
 from service.board.board import Board
@@ -55,7 +64,7 @@ class StartTimeSampler:
         self._took_s = 0.0
         self._at_s = -1e9
         self._at_ms = 0
-        self._room: Room | None = None
+        self._room: RoomForecast | None = None
         self.record = kept_record(service.ledger)
         self._seen: tuple[Any, ...] = ()
         self._releases: tuple[JobRelease, ...] = ()

@@ -7,7 +7,15 @@ from cli.main import app
 
 COMMANDS = (
     *("", "run", "demo", "bench", "check-config"),
-    *("simulate", "simulate cluster", "simulate faults", "simulate steps", "simulate day", "simulate compare"),
+    *(
+        "simulate",
+        "simulate cluster",
+        "simulate faults",
+        "simulate steps",
+        "simulate day",
+        "simulate starts",
+        "simulate compare",
+    ),
     *(
         "data",
         "data list",

@@ -1,11 +1,15 @@
 """`fleetcast simulate`: faults as a file says, refused with the fix where the file is wrong."""
 
+import asyncio
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from cli.simulate import app
+from cli.waiting_fleet import WaitingFleet
+from simulator.cluster import FleetSpec
 from simulator.fault_file import FaultFile, parse_fault_file
+from simulator.traces import fit_to_fleet, generate_trace
 from training.sets.fault_runs import read_fault_runs
 
 
@@ -38,3 +42,18 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> Non
     assert "bad.toml" in said
     assert "did you mean 'hot_c'?" in said
     assert "such as var/data" in run("faults", code=2)
+
+
+def test_start_times_are_judged_on_a_fleet_whose_jobs_wait(tmp_path: Path) -> None:
+    spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
+    trace = generate_trace(32, start_ms=start_ms, seed=2, days_before=2, days_after=1)
+    fleet = WaitingFleet(tmp_path, fit_to_fleet(trace, nodes=4, gpus_per_node=8), 2, spec)
+    record = asyncio.run(fleet.live(2 * 3600))
+    assert record.n > 0
+    assert record.by_p10 is not None
+    assert record.by_p10 <= (record.by_p50 or 0) <= (record.by_p90 or 0) <= 1
+    assert record.since_ms == start_ms
+
+
+def test_a_wrong_time_of_the_trace_is_refused() -> None:
+    assert "--at" in run("starts", "--at", "noon", code=2)

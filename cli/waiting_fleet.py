@@ -1,0 +1,127 @@
+"""A fleet whose jobs wait, in fleet time that a manual clock moves: how often start times hold, in minutes of CPU.
+
+Jobs of the trace come, wait, start and end. The product's own pipeline folds their events, its own placer places them
+and samples futures. There is no telemetry, and there are no faults: what is judged is the queue.
+"""
+
+import heapq
+from pathlib import Path
+
+import msgspec
+
+from fleet.clock import ManualClock
+from fleet.events import Finished, JobEvent
+from fleet.requests import Decision
+from ingest.source import Batch, MemorySource
+from ingest.topology.load import load_topology
+from placement.ledger import Ledger
+from service.answers.placements import StartTimesRecord
+from service.config import Config
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.run_times.forecasts import RunForecasts
+from service.placer.metrics import PlacerMetrics
+from service.placer.role import QueueWorker
+from service.placer.service import PlacementService
+from service.placer.start_times import StartTimeSampler
+from simulator.cluster import FleetSpec
+from simulator.live_job import LiveJob
+from simulator.replay import TraceReplay, fast_forward, opening_events
+from simulator.traces import JobTrace, TraceJob, load_trace
+from simulator.workload import profile_of
+
+STEP_S, TICK_S = 15.0, 60.0  # at least every TICK_S there is a board; after a change, within STEP_S
+DEMAND_MS = 600_000
+WEEKS = 1  # of history that the pipeline is told of
+CALLER = "simulation"
+
+
+class WaitingFleet:
+    """133 nodes of eight GPUs with the jobs of one seed, our pipeline and our placer, in one thread."""
+
+    def __init__(self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec) -> None:
+        spec.write_topology(folder / "topology.toml")
+        topology = load_topology(folder / "topology.toml")
+        replay = fast_forward(trace, topology, weeks=WEEKS)
+        config, self._seed, self._gpus = Config(state=str(folder)), seed, spec.gpus
+        self.clock = ManualClock(replay.start_ms)
+        self._pipeline = Pipeline(config, self.clock, topology, lambda _: [MemorySource()])
+        self.service = PlacementService(config, self.clock, Ledger(config.ledger), PlacerMetrics())
+        self._worker, self._starts = QueueWorker(self.service), StartTimeSampler(self.service)
+        self._ahead = [*replay.queue, *trace.rows(trace.submit_ms >= replay.start_ms)][::-1]
+        self._waiting: dict[str, LiveJob] = {}
+        self._ends: list[tuple[int, str, LiveJob]] = []
+        self._cursor = self._tick_ms = self._demand_ms = 0
+        self._tell_past(replay)
+
+    async def live(self, seconds: float) -> StartTimesRecord:
+        """Let the fleet live; returns what became of the start times that the queue told."""
+        until_ms = self.clock.now_ms() + round(seconds * 1000)
+        while self.clock.now_ms() < until_ms:
+            await self._step(self.clock.now_ms())
+            self.clock.advance(STEP_S)
+        self.service.ledger.close()
+        return self._starts.queue([]).record
+
+    def _tell_past(self, replay: TraceReplay) -> None:
+        self._take(*replay.history)
+        for row in replay.ongoing:
+            live = self._live(row.job)
+            live.sequence = 2
+            self._take(*opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
+            heapq.heappush(self._ends, (replay.start_ms + round(row.remaining_s * 1000), live.name, live))
+
+    def _take(self, *events: JobEvent) -> None:
+        self._pipeline.take(Batch(events=events))
+
+    def _live(self, job: TraceJob) -> LiveJob:
+        return LiveJob(job, profile_of(job.job, job.gpus, job.class_, seed=self._seed), job.run_s, job.run_s)
+
+    async def _step(self, now_ms: int) -> None:
+        if self._end(now_ms) + self._submit(now_ms) == 0 and now_ms < self._tick_ms:
+            return
+        state = self._pipeline.state
+        await self._pipeline.capabilities[RunForecasts].forecast(state)
+        if now_ms >= self._demand_ms:
+            self._demand_ms = now_ms + DEMAND_MS
+            await self._pipeline.capabilities[DemandForecasts].forecast(state)
+        await self._pipeline.tick()
+        await self._worker.step()
+        self._tick_ms = now_ms if self._start(now_ms) else now_ms + round(TICK_S * 1000)
+        await self._starts.refresh()
+
+    def _end(self, now_ms: int) -> int:
+        ended = 0
+        while self._ends and self._ends[0][0] <= now_ms:
+            end_ms, _, live = heapq.heappop(self._ends)
+            self._take(live.event(Finished, end_ms))
+            ended += 1
+        return ended
+
+    def _submit(self, now_ms: int) -> int:
+        came = 0
+        while self._ahead and self._ahead[-1].submit_ms <= now_ms:
+            live = self._live(self._ahead.pop())
+            self._take(*live.submitted(live.job.submit_ms, self._gpus))
+            self.service.enqueue(live.request(self._gpus), CALLER)
+            self._waiting[live.request_id] = live
+            came += 1
+        return came
+
+    def _start(self, now_ms: int) -> int:
+        rows = self.service.ledger.decisions_after(self._cursor, 1000)
+        for row in rows:
+            self._cursor = row.cursor
+            decision = msgspec.json.decode(row.reply, type=Decision)
+            live = self._waiting.pop(row.request_id, None)
+            if live is not None and decision.outcome == "placed":
+                self._take(live.start(decision.ranks, now_ms))
+                heapq.heappush(self._ends, (now_ms + round(live.job.run_s * 1000), live.name, live))
+        return len(rows)
+
+
+def waiting_fleet(folder: Path, data: Path, seed: int, at: str, now_ms: int) -> WaitingFleet:
+    """The fleet of `fleetcast demo`. ValueError where `at` is no time."""
+    spec = FleetSpec()
+    trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
+    return WaitingFleet(folder, trace, seed, spec)
