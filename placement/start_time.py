@@ -49,7 +49,7 @@ class Relaxed:
 
 
 class RoomForecast(msgspec.Struct, frozen=True):
-    """RoomForecast for newcomers: GPUs that are free now, those that requests wait for, and when all of these have started and
+    """Room for newcomers: GPUs that are free now, those that requests wait for, and when all of these have started and
     a GPU is free for one more (p10, p50, p90; None: not even when everything has ended)."""
 
     free_gpus: int
@@ -103,7 +103,7 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
 
 
 def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
-    """RoomForecast behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
+    """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
     free = int(np.count_nonzero(timelines.view.free[timelines.view.state == NodeState.IN_SERVICE]))
     gpus = [timelines.gpus[name] for name in starts_ms]
     if newcomer.start_ms is None:
