@@ -32,7 +32,7 @@ def slow_siblings(port: GangColumns, together: Mask, gang: NDArray[np.int32], ga
         untold = np.isnan(window["tx_wait_per_s"])
         waiting = window["tx_wait_per_s"] > WAITING_RATIO * waits
         if untold.any():
-            waiting |= untold & _alike(moved, by_node)
+            waiting |= untold & _alike(moved, by_node, by_gang)
         slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
         far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
         slow &= (moved < far * usual) | ((moved < somewhat * usual) & (waiting | (depth < 1)))
@@ -40,14 +40,21 @@ def slow_siblings(port: GangColumns, together: Mask, gang: NDArray[np.int32], ga
     return slow | dead, np.where(dead, others, usual)
 
 
-def _alike(moved: Array, by_node: Rows) -> Mask:
-    """(port,) whether the used ports of its node carry equal rates, but for one or two."""
-    groups = int(by_node.max(initial=-1)) + 1
-    median, count = group_median(moved, by_node, groups)
-    off = group_median(np.abs(moved - spread(median, by_node)), by_node, groups)[0]
-    return (spread(off, by_node) <= ALIKE * spread(median, by_node)) & (
-        spread(count.astype(np.float64), by_node) >= FEWEST_SIBLINGS
-    )
+def _alike(moved: Array, by_node: Rows, by_gang: Rows) -> Mask:
+    """(port,) whether the used ports of its node carry equal rates, but for one or two; of its gang, where a node uses
+    too few of them."""
+    even, enough = _even(moved, by_node, FEWEST_SIBLINGS)
+    even_gang, enough_gang = _even(moved, by_gang, FEWEST_IN_GANG)
+    return np.where(enough, even, even_gang & enough_gang)
+
+
+def _even(moved: Array, group: Rows, fewest: int) -> tuple[Mask, Mask]:
+    """(port,) whether half of its group are within ALIKE of their median, and whether the group has so many."""
+    groups = int(group.max(initial=-1)) + 1
+    median, count = group_median(moved, group, groups)
+    off = group_median(np.abs(moved - spread(median, group)), group, groups)[0]
+    even = spread(off, group) <= ALIKE * spread(median, group)
+    return even, spread(count.astype(np.float64), group) >= fewest
 
 
 def _dead_ports(port: GangColumns, together: Mask, by_node: Rows) -> tuple[Mask, Array]:

@@ -46,6 +46,15 @@ def test_a_gpu_that_sends_less_than_its_siblings_has_a_slow_link(small_fleet: Sm
     assert said.endswith("a slow link; no InfiniBand counters are told")
 
 
+def test_two_rails_a_node_are_compared_over_the_gang(small_fleet: Small) -> None:
+    fleet = sending(small_fleet)
+    for name, share in ((SENT, 1.0), (MEAN, 0.6)):
+        fleet.gpu[name][:] = 6e5
+        fleet.gpu[name][0::8] = fleet.gpu[name][1::8] = 2e9
+        fleet.gpu[name][9] = 2e9 * (1 - share * 0.26)
+    assert fleet.flagged(fleet.tick(5)) == ["n002"]
+
+
 def test_one_slow_sample_says_nothing(small_fleet: Small) -> None:
     fleet = sending(small_fleet)
     slow(fleet, 11, 0.5)
