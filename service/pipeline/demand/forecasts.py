@@ -77,6 +77,7 @@ class DemandForecasts(Capability):
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
         self._is_told = False
+        self._on_disk = 0  # events of long ago among those from before the start
 
     @property
     def version(self) -> str:
@@ -102,6 +103,7 @@ class DemandForecasts(Capability):
         """Wait until the inbox backlog is folded: a gate scores a forecast once, so its outcome must be complete."""
         if self._caught_up is not None:
             await self._caught_up.wait()
+        self._on_disk = state.counts.past_events
         while True:
             await self._until_told(state)
             began = time.monotonic()
@@ -116,7 +118,7 @@ class DemandForecasts(Capability):
         """Wait once for a fleet that has a history to tell it: of half of its events, levels would be wrong. It is told
         when no more events of long ago come, and the newest is not of long ago; or after a minute."""
         counts = state.counts
-        if self._is_told or not counts.past_events:
+        if self._is_told or counts.past_events <= self._on_disk:
             return
         for _ in range(MOST_PAUSES):
             before = counts.past_events
