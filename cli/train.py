@@ -240,6 +240,38 @@ def _train_site(
     _report("risk", trained)
 
 
+@app.command("interference")
+def interference(
+    context: typer.Context,
+    archive: Annotated[
+        str, typer.Option("--archive", help="What a site has archived: a folder or URL, or `own`: the configuration's.")
+    ] = OWN,
+    until: UntilOption = None,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Keep what a site's past co-runs teach as a version: a service knows them beside its own.
+
+    Example:  fleetcast train interference --archive var/archive
+    """
+    from ingest.archive.files import ArchiveFiles
+    from models.versions.registry import Registry
+    from training.fits.retrain import TrainingPlan
+    from training.fits.train_co_runs import read_co_runs, train_interference
+    from training.sites.histories import moment_ms
+
+    configuration = configured(config, state)
+    registry = Registry(models or configuration.models_folder)
+    files = ArchiveFiles(configuration.archive_url if archive == OWN else archive)
+    with progress_of("train interference"):
+        site = read_co_runs(files, moment_ms("--until", until), site_topology(configuration))
+        plan = TrainingPlan("interference", _command_line(context))
+        trained = train_interference(site, plan, registry, time.time_ns() // 1_000_000, promote=promote)
+    _report("interference", trained)
+
+
 @app.command("history")
 def history(
     faults: Annotated[Path, typer.Option(help="Parquet or CSV of faults: node, start_day, end_day, level if known.")],

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from features.frame import FeatureFrame
 from features.past_runs import JobShape
 from features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
 from features.similarity import shape_of
@@ -24,7 +25,10 @@ from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 from fleet.stateful import Dump, Stateful
 
+Array = NDArray[np.float64]
 Keys = tuple[int, int]
+
+READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
 
 FEWEST_STEPS = 8
 MIXED = 1  # steps after a change that do not count
@@ -36,6 +40,30 @@ POLL_MS = 60_000  # a pace that is known is measured again after so long
 STEPS_LOOKED = 64
 NOWHERE = Wiring()
 NOT_ALONE = 0  # the level of those that share a GPU
+
+
+def mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.intp], attempts: int) -> Array:
+    """(attempts, 3) compute, bandwidth, memory: means over the GPUs that each holds, NaN unknown. number, rows: (held,)
+    the attempt and the GPU's row; as they were in the last two minutes or are now."""
+    found = np.full((attempts, 3), np.nan)
+    if not len(gpu.values):
+        return found
+    for column, names in enumerate(READ):
+        first, other = (gpu.column(name)[rows].astype(np.float64) for name in names)
+        found[:, column] = _mean(number, np.where(np.isfinite(first), first, other), attempts)
+    used, free = (gpu.column(name)[rows].astype(np.float64) for name in ("fb_used_bytes", "fb_free_bytes"))
+    total = used + free
+    share = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
+    found[:, 2] = _mean(number, share, attempts)
+    return found
+
+
+def _mean(number: NDArray[np.intp], values: Array, length: int) -> Array:
+    known = np.isfinite(values)
+    count = np.bincount(number[known], minlength=length).astype(np.float64)
+    total = np.bincount(number[known], weights=values[known], minlength=length)
+    means: Array = np.divide(total, count, out=np.full(length, np.nan), where=count > 0)
+    return means
 
 
 def job_keys(shape: JobShape) -> Keys:

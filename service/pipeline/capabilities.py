@@ -57,7 +57,7 @@ CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: RunForecasts(at.saved.parts[RunTimeRecord], _run_model(at), at.clock, at.saved.parts[JobPeaks]),
     lambda at, made: ServingModels(at.config, made[DemandForecasts], made[RunForecasts], at.saved.state.watch),
     lambda at, made: Fingerprints(at.clock),
-    lambda at, made: Sharing(at.saved.parts[CoRuns]),
+    lambda at, made: Sharing(at.saved.parts[CoRuns], Registry(at.config.models_folder)),
     lambda at, made: at.saved.parts[NodePasts],
     lambda at, made: at.saved.parts[Verdicts],
     lambda at, made: at.others,

@@ -17,6 +17,7 @@ MAIN = {
     "demand": ("wql", "mae"),
     "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
     "start": ("within_10min",),
+    "interference": ("mae",),
     "risk": ("log_loss", "auroc", "precision_top20", "precision_top1pct", "brier_skill"),
 }
 TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time"}

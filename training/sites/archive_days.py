@@ -42,17 +42,22 @@ def read_days(
 
     topology: of the site; without it the nodes stand alone, as the archive names them.
     """
-    days = [day_ms(day) for dataset in ("samples", "events") for day in files.days(dataset)]
-    begun_ms = [time_ms for time_ms in days if time_ms < end_ms]
-    if not begun_ms:
-        raise FleetcastError(f"{files.url}: no samples and no events there before {moment(min(end_ms, 2**42))}")
-    newest = max(newest_ms(files), newest_ms(files, "events"))
-    span = ArchiveSpan(min(begun_ms), min(end_ms, newest + 1))
+    span = span_of(files, end_ms)
     if topology is None:
         topology = Topology.build([NodeSpec(name) for name in node_names(files, span)])
     if not len(topology):
         raise FleetcastError(f"{files.url}: no node tells of itself and no event names one")
     return asyncio.run(_replay(files, span, topology, say))
+
+
+def span_of(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
+    """All that an archive has up to a moment. Raises FleetcastError where that is nothing."""
+    days = [day_ms(day) for dataset in ("samples", "events") for day in files.days(dataset)]
+    begun_ms = [time_ms for time_ms in days if time_ms < end_ms]
+    if not begun_ms:
+        raise FleetcastError(f"{files.url}: no samples and no events there before {moment(min(end_ms, 2**42))}")
+    newest = max(newest_ms(files), newest_ms(files, "events"))
+    return ArchiveSpan(min(begun_ms), min(end_ms, newest + 1))
 
 
 def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:

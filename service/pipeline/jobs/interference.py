@@ -20,14 +20,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.co_runs import CoRun, CoRuns, Keys
+from features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, mean_loads
 from features.sharing import Attempt, Wiring
 from fleet.topology import Topology
 from models.jobs.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, margins_without, predict
 from models.jobs.link_overlap import LinkFit, Turns, fit, overlap
+from models.versions.registry import Registry
 from service.board.board import Board, Section
 from service.pipeline.capability import Capability
 from service.pipeline.documents import number
+from service.pipeline.jobs.co_run_versions import ServedCoRuns
 from service.pipeline.jobs.isolation import gpu_readings, isolation_sections
 from service.pipeline.publish import encode
 from service.pipeline.tick import Tick
@@ -37,7 +39,6 @@ JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alo
 ALONE = (*LOADS, "step_s", "communication")
 LEARN_MS = 30_000
 FEW = 64  # co-runs that take no time to learn from
-READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_util"))  # the first that is known
 FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
 ON_GPU = ("gpu", "mig")
 EXPLAINED = ("unknown", "compute", "communication")  # what of a job's steps grows beside another
@@ -116,8 +117,10 @@ class Going(msgspec.Struct):
 class Sharing(Capability):
     """The pipeline's side: what was learnt last, and the sections of a tick."""
 
-    def __init__(self, co_runs: CoRuns) -> None:
+    def __init__(self, co_runs: CoRuns, registry: Registry | None = None) -> None:
+        """registry: of versions of co-runs of the past, which are known beside the own ones; None: of none."""
         self.co_runs = co_runs
+        self._served = ServedCoRuns(registry)
         self._found: dict[Pair, CoRun] = {}
         self._bounds: dict[Pair, float] = {}
         self._learnt_ms = -LEARN_MS
@@ -133,8 +136,9 @@ class Sharing(Capability):
         divided = tick.mig.keys() | _unheard(self.co_runs.divided - tick.mig.keys(), tick)
         self.co_runs.observe(tick.events.running, keys, divided, loads_of(tick), tick.now_ms, self._wiring)
         jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}
-        alone = _alone(self.co_runs)
-        self._learn(alone, tick.now_ms)
+        fresh = self._served.refresh(tick.now_ms)
+        alone = self._served.alone | _alone(self.co_runs)
+        self._learn(alone, tick.now_ms, fresh)
         data: list[tuple[str, NDArray[Any] | bytes]] = [
             *zip(JOBS, _table(jobs, 2, np.uint64), strict=True),
             *zip(ALONE_OF, _table(alone, len(ALONE), np.float32), strict=True),
@@ -152,19 +156,21 @@ class Sharing(Capability):
             rows[pair[0][0]] = Going(pair[1][0], row.share, round(row.speed, 4), number(bound), slower)
         return rows
 
-    def _learn(self, alone: Mapping[int, tuple[float, ...]], now_ms: int) -> None:
+    def _learn(self, alone: Mapping[int, tuple[float, ...]], now_ms: int, fresh: bool) -> None:
         found = self.co_runs.found
-        due = not 0 <= now_ms - self._learnt_ms < LEARN_MS  # a clock may be set back
-        if found == self._found and not (due and found):
+        due = fresh or not 0 <= now_ms - self._learnt_ms < LEARN_MS  # a clock may be set back
+        if found == self._found and not fresh and not (due and found):
             return
         if not due and len(found) > FEW:
             return
         self._found, self._learnt_ms, self._bounds = dict(found), now_ms, {}
         taught = {}
-        for share in sorted({row.share for row in found.values()}):
+        past = self._served.co_runs[max(0, len(self._served.co_runs) + len(found) - MOST_CO_RUNS) :]
+        for share in sorted({row.share for row in (*past, *found.values())}):
             rows = {pair: row for pair, row in found.items() if row.share == share}
-            of = taught[share] = _taught(list(rows.values()), alone)
-            speed, errors = np.array([row.speed for row in rows.values()]), np.array(of.errors)
+            before = [row for row in past if row.share == share]
+            of = taught[share] = _taught([*before, *rows.values()], alone)
+            speed, errors = np.array([row.speed for row in rows.values()]), np.array(of.errors)[len(before) :]
             bounds = np.clip(speed - errors + np.minimum(margins_without(errors), 0.0), 0.0, None)
             self._bounds |= dict(zip(rows, bounds.tolist(), strict=True))
         self._document = encode(taught)
@@ -211,19 +217,10 @@ _kept_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of wh
 
 def loads_of(tick: Tick) -> Array:
     """(running, LOADS) means over the GPUs that each attempt holds, as they were in the last two minutes or are now."""
-    gpu, found = tick.frames.gpu, np.full((len(tick.events.running), len(LOADS)), np.nan)
-    if not len(gpu.values):
-        return found
+    gpu = tick.frames.gpu
     seen = tick.held & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(gpu.values))
-    number, rows = tick.occupancy.holder[seen], tick.gpu_rows[seen]
-    for column, names in enumerate(READ):
-        first, other = (gpu.column(name)[rows].astype(np.float64) for name in names)
-        found[:, column] = _mean(number, np.where(np.isfinite(first), first, other), len(found))
-    used, free = (gpu.column(name)[rows].astype(np.float64) for name in ("fb_used_bytes", "fb_free_bytes"))
-    total = used + free
-    share = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
-    found[:, 2] = _mean(number, share, len(found))
-    return found
+    number = tick.occupancy.holder[seen].astype(np.intp)
+    return mean_loads(gpu, number, tick.gpu_rows[seen].astype(np.intp), len(tick.events.running))
 
 
 def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
@@ -239,14 +236,6 @@ def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
         ):
             found.add(gpu)
     return found
-
-
-def _mean(number: NDArray[np.int32], values: Array, length: int) -> Array:
-    known = np.isfinite(values)
-    count = np.bincount(number[known], minlength=length).astype(np.float64)
-    total = np.bincount(number[known], weights=values[known], minlength=length)
-    means: Array = np.divide(total, count, out=np.full(length, np.nan), where=count > 0)
-    return means
 
 
 def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> LearntCoRuns:

@@ -1,0 +1,55 @@
+"""CoRunFit: what a site's past co-runs teach, kept as a version (`fleetcast train interference`).
+
+The model is a Gaussian process over co-runs (interference.py), so its fit is those co-runs: a service that begins anew,
+or that has forgotten, knows them beside its own.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from features.co_runs import CoRun, Keys
+from features.sharing import Share
+from fleet.errors import ModelError
+
+CO_RUN_FILE = "co_runs.json"
+
+
+class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt beside one partner; speed relative to alone."""
+
+    share: Share
+    keys: Keys
+    partner_keys: Keys
+    speed: float
+
+
+class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """rows: the oldest first; loads, turns: of jobs and kinds alone, by key (features/co_runs.py)."""
+
+    rows: tuple[PastCoRun, ...]
+    loads: dict[int, tuple[float | None, ...]] = {}
+    turns: dict[int, tuple[float, ...]] = {}
+
+    @property
+    def co_runs(self) -> list[CoRun]:
+        """As the service has them."""
+        return [CoRun(row.share, row.keys, row.partner_keys, row.speed) for row in self.rows]
+
+    def load_of(self) -> dict[int, tuple[float, ...]]:
+        """Key -> loads alone, NaN unknown."""
+        return {key: tuple(np.nan if value is None else value for value in row) for key, row in self.loads.items()}
+
+    def save(self, folder: Path) -> None:
+        """Into an empty folder, as the registry asks for."""
+        (folder / CO_RUN_FILE).write_bytes(msgspec.json.encode(self) + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "CoRunFit":
+        """The fit of a version's folder. Raises ModelError."""
+        path = folder / CO_RUN_FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls, strict=False)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelError(f"{path} is no fit of co-runs: {error}") from None

@@ -1,0 +1,56 @@
+"""Co-runs of the past that a promoted version knows (`fleetcast train interference`), beside a pipeline's own."""
+
+import logging
+import math
+
+from features.co_runs import CoRun
+from fleet.errors import ModelError
+from models.jobs.co_run_fit import CoRunFit
+from models.jobs.interference import LOADS
+from models.versions.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+KIND = "interference"
+LOOK_MS = 10_000
+
+
+class ServedCoRuns:
+    """What the version that serves knows; nothing without one."""
+
+    def __init__(self, registry: Registry | None) -> None:
+        self.version = ""  # as interference-0002; empty when none serves
+        self.co_runs: list[CoRun] = []
+        self.alone: dict[int, tuple[float, ...]] = {}  # key -> loads, seconds of a step, share of communication
+        self._registry = registry
+        self._pointer: str | None = None
+        self._looked_ms = -LOOK_MS
+        self._trouble = ""
+
+    def refresh(self, now_ms: int) -> bool:
+        """Load what was promoted or rolled back since the last look; True where that is another version."""
+        if self._registry is None or 0 <= now_ms - self._looked_ms < LOOK_MS:
+            return False
+        self._looked_ms = now_ms
+        try:
+            wanted = self._registry.current_version(KIND)
+            if wanted == self._pointer:
+                return False
+            folder = None if wanted is None else self._registry.current(KIND)
+            self._use(None if folder is None else CoRunFit.load(folder))
+        except (ModelError, OSError) as error:
+            if str(error) != self._trouble:
+                logger.warning("interference: %s; what was known before stays", error)
+            self._trouble = str(error)
+            return False
+        self._pointer, self._trouble = wanted, ""
+        self.version = "" if folder is None else f"{KIND}-{folder.name}"
+        logger.info("interference: %s", f"{self.version} is known" if self.version else "no version serves")
+        return True
+
+    def _use(self, fit: CoRunFit | None) -> None:
+        self.co_runs, self.alone = ([], {}) if fit is None else (fit.co_runs, {})
+        if fit is not None:
+            loads, unknown = fit.load_of(), (math.nan,) * len(LOADS)
+            for key in {*loads, *fit.turns}:
+                self.alone[key] = (*loads.get(key, unknown), *fit.turns.get(key, (math.nan, math.nan)))

@@ -1,0 +1,193 @@
+"""Train interference on a site's archive: collect its co-runs, judge on the later half, keep a version behind the gate.
+
+    archive ─ a minute at a time ─ FleetWatch ─ CoRuns.observe ─> co-runs with what was known of both alone, by time
+
+Judged are jobs that share a GPU: the error of the speed with all co-runs that were known, beside the rule alone (what a
+service without co-runs says) and, where a version serves, beside its co-runs.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.co_runs import CoRun, CoRuns, mean_loads
+from fleet.clock import ManualClock
+from fleet.entities import Entities
+from fleet.errors import FleetcastError
+from fleet.jobs import JobAttempt
+from fleet.samples import EntityKind
+from fleet.topology import NodeSpec, Topology
+from ingest.archive.files import ArchiveFiles
+from ingest.archive.read import ArchiveSpan
+from ingest.archive.source import ArchiveSource
+from models.jobs.co_run_fit import CoRunFit, PastCoRun
+from models.jobs.interference import LOADS, Pairs, gpu_prior, learn, predict
+from models.risk.watch import FleetWatch
+from models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
+from models.versions.registry import Registry
+from training.fits.backtest import WIN
+from training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
+from training.reports.card_page import card_html
+from training.reports.results import ResultRow, Results, interval
+from training.sites.archive_days import node_names, scrape_interval_s, span_of
+
+Say = Callable[[str], None]
+Array = NDArray[np.float64]
+
+KIND = "interference"
+FEWEST = 50  # co-runs on GPUs of their own
+MOST = 512  # newest, of what a service learns from: the cost is cubic
+STEP_MS = 60_000
+UNKNOWN = (float("nan"),) * len(LOADS)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCoRun:
+    """A co-run, when it was known, and the loads of both alone as they were known then."""
+
+    time_ms: int
+    co_run: CoRun
+    load: tuple[float, ...]
+    partner_load: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCoRuns:
+    """By time, with what was known of all jobs alone at the end."""
+
+    seen: tuple[SeenCoRun, ...]
+    loads: dict[int, tuple[float, ...]]
+    turns: dict[int, tuple[float, ...]]
+    first_ms: int
+    end_ms: int
+
+
+def read_co_runs(files: ArchiveFiles, end_ms: int, topology: Topology | None = None) -> SiteCoRuns:
+    """The co-runs of an archive up to a moment. Raises FleetcastError where it has nothing."""
+    span = span_of(files, end_ms)
+    if topology is None:
+        topology = Topology.build([NodeSpec(name) for name in node_names(files, span)])
+    return asyncio.run(_replay(files, span, topology))
+
+
+async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) -> SiteCoRuns:
+    watch, co_runs = FleetWatch.of(topology, scrape_interval_s(files, span)), CoRuns()
+    options = {"url": files.url, "from_ms": span.first_ms, "to_ms": span.end_ms, "step_ms": STEP_MS}
+    source = ArchiveSource(watch.entities, ManualClock(span.end_ms), options)
+    seen: dict[tuple[object, object], SeenCoRun] = {}
+    while True:
+        try:
+            batch = await source.next()
+        except StopAsyncIteration:
+            break
+        now_ms = source.position()["at_ms"]
+        watch.take(batch.samples, batch.events, now_ms, batch.node_events)
+        running = watch.fold.jobs.running()
+        frame = watch.frames(topology, now_ms).gpu
+        number, rows = _held(running, watch.entities)
+        loads = mean_loads(frame, number, rows, len(running))
+        co_runs.observe(running, co_runs.keys_of(running), (), loads, now_ms)
+        for pair, row in co_runs.found.items():
+            if pair not in seen or seen[pair].co_run != row:
+                known = [_load(co_runs, keys) for keys in (row.keys, row.partner_keys)]
+                seen[pair] = SeenCoRun(now_ms, row, *known)
+    ordered = tuple(sorted(seen.values(), key=lambda one: one.time_ms))
+    return SiteCoRuns(ordered, dict(co_runs.loads), dict(co_runs.turns), span.first_ms, span.end_ms)
+
+
+def _held(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(held GPU,) the attempt's place among `running`, and the GPU's row."""
+    gpus = {name: row for row, name in enumerate(entities[EntityKind.GPU].names)}
+    pairs = [
+        (at, gpus[f"{rank.node}/{gpu}"])
+        for at, attempt in enumerate(running)
+        for rank in attempt.ranks
+        for gpu in rank.gpus
+        if f"{rank.node}/{gpu}" in gpus
+    ]
+    table = np.array(pairs, np.intp).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
+    return next((co_runs.loads[key] for key in keys if key in co_runs.loads), UNKNOWN)
+
+
+def pairs_of(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
+    """What the model sees, and the speeds."""
+    told = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
+    return Pairs.of(told), np.array([row.co_run.speed for row in rows], np.float64)
+
+
+def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
+    """(later,) absolute errors of the speeds told with these co-runs known."""
+    past, speed = pairs_of(known[-MOST:])
+    taught = learn(past, speed - np.nan_to_num(gpu_prior(past), nan=1.0))
+    pairs, came = pairs_of(later)
+    told = predict(pairs, gpu_prior(pairs), taught).p50
+    return np.abs(np.where(np.isnan(told), 1.0, told) - came)
+
+
+def train_interference(
+    site: SiteCoRuns, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True
+) -> Trained:
+    """Add one version; it serves where its co-runs make the later ones easier to tell than what serves does."""
+    on_gpu = [row for row in site.seen if row.co_run.share == "gpu"]
+    version = registry.current_version(KIND)
+    since_ms = registry.card(KIND, version).fitted_until_ms if version else site.first_ms
+    results, gate = judge(on_gpu, version, since_ms)
+    rows = [PastCoRun(one.share, one.keys, one.partner_keys, one.speed) for one in (row.co_run for row in site.seen)]
+    loads = {key: tuple(value if np.isfinite(value) else None for value in row) for key, row in site.loads.items()}
+    card = Card(
+        kind=KIND,
+        created_ms=now_ms,
+        made_by=plan.made_by,
+        seed=plan.seed,
+        fitted_until_ms=site.end_ms,
+        data=(FitSpan("archive", site.first_ms, site.end_ms, len(site.seen)),),
+        features=LOADS,
+        settings={"fewest": FEWEST, "most": MOST},
+        metrics=metrics_of(results.rows),
+        gate=gate,
+        dependencies=versions_of(*DEPENDENCIES),
+    )
+    added = registry.add(KIND, CoRunFit(tuple(rows[-MOST:]), loads, site.turns).save, card, card_html)
+    objection = "it was not asked for (--no-promote)"
+    if promote:
+        try:
+            registry.promote(KIND, added)
+            objection = ""
+        except FleetcastError as error:
+            objection = str(error)
+    return Trained(added, registry.card(KIND, added), results, objection)
+
+
+def judge(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
+    """The later half with the earlier one known, beside the rule alone; where a version serves, what came after its
+    data, beside its co-runs."""
+    results = Results(KIND)
+    if len(rows) < FEWEST:
+        sentence = f"{len(rows)} co-runs on GPUs, {FEWEST} needed"
+        return results, GateVerdict(False, sentence, "mae", "rule", 0.0, 0.0, 0)
+    half = len(rows) // 2
+    rival, known, later = "rule", rows[:0], rows[half:]
+    if version is not None:
+        rival, known = f"version {version}", [row for row in rows if row.time_ms <= since_ms]
+        fresh = [row for row in rows if row.time_ms > since_ms]
+        half, later = len(known) + len(fresh) // 2, fresh[len(fresh) // 2 :]
+        if len(fresh) < FEWEST:
+            sentence = f"{len(fresh)} co-runs since the data of {rival} ended, {FEWEST} needed to compare them"
+            return results, GateVerdict(False, sentence, "mae", rival, 0.0, 0.0, 0)
+    ours, theirs = errors(rows[:half], later), errors(known, later)
+    for method, found in (("ours", ours), (rival, theirs)):
+        given = ("archive", "speed", "all", None, method, "co_runs" if method == "ours" else "", "mae")
+        results.rows.append(ResultRow(*given, *interval(found, block=4), len(later)))
+    own, other = float(ours.mean()), float(theirs.mean())
+    sentence = (
+        f"error of the speed {own:.3f} with {half} co-runs known, {rival} {other:.3f}, over {len(later)} later ones; "
+        f"{1 - WIN:.0%} below is asked for"
+    )
+    return results, GateVerdict(own <= WIN * other, sentence, "mae", rival, own, other, len(later))
