@@ -41,7 +41,7 @@ class RiskState(Stateful):
         self.faults = FaultLog()
         self.record = RiskRecord()
         self.outcomes = JobOutcomes()
-        self.streaks = GangStreaks()
+        self.streaks = GangStreaks(interval_s)
         self.paces = Paces()
         self.repairs = RepairLog()
         self.days = DayLevels()

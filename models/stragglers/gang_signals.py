@@ -19,15 +19,19 @@ from models.stragglers.untold_links import untold_links
 
 OUTLIER_Z = -6.0
 OUTLIER_RATIO = 0.88
-SUSTAINED_MS = 30_000  # three scrapes in a row
+SUSTAINED_MS = 30_000  # three scrapes in a row; two where they come less often
 FORGET_MS = 60_000
+FORGET_SCRAPES = 2.5  # without it, where they come less often: one may be lost
 COMPUTE_RULES = np.array([rule.blames is COMPUTE for rule in RULES])
 
 
 class GangStreaks:
-    """Signals of comparisons, since when and until when each was seen without a pause; by rule and entity."""
+    """Signals of comparisons, since when and until when each was seen without a pause; by rule and entity.
+    interval_s: between scrapes, as ticks come oftener and see the same sample again."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float = 15.0) -> None:
+        self._sustained_ms = max(SUSTAINED_MS, round(interval_s * 1000))
+        self._forget_ms = max(FORGET_MS, round(FORGET_SCRAPES * interval_s * 1000))
         self._seen: dict[tuple[str, str], tuple[int, int, Signal]] = {}  # first, last, the last one
         self.drops: dict[str, list[int]] = {}  # GPU -> when it was seen behind a dropped link
 
@@ -35,18 +39,18 @@ class GangStreaks:
         return len(self._seen)
 
     def sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
-        """Those seen for SUSTAINED_MS without a pause. At once what is intended, which accuses nobody, and what was
+        """Those seen for long enough without a pause. At once what is intended, which accuses nobody, and what was
         counted. They stay for their rule's `clears_s` after the last time."""
         for signal in found:
             first_ms, last_ms, _ = self._seen.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
-            if now_ms - last_ms > FORGET_MS:
+            if now_ms - last_ms > self._forget_ms:
                 first_ms = now_ms
             self._seen[signal.rule, signal.entity] = (first_ms, now_ms, signal)
         kept = []
         for key, (first_ms, last_ms, signal) in list(self._seen.items()):
             rule = BY_NAME[signal.rule]
-            firm = last_ms - first_ms >= SUSTAINED_MS or rule.intended or rule.evidence is COUNT
-            if now_ms - last_ms > (rule.clears_s * 1000 if firm else FORGET_MS):
+            firm = last_ms - first_ms >= self._sustained_ms or rule.intended or rule.evidence is COUNT
+            if now_ms - last_ms > (rule.clears_s * 1000 if firm else self._forget_ms):
                 del self._seen[key]
             elif firm:
                 kept.append(replace(signal, since_ms=first_ms))
