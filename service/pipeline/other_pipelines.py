@@ -22,6 +22,7 @@ from fleet.samples import EntityKind
 from ingest.archive.archive import ArchiveHealth
 from ingest.label_jobs import LabelHold
 from models.risk.local import Local
+from models.stragglers.gang import GPU_CHANNELS
 from service.answers.fleet import Ingestion
 from service.answers.risk import HardSignal
 from service.board.board import Board, BoardReader
@@ -95,6 +96,8 @@ def _check(report: Report) -> None:
     """Raises ValueError where columns do not fit each other, so that no tick fails on them half-way."""
     local = report.local
     nodes = len(local.nodes)
+    if missing := set(GPU_CHANNELS) - set(local.gpu.last):
+        raise ValueError(f"gpu.last lacks {', '.join(sorted(missing))}: it is another version's")
     shapes = {
         "local.known": (local.known, (nodes,)),
         "local.own": (local.own, (nodes,)),

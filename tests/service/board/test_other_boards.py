@@ -1,0 +1,24 @@
+"""What another pipeline reports is checked before a tick relies on it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fleet.samples import EntityKind
+from models.risk.local import score_local
+from service.pipeline.other_pipelines import _check
+from service.pipeline.reports import SHOWN, About, Report
+from tests.models.conftest import SmallFleet
+
+
+def test_a_report_that_lacks_what_gangs_are_compared_by_is_refused() -> None:
+    fleet = SmallFleet(2)
+    local = score_local(fleet.frames(), fleet.entities, fleet.topology, fleet.memory, fleet.now_ms)
+    gpu = np.zeros((16, len(SHOWN[EntityKind.GPU])), np.float32)
+    node = np.zeros((2, len(SHOWN[EntityKind.NODE])), np.float32)
+    report = Report(About(1, 2), local, gpu, node, {})
+    _check(report)
+    less = {name: column for name, column in local.gpu.last.items() if name != "cap"}
+    with pytest.raises(ValueError, match=r"gpu\.last lacks cap: it is another version's"):
+        _check(replace(report, local=replace(local, gpu=replace(local.gpu, last=less))))
