@@ -7,7 +7,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -89,6 +89,8 @@ class FleetState:
         self.counts = Counts()
         self.archive: Archive | None = None  # gets what is accepted
         self.labelled, self.label_jobs = LabelledGpus(entities), LabelJobs()
+        self._told_ms: dict[tuple[str, int], int] = {}  # when something came in of an attempt that nobody said started
+        self._listens_ms: int | None = None
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
@@ -129,6 +131,8 @@ class FleetState:
             counts.events += 1
             counts.past_events += event.time_ms < now_ms - PAST_MS
             counts.newest_event_ms = max(counts.newest_event_ms, event.time_ms)
+            if "started" not in changed[0].written:
+                self._told_ms[event.job, event.attempt] = now_ms
             if not changed[0].is_shown:
                 counts.noted["unknown_job"] += 1
             if self.archive is not None:
@@ -142,9 +146,30 @@ class FleetState:
     def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
         """Fold what labels tell of jobs, here and in other pipelines, and end jobs that have fallen silent."""
         holds = [*self.labelled.holds(now_ms), *others]
-        events = [*self.label_jobs.events(holds, self.jobs, now_ms), *silent_ends(self.jobs.running(), now_ms)]
+        events = [*self.label_jobs.events(holds, self.jobs, now_ms), *self._silent_ends(now_ms)]
         if events:
             self.apply(Batch(events=tuple(events)), now_ms)
+
+    def _silent_ends(self, now_ms: int) -> list[Failed]:
+        """Ends of attempts that only their own steps told of, and that were silent for long; a step revives one.
+        Silence counts while this process listens. Sequences are below 0: every end that somebody tells counts more."""
+        if self._listens_ms is None:
+            self._listens_ms = now_ms
+        alone = {(row.job, row.attempt): row for row in self.jobs.running() if row.source == "sdk"}
+        self._told_ms = {key: self._told_ms.get(key, self._listens_ms) for key in alone}
+        why = f"its training loop told nothing for {SILENT_JOB_MS // 60_000} minutes"
+        return [
+            Failed(
+                job=row.job,
+                attempt=row.attempt,
+                sequence=row.heard_ms - MAX_COUNT,
+                time_ms=row.heard_ms,
+                category="unknown",
+                message=why,
+            )
+            for key, row in alone.items()
+            if now_ms - self._told_ms[key] >= SILENT_JOB_MS
+        ]
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
         """Returns the new ones, under the names by which the fleet knows their nodes."""
@@ -304,21 +329,6 @@ class FleetState:
                 rows[node, index] = row
         self._gpu_rows = (key, rows)
         return rows
-
-
-def silent_ends(running: Iterable[JobAttempt], now_ms: int) -> Iterator[Failed]:
-    """The ends of attempts that only their own steps told of, and that have told nothing for long; a step revives one.
-    Sequences are below 0, so that every end that somebody tells counts more."""
-    for attempt in running:
-        if attempt.source == "sdk" and now_ms - attempt.heard_ms >= SILENT_JOB_MS:
-            yield Failed(
-                job=attempt.job,
-                attempt=attempt.attempt,
-                sequence=attempt.heard_ms - MAX_COUNT,
-                time_ms=attempt.heard_ms,
-                category="unknown",
-                message=f"its training loop told nothing for {SILENT_JOB_MS // 60_000} minutes",
-            )
 
 
 def gpu_counts(names: Iterable[str]) -> dict[str, int]:
