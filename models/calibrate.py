@@ -49,12 +49,14 @@ class QuantileTracker:
             np.array(levels), np.zeros((candidates, len(levels), *shape)), np.zeros(shape), np.zeros(shape), overlap
         )
 
-    def apply(self, quantiles: Array) -> Array:
-        """Shift (candidate, quantile, step, series), and sort so that quantiles do not cross."""
-        return np.sort(quantiles + self.offset * self.trust(), axis=1)
+    def apply(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
+        """Take the chosen of (candidate, quantile, step, series), shift them, and sort so that quantiles do not cross:
+        (quantile, step, series). chosen: (step, series)."""
+        taken, offset = (np.take_along_axis(rows, chosen[None, None], axis=0)[0] for rows in (quantiles, self.offset))
+        return np.sort(taken + offset * self.trust(), axis=0)
 
     def apply_step(self, quantiles: Array, step: int) -> Array:
-        """The same for (candidate, quantile, series) of one step."""
+        """Shift and sort all candidates of one step, (candidate, quantile, series)."""
         return np.sort(quantiles + self.offset[:, :, step] * self.trust()[step], axis=1)
 
     def trust(self) -> Array:
@@ -66,7 +68,8 @@ class QuantileTracker:
         self.seen[step] += known
         rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
         off = np.abs(outcome - quantiles[0, quantiles.shape[1] // 2])
-        most = np.where(self.seen[step] > FEW_SEEN, FAR * np.maximum(self.size[step], 1.0), np.inf)
+        known_size = (self.seen[step] > FEW_SEEN) & (self.size[step] > 0)
+        most = np.where(known_size, FAR * self.size[step], np.inf)
         off = np.minimum(off, most)  # one absurd job must not widen every band for weeks
         self.size[step] += rate * (off - self.size[step])
         eta = self.eta(step) * self.size[step] * known

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.gate import Gate, Served
+from models.demand.gate import Gate, Served, are_whole
 from models.forecast import Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -89,12 +89,15 @@ class Contest:
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
     def _fit(self, panel: Panel, seen: int) -> None:
-        """Fit the gate to the panel: series that stayed keep their state. No ceiling is below the `seen` columns."""
+        """Fit the gate to the panel: series that stayed keep their state. The `seen` columns tell which count in whole
+        numbers, and no ceiling is below them."""
         if self._gate.series != panel.names:
             known, self._gate = self._gate, self._new_gate(panel.names)
             if known.series:
                 self._gate.load(*known.dump())
-        highest = np.nan_to_num(panel.values[:, : max(0, seen)], nan=0.0).max(axis=1, initial=0.0)
+        values = panel.values[:, : max(0, seen)]
+        self._gate.whole = np.asarray(are_whole(values).all(axis=1))
+        highest = np.nan_to_num(values, nan=0.0).max(axis=1, initial=0.0)
         self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
 
     def forget(self, name: str) -> None:
@@ -112,10 +115,7 @@ class Contest:
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """JSON-able, and arrays by name, all of it copied."""
         about, arrays = self._gate.dump()
-        exact = ("offset", "size")
-        return {"done": self._done, "gate": about}, {
-            name: array if name in exact else array.astype(np.float32) for name, array in arrays.items()
-        }
+        return {"done": self._done, "gate": about}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`, into a new one; where the gate cannot take it, the history is tested again."""

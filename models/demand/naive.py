@@ -117,14 +117,16 @@ def sorted_quantiles(ordered: Array, known: NDArray[np.intp]) -> Array:
 
 
 def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
-    """(origin, series) typical move within one bin, from all moves so far, and never below a prior."""
+    """(origin, series) typical move within one bin, from all moves so far; while they are few, no less than a share of
+    the highest value so far."""
     moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
     known = np.isfinite(moves)
     count = known.cumsum(axis=1)[:, origins].T
     squares = np.where(known, moves, 0.0).cumsum(axis=1)[:, origins].T
     seen = np.where(count >= 3, np.sqrt(squares / np.maximum(count, 1)), 0.0)
-    prior = PRIOR_SHARE_1H * np.maximum(np.abs(filled[:, origins].T), 1.0) * np.sqrt(panel.bin_s / 3600)
-    return np.asarray(np.maximum(prior, seen))
+    highest = np.fmax.accumulate(np.abs(filled), axis=1)[:, origins].T
+    prior = PRIOR_SHARE_1H * highest * np.sqrt(panel.bin_s / 3600)
+    return np.asarray(np.where((count >= FEWEST_ERRORS) & (seen > 0), seen, np.maximum(prior, seen)))
 
 
 class Persistence:

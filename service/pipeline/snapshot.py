@@ -36,7 +36,7 @@ from service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_VERSION = 2  # another one when what is written changes its shape; snapshots of another one are not read
+SNAPSHOT_VERSION = 3  # another one when what is written changes its shape; snapshots of another one are not read
 KEPT = 2
 MISSED_TICKS = 3  # what was before them is known; nobody looked since
 Work = Callable[[], object]

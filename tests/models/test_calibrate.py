@@ -5,6 +5,7 @@ import numpy as np
 from models.calibrate import QuantileTracker
 
 LEVELS = (0.1, 0.5, 0.9)
+RAW = np.array([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)
 
 
 def followed(outcomes: list[float]) -> QuantileTracker:
@@ -15,7 +16,7 @@ def followed(outcomes: list[float]) -> QuantileTracker:
 
 
 def test_quantiles_that_are_missed_move_to_where_outcomes_are() -> None:
-    low, middle, high = followed([5.0] * 300).apply(np.array([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)).ravel()
+    low, middle, high = followed([5.0] * 300).apply(RAW, np.zeros((1, 1), np.intp)).ravel()
     assert low > 0.5
     assert middle > 2.0
     assert high > 3.0

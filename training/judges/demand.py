@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from models.demand.boosting import Settings
 from models.demand.features import FLOW_TARGETS
-from models.demand.gate import Gate, Served
+from models.demand.gate import Gate, Served, are_whole
 from models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
 from models.demand.sparse import Sparse
 from models.demand.theta import Theta
@@ -227,7 +227,8 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     names = [forecaster.name for forecaster in plain]
     begins = [max(one.begin, _bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
     table = np.stack([*raw, _trees(one, models, origins, begins, steps)])
-    gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity)
+    whole = np.asarray(are_whole(panel.values[:, : origins[0] + 1]).all(axis=1))
+    gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity, whole=whole)
     values = np.empty((len(QUANTILES), len(steps), len(judged), len(panel.names)))
     model = np.empty(values.shape[1:], dtype="U24")
     for number, served in _served(gate, panel, origins, table):

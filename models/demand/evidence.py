@@ -1,0 +1,60 @@
+"""How sure it is that a candidate beats persistence: what the gate makes of four weeks of losses of one lead.
+
+All is in units of persistence's own loss in that series, so nothing depends on the unit of a series.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+FEWEST_DAYS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class LeadRecord:
+    """Four weeks of one lead, in units of persistence's loss. ratio: (candidate, series); gain over persistence:
+    (block, candidate, series); known: (block, series); origins: (series,) those that do not overlap."""
+
+    ratio: Array
+    gain: Array
+    known: Mask
+    origins: Array
+
+    @classmethod
+    def of(cls, losses: Array, counts: Array, lead: float) -> "LeadRecord":
+        """losses: (block, candidate, series) sums, persistence first; counts: (block, series); lead: in blocks."""
+        unit = losses[:, 0].sum(axis=0)
+        scaled = np.divide(losses, unit, out=np.zeros_like(losses), where=unit > 0)
+        ratio = np.where(unit > 0, scaled.sum(axis=0), 1.0)
+        known = counts > 0
+        return cls(ratio, scaled[:, :1] - scaled, known, np.minimum(counts.sum(axis=0), known.sum(axis=0) / lead))
+
+
+def mean_of_others(values: Array, known: Mask) -> Array:
+    """(..., series) mean over the other series that are known; 0 without any."""
+    kept = np.where(known, values, 0.0)
+    others = known.sum(axis=-1, keepdims=True) - known
+    return (kept.sum(axis=-1, keepdims=True) - kept) / np.maximum(others, 1)
+
+
+def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
+    """(block, candidate, series) -> (candidate, series): mean over its standard error. Over days, which even out what
+    one hour of the day gains and another loses, where there are enough; else over blocks. lead: in blocks; a_day:
+    blocks of a day."""
+    by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
+    days = known.reshape(-1, a_day, known.shape[-1]).any(axis=1)
+    many = known.sum(axis=0) >= FEWEST_DAYS * a_day
+    return np.where(many, _t_of_units(by_day, days, lead / a_day), _t_of_units(gain, known, lead))
+
+
+def _t_of_units(gain: Array, known: Mask, lead: float) -> Array:
+    """`lead` units count as one; units without outcomes are 0. A gain that never varies is sure."""
+    units = np.maximum(known.sum(axis=0), 2)
+    mean = gain.sum(axis=0) / units
+    variance = np.maximum((gain**2).sum(axis=0) / units - mean**2, 0.0) * units / (units - 1)
+    error = np.sqrt(variance * max(1.0, lead) / units)
+    return np.asarray(np.divide(mean, error, out=np.where(mean > 0, np.inf, 0.0), where=error > 0))
