@@ -38,7 +38,7 @@ def mean_of_others(values: Array, known: Mask) -> Array:
     """(..., series) mean over the other series that are known; 0 without any."""
     kept = np.where(known, values, 0.0)
     others = known.sum(axis=-1, keepdims=True) - known
-    return (kept.sum(axis=-1, keepdims=True) - kept) / np.maximum(others, 1)
+    return np.asarray((kept.sum(axis=-1, keepdims=True) - kept) / np.maximum(others, 1))
 
 
 def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
@@ -46,7 +46,7 @@ def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
     one hour of the day gains and another loses, where there are enough; else over blocks. lead: in blocks; a_day:
     blocks of a day."""
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
-    days = known.reshape(-1, a_day, known.shape[-1]).any(axis=1)
+    days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))
     many = known.sum(axis=0) >= FEWEST_DAYS * a_day
     return np.where(many, _t_of_units(by_day, days, lead / a_day), _t_of_units(gain, known, lead))
 

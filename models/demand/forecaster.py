@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from fleet.stateful import Dump, Stateful
 from models.demand import contest as demand_contest
 from models.demand.contest import Contest
-from models.demand.hierarchy import MEDIAN, reconciled
+from models.demand.gate import are_whole
+from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
 from models.demand.largest import Largest
 from models.demand.naive import FORECASTERS, forward_filled
 from models.demand.rows import DemandRow
@@ -170,7 +171,7 @@ class DemandForecaster(Stateful):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
                     old[:, :, rows] = contest.serve(panel, back).values
-        _add_up(forecast.values, inputs.keys, heard)
+        _add_up(forecast.values, inputs.keys, heard, _counts(inputs))
         for row in np.flatnonzero(heard).tolist():
             yield self._row(inputs, row, forecast, old[:, :, row])
 
@@ -334,8 +335,14 @@ def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 
 
-def _add_up(values: Array, keys: Sequence[SeriesKey], heard: NDArray[np.bool_]) -> None:
-    """Classes and groups made to sum to their pool, in place. values: (quantile, horizon, series)."""
+def _counts(inputs: Histories) -> NDArray[np.bool_]:
+    """(series,) which have whole numbers only."""
+    return np.asarray(are_whole(inputs.ten_minute).all(axis=1) & are_whole(inputs.minutes).all(axis=1))
+
+
+def _add_up(values: Array, keys: Sequence[SeriesKey], heard: NDArray[np.bool_], counts: NDArray[np.bool_]) -> None:
+    """Classes and groups made to sum to their pool, in place. values: (quantile, horizon, series); counts: (series,)
+    which are served in whole numbers."""
     at = {one: row for row, one in enumerate(keys) if heard[row]}
     parts: dict[tuple[SeriesKey, str], list[int]] = {}
     for one, row in at.items():
@@ -345,7 +352,8 @@ def _add_up(values: Array, keys: Sequence[SeriesKey], heard: NDArray[np.bool_]) 
             parts.setdefault((one._replace(class_=EVERYTHING), "class"), []).append(row)
     for (whole, _), rows in parts.items():
         if whole in at:
-            values[:, :, rows] = reconciled(values[:, :, rows], values[MEDIAN, :, at[whole]])
+            given_way = reconciled(values[:, :, rows], values[MEDIAN, :, at[whole]])
+            values[:, :, rows] = in_whole_numbers(given_way) if counts[[at[whole], *rows]].all() else given_way
 
 
 def _drawn(ten_minute: Array) -> Array:

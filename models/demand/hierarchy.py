@@ -2,6 +2,7 @@
 
 The whole is forecast better, so the parts give way. Where they fall short, each rises in proportion to the width of its
 80 % band: the least sure gives way most. Where they exceed it, all quantiles scale down alike. Quantiles stay in order.
+Counts are whole numbers afterwards, too.
 """
 
 import numpy as np
@@ -28,3 +29,19 @@ def reconciled(parts: Array, whole: Array) -> Array:
     lift = missing[:, None] * width / width.sum(axis=1, keepdims=True)
     scale = np.where(total > whole, np.maximum(whole, 0.0) / np.where(total > 0, total, 1.0), 1.0)
     return np.asarray(parts * scale[:, None] + lift)
+
+
+def in_whole_numbers(parts: Array) -> Array:
+    """(quantile, horizon, part) rounded, quantiles in order. Medians that sum to a whole number still do (largest
+    remainders are rounded up).
+
+    >>> in_whole_numbers(np.full((7, 1, 3), 10 / 3))[3].tolist()
+    [[4.0, 3.0, 3.0]]
+    """
+    median = np.floor(parts[MEDIAN])
+    missing = np.rint(parts[MEDIAN].sum(axis=1) - median.sum(axis=1))
+    rank = np.argsort(np.argsort(median - parts[MEDIAN], axis=1, kind="stable"), axis=1)
+    median += rank < missing[:, None]
+    rounded = np.rint(parts)
+    below, above = np.minimum(rounded[:MEDIAN], median), np.maximum(rounded[MEDIAN + 1 :], median)
+    return np.concatenate([below, median[None], above])

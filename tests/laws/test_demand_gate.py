@@ -67,7 +67,7 @@ def noise(bins, seed=1, level=1000.0):
     return np.random.default_rng(seed).normal(level, 30, (1, bins))
 
 
-SHAPES = {"walk": walk(900, 3), "squares": squares(900), "noise": noise(900)}
+SHAPES = {"walk": walk(900, 3), "squares": squares(900) + 5000, "noise": noise(900)}
 ALONE = {name: Run(values, every=12).served for name, values in SHAPES.items()}
 
 

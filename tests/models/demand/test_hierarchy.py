@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from models.demand.hierarchy import MEDIAN, reconciled
+from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
 from models.forecast import QUANTILES
 
 sizes = st.floats(0, 1e4, allow_nan=False, allow_subnormal=False)
@@ -27,3 +27,14 @@ def test_who_is_least_sure_gives_way_most() -> None:
     spread = np.linspace(-1, 1, len(QUANTILES))[:, None, None] * np.array([1.0, 3.0])
     lifted = reconciled(10 + spread, np.array([24.0]))
     np.testing.assert_allclose(lifted[MEDIAN], [[11.0, 13.0]])
+
+
+@given(
+    arrays(np.float64, (len(QUANTILES), 3, 4), elements=sizes), arrays(np.float64, 3, elements=st.integers(0, 10_000))
+)
+def test_counts_stay_whole_and_still_sum_to_the_whole(values, whole) -> None:
+    counts = in_whole_numbers(reconciled(np.sort(values, axis=0), whole))
+    assert (counts == np.rint(counts)).all()
+    assert (counts >= 0).all()
+    np.testing.assert_array_equal(counts[MEDIAN].sum(axis=1), whole)
+    assert (np.diff(counts, axis=0) >= 0).all()
