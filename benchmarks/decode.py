@@ -19,7 +19,7 @@ from ingest.pages.text import PageDecoder, Target
 from ingest.source import Batch
 
 GPUS = 8
-RARE = frozenset({206, 207, 235, 236, 253, 390, 391, 392, 395})
+RARE = frozenset({164, 206, 207, 235, 236, 253, 390, 391, 392, 395})
 FIELDS = [field for field in sorted(set(FIELD_IDS.values())) if field not in RARE]
 PEER_NODES, CHANGED_NODES, COLD_NODES = 4, 1250, 50
 PAGES_A_BATCH = 40  # what 100,000 GPUs send in the 50 ms that the scraper gathers for
