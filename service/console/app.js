@@ -155,7 +155,7 @@ function summarize() {
     event.preventDefault();
     openNode(name);
   });
-  outlook.room(header, state.room, object(queue.body).rows, nowMs);
+  outlook.room(header, state.room, queue.body, nowMs);
 }
 
 function note(id) {

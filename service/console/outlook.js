@@ -80,15 +80,17 @@ function between([after, by], nowMs) {
   return soon === 0 ? `Within ${duration(late)}` : `In ${span(soon, late)}`;
 }
 
-/** Of those who wait in this engine's queue, when the next and the last start: the queue's own forecasts, no others. */
-export function roomOfQueue(waiting, free, nowMs) {
+/** When the next and the last of those who wait start, and one more: the queue's own forecasts (`room` of its answer). */
+export function roomOfQueue(waiting, free, nowMs, room) {
   const known = waiting.map((row) => object(row.start_ms)).filter(({ p50, p90 }) => num(p50) !== null && num(p90) !== null);
   const wait = `${count(waiting.length, "job")} ${waiting.length === 1 ? "waits" : "wait"}, ${count(free ?? 0, "GPU")} ${free === 1 ? "is" : "are"} free.`;
   if (known.length === 0) return { line: "Not known yet", detail: `${wait} Nobody can tell yet when they start.` };
   const order = known.sort((a, b) => a.p50 - b.p50);
   const last = order.at(-1);
   const unknown = waiting.length - known.length;
-  const end = waiting.length === 1 ? "" : ` The last starts ${clockTime(last.p50, nowMs)}–${clockTime(last.p90, nowMs)} (p50–p90).`;
+  const opens = object(object(room).opens_ms);
+  const more = num(opens.p50) === null ? "" : ` One more GPU after them: ${startOf(opens, nowMs).line}.`;
+  const end = waiting.length === 1 ? more : ` The last starts ${clockTime(last.p50, nowMs)}–${clockTime(last.p90, nowMs)} (p50–p90).${more}`;
   return {
     line: `${waiting.length === 1 ? "For the job that waits" : "For the next job"} ${startOf(order[0], nowMs).line}`,
     detail: wait + end + (unknown ? ` When ${whole(unknown)} of them ${unknown === 1 ? "starts" : "start"} is not known.` : ""),
@@ -97,11 +99,12 @@ export function roomOfQueue(waiting, free, nowMs) {
 
 /**
  * Whether there is room. Where jobs wait in this engine's queue: when they start. Else when demand (running plus queued)
- * fits in what is in service. `series`: the "wanted" forecast of all pools; `waiting`: rows of the queue.
+ * fits in what is in service. `series`: the "wanted" forecast of all pools; `queue`: its answer.
  */
-export function room(header, series, waiting, nowMs) {
-  if (rows(waiting).length && nowMs !== null) {
-    const { line, detail } = roomOfQueue(rows(waiting), num(object(header.gpus).free), nowMs);
+export function room(header, series, queue, nowMs) {
+  const waiting = rows(object(queue).rows);
+  if (waiting.length && nowMs !== null) {
+    const { line, detail } = roomOfQueue(waiting, num(object(header.gpus).free), nowMs, object(queue).room);
     say(byId("room"), line);
     return say(byId("room-detail"), detail);
   }
