@@ -11,7 +11,7 @@ from typing import Any
 from tests.integration.conftest import Quiet
 from tests.integration.service_process import Service
 
-GPUS = 8
+GPUS, USED = 8, 6
 HALF_USED, SICKLY, DRAINED, THROTTLED, *HEALTHY = NODES = ("g1", "g2", "g3", "g4", "g5", "g6")
 TOPOLOGY = f'[[rack]]\nname = "r1"\nnodes = ["g[1-6]"]\ngpus = {GPUS}\ngpu_model = "H100"\n'
 
@@ -47,9 +47,15 @@ class WatchedFleet:
         service.until("scores", lambda: len(self.known()) == len(NODES), 60)
         now_ms = service.get("/v1/fleet")["as_of_ms"]
         job = {"job": "resident", "time_ms": now_ms}
+        ranks = [{"rank": 0, "node": HALF_USED, "gpus": [*range(USED)]}]
         events = [
-            {**job, "type": "submitted", "sequence": 0, "gpus_per_node": 6},
-            {**job, "type": "started", "sequence": 1, "ranks": [{"rank": 0, "node": HALF_USED, "gpus": [*range(6)]}]},
+            {**job, "type": "submitted", "sequence": 0, "gpus_per_node": USED},
+            {
+                **job,
+                "type": "started",
+                "sequence": 1,
+                "ranks": [{"rank": 0, "node": HALF_USED, "gpus": [*range(USED)]}],
+            },
             {"node": DRAINED, "source": "nhc", "sequence": 1, "time_ms": now_ms, "type": "drain", "message": "fan"},
         ]
         status, answer, _ = service.request("POST", "/v1/events", events)
@@ -71,7 +77,7 @@ class WatchedFleet:
         risk = {name: max(kinds["fail"], kinds["slow"]) for name, kinds in self.known().items()}
         fleet = self.service.get("/v1/fleet")
         return (
-            fleet["gpus"]["running"] == 6
+            fleet["gpus"]["running"] == USED + 1
             and risk[THROTTLED] > 0.5 > risk[SICKLY] > 0.05
             and all(risk[name] < 0.05 for name in (HALF_USED, *HEALTHY))
             and self.service.get(f"/v1/nodes/{DRAINED}")["state"] == "drained"
@@ -98,16 +104,21 @@ def _pages(throttled: str = "", sickly: str = "") -> str:
         f'{name}{{gpu="{gpu}",UUID="GPU-{node}-{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="{node}"}} {value}\n'
         for node in NODES
         for gpu in range(GPUS)
-        for name, value in _gpu(node == throttled and gpu == 2, node == sickly and gpu == 1).items()
+        for name, value in _gpu(
+            busy=node == HALF_USED and gpu < USED,
+            throttled=node == throttled and gpu == 2,
+            sickly=node == sickly and gpu == 1,
+        ).items()
     )
 
 
-def _gpu(throttled: bool, sickly: bool) -> dict[str, float]:
+def _gpu(*, busy: bool, throttled: bool, sickly: bool) -> dict[str, float]:
+    """Idle, at the work of a job, or at work that no job event tells of, and too hot for it."""
     return {
         "DCGM_FI_DEV_SM_CLOCK": 990 if throttled else 1980,
-        "DCGM_FI_DEV_GPU_TEMP": 88 if throttled else 60,
-        "DCGM_FI_DEV_POWER_USAGE": 420 if throttled else 610,
+        "DCGM_FI_DEV_GPU_TEMP": 88 if throttled else 60 if busy else 35,
+        "DCGM_FI_DEV_POWER_USAGE": 420 if throttled else 610 if busy else 75,
         "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": 72 if throttled else 0,
         "DCGM_FI_DEV_XID_ERRORS": 63 if sickly else 0,
-        "DCGM_FI_PROF_SM_ACTIVE": 0.8,
+        "DCGM_FI_PROF_SM_ACTIVE": 0.8 if busy or throttled else 0.0,
     }
