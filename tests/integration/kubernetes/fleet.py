@@ -50,12 +50,7 @@ class WatchedFleet:
         ranks = [{"rank": 0, "node": HALF_USED, "gpus": [*range(USED)]}]
         events = [
             {**job, "type": "submitted", "sequence": 0, "gpus_per_node": USED},
-            {
-                **job,
-                "type": "started",
-                "sequence": 1,
-                "ranks": [{"rank": 0, "node": HALF_USED, "gpus": [*range(USED)]}],
-            },
+            {**job, "type": "started", "sequence": 1, "ranks": ranks},
             {"node": DRAINED, "source": "nhc", "sequence": 1, "time_ms": now_ms, "type": "drain", "message": "fan"},
         ]
         status, answer, _ = service.request("POST", "/v1/events", events)
