@@ -32,7 +32,7 @@ from clients.kafka_records import FetchLimits, Outgoing, Place
 from features.store import WindowStore
 from fleet.clock import SystemClock
 from fleet.entities import Entities
-from fleet.metrics import METRICS
+from fleet.metrics import METRICS, metric_row
 from fleet.samples import EntityKind
 from ingest.kafka.columnar import (
     BINARY_TYPE,
@@ -68,9 +68,17 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield _after_a_stop(brokers, nodes)
 
 
+def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """(metric, GPU) numbers that each metric of the catalogue can have."""
+    limits = [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].limits for name in metrics]
+    low = np.array([0.0 if found is None else found.low for found in limits])[:, None]
+    high = np.array([100.0 if found is None else min(100.0, found.high) for found in limits])[:, None]
+    return np.round(low + (high - low) * rng.random((len(metrics), GPUS)), 4)
+
+
 def node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
     """All of the catalogue's metrics of eight GPUs."""
-    values = rng.random((len(NAMES.metrics), GPUS)).round(4)
+    values = gpu_values(NAMES.metrics, rng)
     return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
 
 

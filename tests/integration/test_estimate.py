@@ -36,7 +36,7 @@ def pages(memory_mib: int, power_w: int) -> str:
 @pytest.fixture
 def service(folder_server: tuple[Path, str], start_service: Callable[..., Service]) -> Service:
     root, url = folder_server
-    (root / "metrics").write_text(pages(40_960, 500))
+    (root / "metrics").write_text(pages(0, 75))
     (root / "topology.toml").write_text('[[rack]]\nname = "r1"\nnodes = ["n[1-2]"]\ngpus = 8\ngpu_model = "H100"\n')
     made = start_service(
         scrape={"targets": [url], "interval_s": 15.0},
@@ -69,7 +69,7 @@ def tell(service: Service, told: list[dict[str, Any]]) -> None:
     assert (status, answer["rejected"]) == (202, [])
 
 
-def test_estimates_learn_from_the_jobs_that_ran(service: Service) -> None:
+def test_estimates_learn_from_the_jobs_that_ran(service: Service, folder_server: tuple[Path, str]) -> None:
     answer = service.until("a start", lambda: (found := estimated(service))["start_ms"] and found)
     assert answer["run_s"] is None
     assert answer["reasons"].keys() == {"run_s", "peak_gpu_memory_gib", "power_w"}
@@ -88,6 +88,8 @@ def test_estimates_learn_from_the_jobs_that_ran(service: Service) -> None:
         service,
         [*events("train-50", now_ms - 1_800_000, None, "n1"), *events("train-51", now_ms - 900_000, None, "n2")],
     )
+    (folder_server[0] / "metrics").write_text(pages(40_960, 500))
+    service.until("the jobs at work", lambda: service.get("/v1/nodes/n2")["gpus"][0].get("power_w") == 500, 70)
     answer = service.until("a later start", lambda: (found := estimated(service))["blocked_by"] and found, 70)
     assert answer["run_s"]["p50"] == pytest.approx(3600, rel=0.02)
     assert answer["similar"]["run_s"] == "user, name and GPUs"

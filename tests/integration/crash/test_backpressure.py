@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.kafka import gpu_values
 from clients.kafka_records import Outgoing
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind
@@ -81,7 +82,7 @@ class Flood(threading.Thread):
         self._next_ms = dict.fromkeys(KAFKA_NODES, 0)
         entities = tuple(str(index) for index in range(GPUS))
         self._names = RecordNames(METRIC_NAMES, entities)
-        self._values = np.random.default_rng(1).uniform(0, 100, (len(METRIC_NAMES), GPUS)).round(2)
+        self._values = gpu_values(METRIC_NAMES, np.random.default_rng(1))
 
     def run(self) -> None:
         try:
@@ -114,7 +115,7 @@ class WriteFlood(WriteSender):
     def once(self) -> None:
         first_ms = max(self._next_ms, time.time_ns() // 1_000_000)
         self._next_ms = first_ms + WRITE_SAMPLES
-        told = [(time_ms, float(time_ms % 997)) for time_ms in range(first_ms, self._next_ms)]
+        told = [(time_ms, float(time_ms % 97)) for time_ms in range(first_ms, self._next_ms)]
         rows = [(gpu(name, 0, node), told) for node in WRITE_NODES for name in WRITE_METRICS]
         self.post(Version.V1, packed(message_v1(rows)))
         self.samples += len(rows) * len(told)
