@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.case import Peer, measure, record
 from benchmarks.decode import GPUS
@@ -68,12 +69,13 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield _after_a_stop(brokers, nodes)
 
 
-def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
     """(metric, GPU) numbers that each metric of the catalogue can have."""
     limits = [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].limits for name in metrics]
     low = np.array([0.0 if found is None else found.low for found in limits])[:, None]
     high = np.array([100.0 if found is None else min(100.0, found.high) for found in limits])[:, None]
-    return np.round(low + (high - low) * rng.random((len(metrics), GPUS)), 4)
+    values: NDArray[np.float64] = low + (high - low) * rng.random((len(metrics), GPUS))
+    return values.round(4)
 
 
 def node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
