@@ -32,41 +32,48 @@ FIT_NOTHING = frozenset({"straggler"})
 ROLLING = frozenset({"demand"})
 WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
 
+TestOption = Annotated[
+    Path | None, typer.Option(help="Data folder to judge on: later rows, unseen clusters, users or models.")
+]
+TrainOption = Annotated[
+    Path | None, typer.Option(help="Data folder to fit on; the layout of FLEETCAST_DATA. straggler needs none.")
+]
+FaultsOption = Annotated[
+    Path | None, typer.Option(help="risk: a log of your faults instead of folders: CSV node,start,end,kind.")
+]
+NodesOption = Annotated[
+    int | None, typer.Option(min=1, help="With --faults, --year: nodes of the fleet, those that never failed included.")
+]
+YearOption = Annotated[
+    bool, typer.Option("--year", help="risk: fit and judge a site's own risk on a simulated year of --nodes.")
+]
+WindowsOption = Annotated[
+    int, typer.Option(min=0, max=100, help="Rolling windows of demand, each fitted for; 0: as many as a set gives.")
+]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Judge without this telemetry (straggler, risk; repeatable).", metavar="default|ib|xid|prof|host"
+    ),
+]
+CurveOption = Annotated[
+    str | None,
+    typer.Option(help="straggler, risk: simulate and judge at several points.", metavar="magnitude|interval"),
+]
+
 
 def evaluate(
     task: Annotated[str, typer.Argument(help="What to judge.", metavar="|".join(TASKS))],
-    test: Annotated[
-        Path | None, typer.Option(help="Data folder to judge on: later rows, unseen clusters, users or models.")
-    ] = None,
-    train: Annotated[
-        Path | None, typer.Option(help="Data folder to fit on; the layout of FLEETCAST_DATA. straggler needs none.")
-    ] = None,
-    faults: Annotated[
-        Path | None, typer.Option(help="risk: a log of your faults instead of folders: CSV node,start,end,kind.")
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --faults, --year: nodes of the fleet, those that never failed included."),
-    ] = None,
-    year: Annotated[
-        bool, typer.Option("--year", help="risk: fit and judge a site's own risk on a simulated year of --nodes.")
-    ] = False,
+    test: TestOption = None,
+    train: TrainOption = None,
+    faults: FaultsOption = None,
+    nodes: NodesOption = None,
+    year: YearOption = False,
     seed: SeedOption = 0,
-    windows: Annotated[
-        int,
-        typer.Option(min=0, max=100, help="Rolling windows of demand, each fitted for; 0: as many as a set gives."),
-    ] = 0,
+    windows: WindowsOption = 0,
     forecaster: ForecasterOption = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Judge without this telemetry (straggler, risk; repeatable).", metavar="default|ib|xid|prof|host"
-        ),
-    ] = None,
-    curve: Annotated[
-        str | None,
-        typer.Option(help="straggler, risk: simulate and judge at several points.", metavar="magnitude|interval"),
-    ] = None,
+    drop: DropOption = None,
+    curve: CurveOption = None,
     runs: Annotated[int, typer.Option(min=1, help="With --curve: fleets at each point, from --seed on.")] = 5,
     plot: Annotated[Path | None, typer.Option(help="With --curve: the plot as SVG.")] = None,
     json: JsonOption = None,
