@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from typing import NoReturn
+from importlib import metadata
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -61,6 +62,21 @@ app.add_typer(models.app, name="models")
 app.command("evaluate")(evaluate.evaluate)
 app.command("backtest")(backtest.backtest)
 app.command("drift")(drift.drift)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fleetcast {metadata.version('fleetcast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say the version and stop.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command's name."""
 
 
 def main() -> NoReturn:

@@ -1,5 +1,7 @@
 """Every command teaches: its help shows it in use, and nothing is swallowed on the way to the terminal."""
 
+from importlib.metadata import version
+
 import pytest
 from typer.testing import CliRunner
 
@@ -49,3 +51,8 @@ def test_the_help_of_a_command_shows_it_in_use(command: str) -> None:
 def test_what_stands_in_brackets_reaches_the_reader() -> None:
     assert "[now]" in help_of("simulate cluster")
     assert "[fleet] topology" in help_of("simulate cluster")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"fleetcast {version('fleetcast')}\n")
