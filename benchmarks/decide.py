@@ -13,6 +13,7 @@ from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, TopologyConstraint
 from fleet.topology import Level, NodeSpec, Topology
 from placement.engine import decide
+from placement.slots import milli_of
 from placement.view import ClusterView
 
 SIZES = (1_000, 10_000, 80_000, 100_000)
@@ -28,7 +29,7 @@ def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
     free = np.arange(GPUS_PER_NODE)[None, :] < free_gpus[:, None]
     return ClusterView(
         topology=Topology.build(specs),
-        free=free,
+        milli=milli_of(free),
         usable=np.ones((nodes, GPUS_PER_NODE), bool),
         state=np.zeros(nodes, np.int8),
         p_fail=rng.random(nodes) * 0.01,

@@ -69,7 +69,7 @@ def busy_view(nodes: int) -> ClusterView:
     view = synthetic_view(nodes)
     holders = np.repeat(np.arange(nodes, dtype=np.int32)[:, None], view.free.shape[1], axis=1)
     jobs = tuple(f"job{row}" for row in range(nodes))
-    return replace(view, free=np.zeros_like(view.free), holders=holders, jobs=jobs)
+    return replace(view, milli=np.zeros_like(view.milli), holders=holders, jobs=jobs)
 
 
 def sampled(view: ClusterView, queued: int) -> Timelines:

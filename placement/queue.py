@@ -72,7 +72,7 @@ class Reservation:
         """What the head leaves to others."""
         return replace(
             view,
-            free=view.free & ~self.gpus,
+            milli=np.where(self.gpus, np.int16(0), view.milli),
             free_cpus=view.free_cpus - self.cpus,
             free_host_memory_gib=view.free_host_memory_gib - self.host_memory_gib,
         )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.engine import fits_now
 from placement.options import Options
+from placement.slots import WHOLE
 from placement.view import ClusterView
 
 FALLBACK_S = 86_400.0
@@ -162,21 +163,21 @@ class Hold:
 
 def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
     """The view with placements in it, copied once; their jobs are appended to `jobs`."""
-    free, holders = view.free.copy(), view.holders.copy()
+    milli, holders = view.milli.copy(), view.holders.copy()
     free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
     for job, hold in enumerate(holds, len(view.jobs)):
         for rank in hold.ranks:
             row = view.inventory.row.get(rank.node)
             if row is None:
                 continue
-            gpus = [gpu for gpu in rank.gpus if gpu < free.shape[1]]
-            free[row, gpus] = False
+            gpus = [gpu for gpu in rank.gpus if gpu < milli.shape[1]]
+            milli[row, gpus] = 0
             holders[row, [gpu for gpu in gpus if holders[row, gpu] < 0]] = job
             free_cpus[row] -= hold.cpus
             free_memory[row] -= hold.host_memory_gib
     return replace(
         view,
-        free=free,
+        milli=milli,
         holders=holders,
         jobs=(*view.jobs, *(hold.job for hold in holds)),
         free_cpus=free_cpus,
@@ -209,7 +210,7 @@ class Timeline:
         share = np.count_nonzero(released & (view.holders >= 0), axis=1) / held
         return replace(
             view,
-            free=view.free | (released & view.usable),
+            milli=np.where(released & view.usable, np.int16(WHOLE), view.milli),
             holders=np.where(released, np.int32(-1), view.holders),
             free_cpus=view.free_cpus + share * (view.inventory.cpus - view.free_cpus),
             free_host_memory_gib=view.free_host_memory_gib

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.topology import Topology
+from placement.slots import WHOLE, Milli
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class ClusterView:
     """All arrays are over the n nodes of `topology`; nobody changes them. NaN = unknown, never worst nor best."""
 
     topology: Topology
-    free: NDArray[np.bool_]  # (n, g) the GPU is usable and unoccupied
+    milli: Milli  # (n, g) thousandths of the GPU that are usable and unoccupied
     usable: NDArray[np.bool_]  # (n, g) the GPU exists, answers and is in no unknown use
     state: NDArray[np.int8]  # (n,) NodeState
     p_fail: NDArray[np.float64]  # (n,) probability within `risk_horizon_s`
@@ -91,8 +92,10 @@ class ClusterView:
     unknown_use: NDArray[np.bool_] | None = None  # (n, g) at work, and no job event tells by what
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
+    free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "free", self.milli == WHOLE)
         if self.inventory is NOT_GIVEN:
             object.__setattr__(self, "inventory", Inventory.of(self.topology))
         if self.advice is NO_ADVICE:

@@ -32,6 +32,7 @@ from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest
 from fleet.topology import Topology
 from placement.engine import decide
+from placement.slots import milli_of
 from placement.view import ClusterView, Inventory
 from simulator.backfill import BackfilledJob, BackfillQueue
 from simulator.detection import Sighting
@@ -364,7 +365,7 @@ class Day:
     def _decide(self, job: TraceJob, free: NDArray[np.bool_]) -> list[int] | None:
         members, each = gang_shape(job.gpus, free.shape[1])
         request = PlacementRequest(request_id=job.job, gang=members, gpus_per_node=each)
-        decision = decide(request, replace(self._view, free=free))
+        decision = decide(request, replace(self._view, milli=milli_of(free)))
         rows = self._view.inventory.row
         return [rows[rank.node] for rank in decision.ranks] if decision.outcome == "placed" else None
 
@@ -375,7 +376,7 @@ def _empty_view(topology: Topology) -> ClusterView:
     unknown = np.full(nodes, np.nan)
     return ClusterView(
         topology=topology,
-        free=np.zeros((nodes, width), bool),
+        milli=np.zeros((nodes, width), np.int16),
         usable=np.arange(width)[None, :] < topology.gpus[:, None],
         state=np.full(nodes, NodeState.IN_SERVICE, np.int8),
         p_fail=np.zeros(nodes),

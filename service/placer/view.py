@@ -16,6 +16,7 @@ from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
 from placement.queue import Waiting
+from placement.slots import milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
 from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
@@ -96,7 +97,7 @@ class ViewDecoder:
         hour = RISK_HORIZONS_S.index(RISK_HORIZON_S)
         return ClusterView(
             topology=self._topology,
-            free=usable & (holders < 0),
+            milli=milli_of(usable & (holders < 0)),
             usable=usable,
             state=state,
             p_fail=fail[hour],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fleet.topology import Level, NodeSpec, Topology
+from placement.slots import milli_of
 from placement.view import ClusterView
 
 MakeView = Callable[..., ClusterView]
@@ -32,7 +33,7 @@ def build(racks: Mapping[str, Sequence[int]], *, unplaced: Sequence[int] = (), *
     is_free = np.arange(8)[None, :] >= 8 - counts[:, None]
     columns: dict[str, Any] = {
         "topology": topology,
-        "free": is_free,
+        "milli": milli_of(is_free),
         "usable": np.ones((n, 8), bool),
         "state": np.zeros(n, np.int8),
         "p_fail": np.full(n, 0.001),

@@ -40,9 +40,9 @@ def test_a_required_rack_holds_the_whole_gang_or_nothing(make_view) -> None:
         "refused: needs 64 GPUs (8 x 8 GPUs) inside one rack; the best rack r03 has 40 free; "
         "64 free GPUs are scattered over 3 racks"
     )
-    free = view.free.copy()
-    free[-3:] = True  # the blockers in r03 end
-    placed = lawful(decide(ask(gang=8, gpus_per_node=8, required="rack"), replace(view, free=free)))
+    milli = view.milli.copy()
+    milli[-3:] = 1000  # the blockers in r03 end
+    placed = lawful(decide(ask(gang=8, gpus_per_node=8, required="rack"), replace(view, milli=milli)))
     assert placed.outcome == "placed"
     assert hosts(placed) == [f"n{number:03d}" for number in range(5, 13)]
     assert placed.topology_level == Level.RACK
@@ -300,7 +300,7 @@ def test_any_decision_keeps_the_laws(make_view, free, unplaced, gang, each, requ
     ("change", "holds"),
     [
         ({}, True),
-        ({"free": np.zeros((4, 8), bool)}, False),
+        ({"milli": np.zeros((4, 8), np.int16)}, False),
         ({"free_cpus": np.full(4, 3.0)}, False),
         ({"p_fail": np.full(4, 0.9)}, False),
         ({"state": np.ones(4, np.int8)}, False),

@@ -14,6 +14,7 @@ from placement.futures import BIN_S, ArrivalForecast
 from placement.options import Options
 from placement.paths import timelines
 from placement.queue import Waiting, plan
+from placement.slots import milli_of
 from placement.start_time import start_times
 from placement.timeline import RunningJob, RunTimeQuantiles
 from tests.placement.conftest import build
@@ -64,7 +65,8 @@ def test_who_waits_passes_a_gang_that_is_not_first_but_not_the_one_that_is(busy)
 
 def test_a_job_that_ends_before_the_head_starts_goes_first(busy) -> None:
     view, running = busy
-    free = (replace(view, free=view.holders == 0, holders=np.where(view.holders == 0, -1, view.holders)), running)
+    ended = view.holders == 0
+    free = (replace(view, milli=milli_of(ended), holders=np.where(ended, -1, view.holders)), running)
     short = replace(SURE, by_gpus={8: (60.0, 60.0), 0: (HOUR_S, HOUR_S)})
     queue = [Waiting(request("head", gang=2), NOW_MS - 2), Waiting(request("short"), NOW_MS - 1)]
     found = start_times(timelines(queue, *free, short, OPTIONS, lambda asked: (60.0,) * 8))

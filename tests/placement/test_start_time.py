@@ -11,6 +11,7 @@ from placement.options import Options
 from placement.paths import MOST_CALENDARS, Timelines, timelines
 from placement.queue import Waiting
 from placement.run_draws import PATHS, left_of
+from placement.slots import milli_of
 from placement.start_time import StartEstimate, estimate_start, start_times
 from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
 
@@ -176,7 +177,8 @@ def test_gpus_that_do_not_answer_are_never_free(busy) -> None:
     view, running = busy
     usable = np.ones((4, 8), bool)
     usable[0] = False
-    estimate = estimate_start(request(), paths((replace(view, usable=usable, free=view.free & usable), running)))
+    answering = replace(view, usable=usable, milli=milli_of(view.free & usable))
+    estimate = estimate_start(request(), paths((answering, running)))
     assert hours(estimate) == [2, 2, 2]
 
 
@@ -195,7 +197,7 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
     holders = rng.integers(-1, 6, (9, 8)).astype(np.int32)
     jobs = tuple("abcdef")
     view = make_view({"r01": [0] * 4, "r02": [0] * 2, "r03": [0] * 3}, holders=holders, jobs=jobs)
-    view = replace(view, free=holders < 0, state=(rng.random(9) < 0.1).astype(np.int8))
+    view = replace(view, milli=milli_of(holders < 0), state=(rng.random(9) < 0.1).astype(np.int8))
     left_s = rng.integers(100, 90_000, 6).tolist()
     running = {job: RunningJob(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
     ahead = [
