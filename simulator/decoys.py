@@ -27,28 +27,33 @@ class PhaseDecoy(Passing):
 @dataclass(slots=True)
 class PowerCap(Passing):
     """An operator's power limit, on purpose: the board draws no more, so its clocks are lower and the bit says why.
-    The limit is what the job draws at `ratio` of its clock, from `least_w` to `most_w`."""
+    The limit is what the job draws at `ratio` of its clock, from `least_w` to `most_w`. at: where in the node the only
+    GPU is that has it, 0 to 1; None for all."""
 
     ratio: float
     least_w: float
     most_w: float
+    at: float | None = None
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kind: PowerCapKind) -> "PowerCap":
-        return cls(rng.uniform(*kind.clock), *kind.limit_w)
+        ratio, at = rng.uniform(*kind.clock), rng.spawn(1)[0].uniform()
+        return cls(ratio, *kind.limit_w, at=at / kind.one_gpu_share if at < kind.one_gpu_share else None)
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
-        busy = load.busy[node]
-        asked_w = np.maximum(float(np.median(load.asks_w[node])) - CONTEXT_POWER_W, 0.0)
-        effects.power_limit_w[node] = np.clip(
+        gpus = load.busy.shape[1]
+        own = node, slice(None) if self.at is None else int(self.at * gpus)
+        busy = load.busy[own]
+        asked_w = np.maximum(float(np.median(load.asks_w[own])) - CONTEXT_POWER_W, 0.0)
+        effects.power_limit_w[own] = np.clip(
             CONTEXT_POWER_W + asked_w * self.ratio**POWER_BY_CLOCK, self.least_w, self.most_w
         )
-        effects.clock_ratio[node] = np.where(busy, self.ratio, 1.0)
-        effects.reasons[node] |= np.where(busy, REASON_SW_POWER_CAP, 0)
-        effects.power_share[node] = np.where(busy, 0.5, 0.0)
-        return bool(busy.any())
+        effects.clock_ratio[own] = np.where(busy, self.ratio, 1.0)
+        effects.reasons[own] |= np.where(busy, REASON_SW_POWER_CAP, 0)
+        effects.power_share[own] = np.where(busy, 0.5, 0.0)
+        return bool(np.any(busy))
 
 
 @dataclass(slots=True)

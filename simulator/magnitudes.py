@@ -140,6 +140,7 @@ class PowerCapKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lasts_s: Span = (180.0, 900.0)
     limit_w: Span = (200.0, 700.0)  # what a board can be limited to; the limit is what a job draws at this clock
     clock: Span = (0.6, 0.96)
+    one_gpu_share: float = 0.3  # of the caps: of one GPU, not of all of its node
 
 
 class ExporterRestartKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,7 +24,9 @@ CRC_10M = 60_000  # 100 a second
 SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
 HOT_C, HOT_OVER_C = 84.0, 15.0
 HOT_FOR_LOAD_C, HOT_SIGMAS = 5.0, 5.0
-TOLD, OPEN, DENIED = 1.0, 0.5, 0.0  # what `cap_evidence` says
+TOLD, LIKELY, OPEN, DENIED = 1.0, 0.75, 0.5, 0.0  # what `cap_evidence` says
+AS_STEADY = 1.05  # beside its peers it draws no more than in the last two minutes
+AS_CLOCK = 0.5  # of what the clock fell by: board power falls at least so much, whatever it draws idle
 AT_LIMIT, FAR_BELOW_LIMIT = 0.95, 0.7  # of the stated power limit: reached; so low that the limit cannot be the reason
 USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
 
@@ -99,14 +101,29 @@ def at_limit(view: GpuView) -> Mask:
 
 
 def cap_evidence(view: GpuView) -> Array:
-    """(gpu,) whether a low clock would be that of a power cap: TOLD by the reason bit or by power at the limit, OPEN
-    where neither is exported and it is not hot, else DENIED."""
+    """(gpu,) whether a low clock would be that of a power cap: TOLD by the reason bit or by power at the limit. Where
+    neither is exported and it is not hot, LIKELY by its power beside its node's GPUs, else OPEN. DENIED otherwise."""
     limit = view["power_limit_w"]
     faulty = (view.bits & (THERMAL | BRAKE)) > 0
     far_below = np.fmax(view["power_w"], view["power_w_mean_2m"]) < FAR_BELOW_LIMIT * limit
     told = ((view.bits & POWER_CAP) > 0) | at_limit(view)
     untold = ~view.has_bits & np.isnan(limit) & ~(view["gpu_temp_c"] >= HOT_C)
-    return np.where(faulty | far_below, DENIED, np.where(told, TOLD, np.where(untold, OPEN, DENIED)))
+    cases = (faulty | far_below, told, untold & on_plateau(view), untold)
+    return np.select(cases, (DENIED, TOLD, LIKELY, OPEN), DENIED)
+
+
+def on_plateau(view: GpuView) -> Mask:
+    """(gpu,) whether it draws less than its node's working GPUs, steadily, as its clock is lower, and is no warmer: one
+    that is held down by heat is. Brakes and hardware slowdowns halve clocks."""
+    clock = view.clock / view.usual_clock
+    now, lately = (
+        power / view.peer_median(np.where(view.loaded, power, np.nan))
+        for power in (view["power_w"], view["power_w_mean_2m"])
+    )
+    warmer = view["gpu_temp_c"] - view.peer_median(np.where(view.loaded, view["gpu_temp_c"], np.nan))
+    cool = ~(np.fmax(warmer, view.above_c) >= HOT_FOR_LOAD_C)
+    lower = (now < 1) & (1 - now >= AS_CLOCK * (1 - clock)) & (now <= AS_STEADY * lately)
+    return np.asarray(view.loaded & cool & lower & (clock > HALVED_CLOCK))
 
 
 @sees("thermal_throttle")
@@ -134,11 +151,11 @@ def _slowed(view: GpuView, bit: Mask) -> Detection:
 @sees("clock_low")
 def clock_low(view: GpuView) -> Detection:
     """Much slower than itself before and than its node's working GPUs now, where no reason is exported and its power
-    is below its limit."""
+    is below its limit, and not as that of a capped one."""
     peers = view.peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
     plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
-    plain &= ~at_limit(view)
+    plain &= ~at_limit(view) & (cap_evidence(view) != LIKELY)
     on = view.loaded & plain & (view.clock < LOW_CLOCK_WITHOUT_BITS * usual)
     return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.loaded)
 

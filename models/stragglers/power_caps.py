@@ -1,8 +1,9 @@
 """Power caps: nodes whose clocks are low because somebody limited the power. That costs a gang time, and is no fault.
 
 `models.risk.gpu_signals.cap_evidence` says of each GPU whether a cap is TOLD (by a reason bit, by power at its stated
-limit), OPEN (nobody exports either, and it is not hot) or DENIED. Where it is open, all GPUs of the node that work must
-be low alike, and not by half: a power brake divides clocks by two at least.
+limit), LIKELY (nobody exports either, but its power lies below its node's others' as its clock does), OPEN (nor does
+that, and it is not hot) or DENIED. Where it is open, all GPUs of the node that work must be low alike, and not by half:
+a power brake divides clocks by two at least.
 
 A clock is low beside its gang's, or beside its own usual one where the rest of the fleet runs nearer to theirs: boards
 that draw all that they may are clocked down with the same reason, everywhere.
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from models.peers import group_median, middle, spread
 from models.risk.detectors import reports
-from models.risk.gpu_signals import DENIED, LOW_CLOCK, OPEN, TOLD
+from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, TOLD
 from models.risk.signals import Array, Mask, Signal
 from models.stragglers.gang import GangColumns, GangMembers
 from models.words import number
@@ -31,7 +32,7 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
         return []
     usual, low = _low(gangs, gpu)
     evidence, clock = gpu.last["cap"], gpu.last["sm_clock_mhz"]
-    capped = low & ((evidence == TOLD) | ((evidence == OPEN) & _alike(gpu, low, usual)))
+    capped = low & ((evidence >= LIKELY) | ((evidence == OPEN) & _alike(gpu, low, usual)))
     found = []
     for node in np.unique(gpu.node[capped]).tolist():
         rows = np.flatnonzero(capped & (gpu.node == node))
@@ -76,9 +77,11 @@ def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
 
 
 def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: int, lost: float) -> str:
-    """What the cap is and what it costs: at 450 W, 11 % slower; the gang of 16 nodes waits for it."""
+    """What the cap is, what is not exported of it, and what it costs: at 450 W, 11 % slower; the gang of 16 nodes waits
+    for it."""
     limit, power = gpu.last["power_limit_w"][rows], gpu.last["power_w"][rows]
     watts = limit if np.isfinite(limit).any() else power
     at = f"at {number(float(np.nanmedian(watts)))} W, " if np.isfinite(watts).any() else ""
     hosts = max((len(gangs.attempts[job].hosts) for job in gangs.jobs_on(gangs.nodes[node])), default=1)
-    return f"{at}{100 * lost:.0f} % slower" + (f"; the gang of {hosts} nodes waits for it" if hosts > 1 else "")
+    untold = "" if (gpu.last["cap"][rows] == TOLD).any() else "; neither its limit nor the reason is exported"
+    return f"{at}{100 * lost:.0f} % slower{untold}" + (f"; the gang of {hosts} nodes waits for it" if hosts > 1 else "")

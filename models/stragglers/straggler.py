@@ -15,6 +15,7 @@ from fleet.jobs import JobAttempt
 from models.risk.rules import COMPUTE, LINK, PORT, RULES, STOPPED, Rule
 from models.risk.signals import Signals, sentence
 from models.stragglers.gang import GangColumns, GangMembers
+from models.stragglers.not_observed import not_observed, unseen_words
 from models.stragglers.paces import Paces
 from models.stragglers.step_peers import SLOW_RATIO
 from models.stragglers.steps import PAUSES, StepPace
@@ -44,11 +45,16 @@ def find_stragglers(
 ) -> dict[str, dict[str, Any]]:
     """job -> body of `/jobs/{id}/stragglers` less `as_of_ms`, of running gangs and jobs with steps. Writes `paces`."""
     suspects = _suspects(gangs, signals, gpu, port, now_ms)
+    missing = not_observed(gangs, gpu, port)
     answers = {}
     for index, attempt in enumerate(gangs.attempts):
         if not gangs.together[index] and not attempt.steps:
             continue
-        answers[attempt.job] = _judge(index, gangs, paces.of(attempt), suspects.get(index, []), now_ms)
+        own = suspects.get(index, [])
+        body = _judge(index, gangs, paces.of(attempt), own, now_ms)
+        if body["slow"] and not own and body["culprit"]["kind"] == "nobody" and body["cause"] not in NOBODYS:
+            body["sentence"] += unseen_words(missing[index])
+        answers[attempt.job] = body | {"not_observed": list(missing[index])}
     paces.keep({attempt.job for attempt in gangs.attempts})
     return answers
 

@@ -226,6 +226,7 @@ class Stragglers(TypedDict, total=False):
     cause: str
     judged_ms: int | None
     sentence: str
+    not_observed: list[str]
 
 
 class Blocker(TypedDict):

@@ -14,7 +14,7 @@ class FittedModel(msgspec.Struct):
     """A version that serves. retrain: condition (coverage, loss, age) -> why; empty while it is fine.
 
     `coverage_80` is null for probabilities and speeds, which have no band. `loss_vs_best_naive` of risk is the Brier
-    score of failing within a day over that of the share that came.
+    score of failing within a day over that of the share that came. Of interference no forecast is recorded.
     """
 
     kind: str

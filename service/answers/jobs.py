@@ -156,6 +156,7 @@ class Stragglers(msgspec.Struct):
 
     `expected_step_s`: of steps such as these (by their sequence lengths, where told), or if all members were alike;
     `ratio`: to the job's own past, else to that. `cause` is told of long steps that are nobody's fault, too.
+    `not_observed`: inputs that nobody tells of any member, so that what they show is unknown.
     """
 
     as_of_ms: int
@@ -168,3 +169,4 @@ class Stragglers(msgspec.Struct):
     cause: StragglerCause
     sentence: str
     judged_ms: int | None = None
+    not_observed: list[str] = []

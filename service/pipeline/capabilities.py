@@ -55,9 +55,11 @@ CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: FleetScores(),
     lambda at, made: DemandForecasts(at.saved.parts[DemandForecaster], at.clock, at.board, at.caught_up),
     lambda at, made: RunForecasts(at.saved.parts[RunTimeRecord], _run_model(at), at.clock, at.saved.parts[JobPeaks]),
-    lambda at, made: ServingModels(at.config, made[DemandForecasts], made[RunForecasts], at.saved.state.watch),
     lambda at, made: Fingerprints(at.clock),
     lambda at, made: Sharing(at.saved.parts[CoRuns], Registry(at.config.models_folder)),
+    lambda at, made: ServingModels(
+        at.config, made[DemandForecasts], made[RunForecasts], at.saved.state.watch, made[Sharing]
+    ),
     lambda at, made: at.saved.parts[NodePasts],
     lambda at, made: at.saved.parts[Verdicts],
     lambda at, made: at.others,

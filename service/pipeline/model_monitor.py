@@ -15,6 +15,7 @@ from service.config import Config
 from service.exposition import Page
 from service.pipeline.capability import Capability
 from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.jobs.interference import Sharing
 from service.pipeline.publish import encode
 from service.pipeline.run_times.forecasts import RunForecasts
 from service.pipeline.served_risk import recent_of_risk, shadow_of_risk
@@ -87,13 +88,16 @@ class ModelMonitor:
 class ServingModels(Capability):
     """The versions that serve, with what came of the pipeline's own forecasts."""
 
-    def __init__(self, config: Config, demand: DemandForecasts, runs: RunForecasts, watch: FleetWatch) -> None:
+    def __init__(
+        self, config: Config, demand: DemandForecasts, runs: RunForecasts, watch: FleetWatch, sharing: Sharing
+    ) -> None:
         self._monitor = ModelMonitor.of(config)
-        self._demand, self._runs, self._watch = demand, runs, watch
+        self._demand, self._runs, self._watch, self._sharing = demand, runs, watch, sharing
 
     def sections(self, tick: Tick) -> list[Section]:
         demand, runs, memory = self._demand, self._runs, self._watch.memory
         loaded = {"demand": demand.version, "duration": runs.model.name, "risk": tick.fleet.risk.model}
+        loaded |= {"interference": self._sharing.version}
         risk = recent_of_risk(memory), shadow_of_risk(memory, self._watch.shadow)
         found = self._monitor.review(demand.rows, tick.now_ms, demand.shadow, runs.recent, *risk, loaded)
         return [Section("doc.models", encode(found), tick.now_ms)]

@@ -322,7 +322,8 @@ def test_an_exporter_restart_misses_a_scrape_and_forgets_counters_and_xid() -> N
 @pytest.mark.parametrize("kind", ["checkpoint_stall", "evaluation", "power_cap"])
 def test_decoys_change_all_ranks_of_a_node_alike_and_are_benign(kind: str) -> None:
     fleet = gang_fleet()
-    fleet.faults.inject(kind, "n001", None, 10_000, end_ms=200_000)
+    whole_node = {"at": None} if kind == "power_cap" else {}
+    fleet.faults.inject(kind, "n001", None, 10_000, end_ms=200_000, **whole_node)
     run(fleet, 60)
     activity = gpu(fleet, "PROF_PIPE_TENSOR_ACTIVE")[0]
     assert activity.std() <= 0.05 * activity.mean()

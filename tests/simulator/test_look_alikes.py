@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from simulator.decoys import PowerCap
 from simulator.effects import ActivityLevels
 from simulator.faults import FaultSettings
-from simulator.magnitudes import USUAL, NodeLostKind
+from simulator.magnitudes import USUAL, NodeLostKind, PowerCapKind
 from simulator.telemetry import CPU_MODES
 from tests.simulator.test_faults import gang_fleet, gpu, port, run, truth
 
@@ -57,7 +58,7 @@ def test_a_capped_node_draws_what_its_limit_allows_and_says_so() -> None:
     fleet = gang_fleet()
     run(fleet, 60)
     free_w = gpu(fleet, "DEV_POWER_USAGE")[0].mean()
-    fleet.faults.inject("power_cap", "n001", None, 60_000, ratio=0.8, end_ms=10**9)
+    fleet.faults.inject("power_cap", "n001", None, 60_000, ratio=0.8, at=None, end_ms=10**9)
     run(fleet, 120)
     limit, power = gpu(fleet, "DEV_ENFORCED_POWER_LIMIT"), gpu(fleet, "DEV_POWER_USAGE")
     assert limit[0].max() == limit[0].min() < 0.85 * free_w
@@ -66,6 +67,23 @@ def test_a_capped_node_draws_what_its_limit_allows_and_says_so() -> None:
     assert limit[1].min() == 700.0
     assert (gpu(fleet, "DEV_CLOCKS_EVENT_REASONS")[0].astype(int) & 4).all()
     assert gpu(fleet, "DEV_SM_CLOCK")[0].max() < 0.82 * gpu(fleet, "DEV_SM_CLOCK")[1].min()
+
+
+def test_a_single_capped_gpu_draws_less_than_the_others_that_wait_for_it() -> None:
+    fleet = gang_fleet()
+    fleet.faults.inject("power_cap", "n001", None, 60_000, ratio=0.7, at=0.4, end_ms=10**9)
+    run(fleet, 180)
+    clock, power = gpu(fleet, "DEV_SM_CLOCK")[0], gpu(fleet, "DEV_POWER_USAGE")[0]
+    assert np.flatnonzero(clock < 0.8 * np.median(clock)).tolist() == [3]
+    assert power[3] == gpu(fleet, "DEV_ENFORCED_POWER_LIMIT")[0][3] < 0.85 * np.median(power)
+
+
+def test_some_caps_are_of_one_gpu() -> None:
+    kind = PowerCapKind(one_gpu_share=0.5)
+    caps = [PowerCap.draw(np.random.default_rng(seed), kind) for seed in range(40)]
+    places = [cap.at for cap in caps if cap.at is not None]
+    assert 10 <= len(places) <= 30
+    assert 0 <= min(places) < max(places) < 1
 
 
 def test_a_renewed_exporter_says_the_same_under_other_names() -> None:

@@ -244,6 +244,7 @@ ROWS = (
             "culprit": {"kind": "node", "name": "n042", "share": 0.94},
             "cause": "compute",
             "judged_ms": 1760000000000,
+            "not_observed": ["step times of each rank"],
             "sentence": "Steps take 2.9 s, usual 1.6: n042 computes 1.8 times as long as its peers.",
         },
     ),

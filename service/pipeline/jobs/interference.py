@@ -147,6 +147,11 @@ class Sharing(Capability):
         ]
         return [Section(name, part, tick.now_ms) for name, part in data] + isolation_sections(tick)
 
+    @property
+    def version(self) -> str:
+        """What it knows of past co-runs, as interference-0002; empty where no version serves."""
+        return self._served.version
+
     def going(self) -> dict[str, Going]:
         """Job -> the co-run that it is in."""
         rows = {}

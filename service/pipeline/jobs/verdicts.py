@@ -21,7 +21,8 @@ Verdict = dict[str, Any]  # body of `/jobs/{id}/stragglers` with `attempt` and `
 
 
 class Verdicts(Capability, Stateful):
-    """The last verdict on each job: of an hour, of slow jobs for a month, the newest MOST_KEPT of those that ended.
+    """The last verdict on each job: of an hour, of slow jobs for a month. Where more than MOST_KEPT jobs ended, those
+    that were not slow go first, then the oldest.
 
     `sections`, `dump` and `move` are never called at the same time.
     """
@@ -52,7 +53,9 @@ class Verdicts(Capability, Stateful):
     def _forget(self, now_ms: int) -> bool:
         """Drop what is old or too much; whether anything was."""
         young = {job: row for job, row in self._kept.items() if row["judged_ms"] >= now_ms - _kept_ms(row)}
-        kept = dict(islice(young.items(), max(0, len(young) - MOST_KEPT), None))
+        too_many = max(0, len(young) - MOST_KEPT)
+        going = set(islice(sorted(young, key=lambda job: bool(young[job].get("slow"))), too_many))
+        kept = {job: row for job, row in young.items() if job not in going}
         dropped, self._kept = len(kept) < len(self._kept), kept
         return dropped
 

@@ -60,7 +60,9 @@ def test_a_capped_node_is_watched_and_named_with_what_it_costs(small_fleet: Smal
     assert answer.risk.actions[1].code == "watch"
     assert fleet.flagged(fleet.tick(8)) == []
     (said,) = fleet.sentences(answer, "n002")
-    assert said == f"power capped since 15:07 UTC: {CAPPED if limit else CAPPED.replace('450', '448')}"
+    words = CAPPED if limit else CAPPED.replace("450", "448")
+    words = words if bits or limit else words.replace("slower", "slower; neither its limit nor the reason is exported")
+    assert said == f"power capped since 15:07 UTC: {words}"
     assert set(answer.risk.reasons) == {1}
 
 
@@ -82,14 +84,40 @@ def test_no_depth_of_a_cap_makes_it_a_fault(small_fleet: Small, clock: float) ->
         assert fleet.flagged(fleet.tick(8)) == []
 
 
-def test_clocks_divided_by_two_heat_and_a_single_gpu_are_no_untold_cap(small_fleet: Small) -> None:
-    braked, hot, single = (running(small_fleet, bits=False, limit=False) for _ in range(3))
+def test_clocks_divided_by_two_and_heat_are_no_untold_cap(small_fleet: Small) -> None:
+    braked, hot, warm = (running(small_fleet, bits=False, limit=False) for _ in range(3))
     cap(braked, 900.0, 200.0)
     cap(hot, 1500.0, 350.0)
     hot.gpu["gpu_temp_c"][9] = 90.0
-    cap(single, 1500.0, 350.0, slice(9, 10))
-    for fleet in (braked, hot, single):
+    cap(warm, 1500.0, 350.0, slice(9, 10))
+    warm.gpu["gpu_temp_c"][9] += 10.0
+    for fleet in (braked, hot, warm):
         assert fleet.flagged(fleet.tick(8)) == ["n002"]
+
+
+@pytest.mark.parametrize("clock", [1700.0, 1500.0, 1250.0])
+def test_a_single_capped_gpu_is_known_by_its_power_where_nothing_else_tells(small_fleet: Small, clock: float) -> None:
+    fleet = running(small_fleet, bits=False, limit=False)
+    cap(fleet, clock, 118 + 470 * (clock / 1980) ** 1.5, slice(9, 10))
+    slow_steps(fleet, slow=1980 / clock)
+    answer = fleet.tick(8)
+    assert fleet.flagged(answer) == []
+    assert "power capped" in fleet.sentences(answer, "n002")[0]
+    assert answer.stragglers["train-1"]["cause"] == "power_cap"
+
+
+@pytest.mark.parametrize(
+    ("power_w", "mean_w"),
+    [(585.0, 585.0), (400.0, 340.0)],
+    ids=["draws as much as its peers", "draws more than lately, as its peers do not"],
+)
+def test_a_single_slow_gpu_whose_power_lies_on_no_plateau_is_faulty(
+    small_fleet: Small, power_w: float, mean_w: float
+) -> None:
+    fleet = running(small_fleet, bits=False, limit=False)
+    cap(fleet, 1500.0, power_w, slice(9, 10))
+    fleet.gpu["power_w_mean_2m"][9] = mean_w
+    assert fleet.flagged(fleet.tick(8)) == ["n002"]
 
 
 def test_who_draws_as_much_as_the_gang_or_far_below_the_limit_is_not_capped(small_fleet: Small) -> None:

@@ -6,7 +6,17 @@ import pytest
 from fleet.events import Checkpoint, Phase, Step, StepParts
 from models.stragglers.steps import pace_of
 
-KEYS = {"slow", "since_ms", "observed_step_s", "expected_step_s", "ratio", "culprit", "cause", "sentence"}
+KEYS = {
+    "slow",
+    "since_ms",
+    "observed_step_s",
+    "expected_step_s",
+    "ratio",
+    "culprit",
+    "cause",
+    "sentence",
+    "not_observed",
+}
 
 
 def report_steps(fleet, job, durations, first=2):

@@ -84,6 +84,14 @@ def test_verdicts_are_bounded_in_time_and_number(monkeypatch: pytest.MonkeyPatch
     assert set(shown(made, tick(7, {})) or {}) == {"j3", "j4", "j5"}
 
 
+def test_where_there_are_too_many_those_that_were_not_slow_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "MOST_KEPT", 2)
+    made = Verdicts()
+    for at, slow in enumerate((True, False, True, False)):
+        made.sections(tick(at, {f"j{at}": verdict(slow)}, job(f"j{at}")))
+    assert set(shown(made, tick(5, {})) or {}) == {"j0", "j2"}
+
+
 def test_a_job_that_no_step_tells_of_for_a_while_keeps_its_verdict() -> None:
     made = Verdicts()
     made.sections(tick(0, {"a": verdict()}, job("a")))

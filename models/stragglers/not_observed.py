@@ -1,0 +1,51 @@
+"""What nobody tells of a gang, so that an answer says what it cannot see, not that nothing is wrong."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.gpu_signals import LIKELY, OPEN
+from models.risk.signals import Mask
+from models.stragglers.gang import FEWEST_NODES, GangColumns, GangMembers
+
+GPUS, REASONS, PORTS = "GPU telemetry", "clock event reasons and power limits", "InfiniBand counters"
+STEPS, RANKS = "step times", "step times of each rank"
+HIDES = {  # what cannot be said without it
+    GPUS: "which GPU is slow",
+    REASONS: "why a clock is low",
+    PORTS: "which port is slow",
+    STEPS: "how slow it is",
+    RANKS: "whose part takes longer",
+}
+
+
+def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> list[tuple[str, ...]]:
+    """Of each attempt, what of HIDES nobody tells of any of its members."""
+    count = len(gangs.attempts)
+    gpus = _any(gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count)
+    open_why = _any(gangs.of_gpu, np.isin(gpu.last["cap"], (OPEN, LIKELY)), count)
+    ports = _any(gangs.of_port, (port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0), count)
+    found = []
+    for at, attempt in enumerate(gangs.attempts):
+        missing = {
+            GPUS: not gpus[at],
+            REASONS: gpus[at] and open_why[at],
+            PORTS: len(attempt.hosts) >= FEWEST_NODES and not ports[at],
+            STEPS: not attempt.steps,
+            RANKS: bool(attempt.steps) and not attempt.rank_steps,
+        }
+        found.append(tuple(name for name, is_missing in missing.items() if is_missing))
+    return found
+
+
+def _any(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
+    """(attempt,) whether it holds of any of its members."""
+    return np.bincount(of[mask & (of >= 0)], minlength=count) > 0
+
+
+def unseen_words(missing: tuple[str, ...]) -> str:
+    """At the end of a sentence that names nobody.
+
+    >>> unseen_words((PORTS, RANKS))
+    '; not observed: InfiniBand counters (which port is slow), step times of each rank (whose part takes longer)'
+    """
+    return f"; not observed: {', '.join(f'{name} ({HIDES[name]})' for name in missing)}" if missing else ""
