@@ -1,4 +1,4 @@
-"""`fleetcast evaluate straggler|risk --curve`: F1 and false alarms over magnitude or scrape interval, not at one point.
+"""`fleetcast evaluate straggler|risk --curve`: F1 and false alarms over magnitude, scrape interval, missing telemetry.
 
 Small fleets with faults and look-alikes are simulated at each point, from the same seeds, and judged as runs of
 `fleetcast simulate faults` are. A run takes about ten seconds of one core.
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from simulator.fault_file import FaultFile
     from training.reports.curves import CurvePoint
 
-CURVES = {"magnitude": (0.25, 0.5, 0.75, 1.0, 1.25), "interval": (15.0, 30.0, 60.0)}
-UNITS = {"magnitude": "times the usual magnitude", "interval": "seconds from scrape to scrape"}
+CURVES: dict[str, tuple[float, ...] | tuple[str, ...]] = {
+    "magnitude": (0.25, 0.5, 0.75, 1.0, 1.25),
+    "interval": (15.0, 30.0, 60.0),
+    "drop": ("nothing", "prof", "host", "xid", "ib", "default", "default+ib+xid"),
+}
+UNITS = {
+    "magnitude": "times the usual magnitude",
+    "interval": "seconds from scrape to scrape",
+    "drop": "telemetry left out",
+}
 NODES, HOURS = 12, 2.0
 FAULT_SCALE, DECOY_SCALE = 2500.0, 6.0  # ten faults and as many look-alikes a run
 LONGEST_S = 1200.0
@@ -52,7 +60,7 @@ def evaluate_curve(
     from training.sets.dropped import dropped_metrics
 
     dropped_metrics(drop)
-    named = check_curve(task, curve, beside)
+    named = check_curve(task, curve, {**beside, "drop": drop or None} if curve == "drop" else beside)
     check_outputs(to.json, results=to.results, plot=to.plot)
     without = {"drop": list(drop)} if drop else {}
     points = judged_curve(task, named, seeds, say, **without)
@@ -83,37 +91,43 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
 
 
 def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
-    """A point for each magnitude or interval. options: passed on to the judge."""
+    """A point for each magnitude, interval or set of telemetry. options: passed on to the judge."""
     from simulator.instrument import simulate_faults
-    from training.reports.curves import point_of
+    from training.reports.curves import label_of, point_of
 
     points = []
     evaluate = import_module(f"training.judges.{task}").evaluate
-    for at in CURVES[curve]:
-        with TemporaryDirectory(prefix="fleetcast-curve-") as folder:
-            for seed in seeds:
-                simulate_faults(file_at(curve, at, seed), Path(folder))
-            results = evaluate(Path(folder), Path(folder), seeds[0], lambda line: None, **options)
-        points.append(point_of(task, at, results))
-        say(f"{at:g} {UNITS[curve]}: {points[-1].words()}")
+    with TemporaryDirectory(prefix="fleetcast-curve-") as root:
+        for at in CURVES[curve]:
+            folder = Path(root) / (curve if isinstance(at, str) else f"{at:g}")  # the same fleets, whatever is left out
+            if not folder.exists():
+                for seed in seeds:
+                    simulate_faults(file_at(curve, at, seed), folder)
+            left_out = {"drop": at.split("+")} if isinstance(at, str) and at != "nothing" else {}
+            results = evaluate(folder, folder, seeds[0], lambda line: None, **options, **left_out)
+            points.append(point_of(task, at, results))
+            say(f"{label_of(at)} {UNITS[curve]}: {points[-1].words()}")
     return points
 
 
-def file_at(curve: str, at: float, seed: int) -> "FaultFile":
-    """The run of a seed at one point of a curve: all faults and look-alikes so strong, or scraped so often."""
+def file_at(curve: str, at: float | str, seed: int) -> "FaultFile":
+    """The run of a seed at one point of a curve: all faults and look-alikes so strong, or scraped so often, or as
+    usual where some of its telemetry is left out afterwards."""
     from msgspec.structs import replace
 
     from simulator.fault_file import DrawTable, FaultFile, FleetTable, JobsTable
     from simulator.magnitudes import scaled
 
     file = FaultFile(
-        name=f"{curve}-{at:g}",
+        name=curve if isinstance(at, str) else f"{curve}-{at:g}",
         seed=seed,
         hours=HOURS,
         fleet=FleetTable(nodes=NODES),
         jobs=JobsTable(sizes=(1, 2, 4), weights=(0.2, 0.4, 0.4)),
         draw=DrawTable(scale=FAULT_SCALE, decoy_scale=DECOY_SCALE, precursor_share=0.5, limit_s=LONGEST_S),
     )
+    if isinstance(at, str):
+        return file
     if curve == "interval":
         return replace(file, interval_s=at)
     return replace(file, kinds=scaled(file.kinds, at))

@@ -58,7 +58,7 @@ DropOption = Annotated[
 ]
 CurveOption = Annotated[
     str | None,
-    typer.Option(help="straggler, risk: simulate and judge at several points.", metavar="magnitude|interval"),
+    typer.Option(help="straggler, risk: simulate and judge at several points.", metavar="magnitude|interval|drop"),
 ]
 
 

@@ -11,6 +11,7 @@ from cli import curves
 from cli.curves import CURVES, file_at
 from cli.main import app
 from fleet.errors import ConfigError
+from simulator import instrument
 from simulator.magnitudes import USUAL, scaled
 
 
@@ -20,7 +21,7 @@ def invoke(*words: object) -> None:
         raise result.exception
 
 
-def small(monkeypatch: pytest.MonkeyPatch, points: tuple[float, ...]) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, points: tuple[float, ...] | tuple[str, ...]) -> None:
     monkeypatch.setattr(curves, "CURVES", dict.fromkeys(CURVES, points))
     monkeypatch.setattr(curves, "NODES", 3)
     monkeypatch.setattr(curves, "HOURS", 0.8)
@@ -42,6 +43,20 @@ def test_a_curve_is_written_as_numbers_a_table_and_a_plot(
     assert ET.fromstring(paths["svg"].read_text()).tag.endswith("svg")
 
 
+def test_what_is_left_out_is_judged_on_the_same_fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch, ("nothing", "ib+default"))
+    simulated = []
+    simulate = instrument.simulate_faults
+    monkeypatch.setattr(instrument, "simulate_faults", lambda *of: (simulated.append(of), simulate(*of)))
+    paths = {name: tmp_path / f"curve.{name}" for name in ("json", "svg")}
+    words = ["--curve", "drop", "--seed", 6, "--runs", 1, "--json", paths["json"], "--plot", paths["svg"]]
+    invoke("evaluate", "straggler", *words)
+    told = msgspec.json.decode(paths["json"].read_bytes())["points"]
+    assert [point["at"] for point in told] == ["nothing", "ib+default"]
+    assert told[0]["faults"] == told[1]["faults"] > 0
+    assert len(simulated) == 1
+
+
 def test_all_is_as_strong_as_the_point_says_and_one_is_the_usual() -> None:
     assert scaled(USUAL, 1.0) == USUAL
     half = file_at("magnitude", 0.5, 7).kinds
@@ -55,10 +70,11 @@ def test_all_is_as_strong_as_the_point_says_and_one_is_the_usual() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("straggler", "--curve", "colour"), "--curve colour: expected one of magnitude, interval"),
+        (("straggler", "--curve", "colour"), "--curve colour: expected one of magnitude, interval, drop"),
         (("demand", "--curve", "interval"), "demand judges no simulated fleet"),
         (("straggler", "--curve", "interval", "--test", "here"), "leave out --test"),
         (("straggler", "--curve", "interval", "--drop", "all"), "--drop 'all': expected one of"),
+        (("straggler", "--curve", "drop", "--drop", "ib"), "leave out --drop"),
         (("straggler", "--plot", "a.svg"), "--curve None: expected one of"),
         (("straggler", "--curve", "interval", "--plot", "nowhere/a.svg"), "no folder nowhere"),
     ],

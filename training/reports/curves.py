@@ -1,4 +1,4 @@
-"""Curves of a judge's numbers over magnitude or scrape interval: points, a table, and a plot that stands alone."""
+"""Curves of a judge's numbers over magnitude, scrape interval or missing telemetry: a table, and a plot of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,9 +29,10 @@ INKS = """<style>svg { --ink: #12161b; --ink-3: #5c6673; --line: #d5dae0; --ours
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One point. values: by the column's name, (value, low, high) with None where unknown; faults: that were judged."""
+    """One point. at: a number, or what was left out. values: by the column's name, (value, low, high) with None where
+    unknown; faults: that were judged."""
 
-    at: float
+    at: float | str
     faults: int
     values: dict[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
 
@@ -40,7 +41,7 @@ class CurvePoint:
         return ", ".join(f"{name} {value:.3f}" for name, (value, _, _) in self.values.items())
 
 
-def point_of(task: str, at: float, results: Results) -> CurvePoint:
+def point_of(task: str, at: float | str, results: Results) -> CurvePoint:
     """A point of the rows of a judge; several runs judged apart are averaged by their number of outcomes."""
     values = {}
     for metric, series, name in METRICS[task]:
@@ -64,12 +65,17 @@ def _faults(task: str, results: Results) -> int:
     return sum(row.n for row in results.select(method=method, metric=metric, series="all"))
 
 
+def label_of(at: float | str) -> str:
+    """A point as tables and plots name it."""
+    return at if isinstance(at, str) else f"{at:g}"
+
+
 def curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list[list[str]]:
     """Header and a row a point, with the 95 % interval (straggler) or the range over the runs (risk)."""
     names = [name for _, _, name in METRICS[task]]
     return [
         [axis, "faults", *names],
-        *([f"{one.at:g}", str(one.faults), *(_cell(one.values.get(name)) for name in names)] for one in points),
+        *([label_of(one.at), str(one.faults), *(_cell(one.values.get(name)) for name in names)] for one in points),
     ]
 
 
@@ -89,7 +95,7 @@ def curve_svg(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
         for name, ink, mark, dash in ((good, OURS_INK, "o", "-"), (bad, RIVAL_INKS[0], "s", (0, (5, 2)))):
             y = np.array([one.values.get(name, (np.nan, None, None))[0] for one in points])
             axes.plot(at, y, color=ink, marker=mark, linestyle=dash, label=name)
-        axes.set_xticks(at, [f"{one.at:g}" for one in points])
+        axes.set_xticks(at, [label_of(one.at).replace("+", "\n") for one in points])
         axes.set_xlabel(axis)
         axes.set_ylim(bottom=0)
         handles, names = axes.get_legend_handles_labels()
