@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Judge = Callable[[int], Results]  # of a seed
 
-TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference")
+TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference", "placement")
 YEAR_NODES = 400
 FIT_NOTHING = frozenset({"straggler"})
 ROLLING = frozenset({"demand"})

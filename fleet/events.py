@@ -42,6 +42,9 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
     gang: Gang | int = 1
     gpus_per_node: int = 1
     gpu_model: str = ""
+    gpu_models: tuple[str, ...] = ()
+    gpu_share: int | None = None
+    pool: str = ""
     priority: int = 0
     preemptible: bool = False
     limit_s: float | None = None

@@ -9,6 +9,8 @@ from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RequestError
 from fleet.topology import Level
 
+WHOLE_GPU = 1000  # thousandths
+
 LevelName = Literal["node", "nvlink_domain", "rack", "rail_group", "block", "cluster"]
 Outcome = Literal["placed", "refused", "queued"]
 
@@ -29,15 +31,26 @@ class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One gang member on one node, with the indices of its GPUs there."""
+    """One gang member on one node, with the indices of its GPUs there; gpu_share: thousandths of its one GPU, absent
+    where it has whole ones."""
 
     rank: int
     node: str
     gpus: tuple[int, ...] = ()
+    gpu_share: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of each of its GPUs that it holds."""
+        return self.gpu_share or WHOLE_GPU
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`gang` counts members; each takes `gpus_per_node` GPUs on one node; two may share a node unless `spread`."""
+    """`gang` counts members; each takes `gpus_per_node` GPUs on one node; two may share a node unless `spread`.
+
+    gpu_share: of its one GPU a member takes so many thousandths. No GPUs (0): CPUs or host memory only. gpu_models: any
+    of several, as `gpu_model` is one.
+    """
 
     request_id: str
     job: str = ""
@@ -55,7 +68,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     gpus_per_node: int = 1
     gpu_model: str = ""
     gpu_memory_gib: float | None = None
-    gpu_share: float | None = None
+    gpu_models: tuple[str, ...] = ()
+    pool: str = ""
+    gpu_share: int | None = None
     mig_profile: str | None = None
     cpus: int | None = None
     host_memory_gib: float | None = None
@@ -80,6 +95,16 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def members(self) -> Gang:
         """The gang in its long form; a number n means exactly n."""
         return self.gang if isinstance(self.gang, Gang) else Gang(self.gang, self.gang)
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of each of its GPUs that a member takes."""
+        return self.gpu_share or WHOLE_GPU
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of GPU models, any of which will do, in lower case; empty: any at all."""
+        return tuple(name.casefold() for name in (self.gpu_models or (self.gpu_model,)) if name)
 
     @property
     def required(self) -> Level | None:
@@ -127,10 +152,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 MAX_MEMBERS = 1_000_000
 MAX_GPUS_PER_NODE = 1024
 MAX_AVOIDED = 100_000
+MAX_MODELS = 100
 MAX_COUNT = 2**53  # what every JSON reader and the ledger can hold exactly
 MAX_AMOUNT = 1e12  # of seconds, GiB, CPUs: more is a mistake, and sums must stay finite
 NOT_HONOURED_YET = (
-    "gpu_share",
     "mig_profile",
     "nvme_gib",
     "power_w",
@@ -148,13 +173,14 @@ def check_request(request: PlacementRequest) -> None:
             raise RequestError(f"{name} is not honoured yet; leave it out", name)
     if not request.request_id:
         raise RequestError(f"request_id must have 1 to {MAX_NAME_LENGTH} characters", "request_id")
-    for name in ("request_id", "job", "cluster", "tenant", "queue", "user", "gpu_model"):
+    for name in ("request_id", "job", "cluster", "tenant", "queue", "user", "gpu_model", "pool"):
         _check_text(name, getattr(request, name))
     if not 0 <= request.attempt <= MAX_COUNT:
         raise RequestError(f"attempt is {_shown(request.attempt)}, it must lie in 0..{MAX_COUNT}", "attempt")
     if abs(request.priority) > MAX_COUNT:
         raise RequestError(f"priority is {_shown(request.priority)}, at most {MAX_COUNT} either way", "priority")
     _check_gang(request)
+    _check_gpus(request)
     if len(request.avoid_nodes) > MAX_AVOIDED:
         raise RequestError(f"avoid_nodes holds {len(request.avoid_nodes)}, at most {MAX_AVOIDED}", "avoid_nodes")
     if request.max_risk is not None and not 0 <= request.max_risk <= 1:
@@ -207,7 +233,30 @@ def _check_gang(request: PlacementRequest) -> None:
         raise RequestError(f"the gang has {_shown(gang.desired)} members, at most {MAX_MEMBERS}", "gang")
     if gang.step < 1:
         raise RequestError(f"gang.step is {gang.step}, it must be at least 1", "gang.step")
-    if not 1 <= request.gpus_per_node <= MAX_GPUS_PER_NODE:
-        raise RequestError(
-            f"gpus_per_node is {_shown(request.gpus_per_node)}, it must lie in 1..{MAX_GPUS_PER_NODE}", "gpus_per_node"
-        )
+
+
+def _check_gpus(request: PlacementRequest) -> None:
+    """How many GPUs, or which part of one, and of which model."""
+    each, share = request.gpus_per_node, request.gpu_share
+    if not 0 <= each <= MAX_GPUS_PER_NODE:
+        raise RequestError(f"gpus_per_node is {_shown(each)}, it must lie in 0..{MAX_GPUS_PER_NODE}", "gpus_per_node")
+    if share is not None and not 1 <= share <= WHOLE_GPU:
+        meant = f"it counts thousandths of one GPU and must lie in 1..{WHOLE_GPU}"
+        raise RequestError(f"gpu_share is {_shown(share)}, {meant}", "gpu_share")
+    if share is not None and each != 1:
+        raise RequestError(f"gpu_share is a part of one GPU, gpus_per_node is {each}: leave one out", "gpu_share")
+    if request.gpu_model and request.gpu_models:
+        raise RequestError("gpu_model and gpu_models are both given: name all models in gpu_models", "gpu_models")
+    if len(request.gpu_models) > MAX_MODELS:
+        raise RequestError(f"gpu_models holds {len(request.gpu_models)}, at most {MAX_MODELS}", "gpu_models")
+    for name in request.gpu_models:
+        _check_text("gpu_models", name)
+        if not name:
+            raise RequestError("gpu_models holds an empty name: leave it out", "gpu_models")
+    if each:
+        return
+    if request.cpus is None and request.host_memory_gib is None:
+        raise RequestError("gpus_per_node is 0: say what else it needs, cpus or host_memory_gib", "gpus_per_node")
+    for name in ("gpu_model", "gpu_models", "gpu_memory_gib"):
+        if getattr(request, name):
+            raise RequestError(f"gpus_per_node is 0, so leave out {name}", name)

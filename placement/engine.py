@@ -13,6 +13,7 @@ from placement.fit import Fit, best_fits, largest_size, room_at, widest_level
 from placement.growth import grown
 from placement.options import Options
 from placement.scorers import NodeScores
+from placement.slots import WHOLE, fullest
 from placement.view import ClusterView
 from placement.words import placed_sentence, refused_sentence
 
@@ -66,7 +67,10 @@ def still_holds(
     rows = [known[rank.node] for rank in decision.ranks]
     if (np.bincount(rows, minlength=len(view)) > screen(request, view, options).room).any():
         return False
-    return all(bool(view.free[row, list(rank.gpus)].all()) for row, rank in zip(rows, decision.ranks, strict=True))
+    wanted = np.zeros(view.milli.shape, np.int64)
+    for row, rank in zip(rows, decision.ranks, strict=True):
+        wanted[row, list(rank.gpus)] += rank.milli
+    return bool((view.milli[rows] >= wanted[rows]).all())
 
 
 def shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
@@ -113,15 +117,20 @@ def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
-    """Members numbered along the topology, each with the lowest free GPU indices of its node."""
+    """Members numbered along the topology, each with the lowest free GPU indices of its node; of parts the fullest."""
     ranks: list[RankPlacement] = []
     each = request.gpus_per_node
     for index in _near_order(view, fit.rows).tolist():
         row = int(fit.rows[index])
+        name, take = view.topology.nodes[row].name, int(fit.takes[index])
+        if request.milli < WHOLE:
+            for slot in fullest(view.milli[row], request.milli, take):
+                ranks.append(RankPlacement(len(ranks), name, (slot,), request.milli))
+            continue
         free = np.flatnonzero(view.free[row]).tolist()
-        for member in range(int(fit.takes[index])):
+        for member in range(take):
             gpus = tuple(free[member * each : (member + 1) * each])
-            ranks.append(RankPlacement(len(ranks), view.topology.nodes[row].name, gpus))
+            ranks.append(RankPlacement(len(ranks), name, gpus))
     return tuple(ranks)
 
 

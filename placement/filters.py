@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.nodes import NodeState
-from fleet.requests import PlacementRequest
+from fleet.requests import MAX_MEMBERS, PlacementRequest
 from fleet.topology import Level
 from placement.options import Filter, Options, worst_risk
+from placement.slots import WHOLE
 from placement.view import ClusterView
 
 Mask = NDArray[np.bool_]
@@ -61,11 +62,18 @@ def count_free(view: ClusterView) -> NDArray[np.int64]:
     return np.asarray(np.einsum("ng->n", view.free.view(np.uint8)), np.int64)  # five times as fast
 
 
+def room_on_gpus(request: PlacementRequest, view: ClusterView, free_gpus: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) members that the free GPUs of each node, or parts of them, hold."""
+    if request.milli < WHOLE:
+        return np.asarray((view.milli // request.milli).sum(axis=1, dtype=np.int64))
+    return free_gpus // request.gpus_per_node if request.gpus_per_node else np.full(len(view), MAX_MEMBERS)
+
+
 def _room(request: PlacementRequest, view: ClusterView, free_gpus: NDArray[np.int64]) -> NDArray[np.int64]:
     """(n,) members that fit on each node; CPUs and host memory are per member."""
     if request.spread:
         return np.ones(len(view), np.int64)
-    room = free_gpus // request.gpus_per_node
+    room = room_on_gpus(request, view, free_gpus)
     for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
         if each is not None:
             room = np.minimum(room, np.nan_to_num(free, nan=0.0) // each)
@@ -92,6 +100,14 @@ def other_cluster(request: PlacementRequest, view: ClusterView, options: Options
     return other
 
 
+def other_pool(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    if not request.pool:
+        return None
+    pools = view.inventory.pools
+    other: Mask = view.inventory.pool != (pools.index(request.pool) if request.pool in pools else -1)
+    return other
+
+
 def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     if not request.avoid_nodes:
         return None
@@ -113,10 +129,11 @@ def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask
 
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Names match without regard to case; part of a name is enough: "H100" takes "NVIDIA H100 80GB HBM3"."""
-    if not request.gpu_model:
+    wanted = request.models
+    if not wanted:
         return None
-    wanted = request.gpu_model.casefold()
-    codes = [code for code, name in enumerate(view.inventory.gpu_models) if wanted in name.casefold()]
+    names = view.inventory.gpu_models
+    codes = [code for code, name in enumerate(names) if any(part in name.casefold() for part in wanted)]
     return ~np.isin(view.inventory.gpu_model, codes)
 
 
@@ -141,26 +158,28 @@ def host_memory(request: PlacementRequest, view: ClusterView, options: Options) 
 
 def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """The node has fewer GPUs than one member needs, however free they are."""
-    return None if request.gpus_per_node == 1 else view.topology.gpus < request.gpus_per_node
+    return None if request.gpus_per_node <= 1 else view.topology.gpus < request.gpus_per_node
 
 
 def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Work that no job event tells of takes the room that one member needs."""
-    if view.unknown_use is None or not view.unknown_use.any():
+    if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
         return None
     free, taken = count_free(view), np.count_nonzero(view.unknown_use, axis=1)
-    short: Mask = (free < request.gpus_per_node) & (free + taken >= request.gpus_per_node)
+    lacks = room_on_gpus(request, view, free) < 1
+    short: Mask = lacks & (free + taken >= request.gpus_per_node)
     return short
 
 
 def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    """Too few free GPUs for one member."""
-    return count_free(view) < request.gpus_per_node
+    """Too few free GPUs for one member, or none with so much of it free."""
+    return room_on_gpus(request, view, count_free(view)) < 1
 
 
 FILTERS: tuple[tuple[str, Filter], ...] = (
     ("unknown_topology", unknown_topology),
     ("cluster", other_cluster),
+    ("pool", other_pool),
     ("avoided", avoided),
     ("drained", drained),
     ("lost", lost),

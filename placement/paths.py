@@ -6,7 +6,7 @@
 3. For a request that is not there yet, and for who waits for whom, the queue is played in order, without arrivals.
    A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang starts when the last of its slots is
    free, in the domain of its required level where that is soonest. GPUs reserved for it lie idle until then. A later
-   job that plans to end before may use that first gap.
+   job that plans to end before may use that first gap. A part of a GPU counts as a whole one.
 
 Arrays are (path, node, gpu) float32 seconds from `now_ms`, ascending along a node, whose GPUs are alike. The filters
 that decide placements also screen nodes here (model, drains, risk, CPUs).
@@ -163,7 +163,7 @@ def timelines(
     runs_s: list[Array] = []
     hindrances: dict[str, tuple[Hindrance, ...]] = {}
     rooms = Rooms(empty, options)
-    entries = in_order(queue)
+    entries = [entry for entry in in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
     kept = saved_before([entry.request.priority for entry in entries], _most_calendars(calendar))
     for number, entry in enumerate(entries):
         request = entry.request

@@ -23,7 +23,7 @@ from placement.filters import screen
 from placement.options import Options
 from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
 from placement.view import ClusterView
-from placement.words import count_of, needs, shortage
+from placement.words import fitting, needs, shortage
 
 BACKFILL_TRIES = 64
 
@@ -143,6 +143,9 @@ class Cycle:
         now_ms = self.options.now_ms
         timeline = Timeline(self.view, releases(self.view, self.running, self.run_times, now_ms))
         step = timeline.first_fit(entry.request, self.options)
+        if step is None and not entry.request.gpus_per_node:
+            self._wait(entry, f"waits for {needs(entry.request)}; {self._free(entry)}; when more comes is not known")
+            return
         if step is None:
             empty = timeline.at(len(timeline.ahead))
             lack = shortage(entry.request, empty, screen(entry.request, empty, self.options))
@@ -180,9 +183,8 @@ class Cycle:
         key = (len(self.placed), *shape_of(entry.request))
         if key not in self.rooms:
             room = int(screen(entry.request, self.view, self.options).room.sum())
-            self.rooms[key] = room * entry.request.gpus_per_node
-        room = self.rooms[key]
-        return f"{count_of(room, 'free GPU')} {'fits' if room == 1 else 'fit'}"
+            self.rooms[key] = room
+        return fitting(entry.request, self.rooms[key])
 
     def _wait(self, entry: Waiting, why: str, start_ms: int | None = None) -> None:
         self.waiting.append(Wait(entry, len(self.waiting) + 1, why, start_ms))
@@ -204,6 +206,7 @@ def shape_of(request: PlacementRequest) -> tuple[object, ...]:
     """Requests of one shape fit, or do not, alike."""
     return (
         *(request.members.min, request.gpus_per_node, request.spread, request.topology.required, request.cluster),
+        *(request.gpu_share, request.gpu_models, request.pool),
         *(request.gpu_model, request.gpu_memory_gib, request.cpus, request.host_memory_gib),
         *(request.max_risk, request.avoid_nodes),
     )

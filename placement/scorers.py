@@ -19,6 +19,7 @@ from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from fleet.topology import Level
 from placement.filters import Screen
 from placement.options import Options, known_risk
+from placement.slots import WHOLE
 from placement.view import ClusterView
 
 WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
@@ -51,6 +52,13 @@ def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np
     size = np.maximum(gpus, 1)
     score: NDArray[np.float64] = 0.5 * (1 - left / size) + 0.25 + 0.25 * (broken[free] - broken[left]) / size
     return score.clip(0.0, 1.0)
+
+
+def parts_free(view: ClusterView, milli: int) -> NDArray[np.int64]:
+    """(n,) parts of that size that GPUs hold beside what is on them already; 0 for whole ones."""
+    if milli == WHOLE:
+        return np.zeros(len(view), np.int64)
+    return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
 
 
 def run_s(request: PlacementRequest, view: ClusterView) -> float:
@@ -88,6 +96,7 @@ class NodeScores:
         self.rows = rows
         self.room = screened.room[rows]
         self.free = screened.free_gpus[rows]
+        self.parts = parts_free(view, request.milli)[rows]
         self.advice = view.advice[rows]
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.horizon_s = run_s(request, view)
@@ -118,10 +127,17 @@ class NodeScores:
         return {
             "risk": np.exp(span * self.survives),
             "slow": np.exp(span * self.keeps_pace),
-            "fit": node_fit(self.free, hosted * self.request.gpus_per_node, self.gpus),
+            "fit": node_fit(self.free, self.whole(hosted, self.parts), self.gpus),
             "packing": hosted / size,
             **self.extra,
         }
+
+    def whole(self, members: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(k,) GPUs that are wholly free now and are not with so many members; parts: (k,) that need none."""
+        if self.request.milli == WHOLE:
+            return members * self.request.gpus_per_node
+        on_whole = WHOLE // self.request.milli
+        return np.asarray(-(-np.maximum(members - parts, 0) // on_whole))
 
     def of_nodes(self, size: int) -> NDArray[np.float64]:
         """(c,) the weighted mean of `node_parts`, in [0, 1]."""
@@ -132,10 +148,9 @@ class NodeScores:
     ) -> dict[str, NDArray[np.float64]]:
         """name → (n,) unweighted scores by domain. (k,) each: `at` candidates, `take` members, `domain` 0..n-1."""
         size = max(1, int(take.sum()) // max(1, n))
-        each = self.request.gpus_per_node
         used = np.bincount(domain, minlength=n)
         span = -(-size // max(1, int(self.room.max(initial=1))))
-        node = node_fit(self.free[at], take * each, self.gpus[at])
+        node = node_fit(self.free[at], self.whole(take, self.parts[at]), self.gpus[at])
         return {
             "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.shared_risk(at, domain, n)),
             "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),

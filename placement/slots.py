@@ -1,9 +1,13 @@
 """Slots: what is free of each GPU, in thousandths of it, so that several requests can share one."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-WHOLE = 1000  # thousandths of a GPU; int16 holds them
+from fleet.requests import WHOLE_GPU
+
+WHOLE = WHOLE_GPU  # thousandths; int16 holds them
 
 Milli = NDArray[np.int16]
 
@@ -15,3 +19,59 @@ def milli_of(free: NDArray[np.bool_]) -> Milli:
     [1000, 0]
     """
     return np.multiply(free, WHOLE, dtype=np.int16)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldParts:
+    """k parts of GPUs that jobs hold, (k,) each. job: index into the view's jobs; gpu: flat index into (n, g)."""
+
+    job: NDArray[np.int64]
+    gpu: NDArray[np.int64]
+    milli: NDArray[np.int64]
+
+    def and_these(self, rows: list[tuple[int, int, int]]) -> "HeldParts":
+        """With more of them: (job, gpu, milli) each."""
+        if not rows:
+            return self
+        more = np.array(rows, np.int64).T
+        return HeldParts(
+            *(np.append(old, new) for old, new in zip((self.job, self.gpu, self.milli), more, strict=True))
+        )
+
+
+NO_PARTS = HeldParts(*(np.zeros(0, np.int64),) * 3)
+
+
+def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
+    """What jobs hold of every GPU, whole ones and parts, in order of job and GPU; holders: (n, g)."""
+    flat = holders.ravel()
+    whole = np.flatnonzero(flat >= 0)
+    whole = whole[~np.isin(whole, parts.gpu)] if len(parts.gpu) else whole
+    job = np.append(flat[whole].astype(np.int64), parts.job)
+    gpu = np.append(whole, parts.gpu)
+    milli = np.append(np.full(len(whole), WHOLE, np.int64), parts.milli)
+    order = np.argsort(job, kind="stable")
+    return HeldParts(job[order], gpu[order], milli[order])
+
+
+def fullest(free: Milli, share: int, members: int) -> list[int]:
+    """The slot for each of several equal parts: the fullest that has room, the first of equals. free: (g,)
+
+    >>> fullest(np.array([1000, 300, 500], np.int16), 250, 3)
+    [1, 2, 2]
+    """
+    left, found = free.astype(np.int64), []
+    for _ in range(members):
+        slot = int(np.argmin(np.where(left >= share, left, 2 * WHOLE)))
+        left[slot] -= share
+        found.append(slot)
+    return found
+
+
+def less_parts(milli: Milli, usable: NDArray[np.bool_], parts: HeldParts) -> Milli:
+    """What is left of usable GPUs of which jobs hold parts; the others as they are. milli, usable: (n, g)"""
+    left = milli.astype(np.int64)
+    flat = left.ravel()
+    flat[parts.gpu] = np.where(usable.ravel()[parts.gpu], WHOLE, 0)
+    np.subtract.at(flat, parts.gpu, parts.milli)
+    return np.maximum(left, 0).astype(np.int16)

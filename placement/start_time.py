@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
+from placement.engine import fits_now
 from placement.filters import screen
 from placement.paths import MIDDLE, Array, Hindrance, Place, Timelines, earliest_place, hindrances_of, planned
 from placement.words import count_of, needs, shortage
@@ -35,7 +36,7 @@ class StartEstimate(msgspec.Struct, frozen=True):
 
     start_ms: Quantiles | None  # p10, p50, p90; None: not even when everything has ended
     blocked_by: tuple[Blocker, ...]
-    constraint: str  # what it waits for longest: gpus, gpu_model, topology, risk, quota, cpus, memory, power
+    constraint: str  # what it waits for longest: gpus, gpu_model, pool, topology, risk, quota, cpus, memory, power
     sentence: str
     as_of_ms: int = 0
 
@@ -75,6 +76,8 @@ def estimate_start(
     """
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
+    if not request.gpus_per_node:
+        return _without_gpus(request, timelines, now_ms)
     place = _earliest(request, timelines)
     loosest = _tightest(request, timelines, place)
     constraint = loosest.constraint if loosest else "gpus"
@@ -90,6 +93,16 @@ def estimate_start(
     blockers = _blockers(request, hindrances, timelines, now_ms)
     sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
     return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms)
+
+
+def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
+    """Now, or nobody knows when: no future tells when CPUs and host memory come free."""
+    constraint = "cpus" if request.cpus is not None else "memory"
+    if fits_now(request, timelines.view, timelines.options):
+        start_ms = dict.fromkeys(LEVELS, now_ms)
+        return StartEstimate(start_ms, (), constraint, f"needs {needs(request)}; there is room now", timelines.now_ms)
+    lack = shortage(request, timelines.view, screen(request, timelines.view, timelines.options))
+    return StartEstimate(None, (), constraint, f"{lack}; when more comes free is not known", timelines.now_ms)
 
 
 def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
@@ -176,8 +189,10 @@ def _relaxations(request: PlacementRequest) -> list[Relaxed]:
     found = []
     if request.required is not None or request.spread:
         found.append(Relaxed("topology", without(topology=TopologyConstraint(), spread=False)))
-    if request.gpu_model:
-        found.append(Relaxed("gpu_model", without(gpu_model="")))
+    if request.models:
+        found.append(Relaxed("gpu_model", without(gpu_model="", gpu_models=())))
+    if request.pool:
+        found.append(Relaxed("pool", without(pool="")))
     if request.gpu_memory_gib is not None or request.host_memory_gib is not None:
         found.append(Relaxed("memory", without(gpu_memory_gib=None, host_memory_gib=None)))
     if request.cpus is not None:

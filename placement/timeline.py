@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.engine import fits_now
 from placement.options import Options
-from placement.slots import WHOLE
+from placement.slots import WHOLE, held
 from placement.view import ClusterView
 
 FALLBACK_S = 86_400.0
@@ -126,28 +126,29 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """GPUs that become free. gpus: (k,) flat index into the (n, g) arrays of the view."""
+    """GPUs that become free. gpus: (k,) flat index into the (n, g) arrays of the view; milli: (k,) thousandths."""
 
     job: str
     end_ms: int
     gpus: NDArray[np.int64]
+    milli: NDArray[np.int64]
 
 
 def releases(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
 ) -> list[Release]:
     """When every holder of GPUs should end, soonest first, by the p90 of its run time given its age."""
-    flat = view.holders.ravel()
-    order = np.argsort(flat, kind="stable")
-    edges = np.searchsorted(flat[order], np.arange(len(view.jobs) + 1))
+    parts = held(view.holders, view.parts)
+    edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
     found = []
     for index, job in enumerate(view.jobs):
-        gpus = order[edges[index] : edges[index + 1]]
+        own = slice(edges[index], edges[index + 1])
+        gpus = parts.gpu[own]
         if len(gpus):
             row = running.get(job) or RunningJob(now_ms, len(gpus))
             age_s = max(0.0, (now_ms - row.started_ms) / 1000)
             run_s = run_times.run_s(row.gpus, 0.9, age_s=age_s, limit_s=row.limit_s)
-            found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus))
+            found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus, parts.milli[own]))
     return sorted(found, key=lambda release: (release.end_ms, release.job))
 
 
@@ -165,13 +166,16 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
     """The view with placements in it, copied once; their jobs are appended to `jobs`."""
     milli, holders = view.milli.copy(), view.holders.copy()
     free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
+    shared: list[tuple[int, int, int]] = []
     for job, hold in enumerate(holds, len(view.jobs)):
         for rank in hold.ranks:
             row = view.inventory.row.get(rank.node)
             if row is None:
                 continue
             gpus = [gpu for gpu in rank.gpus if gpu < milli.shape[1]]
-            milli[row, gpus] = 0
+            milli[row, gpus] = np.maximum(milli[row, gpus] - rank.milli, 0)
+            if rank.milli < WHOLE:
+                shared += [(job, row * milli.shape[1] + gpu, rank.milli) for gpu in gpus]
             holders[row, [gpu for gpu in gpus if holders[row, gpu] < 0]] = job
             free_cpus[row] -= hold.cpus
             free_memory[row] -= hold.host_memory_gib
@@ -180,6 +184,7 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
         milli=milli,
         holders=holders,
         jobs=(*view.jobs, *(hold.job for hold in holds)),
+        parts=view.parts.and_these(shared),
         free_cpus=free_cpus,
         free_host_memory_gib=free_memory,
     )
@@ -197,6 +202,7 @@ class Timeline:
         self.view = view
         self.ahead = ahead
         self._gpus = np.concatenate([release.gpus for release in ahead]) if ahead else np.zeros(0, np.int64)
+        self._milli = np.concatenate([release.milli for release in ahead]) if ahead else np.zeros(0, np.int64)
         self._ends = np.cumsum([0, *(len(release.gpus) for release in ahead)])
 
     def at(self, step: int) -> ClusterView:
@@ -204,13 +210,15 @@ class Timeline:
         if step == 0:
             return self.view
         view = self.view
-        released = np.zeros(view.free.shape, bool)
-        released.ravel()[self._gpus[: self._ends[step]]] = True
-        held = np.maximum(np.count_nonzero(view.holders >= 0, axis=1), 1)
-        share = np.count_nonzero(released & (view.holders >= 0), axis=1) / held
+        given = slice(self._ends[step])
+        back = np.bincount(self._gpus[given], self._milli[given], view.milli.size).reshape(view.milli.shape)
+        milli = np.minimum(view.milli + back, WHOLE).astype(np.int16)
+        released = (back > 0) & (milli == WHOLE)
+        busy = np.maximum(np.count_nonzero(view.holders >= 0, axis=1), 1)
+        share = np.count_nonzero(released & (view.holders >= 0), axis=1) / busy
         return replace(
             view,
-            milli=np.where(released & view.usable, np.int16(WHOLE), view.milli),
+            milli=np.where(view.usable, milli, view.milli),
             holders=np.where(released, np.int32(-1), view.holders),
             free_cpus=view.free_cpus + share * (view.inventory.cpus - view.free_cpus),
             free_host_memory_gib=view.free_host_memory_gib

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.topology import Topology
-from placement.slots import WHOLE, Milli
+from placement.slots import NO_PARTS, WHOLE, HeldParts, Milli
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,16 @@ class Inventory:
     host_memory_gib: NDArray[np.float64]  # (n,) NaN = unknown
     row: dict[str, int]
     power: NDArray[np.int32]  # (n,) number of the power domain, -1 unknown
+    pool: NDArray[np.int32]  # (n,) index into `pools`
+    pools: tuple[str, ...]
 
     @classmethod
     def of(cls, topology: Topology) -> "Inventory":
         models: dict[str, int] = {"": -1}
         powers: dict[str, int] = {"": -1}
+        pools: dict[str, int] = {}
         nodes = topology.nodes
+        pool = np.array([pools.setdefault(node.pool, len(pools)) for node in nodes], np.int32)
         return cls(
             gpu_model=np.array([models.setdefault(node.gpu_model, len(models) - 1) for node in nodes], np.int32),
             gpu_models=tuple(models)[1:],
@@ -37,6 +41,8 @@ class Inventory:
             host_memory_gib=_known([node.host_memory_gib for node in nodes]),
             row={node.name: row for row, node in enumerate(nodes)},
             power=np.array([powers.setdefault(node.power_domain, len(powers) - 1) for node in nodes], np.int32),
+            pool=pool,
+            pools=tuple(pools),
         )
 
 
@@ -92,6 +98,7 @@ class ClusterView:
     unknown_use: NDArray[np.bool_] | None = None  # (n, g) at work, and no job event tells by what
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
+    parts: HeldParts = NO_PARTS  # of GPUs that several jobs may share; such a GPU's holder is the first of them
     free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`
 
     def __post_init__(self) -> None:

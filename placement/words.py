@@ -11,6 +11,7 @@ from placement.filters import Screen
 from placement.fit import Fit, room_at
 from placement.growth import GangSize
 from placement.options import Options, worst_risk
+from placement.slots import WHOLE
 from placement.view import Advice, ClusterView
 
 NAMED = 2
@@ -25,6 +26,7 @@ LEVEL_WORDS = {
 REASON_WORDS = {
     "unknown_topology": "with no known place in the topology",
     "cluster": "of another cluster",
+    "pool": "of another pool",
     "avoided": "on the request's own list to avoid",
     "drained": "drained",
     "lost": "lost",
@@ -54,9 +56,29 @@ def shape(request: PlacementRequest, members: int) -> str:
     """
     >>> shape(PlacementRequest(request_id="a", gang=4, gpus_per_node=8), 4)
     '4 x 8 GPUs'
+    >>> shape(PlacementRequest(request_id="a", gpu_share=460), 2)
+    '2 x 0.46 GPU'
     """
-    each = count_of(request.gpus_per_node, "GPU")
-    return each if members == 1 else f"{members:,} x {each}"
+    return member(request) if members == 1 else f"{members:,} x {member(request)}"
+
+
+def member(request: PlacementRequest) -> str:
+    """What one member takes: `8 GPUs`, `0.46 GPU`; without GPUs `16 CPUs and 64 GiB of memory`."""
+    if request.milli < WHOLE:
+        return f"{request.milli / WHOLE:g} GPU"
+    if request.gpus_per_node:
+        return count_of(request.gpus_per_node, "GPU")
+    memory = request.host_memory_gib
+    wanted = (count_of(request.cpus, "CPU") if request.cpus else "", f"{memory:,g} GiB of memory" if memory else "")
+    return " and ".join(filter(None, wanted))
+
+
+def fitting(request: PlacementRequest, members: int) -> str:
+    """Room for so many members, in a phrase: `16 free GPUs fit`, `room for 3 x 0.46 GPU`."""
+    if request.milli < WHOLE or not request.gpus_per_node:
+        return f"room for {shape(request, members)}" if members else f"no room for {member(request)}"
+    gpus = members * request.gpus_per_node
+    return f"{count_of(gpus, 'free GPU')} {'fits' if gpus == 1 else 'fit'}"
 
 
 def placed_sentence(
@@ -147,12 +169,14 @@ def _name_risky(view: ClusterView, options: Options, rows: Sequence[int]) -> str
 
 def needs(request: PlacementRequest) -> str:
     """What a request asks for, in a phrase: `64 GPUs inside one rack`."""
-    total = request.members.min * request.gpus_per_node
-    text = count_of(total, "GPU") if request.members.min > 1 else shape(request, 1)
-    if request.gpus_per_node > 1 and request.members.min > 1:
-        text += f" ({shape(request, request.members.min)})"
-    if request.gpu_model:
-        text = f"{text} of model {request.gpu_model}"
+    total, members = request.members.min * request.gpus_per_node, request.members.min
+    text = count_of(total, "GPU") if total and request.milli == WHOLE else shape(request, members)
+    if request.gpus_per_node > 1 and members > 1:
+        text += f" ({shape(request, members)})"
+    if models := request.gpu_models or ((request.gpu_model,) if request.gpu_model else ()):
+        text = f"{text} of model {' or '.join(models)}"
+    if request.pool:
+        text += f" in pool {request.pool}"
     if request.required is not None:
         text += f" inside one {LEVEL_WORDS[request.required]}"
     elif request.spread and request.members.min > 1:
@@ -171,14 +195,13 @@ def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> 
     if not len(view):
         return f"{text}; no node is known yet"
     rows = np.flatnonzero(screened.passes)
-    fitting = int(screened.room.sum()) * request.gpus_per_node
-    wanted = request.members.min * request.gpus_per_node
+    members = int(screened.room.sum())
     if rejected.get("gpus_per_node") and int(view.topology.gpus.max()) < request.gpus_per_node:
         return f"{text}, {request.gpus_per_node} of them on one node; the largest node has {view.topology.gpus.max()}"
     level = request.required
-    if level is not None and fitting >= wanted:
-        return f"{text}; {_scattered(request, view, screened, level, rows, fitting)}"
-    text += f"; {fitting:,} free {'GPU fits' if fitting == 1 else 'GPUs fit'}"
+    if level is not None and members >= request.members.min:
+        return f"{text}; {_scattered(request, view, screened, level, rows)}"
+    text += f"; {fitting(request, members)}"
     if len(rows):
         text += f", on {count_of(len(rows), 'node')}"
     out = [f"{count} {REASON_WORDS.get(name, name)}" for name, count in rejected.items()]
@@ -191,13 +214,18 @@ def _scattered(
     screened: Screen,
     level: Level,
     rows: NDArray[np.int64],
-    fitting: int,
 ) -> str:
     room = room_at(level, view.topology, rows, screened.room[rows])
     best = int(room.members.argmax())
     names = view.topology.domain_names
     name = view.topology.nodes[int(rows[best])].name if level is Level.NODE else names[level][best]
     word = LEVEL_WORDS[level]
-    most = room.most * request.gpus_per_node
     domains = int((room.members > 0).sum())
-    return f"the best {word} {name} has {most:,} free; {fitting:,} free GPUs are scattered over {domains:,} {word}s"
+    total = int(screened.room.sum())
+    if request.milli < WHOLE or not request.gpus_per_node:
+        return (
+            f"the best {word} {name} has {fitting(request, room.most)}; "
+            f"{fitting(request, total)} is scattered over {domains:,} {word}s"
+        )
+    most, free = room.most * request.gpus_per_node, total * request.gpus_per_node
+    return f"the best {word} {name} has {most:,} free; {free:,} free GPUs are scattered over {domains:,} {word}s"

@@ -23,7 +23,7 @@ from fleet.events import (
     Submitted,
 )
 from fleet.events import Preempted as PreemptedEvent
-from fleet.requests import Gang
+from fleet.requests import MAX_MODELS, WHOLE_GPU, Gang
 
 FUTURE_LIMIT_MS = 60_000
 NO_FUTURE_LIMIT_MS = 2**62
@@ -212,8 +212,13 @@ def _check_gang(gang: Gang | int) -> None:
 
 
 def _check_submitted(event: Submitted) -> None:
-    for field in ("cluster", "tenant", "queue", "user", "group", "name", "gpu_model"):
+    for field in ("cluster", "tenant", "queue", "user", "group", "name", "gpu_model", "pool"):
         _check_label(field, getattr(event, field))
+    if len(event.gpu_models) > MAX_MODELS:
+        raise RecordError("too_long", f"{len(event.gpu_models)} gpu_models, at most {MAX_MODELS}")
+    for name in event.gpu_models:
+        _check_label("gpu_models", name)
+    _check_share(event.gpu_share)
     _check_gang(event.gang)
     _check_count("gpus_per_node", event.gpus_per_node, MAX_GPU_INDEX + 1)
     _check_count("priority", abs(event.priority))
@@ -235,6 +240,15 @@ def _check_ranks(event: Started | Resized) -> None:
         _check_count("rank", place.rank)
         _check_node("node", place.node)
         _check_gpus(place.gpus)
+        if place.gpu_share is not msgspec.UNSET:
+            _check_share(place.gpu_share)
+            if len(place.gpus) != 1:
+                raise RecordError("bad_value", f"gpu_share is a part of one GPU, gpus {shown(place.gpus)} are not one")
+
+
+def _check_share(share: int | None) -> None:
+    if share is not None and not 1 <= share <= WHOLE_GPU:
+        raise RecordError("out_of_range", f"gpu_share {shown(share)}: thousandths of a GPU, 1..{WHOLE_GPU}")
 
 
 def _check_gpus(gpus: tuple[int, ...]) -> None:

@@ -51,6 +51,9 @@ class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
     gpus_per_node: int | msgspec.UnsetType = msgspec.UNSET
     priority: int | msgspec.UnsetType = msgspec.UNSET
     gpu_model: str = ""
+    gpu_models: tuple[str, ...] = ()
+    gpu_share: int | None = None
+    pool: str = ""
     cpus: int | None = None
     limit_s: float | None = None
 

@@ -235,6 +235,9 @@ def asked_of(attempt: JobAttempt) -> Asks:
         gpus_per_node=told.gpus_per_node,
         priority=told.priority,
         gpu_model=told.gpu_model,
+        gpu_models=told.gpu_models,
+        gpu_share=told.gpu_share,
+        pool=told.pool,
         cpus=told.cpus or None,
         limit_s=told.limit_s or None,
     )

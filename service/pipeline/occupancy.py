@@ -4,7 +4,7 @@ If the events and the snapshots that had folded them are lost, the last board te
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
+from fleet.requests import WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
 from service.answers.jobs import RunningJobRow
 from service.board.board import Board
@@ -26,13 +26,17 @@ UNKNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 free."""
+    """holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 free.
+
+    parts: (k, 4) int32 of GPUs of which jobs hold a part: job, node, GPU, thousandths. Its holder is the first of them.
+    """
 
     holder: NDArray[np.int32]
     jobs: tuple[str, ...]
     node_jobs: dict[int, list[str]]
     used_cpus: NDArray[np.float64]  # (n,)
     used_host_memory_gib: NDArray[np.float64]  # (n,)
+    parts: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 4), np.int32))
 
 
 def observe(
@@ -53,14 +57,20 @@ def observe(
     counts = topology.gpus.tolist()
     named: list[tuple[int, int, int]] = []  # (row, GPU, number), in order: of several the last one holds it
     unnamed: list[tuple[int, int]] = []  # (number, row) of those whose GPUs are to be guessed, after all named ones
+    parts: list[tuple[int, int, int, int]] = []
     for number, attempt in enumerate(running):
-        places = [(rank.node, rank.gpus) for rank in attempt.ranks] or [(node, ()) for node in attempt.nodes]
-        for node, gpus in places:
+        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in attempt.ranks]
+        for node, gpus, share in places or [(node, (), msgspec.UNSET) for node in attempt.nodes]:
             row = index.get(node, -1)
             if row < 0:
                 continue
             if gpus:
-                named += [(row, gpu, number) for gpu in gpus if 0 <= gpu < counts[row]]
+                known = [gpu for gpu in gpus if 0 <= gpu < counts[row]]
+                milli = share or _share_of(attempt)
+                if milli < WHOLE_GPU:
+                    parts += [(number, row, gpu, milli) for gpu in known]
+                else:
+                    named += [(row, gpu, number) for gpu in known]
             else:
                 unnamed.append((number, row))
         for node in attempt.hosts:
@@ -72,10 +82,18 @@ def observe(
     if named:
         rows, columns, numbers = zip(*named, strict=True)
         holder[list(rows), list(columns)] = numbers
+    shared = np.array([part for part in parts if holder[part[1], part[2]] < 0], np.int32).reshape(-1, 4)
+    last_first = shared[::-1].copy()  # of several that write a GPU's holder the one written last stays, the first
+    holder[last_first[:, 1], last_first[:, 2]] = last_first[:, 0]
     for number, row in unnamed:
         works = np.zeros(width, bool) if at_work is None else at_work[row]
         holder[row, _likeliest_free(holder[row], running[number], topology.gpus[row], works)] = number
-    return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory)
+    return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory, shared)
+
+
+def _share_of(attempt: JobAttempt) -> int:
+    """Thousandths that it holds of each of its GPUs, as far as its submission tells."""
+    return (attempt.submission.gpu_share if attempt.submission else None) or WHOLE_GPU
 
 
 def _likeliest_free(
@@ -98,19 +116,32 @@ def running_on(board: Board) -> list[JobAttempt] | None:
             return None
         holder, nodes = board.array("gpu.job"), board.names("names.node")
         rows = decode_running(board.raw("jobs.running"))
+        parts = parts_on(board)
     except KeyError:
         return None
     attempts = []
     for number, row in enumerate(rows):
         held: dict[int, list[int]] = {}
-        for node, gpu in np.argwhere(holder == number).tolist():
+        mine = holder == number
+        mine[parts[:, 1], parts[:, 2]] = False
+        for node, gpu in np.argwhere(mine).tolist():
             held.setdefault(node, []).append(gpu)
-        attempts.append(_attempt_on_board(row, {nodes[node]: gpus for node, gpus in held.items()}))
+        places = [(nodes[node], tuple(gpus), WHOLE_GPU) for node, gpus in held.items()]
+        places += [(nodes[node], (gpu,), milli) for job, node, gpu, milli in parts.tolist() if job == number]
+        attempts.append(_attempt_on_board(row, places))
     return attempts
 
 
-def _attempt_on_board(row: RunningJobRow, held: dict[str, list[int]]) -> JobAttempt:
+def parts_on(board: Board) -> NDArray[np.int32]:
+    """(k, 4) as `Occupancy.parts`; none on a board of before there were any."""
+    return board.array("gpu.parts") if "gpu.parts" in board else np.zeros((0, 4), np.int32)
+
+
+def _attempt_on_board(row: RunningJobRow, places: Sequence[tuple[str, tuple[int, ...], int]]) -> JobAttempt:
     job, number, started_ms = row.job, row.attempt, row.started_ms
     told = Submitted(job=job, attempt=number, sequence=0, time_ms=started_ms or 0, queue=row.queue, limit_s=row.limit_s)
-    ranks = tuple(RankPlacement(rank, node, tuple(gpus)) for rank, (node, gpus) in enumerate(held.items()))
+    ranks = tuple(
+        RankPlacement(rank, node, gpus, milli if milli < WHOLE_GPU else msgspec.UNSET)
+        for rank, (node, gpus, milli) in enumerate(places)
+    )
     return JobAttempt(job, number, submission=told, started_ms=started_ms, ranks=ranks)

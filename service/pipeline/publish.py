@@ -75,6 +75,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "risk.reason": encode(_first_reasons(tick)),
         "gpu.usable": tick.usable,
         "gpu.job": tick.occupancy.holder,
+        "gpu.parts": tick.occupancy.parts,
         "gpu.unknown_use": tick.unknown_use,
         "names.job": "\n".join(tick.occupancy.jobs).encode(),
         "names.live": "\n".join(_known_attempts(tick)).encode(),

@@ -16,13 +16,14 @@ from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from placement.ledger import Intent, IntentState
 from placement.queue import Waiting
-from placement.slots import milli_of
+from placement.slots import HeldParts, less_parts, milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
 from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
 from service.board.free import unknown_use
 from service.board.urgent import AWAY, forbids, struck
 from service.config import PlacerConfig
+from service.pipeline.occupancy import parts_on
 
 RISK_HORIZON_S = 3600
 ADVICE_OF = {"none": Advice.NONE, "watch": Advice.NONE, "avoid": Advice.AVOID}  # others: to be drained
@@ -75,6 +76,7 @@ class ViewDecoder:
         n = len(self._topology)
         usable = _rows(board.array("gpu.usable"), n, False)
         holders = _rows(board.array("gpu.job"), n, -1)
+        parts = _parts(board, holders.shape)
         in_use = unknown_use(board, self._placer)
         if in_use is not None:
             in_use = _rows(in_use, n, False) & usable & (holders < 0)
@@ -97,7 +99,8 @@ class ViewDecoder:
         hour = RISK_HORIZONS_S.index(RISK_HORIZON_S)
         return ClusterView(
             topology=self._topology,
-            milli=milli_of(usable & (holders < 0)),
+            milli=less_parts(milli_of(usable & (holders < 0)), usable, parts),
+            parts=parts,
             usable=usable,
             state=state,
             p_fail=fail[hour],
@@ -117,6 +120,13 @@ class ViewDecoder:
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )
+
+
+def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
+    """What the board says of GPUs that several jobs may share; nothing of nodes or GPUs that it does not know."""
+    job, row, gpu, milli = parts_on(board).astype(np.int64).T
+    known = (row < shape[0]) & (gpu < shape[1])
+    return HeldParts(job[known], (row * shape[1] + gpu)[known], milli[known])
 
 
 def running_of(board: Board) -> dict[str, RunningJob]:

@@ -243,7 +243,7 @@ def test_a_filter_and_a_scorer_of_the_operator_take_part(make_view) -> None:
     assert "last" in decision.parts
 
 
-@pytest.mark.parametrize("field", ["gpu_share", "nvme_gib", "power_w"])
+@pytest.mark.parametrize("field", ["mig_profile", "nvme_gib", "power_w"])
 def test_a_demand_that_nobody_keeps_is_refused_by_name(make_view, field: str) -> None:
     with pytest.raises(RequestError, match="not honoured yet") as caught:
         decide(ask(**{field: 0.5}), make_view({"r01": [8]}))

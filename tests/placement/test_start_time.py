@@ -200,8 +200,9 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
     view = replace(view, milli=milli_of(holders < 0), state=(rng.random(9) < 0.1).astype(np.int8))
     left_s = rng.integers(100, 90_000, 6).tolist()
     running = {job: RunningJob(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
+    held = {job: np.flatnonzero(holders.ravel() == number) for number, job in enumerate(jobs)}
     ahead = [
-        Release(job, NOW_MS + left * 1000, np.flatnonzero(holders.ravel() == jobs.index(job)))
+        Release(job, NOW_MS + left * 1000, held[job], np.full(len(held[job]), 1000))
         for left, job in sorted(zip(left_s, jobs, strict=True))
     ]
     timeline = Timeline(view, ahead)

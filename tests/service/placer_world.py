@@ -37,6 +37,7 @@ class HandBoard:
     generation: int = 1
     as_of_ms: int = NOW_MS
     inbox: dict[str, int] = field(default_factory=dict)  # what of it is folded
+    parts: list[tuple[int, int, int, int]] = field(default_factory=list)  # job, node, GPU, thousandths
 
     def __post_init__(self) -> None:
         self.writer = BoardWriter(self.folder)
@@ -51,6 +52,8 @@ class HandBoard:
         risk = np.full((3, 4, NODES), 0.001)
         for number, nodes in enumerate(self.jobs.values()):
             holders[list(nodes)] = number
+        for number, node, gpu, _ in self.parts:
+            holders[node, gpu] = number
         for row, (p, _) in self.risk.items():
             risk[2, :, row] = p
         sections: dict[str, Any] = {
@@ -71,6 +74,7 @@ class HandBoard:
             "risk.reason": _json({names[row]: sentence for row, (_, sentence) in self.risk.items()}),
             "gpu.usable": np.ones((NODES, GPUS), bool),
             "gpu.job": holders,
+            "gpu.parts": np.array(self.parts, np.int32).reshape(-1, 4),
             "node.free_cpus": np.full(NODES, 128, np.float32),
             "node.free_host_memory_gib": np.full(NODES, np.nan, np.float32),
             "occupancy": _json({"position": 1, "running": [(job, 1) for job in self.jobs], "ended": self.ended}),

@@ -35,6 +35,8 @@ SHOWN = (
     "false_alarms_per_node_day",
     "flagged_after_repair_share",
     "false_alarms_per_10000_steps",
+    "allocated_at_130",
+    "seconds",
 )
 POOLED = ("all", "shuffled truth", "decoys alone", "healthy")
 

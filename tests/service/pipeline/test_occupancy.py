@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 
 from fleet.events import Started, Submitted
@@ -45,6 +46,18 @@ def test_cpus_count_once_a_node() -> None:
 def test_gpus_that_a_smaller_node_does_not_have_are_held_by_nobody() -> None:
     started = Started(job="j", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (1, 2, 3)),))
     assert observe([attempt("j", started)], TOPOLOGY, INDEX).holder[1].tolist() == [-1, 0, -1, -1]
+
+
+def test_jobs_that_take_parts_share_a_gpu_and_a_whole_one_is_nobody_elses() -> None:
+    told = (RankPlacement(0, "a", (0,), 300), RankPlacement(1, "a", (1,), 300))
+    by_ranks = attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=told))
+    by_submission = attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0,)),)))
+    assert by_submission.submission is not None
+    by_submission.submission = msgspec.structs.replace(by_submission.submission, gpu_share=500)
+    whole = attempt("z", Started(job="z", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (1,)),)))
+    seen = observe([by_ranks, by_submission, whole], TOPOLOGY, INDEX)
+    assert seen.holder[0].tolist() == [0, 2, -1, -1]
+    assert seen.parts.tolist() == [[0, 0, 0, 300], [1, 0, 0, 500]]
 
 
 def test_gpus_that_somebody_names_are_not_guessed_for_another() -> None:

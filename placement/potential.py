@@ -1,0 +1,100 @@
+"""The potential of nodes: how many of their free GPUs the demand could not use. Where it grows least packs well.
+
+Each shape of the recent demand asks every node: could I run here? If so, it can use those slots that have enough free
+for one of its GPUs; if not, none. What is free beyond that, averaged over the demand, is *fragmented* (Weng et al.,
+"Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023). GPUs beside
+too few CPUs are *stranded*: softplus(free GPUs - free CPUs / CPUs that a GPU of the demand wants). The potential is the
+sum, in thousandths of GPUs.
+
+Differences are rounded down to whole `BIN`s, and among equals the first node by name is taken. Both matter: noise
+below a bin would scatter work, and taking the first fills nodes one after the other.
+
+Arrays are over k nodes with g slots; model: (k,) codes, -1 unknown. Free CPUs that are unknown (NaN) suffice for all.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.shapes import MemberShape, ShapeDemand
+from placement.slots import WHOLE
+
+BIN = 40.0  # thousandths of a GPU
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Slots = NDArray[np.int64] | NDArray[np.int16]
+
+
+def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+    """(k,) thousandths of GPUs that a random shape of the demand could use on each node."""
+    enough = milli[:, None, :] >= demand.levels[None, :, None]
+    count = np.count_nonzero(enough, axis=2)
+    amount = np.einsum("kug,kg->ku", enough, milli, dtype=np.float64)
+    runs = count[:, demand.level_of] >= demand.gpus
+    runs &= ~(cpus[:, None] < demand.cpus)
+    runs &= demand.hosts[model]
+    return np.asarray(np.where(runs, amount[:, demand.level_of], 0.0) @ demand.weight)
+
+
+def fragmented(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+    """(k,) thousandths of GPUs that are free and of no use to a random shape of the demand."""
+    return np.asarray(milli.sum(axis=1, dtype=np.int64) - usable(demand, milli, cpus, model))
+
+
+def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
+    """(k,) thousandths of free GPUs beyond what the free CPUs can feed, smoothly."""
+    if demand.cpus_per_gpu <= 0:
+        return np.zeros(len(milli))
+    over = milli.sum(axis=1, dtype=np.int64) / WHOLE - np.nan_to_num(cpus, nan=np.inf) / demand.cpus_per_gpu
+    return np.asarray(WHOLE * np.logaddexp(0.0, over))
+
+
+def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+    """(k,) what is fragmented and what is stranded."""
+    return fragmented(demand, milli, cpus, model) + stranded(demand, milli, cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Ways to place one member: of node `at` (index into k) the `slot`, -1 where it is not one part of one GPU;
+    milli: (ways, g) what is then free."""
+
+    at: Ints
+    slot: Ints
+    milli: Ints
+
+
+def ways(shape: MemberShape, milli: Slots) -> Ways:
+    """Each slot that a part of a GPU fits on, of equal ones the first; whole GPUs take the first free ones. No node
+    that has too few."""
+    if shape.gpus == 1 and shape.milli < WHOLE:
+        alike = np.tril(milli[:, :, None] == milli[:, None, :], -1).any(axis=2)
+        at, slot = np.nonzero((milli >= shape.milli) & ~alike)
+        after = milli[at].astype(np.int64)
+        after[np.arange(len(at)), slot] -= shape.milli
+        return Ways(at, slot, after)
+    enough = milli >= WHOLE
+    at = np.flatnonzero(np.count_nonzero(enough, axis=1) >= shape.gpus)
+    first = enough[at] & (np.cumsum(enough[at], axis=1) <= shape.gpus)
+    return Ways(at, np.full(len(at), -1), np.where(first, 0, milli[at]).astype(np.int64))
+
+
+def binned(growth: Floats) -> Floats:
+    """How good it is to let the potential grow by so much: whole bins, rounded down.
+
+    >>> binned(np.array([0.0, 1.0, 40.0, -39.0, -40.0])).tolist()
+    [0.0, -1.0, -1.0, 0.0, 1.0]
+    """
+    return np.asarray(np.floor(-growth / BIN))
+
+
+def best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
+    """(nodes,) the best of each node's ways, -inf without one, and its slot, the first of equals."""
+    best = np.full(nodes, -np.inf)
+    np.maximum.at(best, taken.at, good)
+    equal = np.flatnonzero(good == best[taken.at])[::-1].copy()
+    slot = np.full(nodes, -1, np.int64)
+    slot[taken.at[equal]] = taken.slot[equal]  # of several the one written last stays, the first
+    return best, slot

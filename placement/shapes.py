@@ -1,0 +1,91 @@
+"""Shapes: what a request is to the machines. Thousands of jobs have tens of shapes."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.slots import WHOLE
+
+COMMON = 0.95  # the rarest shapes, one request in twenty, are left out of a demand
+MOST_SHAPES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class MemberShape:
+    """One member of a request: `gpus` slots of which `milli` thousandths each must be free, CPUs, GPU models (empty:
+    any; a part of a name in lower case is enough)."""
+
+    gpus: int
+    milli: int = WHOLE
+    cpus: float = 0.0
+    models: tuple[str, ...] = ()
+
+    def is_hosted_by(self, model: str) -> bool:
+        """Whether a GPU of this model will do."""
+        return not self.models or any(wanted in model.casefold() for wanted in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeDemand:
+    """m shapes as columns, by how many of 1 request each is; levels: (u,) what they need free of a slot, ascending."""
+
+    gpus: NDArray[np.int64]  # (m,)
+    cpus: NDArray[np.float64]  # (m,)
+    hosts: NDArray[np.bool_]  # (models + 1, m) nodes of the model can host it; the last row is of an unknown model
+    weight: NDArray[np.float64]  # (m,) sum 1, what needs no GPU included
+    levels: NDArray[np.int64]
+    level_of: NDArray[np.int64]  # (m,) index into `levels`
+    cpus_per_gpu: float  # what one GPU of this demand wants of them; 0: nothing is known of CPUs
+
+
+def demand_of(members: Mapping[MemberShape, float], models: Iterable[str]) -> ShapeDemand | None:
+    """The commonest shapes of `members` (shape → how many) on GPUs of `models`; None where none needs a GPU."""
+    total = sum(members.values())
+    wanted = sum(shape.gpus * shape.milli * count for shape, count in members.items()) / WHOLE
+    cpus = sum(shape.cpus * count for shape, count in members.items() if shape.gpus)
+    kept, seen = [], 0.0
+    for shape, count in sorted(members.items(), key=lambda item: (-item[1], repr(item[0])))[:MOST_SHAPES]:
+        if seen >= COMMON * total:
+            break
+        kept.append((shape, count))
+        seen += count
+    using = [(shape, count / seen) for shape, count in kept if shape.gpus]
+    if not using:
+        return None
+    levels, level_of = np.unique([shape.milli for shape, _ in using], return_inverse=True)
+    names = [*models, ""]
+    return ShapeDemand(
+        gpus=np.array([shape.gpus for shape, _ in using], np.int64),
+        cpus=np.array([shape.cpus for shape, _ in using], np.float64),
+        hosts=np.array([[shape.is_hosted_by(name) for shape, _ in using] for name in names], bool),
+        weight=np.array([share for _, share in using], np.float64),
+        levels=levels.astype(np.int64),
+        level_of=level_of,
+        cpus_per_gpu=cpus / wanted,
+    )
+
+
+class RecentShapes:
+    """The shapes of the newest requests, each as many times as it has members."""
+
+    def __init__(self, kept: int) -> None:
+        self._newest: deque[tuple[MemberShape, int]] = deque(maxlen=kept)
+        self.version = 0
+
+    def add(self, shape: MemberShape, members: int = 1) -> None:
+        """Another request; beyond `kept` the oldest is forgotten."""
+        self._newest.append((shape, members))
+        self.version += 1
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def counted(self) -> Counter[MemberShape]:
+        """shape → members."""
+        found: Counter[MemberShape] = Counter()
+        for shape, members in self._newest:
+            found[shape] += members
+        return found

@@ -1,0 +1,229 @@
+"""Pack arrivals onto machines one by one, nothing ever leaving: what share of the GPUs a policy gets allocated.
+
+A policy says of each way to place a pod how good it is. Scores are kept by kind of pod and made anew only for nodes
+that have changed since that kind was looked at: an arrival costs what changed, not what there is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.potential import Ways, best_slots, binned, ways
+from placement.shapes import MemberShape, RecentShapes, ShapeDemand, demand_of
+from placement.slots import WHOLE
+from training.sets.packing_sets import Machines, PodKind, PodList
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+Measure = Callable[[ShapeDemand, Ints, Floats, Ints], Floats]
+Score = Callable[[MemberShape, "PackedFleet", Ints, Ways], Floats]
+
+SOON, LATE = 250, 2000  # arrivals between two looks at the demand: as many as there were, within these
+
+
+class Policy(Protocol):
+    """good: (ways,) higher is better. begin: before each arrival; True where all scores are made anew."""
+
+    def begin(self, arrived: int, shape: MemberShape) -> bool: ...
+
+    def good(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats: ...
+
+    def choose(self, good: Floats) -> int: ...
+
+
+@dataclass(slots=True)
+class PackedFleet:
+    """What is free of the machines while they fill. changed: rows in the order of their changes."""
+
+    machines: Machines
+    milli: Ints = field(init=False)
+    cpus: Floats = field(init=False)
+    memory_mib: Floats = field(init=False)
+    changed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.milli = self.machines.milli.astype(np.int64)
+        self.cpus, self.memory_mib = self.machines.cpus.copy(), self.machines.memory_mib.copy()
+
+    def hosts(self, kind: PodKind) -> NDArray[np.bool_]:
+        """(models,) whether it is of a model that the kind takes."""
+        return np.array([kind.shape.is_hosted_by(model) for model in self.machines.models], bool)
+
+    def take(self, kind: PodKind, row: int, slot: int) -> None:
+        """Place one pod."""
+        free = self.milli[row]
+        if slot >= 0:
+            free[slot] -= kind.shape.milli
+        else:
+            free[np.flatnonzero(free >= WHOLE)[: kind.shape.gpus]] = 0
+        self.cpus[row] -= kind.shape.cpus
+        self.memory_mib[row] -= kind.memory_mib
+        self.changed.append(row)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The scores of one kind: (n,) how good the best way is, -inf for none, and its slot."""
+
+    good: Floats
+    slot: Ints
+    upto: int  # of the fleet's changes
+
+
+def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callable[[PackedFleet], Policy]) -> float:
+    """The share of GPUs that is allocated after all arrivals; order: (arrivals,) index into `kinds`."""
+    fleet = PackedFleet(machines)
+    policy = make(fleet)
+    hosts = [fleet.hosts(kind)[machines.model] for kind in kinds]
+    seen: dict[int, _Seen] = {}
+    allocated = 0
+    for arrived, number in enumerate(order.tolist()):
+        kind = kinds[number]
+        if policy.begin(arrived, kind.shape):
+            seen.clear()
+        known = _refreshed(seen, number, kind, fleet, hosts[number], policy)
+        row = policy.choose(known.good)
+        if row >= 0:
+            fleet.take(kind, row, int(known.slot[row]))
+            allocated += kind.shape.gpus * kind.shape.milli
+    return allocated / WHOLE / machines.gpus
+
+
+def _refreshed(
+    seen: dict[int, _Seen], number: int, kind: PodKind, fleet: PackedFleet, hosts: NDArray[np.bool_], policy: Policy
+) -> _Seen:
+    n = len(fleet.cpus)
+    known = seen.get(number)
+    if known is None:
+        known = seen[number] = _Seen(np.full(n, -np.inf), np.full(n, -1, np.int64), len(fleet.changed))
+        rows = np.arange(n)
+    else:
+        rows = np.array(sorted(set(fleet.changed[known.upto :])), np.int64)
+        known.upto = len(fleet.changed)
+    if not len(rows):
+        return known
+    known.good[rows] = -np.inf
+    rows = rows[hosts[rows] & (fleet.cpus[rows] >= kind.shape.cpus) & (fleet.memory_mib[rows] >= kind.memory_mib)]
+    taken = ways(kind.shape, fleet.milli[rows])
+    if len(taken.at):
+        good = policy.good(kind.shape, rows, taken)
+        known.good[rows], known.slot[rows] = best_slots(taken, good, len(rows))
+    return known
+
+
+def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
+    """(arrivals,) kinds: each pod once and clones of pods drawn until `load` times the GPUs are asked for, shuffled."""
+    rng = np.random.default_rng(seed)
+    each = pods.gpus()
+    drawn = np.arange(len(each))
+    short = load * machines.gpus * WHOLE - each.sum()
+    if short > 0 and each.any():
+        clones = rng.integers(0, len(each), 4 * int(np.ceil(short / each.mean())) + 100)
+        drawn = np.append(drawn, clones[: 1 + int(np.searchsorted(np.cumsum(each[clones]), short))])
+    return np.asarray(pods.kind[rng.permutation(drawn)])
+
+
+def first_best(good: Floats) -> int:
+    """The first of the best, -1 for none."""
+    row = int(np.argmax(good))
+    return row if good[row] > -np.inf else -1
+
+
+class ByGrowth:
+    """Least growth of a measure (the potential, or a part of it) over a demand; `learns`: from what arrives."""
+
+    def __init__(self, fleet: PackedFleet, measure: Measure, demand: RecentShapes, learns: bool) -> None:
+        self._fleet, self._measure, self._recent, self._learns = fleet, measure, demand, learns
+        self._demand: ShapeDemand | None = None
+        self._now = np.zeros(len(fleet.cpus))
+        self._upto = self._next = 0
+
+    def begin(self, arrived: int, shape: MemberShape) -> bool:
+        due = arrived == self._next
+        if due:
+            self._demand = demand_of(self._recent.counted(), self._fleet.machines.models)
+            self._now = self._of(np.arange(len(self._now)))
+            self._next = arrived + min(max(arrived, SOON), LATE) if self._learns else -1
+        else:
+            rows = np.array(sorted(set(self._fleet.changed[self._upto :])), np.int64)
+            self._now[rows] = self._of(rows)
+        self._upto = len(self._fleet.changed)
+        if self._learns:
+            self._recent.add(shape)
+        return due
+
+    def _of(self, rows: Ints) -> Floats:
+        fleet = self._fleet
+        if self._demand is None:
+            return np.zeros(len(rows))
+        return self._measure(self._demand, fleet.milli[rows], fleet.cpus[rows], fleet.machines.model[rows])
+
+    def good(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats:
+        if self._demand is None:
+            return np.zeros(len(taken.at))
+        fleet, at = self._fleet, rows[taken.at]
+        after = self._measure(self._demand, taken.milli, fleet.cpus[at] - shape.cpus, fleet.machines.model[at])
+        return binned(after - self._now[at])
+
+    def choose(self, good: Floats) -> int:
+        return first_best(good)
+
+
+class ByScore:
+    """A peer that looks at the node alone. good: (shape, fleet, rows, taken) → (ways,)."""
+
+    def __init__(self, fleet: PackedFleet, score: Score) -> None:
+        self._fleet, self._score = fleet, score
+
+    def begin(self, arrived: int, shape: MemberShape) -> bool:
+        return False
+
+    def good(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats:
+        return self._score(shape, self._fleet, rows, taken)
+
+    def choose(self, good: Floats) -> int:
+        return first_best(good)
+
+
+class ByChance(ByScore):
+    """Any node with room, any slot."""
+
+    def __init__(self, fleet: PackedFleet, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        super().__init__(fleet, lambda shape, fleet, rows, taken: self._rng.random(len(taken.at)))
+
+    def choose(self, good: Floats) -> int:
+        rows = np.flatnonzero(good > -np.inf)
+        return int(self._rng.choice(rows)) if len(rows) else -1
+
+
+def best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
+    """The node with the least left of GPUs and CPUs, as parts of the largest node; there the fullest slot."""
+    gpus = taken.milli.sum(axis=1) / (fleet.milli.shape[1] * WHOLE)
+    cpus = (fleet.cpus[rows[taken.at]] - shape.cpus) / fleet.machines.cpus.max()
+    return np.asarray(-(gpus + cpus) - _left(taken) / (100 * WHOLE))
+
+
+def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
+    """The least dot product of what is asked and what is free, each as a part of the largest node."""
+    whole = fleet.milli.shape[1] * WHOLE
+    free = fleet.milli[rows].sum(axis=1)[taken.at] / whole
+    asked = shape.gpus * shape.milli / whole
+    cpus = fleet.cpus[rows[taken.at]] * shape.cpus / fleet.machines.cpus.max() ** 2
+    return np.asarray(-(free * asked + cpus) - _left(taken) / (1e6 * WHOLE))
+
+
+def packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
+    """A slot in use first, then an idle one of a node in use, an idle node last."""
+    used = (fleet.milli[rows].sum(axis=1) < fleet.machines.milli[rows].sum(axis=1, dtype=np.int64))[taken.at]
+    shared = (taken.slot >= 0) & (_left(taken) < WHOLE - shape.milli)
+    return np.where(shared, 2.0, used.astype(np.float64)) - _left(taken) / (100 * WHOLE)
+
+
+def _left(taken: Ways) -> Floats:
+    """(ways,) what is then left of the slot; 0 for whole GPUs."""
+    return np.where(taken.slot >= 0, taken.milli[np.arange(len(taken.at)), taken.slot], 0).astype(np.float64)

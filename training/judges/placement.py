@@ -1,0 +1,88 @@
+"""`fleetcast evaluate placement`: the share of GPUs that is allocated when 130 % of them have been asked for.
+
+    ours       least growth of the potential (placement/potential.py) over what arrived so far; the first arrivals
+               find the demand of the train folder's other lists
+    fgd        fragmentation alone, over the judged list itself, known beforehand (Weng et al., ATC 2023)
+    best_fit   the node with the least left;  dot_prod: the least dot product of what is asked and what is free
+    packing    GPUs in use first, idle nodes last;  random: any node with room
+
+Pods arrive one by one in an order drawn by `seed`, and nothing leaves. A pod that finds no room is turned away.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from placement.potential import fragmented, potential
+from placement.shapes import RecentShapes
+from training.judges.packing import (
+    ByChance,
+    ByGrowth,
+    ByScore,
+    PackedFleet,
+    Policy,
+    arrivals,
+    best_fit,
+    dot_product,
+    pack,
+    packing,
+)
+from training.reports.results import ResultRow, Results
+from training.sets.packing_sets import PackingSet, PodList, read_packing_sets
+
+Say = Callable[[str], None]
+
+LOAD = 1.3
+WINDOW = 2000  # arrivals that ours remembers
+BEFORE = 200  # of them, at first, of other lists
+
+
+def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
+    """Judge every list of arrivals in the test folder."""
+    results = Results("placement")
+    for one in read_packing_sets(train, test, results.skipped):
+        evaluate_set(results, one, seed, say)
+    return results
+
+
+def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None:
+    """The rows of one list: every policy packs the same arrivals."""
+    order = arrivals(one.pods, one.machines, LOAD, seed)
+    say(f"{one.dataset}: {len(order):,} arrivals for {one.machines.gpus:,} GPUs of {len(one.machines.cpus):,} nodes")
+    for method, make in policies(one, seed).items():
+        began = time.process_time()
+        share = pack(one.machines, one.pods.kinds, order, make)
+        took_s = time.process_time() - began
+        for metric, value in (("allocated_at_130", 100 * share), ("seconds", took_s)):
+            row = ResultRow(one.dataset, "packing", "all", None, method, "", metric, value, None, None, len(order))
+            results.rows.append(row)
+        say(f"{one.dataset}: {method} {100 * share:.2f} % in {took_s:.1f} s")
+
+
+def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Policy]]:
+    """What is compared, by method."""
+    return {
+        "ours": lambda fleet: ByGrowth(fleet, potential, _seen_before(one.before, seed), True),
+        "fgd": lambda fleet: ByGrowth(fleet, fragmented, _whole_list(one.pods), False),
+        "best_fit": lambda fleet: ByScore(fleet, best_fit),
+        "dot_prod": lambda fleet: ByScore(fleet, dot_product),
+        "packing": lambda fleet: ByScore(fleet, packing),
+        "random": lambda fleet: ByChance(fleet, seed),
+    }
+
+
+def _seen_before(lists: Sequence[PodList], seed: int) -> RecentShapes:
+    recent, rng = RecentShapes(WINDOW), np.random.default_rng(seed)
+    for pods in lists:
+        for number in rng.choice(pods.kind, BEFORE // len(lists)).tolist():
+            recent.add(pods.kinds[number].shape)
+    return recent
+
+
+def _whole_list(pods: PodList) -> RecentShapes:
+    recent = RecentShapes(len(pods.kind))
+    for number in pods.kind.tolist():
+        recent.add(pods.kinds[number].shape)
+    return recent

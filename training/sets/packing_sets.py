@@ -1,0 +1,156 @@
+"""Sets for packing: the nodes of a cluster with their GPUs, and lists of what arrived there (the openb layout).
+
+    SET_node_list_*.parquet   sn, cpu_milli, memory_mib, gpu, model
+    SET_pod_list_NAME.*       cpu_milli, memory_mib, num_gpu, gpu_milli (of each GPU), gpu_spec (models "A|B"; may lack)
+
+They lie in `placement/SET` of a data folder. Nodes without GPUs are left out.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fleet.errors import RecordError
+from placement.shapes import MemberShape
+from placement.slots import WHOLE, Milli, milli_of
+from training.sets.data_folders import read_table
+
+SETS = "placement"
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+MOST_GPUS = 1024  # of one node
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """n nodes by name. milli: (n, g); cpus, memory_mib: (n,); model: (n,) index into `models`."""
+
+    milli: Milli
+    cpus: NDArray[np.float64]
+    memory_mib: NDArray[np.float64]
+    model: NDArray[np.int64]
+    models: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        return int(self.milli.sum(dtype=np.int64)) // WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class PodKind:
+    """What several pods ask for alike."""
+
+    shape: MemberShape
+    memory_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class PodList:
+    """What arrived: kinds, and (pods,) which of them each is."""
+
+    name: str
+    kinds: tuple[PodKind, ...]
+    kind: NDArray[np.int64]
+
+    def gpus(self) -> NDArray[np.int64]:
+        """(pods,) thousandths of GPUs that each takes."""
+        each = np.array([kind.shape.gpus * kind.shape.milli for kind in self.kinds], np.int64)
+        return each[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class PackingSet:
+    """A list to judge; before: other lists of the train folder, whose demand was seen before it."""
+
+    dataset: str
+    machines: Machines
+    pods: PodList
+    before: tuple[PodList, ...]
+
+
+def read_packing_sets(train: Path, test: Path, skipped: list[str]) -> list[PackingSet]:
+    """Every list of the test folder, its nodes from there or else from the train folder; `skipped` says what is not."""
+    found = []
+    folders = sorted({path.parent for path in test.glob(f"{SETS}/*/*_pod_list_*")})
+    if not folders:
+        skipped.append(f"{SETS}: no pod list in {test}")
+    for folder in folders:
+        try:
+            machines = _machines([folder, train / SETS / folder.name])
+        except RecordError as error:
+            skipped.append(f"{folder.name}: {error}")
+            continue
+        known = _lists(train / SETS / folder.name, skipped)
+        for pods in _lists(folder, skipped):
+            before = tuple(one for one in known if one.name != pods.name)
+            found.append(PackingSet(f"{folder.name}/{pods.name}", machines, pods, before))
+    return found
+
+
+def _machines(folders: list[Path]) -> Machines:
+    for folder in folders:
+        for path in sorted(folder.glob("*_node_list_*")):
+            return machines_of(read_table(path))
+    raise RecordError("no node list", f"no *_node_list_* in {' or '.join(map(str, folders))}")
+
+
+def _lists(folder: Path, skipped: list[str]) -> list[PodList]:
+    found = []
+    for path in sorted(folder.glob("*_pod_list_*")):
+        name = path.name.partition("_pod_list_")[2].partition(".")[0]
+        try:
+            found.append(pods_of(name, read_table(path)))
+        except RecordError as error:
+            skipped.append(f"{folder.name}/{name}: {error}")
+    return found
+
+
+def machines_of(table: pd.DataFrame) -> Machines:
+    """The nodes with GPUs, in the order of their names."""
+    numbers = _numbers(table, NODE_COLUMNS, ("cpu_milli", "memory_mib", "gpu"))
+    table = table.assign(**numbers)
+    table = table[table["gpu"] > 0].sort_values("sn", kind="stable")
+    if not len(table) or table["gpu"].max() > MOST_GPUS:
+        raise RecordError("bad node list", f"no node has 1 to {MOST_GPUS} GPUs" if not len(table) else "gpu too large")
+    models, model = np.unique(table["model"].astype(str).to_numpy(str), return_inverse=True)
+    gpus = table["gpu"].to_numpy(np.int64)
+    return Machines(
+        milli=milli_of(np.arange(gpus.max())[None, :] < gpus[:, None]),
+        cpus=table["cpu_milli"].to_numpy(np.float64) / 1000,
+        memory_mib=table["memory_mib"].to_numpy(np.float64),
+        model=model.astype(np.int64),
+        models=tuple(models.tolist()),
+    )
+
+
+def pods_of(name: str, table: pd.DataFrame) -> PodList:
+    """Raises RecordError for columns that lack, numbers that are none, and parts of several GPUs."""
+    numbers = _numbers(table, POD_COLUMNS, POD_COLUMNS)
+    whole = numbers["gpu_milli"] == WHOLE
+    if ((numbers["num_gpu"] > 1) & ~whole).any() or (numbers["gpu_milli"] > WHOLE).any():
+        raise RecordError("bad gpu_milli", f"it is of one GPU, at most {WHOLE}, and {WHOLE} where num_gpu is above 1")
+    spec = table["gpu_spec"] if "gpu_spec" in table else pd.Series(None, table.index, dtype=object)
+    wanted = spec.astype(object).where(spec.notna(), "").to_numpy(object)
+    rows = zip(*(numbers[column].tolist() for column in POD_COLUMNS), wanted.tolist(), strict=True)
+    codes: dict[tuple[float, float, float, float, str], int] = {}
+    kind = [codes.setdefault((*row[:4], str(row[4])), len(codes)) for row in rows]
+    return PodList(name, tuple(_kind(*code) for code in codes), np.array(kind, np.int64))
+
+
+def _kind(cpu_milli: float, memory_mib: float, num_gpu: float, gpu_milli: float, spec: str) -> PodKind:
+    models = tuple(part.casefold() for part in spec.split("|") if part)
+    return PodKind(MemberShape(int(num_gpu), int(gpu_milli) if num_gpu else 0, cpu_milli / 1000, models), memory_mib)
+
+
+def _numbers(table: pd.DataFrame, needed: tuple[str, ...], numeric: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
+    missing = [column for column in needed if column not in table.columns]
+    if missing:
+        raise RecordError("missing column", f"no column {', '.join(missing)}")
+    found = {column: pd.to_numeric(table[column], errors="coerce").to_numpy(np.float64) for column in numeric}
+    for column, values in found.items():
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise RecordError("bad number", f"{column} must be a number of at least 0 in every row")
+    return found
