@@ -19,6 +19,7 @@ from fleet.process import bearer, child_environment
 POLL_S = 0.5
 START_LIMIT_S = 120.0
 SETTLE_S = 3.0
+SETTLED_BY_S = 30.0  # a busy machine scrapes later
 ASKED = "demo-1"
 
 
@@ -153,14 +154,22 @@ class DemoRun:
             elapsed_s = time.monotonic() - began
             self.screen.say("letting the last scrapes arrive")
             simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
-            await asyncio.sleep(SETTLE_S)
-            await self._poll(session)
+            await self._settle(session)
             self._starts = (await _get(session, "/v1/queue") or {}).get("record") or {}
         if self.options.worth and self.options.input == "trace":
             self.stop.clear()
             self.screen.say("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
             self._worth = await self._compare()
         return self._report(elapsed_s)
+
+    async def _settle(self, session: Any) -> None:
+        """Read the totals until every bad line that was written is counted, for SETTLED_BY_S at most."""
+        until = time.monotonic() + SETTLED_BY_S
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            await self._poll(session)
+            if self.totals["bad_total"] >= self._simulated()["bad_records_injected"] or time.monotonic() > until:
+                return
 
     async def _until_ready(
         self, session: Any, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
