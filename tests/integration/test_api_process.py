@@ -34,7 +34,7 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = free_port()
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder), str(port)])
     try:
-        for _ in range(200):
+        for _ in range(1200):  # a busy machine starts it later
             try:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break

@@ -23,6 +23,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SHOWN_MS = 20_000  # what a page shows at last, a busy machine shows later
 SETTLED_COLOUR = """item => Promise.all(item.getAnimations().map((a) => a.finished))
     .then(() => getComputedStyle(item).backgroundColor)"""
 
@@ -32,6 +33,7 @@ def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         reason = f"no Chromium at {CHROMIUM} (Debian: apt-get install chromium, or set CHROMIUM)"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    expect.set_options(timeout=SHOWN_MS)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield running
