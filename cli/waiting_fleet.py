@@ -31,7 +31,7 @@ from simulator.traces import JobTrace, TraceJob, load_trace
 from simulator.workload import profile_of
 
 STEP_S, TICK_S = 15.0, 60.0  # at least every TICK_S there is a board; after a change, within STEP_S
-DEMAND_MS = 600_000
+DEMAND_MS = 1_800_000
 WEEKS = 1  # of history that the pipeline is told of
 CALLER = "simulation"
 

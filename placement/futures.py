@@ -20,6 +20,8 @@ Ints = NDArray[np.int64]
 
 BIN_S = 600.0  # what an arrival forecast counts GPUs in
 MOST_BINS = 1008  # a week
+SIZES = 256  # that are drawn at once
+RUNS = 256  # run times of each size, of which one that comes has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,32 @@ class ArrivalForecast:
 
     def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
         """(seconds from now, GPUs) of jobs that may come within MOST_BINS, in order."""
-        share, left = self.weights / self.weights.sum(), 0.0
-        for at in range(MOST_BINS):
-            end_s = (at + 1) * BIN_S
-            known = [np.interp(end_s, self.horizon_s, row) for row in self.gpus]
-            left += max(0.0, float(np.interp(rng.random(), self.quantiles, known)))
+        sizes, left = self._sizes(rng), 0.0
+        for at, gpus in enumerate(self._by_bin(rng)):
+            left += gpus
             coming = []
             while left > 0:
-                size = int(rng.choice(self.sizes, p=share))
-                left -= size
-                coming.append(size)
-            yield from zip(np.sort(end_s - BIN_S * rng.random(len(coming))).tolist(), coming, strict=True)
+                coming.append(next(sizes))
+                left -= coming[-1]
+            if coming:
+                yield from zip(np.sort(BIN_S * (at + rng.random(len(coming)))).tolist(), coming, strict=True)
+
+    def _by_bin(self, rng: np.random.Generator) -> list[float]:
+        """GPUs that come in each bin: of each at a level drawn, straight lines between the forecast's levels."""
+        end_s = BIN_S * np.arange(1, MOST_BINS + 1)
+        known = np.stack([np.interp(end_s, self.horizon_s, row) for row in self.gpus])
+        level, bins = rng.random(MOST_BINS), np.arange(MOST_BINS)
+        right = np.searchsorted(self.quantiles, level).clip(1, len(self.quantiles) - 1)
+        low, high = self.quantiles[right - 1], self.quantiles[right]
+        share = ((level - low) / (high - low)).clip(0.0, 1.0)
+        gpus = known[right - 1, bins] + share * (known[right, bins] - known[right - 1, bins])
+        found: list[float] = np.maximum(gpus, 0.0).tolist()
+        return found
+
+    def _sizes(self, rng: np.random.Generator) -> Iterator[int]:
+        share = self.weights / self.weights.sum()
+        while True:
+            yield from rng.choice(self.sizes, SIZES, p=share).tolist()
 
 
 @dataclass(slots=True)
@@ -75,10 +92,11 @@ class Drawn:
         come = self._coming()
         found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
         free = np.count_nonzero(self.view.free, axis=1).astype(np.int64)
+        fleet = Fleet(free, ready_s, self._slots)
         for path in range(paths):
             ends = [(float(self.left_s[job][path]), -1 - n, *held[job]) for n, job in enumerate(held)]
             mine = [Arrival(0.0, order, ask, float(self.run_s[number][path]), number) for number, order, ask in waiting]
-            future = Future(Fleet(free.copy(), ready_s.copy(), self._slots), ends, come(path))
+            future = Future(fleet.copy(), ends, come(path))
             for number, start_s in future.play(mine).items():
                 found[number, path] = start_s
             until_s[path] = future.now_s
@@ -148,13 +166,14 @@ class Drawn:
         forecast = replace(self.arrivals, sizes=self.arrivals.sizes[fits], weights=self.arrivals.weights[fits])
         priorities = [float(entry.request.priority) for entry in self.queue] or [0.0]
 
+        levels = (np.arange(RUNS) + 0.5) / RUNS
+        runs_s = {size: self.run_times.draw(size, levels, 0.0, None).tolist() for size in forecast.sizes.tolist()}
+
         def come(path: int) -> Iterator[Arrival]:
             rng = np.random.default_rng((1, path))
-            for at_s, size in forecast.drawn(rng):
-                run_s = float(self.run_times.draw(size, rng.random(1), 0.0, None)[0])
-                priority = priorities[int(rng.integers(len(priorities)))]
+            for (at_s, size), run, rank in zip(forecast.drawn(rng), _draws(rng, RUNS), _draws(rng, len(priorities)), strict=False):
                 if (ask := asks[size]) is not None:
-                    yield Arrival(at_s, (-priority, at_s), ask, run_s)
+                    yield Arrival(at_s, (-priorities[rank], at_s), ask, runs_s[size][run])
 
         return come
 
@@ -164,6 +183,12 @@ class Drawn:
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members
         return self._one(self._slot(each, room, None, None), members, self.run_times.run_s(gpus, 0.9)) if fits else None
+
+
+def _draws(rng: np.random.Generator, below: int) -> Iterator[int]:
+    """Endlessly, integers from 0."""
+    while True:
+        yield from rng.integers(below, size=SIZES).tolist()
 
 
 def gang_of(gpus: int, width: int) -> tuple[int, int]:

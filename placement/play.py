@@ -9,6 +9,7 @@ count of free GPUs, so that thousands of events take a second.
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,39 +52,55 @@ class Arrival:
 
 @dataclass(slots=True)
 class Fleet:
-    """Free GPUs by node, and for each slot how many fit: by domain, or in all."""
+    """Free GPUs by node, and for each slot how many members fit: by node, by domain, and in the best domain.
 
-    free: Ints  # (n,)
-    ready_s: Floats  # (n,) when all that runs there should have ended
+    free: (n,); ready_s: (n,) when all that runs there should have ended.
+    """
+
+    free: Ints
+    ready_s: Floats
     slots: Sequence[Slot]
-    room: list[Ints] = field(default_factory=list)  # of each slot (n,)
-    total: list[Ints] = field(default_factory=list)  # of each slot (domain,)
+    _each: Ints = field(init=False)  # (slot, 1)
+    _most: Ints = field(init=False)  # (slot, n)
+    _room: Ints = field(init=False)  # (slot, n)
+    _total: list[Ints] = field(init=False)  # of each slot (domain,)
+    _best: list[int] = field(init=False)  # of each slot
 
     def __post_init__(self) -> None:
-        for slot in self.slots:
-            room = np.minimum(slot.most, self.free // slot.each)
-            self.room.append(room)
-            self.total.append(_by_domain(slot, room))
+        self._each = np.array([slot.each for slot in self.slots], np.int64)[:, None]
+        self._most = np.array([slot.most for slot in self.slots], np.int64).reshape(len(self.slots), len(self.free))
+        self._room = np.minimum(self._most, self.free // self._each)
+        self._total = [_by_domain(slot, room) for slot, room in zip(self.slots, self._room, strict=True)]
+        self._best = [int(total.max(initial=0)) for total in self._total]
+
+    def copy(self) -> "Fleet":
+        """Another that can be changed."""
+        other = copy(self)
+        other.free, other.ready_s, other._room = self.free.copy(), self.ready_s.copy(), self._room.copy()
+        other._total, other._best = [total.copy() for total in self._total], self._best.copy()
+        return other
 
     def change(self, nodes: Ints, gpus: Ints) -> None:
         """Give back (or, below zero, take) GPUs; each node once."""
-        self.free[nodes] += gpus
-        for at, slot in enumerate(self.slots):
-            now = np.minimum(slot.most[nodes], self.free[nodes] // slot.each)
-            apart = now - self.room[at][nodes]
-            if apart.any():
-                self.room[at][nodes] = now
-                if slot.domain is None:
-                    self.total[at][0] += apart.sum()
-                else:
-                    np.add.at(self.total[at], slot.domain[nodes], apart)
+        free = self.free[nodes] + gpus
+        self.free[nodes] = free
+        now = np.minimum(self._most[:, nodes], free // self._each)
+        apart = now - self._room[:, nodes]
+        self._room[:, nodes] = now
+        for at, more in enumerate(apart.sum(axis=1).tolist()):
+            domain, total = self.slots[at].domain, self._total[at]
+            if domain is None:
+                self._best[at] += more
+            elif apart[at].any():
+                np.add.at(total, domain[nodes], apart[at])
+                self._best[at] = int(total.max())
 
     def fits(self, ask: GangAsk) -> bool:
-        return bool(self.total[ask.slot].max(initial=0) >= ask.members)
+        return self._best[ask.slot] >= ask.members
 
     def choose(self, ask: GangAsk, kept: Ints | None) -> tuple[Ints, Ints] | None:
         """(nodes, GPUs of each), the fullest first, without the nodes `kept`; None: no room."""
-        slot, room = self.slots[ask.slot], self.room[ask.slot]
+        slot, room = self.slots[ask.slot], self._room[ask.slot]
         if kept is not None:
             room = room.copy()
             room[kept] = 0
@@ -98,7 +115,7 @@ class Fleet:
     def soonest(self, ask: GangAsk) -> tuple[Ints, float]:
         """The nodes that should be free for a gang first, and when the last of them should be."""
         slot = self.slots[ask.slot]
-        ready_s = np.where(slot.most > 0, np.where(self.room[ask.slot] >= slot.most, 0.0, self.ready_s), np.inf)
+        ready_s = np.where(slot.most > 0, np.where(self._room[ask.slot] >= slot.most, 0.0, self.ready_s), np.inf)
         order = np.argsort(ready_s, kind="stable")
         if slot.domain is not None:
             order = _first_domain(slot, order, ask.members)
@@ -167,13 +184,15 @@ class Future:
             if following is not None and following.at_s < end_s:
                 self.now_s = following.at_s
                 self._arrive(following)
+                if self.fleet.fits(following.ask):  # else nobody starts who could not before
+                    self._pass()
                 following = next(self.arrivals, None)
             elif self.ends:
                 self.now_s = end_s
                 self._end()
+                self._pass()
             else:
                 break
-            self._pass()
         return self._started
 
     def _arrive(self, one: Arrival) -> None:
@@ -191,23 +210,27 @@ class Future:
 
     def _pass(self) -> None:
         """Start what may start now."""
-        rows = [(row[0].order, at, ask) for at, (ask, row) in enumerate(self._waiting.items()) if row]
-        if not any(self.fleet.fits(ask) for _, _, ask in rows):
+        fits = self.fleet.fits
+        if not any(row and fits(ask) for ask, row in self._waiting.items()):
             return
+        rows = [(row[0].order, at, ask) for at, (ask, row) in enumerate(self._waiting.items()) if row]
         heapq.heapify(rows)
-        kept: Ints | None = None
-        shadow_s = np.inf
+        head: GangAsk | None = None
+        kept, shadow_s = None, np.inf
         while rows:
             _, at, ask = heapq.heappop(rows)
-            in_time = kept is None or self.now_s + ask.planned_s <= shadow_s
-            place = self.fleet.choose(ask, None if in_time else kept) if self.fleet.fits(ask) else None
+            if not fits(ask):
+                head = head or ask
+                continue
+            if head is not None and kept is None:
+                kept, shadow_s = self.fleet.soonest(head)
+            in_time = self.now_s + ask.planned_s <= shadow_s
+            place = self.fleet.choose(ask, None if in_time else kept)
             if place is not None:
                 row = self._waiting[ask]
                 self._start(row.popleft(), place)
                 if row:
                     heapq.heappush(rows, (row[0].order, at, ask))
-            elif kept is None:
-                kept, shadow_s = self.fleet.soonest(ask)
 
     def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
         nodes, gpus = place
