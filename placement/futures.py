@@ -171,7 +171,8 @@ class Drawn:
 
         def come(path: int) -> Iterator[Arrival]:
             rng = np.random.default_rng((1, path))
-            for (at_s, size), run, rank in zip(forecast.drawn(rng), _draws(rng, RUNS), _draws(rng, len(priorities)), strict=False):
+            runs, ranks = _draws(rng, RUNS), _draws(rng, len(priorities))
+            for (at_s, size), run, rank in zip(forecast.drawn(rng), runs, ranks, strict=False):
                 if (ask := asks[size]) is not None:
                     yield Arrival(at_s, (-priorities[rank], at_s), ask, runs_s[size][run])
 

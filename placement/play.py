@@ -92,7 +92,8 @@ class Fleet:
             if domain is None:
                 self._best[at] += more
             elif apart[at].any():
-                np.add.at(total, domain[nodes], apart[at])
+                known = domain[nodes] >= 0
+                np.add.at(total, domain[nodes][known], apart[at][known])
                 self._best[at] = int(total.max())
 
     def fits(self, ask: GangAsk) -> bool:

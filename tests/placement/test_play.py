@@ -13,6 +13,7 @@ from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.futures import BIN_S, ArrivalForecast
 from placement.options import Options
 from placement.paths import timelines
+from placement.play import Fleet, GangAsk, Slot
 from placement.queue import Waiting, plan
 from placement.slots import milli_of
 from placement.start_time import start_times
@@ -111,6 +112,35 @@ def test_arrivals_are_as_many_as_forecast() -> None:
     assert [at for at, _ in coming] == sorted(at for at, _ in coming)
     gpus = sum(size for _, size in coming)
     assert gpus / coming[-1][0] * BIN_S == pytest.approx(40.0, rel=0.05)
+
+
+def test_arrivals_lie_between_the_forecast_s_levels() -> None:
+    forecast = replace(arriving(0.0), gpus=np.array([[8.0], [24.0]]))
+    gpus = dict.fromkeys(range(200), 0)
+    for at_s, size in forecast.drawn(np.random.default_rng(2)):
+        if at_s >= BIN_S * len(gpus):
+            break
+        gpus[int(at_s // BIN_S)] += size
+    assert np.mean(list(gpus.values())) == pytest.approx(16.0, rel=0.1)
+    assert set(gpus.values()) <= {0, 8, 16, 24, 32}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), max_size=12))
+def test_room_is_kept_as_if_it_were_counted_anew(changes: list[tuple[int, int]]) -> None:
+    domain = np.array([0, 0, 1, 1, -1, -1])
+    slots = [Slot(1, np.full(6, 8)), Slot(4, np.array([2, 2, 2, 0, 2, 2])), Slot(2, np.full(6, 4), domain)]
+    first = Fleet(np.full(6, 4), np.zeros(6), slots)
+    fleet = first.copy()
+    for node, free in changes:
+        fleet.change(np.array([node]), np.array([free - fleet.free[node]]))
+    again = Fleet(fleet.free.copy(), np.zeros(6), slots)
+    for slot, members in [(slot, members) for slot in range(3) for members in range(1, 50)]:
+        ask = GangAsk(slot, members, 60.0)
+        assert fleet.fits(ask) == again.fits(ask) == (again.choose(ask, None) is not None)
+    assert first.free.tolist() == [4] * 6
+    assert first.fits(GangAsk(0, 24, 60.0))
+    assert not first.fits(GangAsk(0, 25, 60.0))
 
 
 @settings(max_examples=8, deadline=None)
