@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     Judge = Callable[[int], Results]  # of a seed
 
-TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference", "placement")
+TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference", "placement", "queue")
 YEAR_NODES = 400
+QUEUES = frozenset({"queue"})  # which play on a count of GPUs
 FIT_NOTHING = frozenset({"straggler"})
 ROLLING = frozenset({"demand"})
 WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
@@ -56,6 +57,12 @@ DropOption = Annotated[
         help="Judge without this telemetry (straggler, risk; repeatable).", metavar="default|ib|xid|prof|host"
     ),
 ]
+CapacityOption = Annotated[
+    int | None, typer.Option(min=1, help="queue: GPUs or cores of the fleet; default: train's jobs fill 85 % of it.")
+]
+MaxWaitOption = Annotated[
+    float | None, typer.Option(min=0, help="queue: hours after which nobody is passed any more (default 24).")
+]
 CurveOption = Annotated[
     str | None,
     typer.Option(help="straggler, risk: simulate and judge at several points.", metavar="magnitude|interval|drop"),
@@ -72,6 +79,8 @@ def evaluate(
     seed: SeedOption = 0,
     windows: WindowsOption = 0,
     forecaster: ForecasterOption = None,
+    capacity: CapacityOption = None,
+    max_wait_h: MaxWaitOption = None,
     drop: DropOption = None,
     curve: CurveOption = None,
     runs: Annotated[int, typer.Option(min=1, help="With --curve: fleets at each point, from --seed on.")] = 5,
@@ -94,6 +103,8 @@ def evaluate(
 
       fleetcast evaluate straggler --test var/judged --drop default --drop ib
 
+      fleetcast evaluate queue --train split/train --test split/test --capacity 8192
+
       fleetcast evaluate risk --faults faults.csv --nodes 400
 
       fleetcast evaluate risk --year --nodes 400 --seed 1
@@ -113,13 +124,14 @@ def evaluate(
             task, curve, beside, range(seed, seed + runs), drop or [], CurveOutputs(json, results, plot), _say
         )
         return
-    rolling = _rolling(task, windows, forecaster)
+    rolling = _rolling(task, windows, forecaster) | _queue_of(task, capacity, max_wait_h)
     if faults is not None or nodes is not None or year:
         judge, source = _log_judge(task, train, test, faults, nodes, year)
     else:
         judge, source = _folder_judge(task, train, test, drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
     asked = [*([f"--windows={windows}"] if windows else []), *(f"--forecaster={path}" for path in forecaster or ())]
+    asked += [f"--{name}={value}" for name, value in (("capacity", capacity), ("max-wait-h", max_wait_h)) if value]
     _judge(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
 
 
@@ -179,6 +191,17 @@ def _rolling(task: str, windows: int, forecaster: list[str] | None) -> dict[str,
     if own and task != "demand":
         raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; evaluate demand")
     return {**({"windows": windows} if windows else {}), **({"own": own} if own else {})}
+
+
+def _queue_of(task: str, capacity: int | None, max_wait_h: float | None) -> dict[str, Any]:
+    """Keyword arguments of the judge of queues. Raises ConfigError where another one is asked for them."""
+    from fleet.errors import ConfigError
+
+    given = {"capacity": capacity, "max_wait_h": max_wait_h}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and task not in QUEUES:
+        raise ConfigError(f"--{next(iter(given)).replace('_', '-')}: {task} plays no queue; queue does")
+    return given
 
 
 def _folder_judge(

@@ -18,9 +18,10 @@ MAIN = {
     "duration": ("pinball_90", "log_mae", "remaining_log_mae"),
     "start": ("within_10min",),
     "interference": ("mae",),
+    "queue": ("wait_mean_s", "wait_p99_s"),
     "risk": ("log_loss", "auroc", "precision_top20", "precision_top1pct", "brier_skill"),
 }
-TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time"}
+TARGETS = {"run_s": "run time", "remaining_s": "remaining time", "start": "start time", "queue": "wait"}
 WORDS = {
     "auroc": "AUROC",
     "ap": "average precision",

@@ -37,6 +37,10 @@ SHOWN = (
     "false_alarms_per_10000_steps",
     "allocated_at_130",
     "seconds",
+    "wait_mean_s",
+    "wait_p99_s",
+    "wait_max_s",
+    "jain",
 )
 POOLED = ("all", "shuffled truth", "decoys alone", "healthy")
 

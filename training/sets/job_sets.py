@@ -5,6 +5,7 @@
 | SWF | Parallel Workloads Archive, `fleetcast data import swf` | submit_s, run_s, procs_alloc |
 | Helios, sacct | `fleetcast data import helios` or `slurm` | submit_time, service_sec, gpu_count |
 | Philly | msr-fiddle/philly-traces | timestamp, duration, num_gpus |
+| plain | any CSV; user, queue and limit_s may be empty | job, submit_s, run_s, gpus |
 """
 
 from collections import Counter
@@ -30,6 +31,7 @@ ALONE_ROWS = 50_000  # newest jobs of each other set that it stands on
 ENDED_WELL = frozenset({"COMPLETED", "1"})  # Slurm's word, and SWF's status
 UNKNOWN_STATES = frozenset({"", "-1", "None", "nan", "NaN"})
 SWF, TIMED, PHILLY = ("submit_s", "run_s"), ("submit_time", "service_sec"), ("timestamp", "duration")
+PLAIN = ("job", "submit_s", "run_s", "gpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
 
 def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
     """The reader of a layout; None where the columns are of no job history."""
-    for needs, reader in ((SWF, _swf), (TIMED, _timed), (PHILLY, _philly)):
+    for needs, reader in ((PLAIN, _plain), (SWF, _swf), (TIMED, _timed), (PHILLY, _philly)):
         if set(needs) <= set(columns):
             return reader
     return None
@@ -288,6 +290,12 @@ def _philly(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "run_s": "duration", "gpus": "num_gpus", "queue": "cluster", "failed": "state"}
     names |= {name: name for name in ("user", "group", "name")}
     return _table_of(table, names, submit_s=_times(table, "timestamp", len(table)))
+
+
+def _plain(table: pd.DataFrame) -> HistoryJobs:
+    same = ("job", "submit_s", "run_s", "gpus", "user", "group", "name", "queue", "cpus")
+    limit_s = _positive(_numbers(table, "limit_s", len(table)))
+    return _table_of(table, {name: name for name in (*same, "failed")}, limit_s=limit_s)
 
 
 def slurm_limit_s(text: object) -> float:

@@ -1,0 +1,130 @@
+"""Play a queue through time: arrivals and ends move a clock, and after each of them the plan makes a pass.
+
+The plan never sees a run time before its end. A refused start gives its GPUs back after a while, and the job waits on
+with its old arrival. Same input, same starts: there is no randomness and no other clock.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.backfill import B_contra, Machine, backfill
+from placement.rows import NEVER, A, Item, Rows
+
+Floats = NDArray[np.float64]
+REFUSED_S = 300.0  # what the placer calls intent_expires_s
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Jobs in order of submission, as lists. limit_s: None where none is known; queue: what shares are counted by."""
+
+    name: Sequence[str]
+    submit_s: Sequence[float]
+    run_s: Sequence[float]
+    gpus: Sequence[int]
+    limit_s: Sequence[float | None]
+    user: Sequence[str] = ()
+    queue: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+
+class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
+    """A machine that time passes for. started: of the pass since `at`."""
+
+    started: list[Item]
+
+    def at(self, now_s: float) -> None: ...
+
+    def end(self, number: int) -> None: ...
+
+
+class QueuePolicy(Protocol):
+    """Who is next, by what is known of jobs by then. Jobs are rows of the trace."""
+
+    def key(self, job: int, now_s: float) -> float: ...
+
+    def started(self, job: int, now_s: float) -> None: ...
+
+    def ended(self, job: int, now_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Replay(Generic[A]):
+    """The state of a play; ask: what a job asks the machine for, None where it can never start and is left out.
+
+    start_s: (job,) NaN until it starts. refuses: whether the start of a job, the n-th, is refused outside.
+    """
+
+    trace: Trace
+    machine: PlayedMachine[A]
+    policy: QueuePolicy
+    ask: Callable[[int], A | None]
+    bound_s: float = NEVER
+    refuses: Callable[[int, int], bool] | None = None
+    passes: int = 0
+    start_s: Floats = field(init=False)
+    _rows: Rows[A] = field(default_factory=Rows)
+    _ends: list[tuple[float, int, bool]] = field(default_factory=list)  # when, who, whether its start was refused
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.start_s = np.full(len(self.trace), np.nan)
+
+    def play(self) -> Floats:
+        """To the end of the last job; (job,) starts."""
+        for _ in self.steps():
+            pass
+        return self.start_s
+
+    def steps(self) -> Iterator[float]:
+        """The moments at which something happened, each after its pass."""
+        submit_s, job = self.trace.submit_s, 0
+        while job < len(submit_s) or self._ends:
+            now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
+            while self._ends and self._ends[0][0] <= now_s:
+                self._end(now_s)
+            while job < len(submit_s) and submit_s[job] <= now_s:
+                self._wait(job, now_s)
+                job += 1
+            self._pass(now_s)
+            yield now_s
+
+    def _wait(self, job: int, now_s: float) -> None:
+        ask = self.ask(job)
+        if ask is not None:
+            item = Item(
+                f"{job:09}.{self._tries.get(job, 0)}", self.policy.key(job, now_s), self.trace.submit_s[job], job
+            )
+            self._rows.add(ask, item, bound_s=self.bound_s)
+
+    def _end(self, now_s: float) -> None:
+        _, job, refused = heapq.heappop(self._ends)
+        self.machine.end(job)
+        if refused:
+            self._wait(job, now_s)
+        else:
+            self.policy.ended(job, now_s)
+
+    def _pass(self, now_s: float) -> None:
+        self.machine.at(now_s)
+        if not any(self.machine.fits(row.ask) for row in self._rows):
+            return
+        self.passes += 1
+        backfill(self._rows, self.machine, now_s)
+        for item in self.machine.started:
+            job = item.number
+            tried = self._tries.get(job, 0)
+            refused = self.refuses is not None and self.refuses(job, tried)
+            if refused:
+                self._tries[job] = tried + 1
+            heapq.heappush(self._ends, (now_s + (REFUSED_S if refused else self.trace.run_s[job]), job, refused))
+            if not refused:
+                self.start_s[job] = now_s
+                self.policy.started(job, now_s)

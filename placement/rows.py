@@ -1,0 +1,88 @@
+"""What waits, as rows of entries that are alike to the machines: a pass costs what its rows cost, not its entries.
+
+A row has one ask, one priority and one bound of waiting. Its entries stand in two orders: by key, and by arrival for
+those that have waited as long as the bound (they are *starved*). Who leaves is dropped from both when it comes first.
+"""
+
+import heapq
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+A = TypeVar("A", bound=Hashable)
+
+Rank = tuple[int, int, float, float, str]  # -priority, 0 for the starved, key, arrival, name
+NEVER = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One entry. key: the least is next; queued_s: its arrival; name: unique; number: the caller's."""
+
+    name: str
+    key: float
+    queued_s: float
+    number: int = -1
+    waits: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRow(Generic[A]):
+    """Entries with the same ask. bound_s: who has waited so long is starved."""
+
+    ask: A
+    priority: int = 0
+    bound_s: float = NEVER
+    size: int = 0
+    _by_key: list[tuple[float, float, str, Item]] = field(default_factory=list)
+    _by_arrival: list[tuple[float, str, Item]] = field(default_factory=list)
+
+    def first(self, now_s: float) -> tuple[Rank, Item]:
+        """Who is next of a row that is not empty, and its rank among all rows."""
+        if self.bound_s < NEVER:
+            while not self._by_arrival[0][2].waits:
+                heapq.heappop(self._by_arrival)
+            queued_s, name, item = self._by_arrival[0]
+            if now_s - queued_s >= self.bound_s:
+                return (-self.priority, 0, 0.0, queued_s, name), item
+        while not self._by_key[0][3].waits:
+            heapq.heappop(self._by_key)
+        key, queued_s, name, item = self._by_key[0]
+        return (-self.priority, 1, key, queued_s, name), item
+
+    def ranked(self, now_s: float) -> Iterator[tuple[Rank, Item]]:
+        """All entries that wait, with their ranks, in no order."""
+        for key, queued_s, name, item in self._by_key:
+            if item.waits:
+                starved = now_s - queued_s >= self.bound_s
+                yield (-self.priority, 0 if starved else 1, 0.0 if starved else key, queued_s, name), item
+
+    def add(self, item: Item) -> None:
+        item.waits = True
+        self.size += 1
+        heapq.heappush(self._by_key, (item.key, item.queued_s, item.name, item))
+        if self.bound_s < NEVER:
+            heapq.heappush(self._by_arrival, (item.queued_s, item.name, item))
+
+    def remove(self, item: Item) -> None:
+        item.waits = False
+        self.size -= 1
+
+
+class Rows(Generic[A]):
+    """All rows of a queue."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[A, int, float], WaitingRow[A]] = {}
+
+    def __iter__(self) -> Iterator[WaitingRow[A]]:
+        """The rows in which somebody waits."""
+        return (row for row in self._rows.values() if row.size)
+
+    def add(self, ask: A, item: Item, priority: int = 0, bound_s: float = NEVER) -> None:
+        """Put an entry at the end of its row."""
+        key = (ask, priority, bound_s)
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = WaitingRow(*key)
+        row.add(item)

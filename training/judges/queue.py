@@ -1,0 +1,184 @@
+"""`fleetcast evaluate queue`: how long jobs wait in our order, beside peers and oracles on the same count of GPUs.
+
+Every policy plays the same jobs through the same plan (`placement.replay`, EASY backfill), without topology. What is
+planned is the limit, at which a job is killed; without limits the p90 of ended jobs of its GPU count. The play begins
+`SETTLE_S` before the end of the train folder, so that the queue is full; jobs submitted later are judged. Orders by
+area pass nobody who has waited `max_wait_h`; peers by arrival need no bound. Sets without limits have no peers on them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.capacity import Capacity, CountAsk
+from placement.contest import TermContest
+from placement.order import Order
+from placement.replay import Replay, Trace
+from placement.rows import NEVER
+from training.judges.queue_policies import KeyedPeer, Ours, Qssf, SeenRuns
+from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
+from training.judges.start import capacity_of
+from training.reports.results import ResultRow, Results, interval
+from training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
+
+DAY_S = 86_400
+SETTLE_S = 7 * DAY_S
+MONTH_S = 30 * DAY_S
+FEWEST_OF_USER = 10
+BLOCK = 500  # neighbours in a queue wait alike
+MAX_WAIT_H = 24.0
+ON_LIMITS = frozenset({"easy_limits", "conservative_limits", "limit_x_cores"})
+METHODS = (
+    *("ours", "fifo", "easy_limits", "conservative_limits", "limit_x_cores", "gpus_only", "qssf"),
+    *("area_oracle", "sjf_oracle"),
+)
+
+Floats = NDArray[np.float64]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueScene:
+    """A set ready to be played. judged: (job,) submitted after the train folder's end."""
+
+    dataset: str
+    trace: Trace
+    judged: NDArray[np.bool_]
+    capacity: int
+    max_wait_s: float
+    limited: bool
+
+    def ask(self, job: int) -> CountAsk | None:
+        """What a job asks for; None for one that is larger than the fleet."""
+        gpus = self.trace.gpus[job]
+        return CountAsk(gpus, self.trace.limit_s[job]) if gpus <= self.capacity else None
+
+
+def evaluate(
+    train: Path, test: Path, seed: int, say: Say, capacity: int | None = None, max_wait_h: float = MAX_WAIT_H
+) -> Results:
+    """Judge every job history that is in both folders, on `capacity` GPUs or cores (default: as `evaluate start`)."""
+    results = Results("queue")
+    for one in read_job_sets(train, test, results.skipped):
+        for reason, count in sorted(one.skipped.items()):
+            results.skipped.append(f"{one.dataset}: {count:,} rows: {reason}")
+        scene = scene_of(one.own, capacity, max_wait_h * 3600)
+        say(f"{scene.dataset}: {len(scene.trace):,} jobs on {scene.capacity:,} GPUs or cores")
+        for method in METHODS:
+            if method in ON_LIMITS and not scene.limited:
+                continue
+            start_s, model = play(scene, method)
+            _judge(results, scene, method, model, start_s, seed)
+            say(f"{scene.dataset}: {method}: mean wait {_wait_s(scene, start_s).mean():,.0f} s ({model})")
+    return results
+
+
+def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
+    """The jobs from shortly before the end of the train folder on."""
+    capacity = capacity or capacity_of(one.train)
+    rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - SETTLE_S)
+    part = one.table.take(rows)
+    limited = float(np.isfinite(part.limit_s).mean()) > 0.5
+    return QueueScene(one.dataset, trace_of(part, limited), one.judged[rows], capacity, max_wait_s, limited)
+
+
+def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
+    """Jobs with whole seconds; where limits are heeded they end jobs, else nobody knows of one."""
+    limit_s = [float(value) if limited and np.isfinite(value) else None for value in table.limit_s.tolist()]
+    run_s = np.maximum(1, np.ceil(np.fmin(table.run_s, table.limit_s if limited else np.inf)))
+    return Trace(
+        name=table.job.tolist(),
+        submit_s=np.floor(table.submit_s).tolist(),
+        run_s=run_s.tolist(),
+        gpus=np.ceil(table.gpus).astype(np.int64).tolist(),
+        limit_s=limit_s,
+        user=table.user.tolist(),
+        queue=table.queue.tolist(),
+    )
+
+
+def play(scene: QueueScene, method: str) -> tuple[Floats, str]:
+    """(job,) starts by a method, NaN for jobs larger than the fleet; and what it went by, in words."""
+    if method == "conservative_limits":
+        return _conservative(scene), "every job has a reservation"
+    trace, seen = scene.trace, SeenRuns()
+    machine = Capacity(scene.capacity, seen.planned, backfills=method != "fifo")
+    bound_s = NEVER if method in ("fifo", "easy_limits") else Order("shortest", scene.max_wait_s).bound_s()
+    if method == "ours":
+        contest = TermContest(scene.capacity, scene.max_wait_s, seen.planned)
+        start_s = Replay(trace, machine, Ours(trace, seen, contest=contest), scene.ask, bound_s).play()
+        return start_s, f"last contests: {', '.join(term for _, term, _ in contest.log[-6:]) or contest.term}"
+    if method == "qssf":
+        return Replay(trace, machine, Qssf(trace, seen), scene.ask, bound_s).play(), "user's runs"
+    return Replay(trace, machine, KeyedPeer(trace, seen, _keys(trace, method)), scene.ask, bound_s).play(), method
+
+
+def _keys(trace: Trace, method: str) -> Sequence[float]:
+    gpus, run_s = np.array(trace.gpus, np.float64), np.array(trace.run_s)
+    limit_s = np.array([limit or DAY_S for limit in trace.limit_s], np.float64)
+    keys = {"limit_x_cores": limit_s * gpus, "gpus_only": gpus, "sjf_oracle": run_s, "area_oracle": run_s * gpus}
+    found: list[float] = keys.get(method, np.zeros(len(trace))).tolist()
+    return found
+
+
+def _conservative(scene: QueueScene) -> Floats:
+    trace = scene.trace
+    limit_s = [max(1, int(limit or DAY_S)) for limit in trace.limit_s]
+    jobs = QueuedJobs(*(np.array(column, np.int64) for column in (trace.submit_s, trace.gpus, limit_s)))
+    state = QueueSimulation(jobs, [int(value) for value in trace.run_s], scene.capacity)
+    for job, submit_s in enumerate(jobs.submit_s.tolist()):
+        state.advance(submit_s)
+        state.submit(job)
+    state.advance(NEVER_S)
+    return np.array([state.start_s.get(job, np.nan) for job in range(len(trace))], np.float64)
+
+
+def _wait_s(scene: QueueScene, start_s: Floats, rows: NDArray[np.bool_] | None = None) -> Floats:
+    wait_s = (start_s - np.array(scene.trace.submit_s))[scene.judged if rows is None else rows]
+    return np.asarray(wait_s[np.isfinite(wait_s)])
+
+
+def _judge(results: Results, scene: QueueScene, method: str, model: str, start_s: Floats, seed: int) -> None:
+    for series, rows in _spans(scene):
+        wait_s = _wait_s(scene, start_s, rows)
+        if not len(wait_s):
+            continue
+        value, low, high = interval(wait_s.tolist(), block=BLOCK, seed=seed)
+        found: dict[str, tuple[float | None, float | None, float | None]] = {
+            "wait_mean_s": (value, low, high),
+            "wait_p99_s": (float(np.quantile(wait_s, 0.99)), None, None),
+            "wait_max_s": (float(wait_s.max()), None, None),
+            "jain": (jain(scene.trace, start_s, rows), None, None),
+        }
+        for metric, numbers in found.items():
+            row = ResultRow(scene.dataset, "queue", series, None, method, model, metric, *numbers, len(wait_s))
+            results.rows.append(row)
+
+
+def _spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """All judged jobs, and those of each thirty days where there are more."""
+    yield "all", scene.judged
+    submit_s = np.array(scene.trace.submit_s)
+    month = ((submit_s - submit_s[scene.judged].min(initial=NEVER)) // MONTH_S).astype(np.int64)
+    last = int(month[scene.judged].max(initial=0))
+    for number in range(last + 1 if last else 0):
+        yield f"month {number + 1}", scene.judged & (month == number)
+
+
+def jain(trace: Trace, start_s: Floats, rows: NDArray[np.bool_]) -> float | None:
+    """Jain's index over users with enough jobs: of the share of its GPU time in the system in which a user is served.
+
+    1: all are served alike; 1/users: one has all. None where fewer than two users are known. (Jain et al., 1984.)
+    """
+    user = np.array(trace.user, object)
+    gpus, run_s = np.array(trace.gpus, np.float64), np.array(trace.run_s)
+    wait_s = start_s - np.array(trace.submit_s)
+    good = rows & np.isfinite(wait_s) & (user != "")
+    names, who = np.unique(user[good].astype(str), return_inverse=True)
+    served = np.bincount(who, (gpus * run_s)[good], len(names))
+    there = np.bincount(who, (gpus * (run_s + wait_s))[good], len(names))
+    share = (served / np.maximum(there, 1e-9))[np.bincount(who, minlength=len(names)) >= FEWEST_OF_USER]
+    return float(share.sum() ** 2 / (len(share) * (share**2).sum())) if len(share) > 1 else None
