@@ -56,6 +56,15 @@ class GangStreaks:
                 kept.append(replace(signal, since_ms=first_ms))
         return kept
 
+    def lately(self, rule: str, now_ms: int) -> list[Signal]:
+        """Signals of a rule that were seen within its `clears_s`. While a gang stalls, none of it draws any power."""
+        clears_ms = BY_NAME[rule].clears_s * 1000
+        return [
+            seen
+            for (name, _), (_, last_ms, seen) in self._seen.items()
+            if name == rule and now_ms - last_ms <= clears_ms
+        ]
+
     def forget(self, node: str) -> None:
         """Drop all that was seen on a node."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1].split("/")[0] != node}
@@ -83,8 +92,8 @@ def gang_signals(
 ) -> Signals:
     """Evidence that only the gang shows: slow clocks without a stated reason, slow ports. Writes `streaks`."""
     caps = capped_nodes(gangs, gpu)
-    explained = dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
-    explained |= {cap.node: OUTLIER_RATIO * cap.value for cap in caps if cap.node not in explained}
+    explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.lately("power_cap", now_ms) + caps}
+    explained |= dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
     clocks = [one for one in _slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
     slow, dropping = untold_links(gangs, gpu, port, streaks.drops, now_ms)
     told = {signal.entity for signal in dropping}

@@ -84,6 +84,18 @@ def test_no_depth_of_a_cap_makes_it_a_fault(small_fleet: Small, clock: float) ->
         assert fleet.flagged(fleet.tick(8)) == []
 
 
+def test_a_stall_of_the_gang_makes_no_fault_of_a_cap(small_fleet: Small) -> None:
+    fleet = running(small_fleet)
+    cap(fleet, 1455.0, 448.0)
+    fleet.tick(8)
+    for _ in range(4):  # links flap: for one scrape nobody draws more than an idle context does
+        drawn = fleet.gpu["power_w"].copy()
+        fleet.gpu["power_w"][:] = 125.0
+        assert fleet.flagged(fleet.tick(1)) == []
+        fleet.gpu["power_w"][:] = drawn
+        assert fleet.flagged(fleet.tick(1)) == []
+
+
 def test_clocks_divided_by_two_and_heat_are_no_untold_cap(small_fleet: Small) -> None:
     braked, hot, warm = (running(small_fleet, bits=False, limit=False) for _ in range(3))
     cap(braked, 900.0, 200.0)
