@@ -22,6 +22,7 @@ from cli import (
     logs,
     models,
     produce,
+    queues,
     run,
     simulate,
     state,
@@ -57,6 +58,7 @@ app.add_typer(history.app, name="history")
 app.add_typer(audit.app, name="audit")
 app.add_typer(data.app, name="data")
 app.add_typer(topology.app, name="topology")
+app.add_typer(queues.app, name="queues")
 app.add_typer(train.app, name="train")
 app.add_typer(models.app, name="models")
 app.command("evaluate")(evaluate.evaluate)

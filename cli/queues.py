@@ -1,0 +1,147 @@
+"""`fleetcast queues`: check a `queues.toml`, and show the tree that it describes."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from placement.tree import Amounts, QueueNode, QueueTree
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Queues with shares, guarantees, limits and credits (docs/queues.md).\n\n"
+    "Example:  fleetcast queues check queues.toml --topology topology.toml",
+)
+
+QueuesPath = Annotated[Path, typer.Argument(help="The file of queues.", metavar="queues.toml")]
+TopologyPath = Annotated[
+    Path | None, typer.Option("--topology", help="Compare guarantees with the GPUs of this topology.", metavar="PATH")
+]
+MOST_WORDS = 60
+
+
+@app.command("check")
+def check(path: QueuesPath, topology: TopologyPath = None) -> None:
+    """Check a file of queues: what the placer would refuse is refused here, with the line, the field and the fix.
+
+    Example:  fleetcast queues check queues.toml
+    """
+    from placement.tree import notes_of
+
+    tree = _read(path, topology)
+    leaves = sum(1 for _ in tree.leaves())
+    typer.echo(f"{path}: fine")
+    typer.echo(f"{len(tree.nodes) - 1:,} queues, {leaves:,} of them take requests")
+    for note in notes_of(tree):
+        typer.echo(f"note: {note}")
+
+
+@app.command("show")
+def show(
+    path: QueuesPath,
+    topology: TopologyPath = None,
+    json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
+) -> None:
+    """Show the tree of a file: weights, guarantees, limits, what is lent, classes, credits.
+
+    Example:  fleetcast queues show queues.toml
+    """
+    tree = _read(path, topology)
+    if json_path is not None:
+        document = json.dumps({"digest": tree.digest, "queues": [row_of(tree, node) for node in tree.nodes[1:]]})
+        if json_path == "-":
+            typer.echo(document)
+        else:
+            Path(json_path).write_text(document + "\n", encoding="utf-8")
+        return
+    for node in _in_depth(tree, 0):
+        name = "  " * node.name.count("/") + node.name.rpartition("/")[2]
+        typer.echo(f"{name:<30} weight {node.weight:<6g} {_words(node)}".rstrip())
+    for window in tree.windows:
+        who = f"reserved for {window.queue}" if window.queue else "maintenance"
+        nodes = [*window.nodes, *(f"{level.value} {domain}" for level, domain in window.domains)]
+        when = f"{_time(window.from_ms)} to {_time(window.to_ms)}"
+        typer.echo(f"{window.name}: {who}, {', '.join(nodes)[:MOST_WORDS]}, {when}")
+
+
+def _read(path: Path, topology: Path | None) -> "QueueTree":
+    """ConfigError for a file that is refused."""
+    from fleet.errors import ConfigError, RequestError
+    from ingest.topology.load import load_topology
+    from placement.queues_file import check_capacity, read_queues
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
+    try:
+        tree = read_queues(text)
+        if topology is not None:
+            check_capacity(tree, _capacity(load_topology(topology).nodes), text)
+    except RequestError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return tree
+
+
+def _capacity(nodes: Any) -> dict[str, float]:
+    from placement.tree import ANY
+
+    found: dict[str, float] = {ANY: 0.0}
+    for node in nodes:
+        found[ANY] += node.gpus
+        if node.gpu_model:
+            found[node.gpu_model] = found.get(node.gpu_model, 0.0) + node.gpus
+    return found
+
+
+def row_of(tree: "QueueTree", node: "QueueNode") -> dict[str, Any]:
+    return {
+        "queue": node.name,
+        "parent": tree.nodes[node.parent].name or None,
+        "weight": node.weight,
+        "guaranteed": dict(node.guaranteed),
+        "limit": dict(node.limit),
+        "lend": dict(node.lend),
+        "borrow": dict(node.borrow),
+        "class": node.class_name or None,
+        "priority": node.priority,
+        "order": node.order,
+        "max_wait_s": node.max_wait_s,
+        "per_user": node.per_user,
+        "credits": {"rate": node.credits.rate, "cap_gpu_s": node.credits.cap_gpu_s} if node.credits else None,
+    }
+
+
+def _in_depth(tree: "QueueTree", row: int) -> list["QueueNode"]:
+    found = []
+    for child in tree.nodes[row].children:
+        found += [tree.nodes[child], *_in_depth(tree, child)]
+    return found
+
+
+def _words(node: "QueueNode") -> str:
+    words = [f"{name} {_amounts(amounts)}" for name, amounts in _named(node) if amounts]
+    words += [f"class {node.class_name} ({node.priority})"] if node.class_name else []
+    words += ["shared by its users"] if node.per_user else []
+    if node.credits:
+        words += [f"banks {node.credits.rate:.0%}, at most {node.credits.cap_gpu_s / 3600:g} GPU-hours"]
+    return ", ".join(words)
+
+
+def _named(node: "QueueNode") -> list[tuple[str, "Amounts"]]:
+    return [("guaranteed", node.guaranteed), ("limit", node.limit), ("lends", node.lend), ("borrows", node.borrow)]
+
+
+def _amounts(amounts: "Amounts") -> str:
+    return " + ".join(f"{amount:g} {'GPUs' if name == 'gpu' else name}" for name, amount in amounts.items())
+
+
+def _time(ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

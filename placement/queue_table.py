@@ -1,0 +1,181 @@
+"""Make the `[queue.*]` tables of `queues.toml` nodes of the tree: parents, inherited values, amounts that agree."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import RequestError
+from placement.toml_lines import Path
+from placement.tree import ROOT, Amounts, Credits, LeafOrder, Policy, QueueClass, QueueNode
+
+DEEPEST = 8
+MOST_WEIGHT = 1e9
+MOST_GPUS = 1e9
+
+Refuse = Callable[[Path, str], RequestError]
+
+
+class CreditsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time banking: `rate` of the unused guarantee is earned, up to `cap_gpu_h`."""
+
+    rate: float
+    cap_gpu_h: float
+
+
+class QueueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[queue.NAME]`. The class is the one of its own name, else its parent's, unless `class` says otherwise."""
+
+    parent: str = ""
+    weight: float = 1.0
+    guaranteed: dict[str, float] = {}
+    limit: dict[str, float] = {}
+    lend: dict[str, float] = {}
+    borrow: dict[str, float] = {}
+    class_: str = msgspec.field(default="", name="class")
+    order: LeafOrder | None = None
+    max_wait_h: float | None = None
+    max_waiting: int | None = None
+    per_user: bool = False
+    credits: CreditsTable | None = None
+
+
+AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
+
+
+def make_nodes(
+    tables: Mapping[str, QueueTable], policy: Policy, classes: Mapping[str, QueueClass], refuse: Refuse
+) -> tuple[QueueNode, ...]:
+    """The nodes, the root first, parents before children. RequestError where tables do not agree."""
+    for name, table in tables.items():
+        _check(name, table, classes, refuse)
+    paths = _paths(tables, refuse)
+    rows = {ROOT: 0}
+    nodes = [QueueNode(ROOT, max_wait_s=policy.max_wait_s, order=policy.order)]
+    for key, path in sorted(paths.items(), key=lambda item: (item[1].count("/"), item[1])):
+        parent = rows[path.rpartition("/")[0]]
+        node = _node(path, parent, nodes[parent], tables[key], policy, classes)
+        if nodes[parent].per_user:
+            raise refuse(("queue", key), f"{nodes[parent].name!r} is per_user, so no queue can be below it")
+        rows[path] = len(nodes)
+        nodes[parent] = replace(nodes[parent], children=(*nodes[parent].children, len(nodes)))
+        nodes.append(node)
+    return _with_guarantees(nodes, {path: key for key, path in paths.items()}, refuse)
+
+
+def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
+    """RequestError where a table is wrong by itself."""
+    here = ("queue", name)
+    if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in name.split("/")):
+        raise refuse(here, f"{name[:60]!r} is no name: parts joined by /, none empty, all printable")
+    if name.count("/") >= DEEPEST:
+        raise refuse(here, f"is {name.count('/') + 1} levels deep, at most {DEEPEST}")
+    if not 0 < table.weight <= MOST_WEIGHT:
+        raise refuse((*here, "weight"), f"is {table.weight}, must be above 0; limit = {{gpu = 0}} closes a queue")
+    for kind in AMOUNTS:
+        for resource, amount in getattr(table, kind).items():
+            if not 0 <= amount <= MOST_GPUS:
+                raise refuse((*here, kind), f"{resource} is {amount}, must be GPUs, 0 or more")
+    for resource, amount in table.guaranteed.items():
+        if amount > table.limit.get(resource, math.inf):
+            raise refuse((*here, "guaranteed"), f"{amount:g} of {resource}, above its limit, {table.limit[resource]:g}")
+    if table.class_ and table.class_ not in classes:
+        raise refuse((*here, "class"), f"there is no [class.{table.class_}]; there are {', '.join(classes) or 'none'}")
+    if table.max_wait_h is not None and not 0 < table.max_wait_h <= 1e6:
+        raise refuse((*here, "max_wait_h"), f"is {table.max_wait_h}, must be hours above 0 and at most a million")
+    if table.max_waiting is not None and table.max_waiting < 0:
+        raise refuse((*here, "max_waiting"), f"is {table.max_waiting}, must be 0 or more")
+    if table.credits and not 0 < table.credits.rate <= 1:
+        raise refuse((*here, "credits"), f"rate is {table.credits.rate}, must be a share above 0 and at most 1")
+    if table.credits and not 0 <= table.credits.cap_gpu_h <= 1e12:
+        raise refuse((*here, "credits"), f"cap_gpu_h is {table.credits.cap_gpu_h}, must be GPU-hours, 0 or more")
+
+
+def _paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
+    """Table → the queue's path. RequestError for cycles, for missing parents, for a second one."""
+    found: dict[str, str] = {}
+    for name in tables:
+        chain, at = [name], name
+        while tables[at].parent:
+            above = tables[at].parent
+            if "/" in at:
+                raise refuse(("queue", at, "parent"), f"has two parents, {above!r} and the one in its name: drop one")
+            if above not in tables:
+                raise refuse(("queue", at, "parent"), f"{above!r} is no queue: write [queue.{above}]")
+            if above in chain:
+                raise refuse(("queue", at, "parent"), f"is a cycle: {' → '.join([*chain, above])}")
+            chain.append(above)
+            at = above
+        path = "/".join(reversed(chain))
+        if path in found.values():
+            raise refuse(("queue", name), f"{path!r} is there twice")
+        if path.count("/") >= DEEPEST:
+            raise refuse(("queue", name), f"is {path.count('/') + 1} levels deep, at most {DEEPEST}")
+        found[name] = path
+    known = set(found.values())
+    for name, path in found.items():
+        above = path.rpartition("/")[0]
+        if above and above not in known:
+            raise refuse(("queue", name), f"has no parent: write [queue.{_quoted(above)}] as well")
+    return found
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if "/" in name else name
+
+
+def _node(
+    path: str, parent: int, above: QueueNode, table: QueueTable, policy: Policy, classes: Mapping[str, QueueClass]
+) -> QueueNode:
+    own = path.rpartition("/")[2]
+    class_name = table.class_ or (own if own in classes else above.class_name)
+    credit = table.credits
+    return QueueNode(
+        name=path,
+        parent=parent,
+        weight=table.weight,
+        guaranteed=table.guaranteed,
+        limit=table.limit,
+        lend=table.lend,
+        borrow=table.borrow,
+        class_name=class_name,
+        priority=classes[class_name].priority if class_name else 0,
+        order=table.order or above.order,
+        max_wait_s=table.max_wait_h * 3600 if table.max_wait_h is not None else above.max_wait_s,
+        max_waiting=table.max_waiting,
+        per_user=table.per_user,
+        credits=Credits(credit.rate, credit.cap_gpu_h * 3600) if credit else None,
+    )
+
+
+def _with_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refuse: Refuse) -> tuple[QueueNode, ...]:
+    """Parents without a guarantee have the sum of their children's; one that is smaller than that is refused."""
+    for row in range(len(nodes) - 1, 0, -1):
+        node = nodes[row]
+        below = _sum(nodes, node)
+        here = ("queue", keys[node.name])
+        for resource, promised in below.items():
+            own, most = node.guaranteed.get(resource), node.limit.get(resource, math.inf)
+            if own is not None and promised > own:
+                why = f"queues below it are guaranteed {promised:g} of {resource}, it has {own:g}"
+                raise refuse((*here, "guaranteed"), f"{why}: guarantee it more, or them less")
+            if promised > most:
+                why = f"queues below it are guaranteed {promised:g} of {resource}, above its limit, {most:g}"
+                raise refuse((*here, "limit"), why)
+        whole = {**below, **node.guaranteed}
+        for resource, amount in node.lend.items():
+            if amount > whole.get(resource, 0.0):
+                why = f"lends {amount:g} of {resource}, of {whole.get(resource, 0.0):g} guaranteed"
+                raise refuse((*here, "lend"), f"{why}: a queue lends at most what it has")
+        if node.credits and not whole:
+            raise refuse((*here, "credits"), "are earned on an unused guarantee, and it has none: set guaranteed")
+        nodes[row] = replace(node, guaranteed=whole)
+    return tuple(nodes)
+
+
+def _sum(nodes: list[QueueNode], node: QueueNode) -> dict[str, float]:
+    children: list[Amounts] = [nodes[child].guaranteed for child in node.children]
+    resources = {name for amounts in children for name in amounts}
+    return {name: math.fsum(amounts.get(name, 0.0) for amounts in children) for name in sorted(resources)}

@@ -1,0 +1,258 @@
+"""Read and check `queues.toml`. A bad file is refused whole: RequestError with the line, the field and the fix."""
+
+import hashlib
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from fleet.errors import RequestError
+from fleet.topology import Level
+from placement.queue_table import QueueTable, make_nodes
+from placement.toml_lines import Path, line_at, lines_of
+from placement.tree import ANY, LeafOrder, Policy, Prices, QueueClass, QueueTree, Window
+
+MOST_BYTES = 4_194_304
+MOST_QUEUES = 10_000
+MOST_WINDOWS = 1_000
+LATER = {
+    "spares": "spare nodes",
+    "power": "power caps",
+    "carbon": "carbon windows",
+    "share": "training beside inference",
+}
+HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices")
+UNKNOWN_KEY = re.compile(r"unknown field `(.*?)`")
+EXPECTED = re.compile(r" - at `.*`$")
+REFUSE = "refuse"
+_AnyTable = TypeVar("_AnyTable", bound=msgspec.Struct)
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class PolicyTable(_Table, frozen=True):
+    """`[policy]`."""
+
+    half_life_h: float = 168.0
+    order: LeafOrder = "shortest"
+    max_wait_h: float = 24.0
+    claims: int = 8
+    preempt_gpu_h_per_h: float | None = None
+    unknown_queue: str = REFUSE
+    overcommit: bool = False
+
+
+class ClassTable(_Table, frozen=True):
+    """`[class.NAME]`."""
+
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+
+
+class ReservationTable(_Table, frozen=True, kw_only=True):
+    """`[[reservation]]` and, without a queue, `[[maintenance]]`. nodes: names, or {level = "domain"}."""
+
+    name: str = ""
+    queue: str = ""
+    nodes: tuple[str, ...] | dict[Literal["nvlink_domain", "rack", "rail_group", "block"], str]
+    from_: datetime = msgspec.field(name="from")
+    to: datetime
+
+
+class Refuse:
+    """Makes the error about a place in the file."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = lines_of(text)
+
+    def __call__(self, path: Path, why: str) -> RequestError:
+        field = field_of(path)
+        return RequestError(f"line {line_at(self._lines, path)}: {field}: {why}", field)
+
+
+def field_of(path: Path) -> str:
+    """
+    >>> field_of(("queue", "research/nlp", "weight")), field_of(("reservation", 0, "to"))
+    ('queue."research/nlp".weight', 'reservation[0].to')
+    """
+    words = ""
+    for part in path:
+        if isinstance(part, int):
+            words += f"[{part}]"
+        else:
+            plain = re.fullmatch(r"[A-Za-z0-9_-]+", part)
+            words += f".{part}" if plain else f'."{part}"'
+    return words.removeprefix(".")
+
+
+def read_queues(text: str) -> QueueTree:
+    """The tree of a file's text. RequestError says what is wrong with it, and where."""
+    if len(text) > MOST_BYTES:
+        size = f"{len(text):,} bytes, at most {MOST_BYTES:,}"
+        raise RequestError(f"the file has {size} are read: a tree of {MOST_QUEUES:,} queues fits into that", "queue")
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise RequestError(f"no valid TOML: {error}", None) from None
+    refuse = Refuse(text)
+    for name in document:
+        if name in LATER:
+            raise refuse((name,), f"{LATER[name]} are not honoured yet; leave the table out")
+        if name not in HERE:
+            raise refuse((name,), f"no such table{_near(name, HERE)}")
+    return _tree(document, refuse, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree:
+    policy = _policy(_convert(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
+    classes = {
+        name: _class(_convert(table, ClassTable, ("class", name), refuse))
+        for name, table in _dict(document, "class", refuse).items()
+    }
+    tables = _dict(document, "queue", refuse)
+    if not tables:
+        raise refuse(("queue",), "there is none: write at least one [queue.NAME]")
+    if len(tables) > MOST_QUEUES:
+        raise refuse(("queue",), f"there are {len(tables):,} queues, at most {MOST_QUEUES:,}")
+    queues = {name: _convert(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
+    nodes = make_nodes(queues, policy, classes, refuse)
+    tree = QueueTree(nodes, policy, classes, (), _prices(document.get("prices", {}), refuse), digest)
+    _check_names(tree, refuse)
+    windows = _windows(document, "reservation", tree, refuse) + _windows(document, "maintenance", tree, refuse)
+    return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
+
+
+def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "") -> None:
+    """RequestError where the queues are guaranteed more GPUs than the fleet has (resource → GPUs)."""
+    if tree.policy.overcommit:
+        return
+    root = tree.nodes[0]
+    for resource in tree.resources:
+        promised = math.fsum(tree.nodes[child].guaranteed.get(resource, 0.0) for child in root.children)
+        if promised > capacity.get(resource, 0.0):
+            what = "GPUs" if resource == ANY else f"GPUs of model {resource}"
+            first = next(node for row in root.children if resource in (node := tree.nodes[row]).guaranteed)
+            raise Refuse(text)(
+                ("queue", first.name, "guaranteed"),
+                f"the queues are guaranteed {promised:g} {what}, the fleet has {capacity.get(resource, 0.0):g}: "
+                "guarantee less, or set overcommit = true in [policy]",
+            )
+
+
+def _convert(value: Any, kind: type[_AnyTable], path: Path, refuse: Refuse) -> _AnyTable:
+    if not isinstance(value, dict):
+        raise refuse(path, f"is {value!r}, must be a table")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        unknown = UNKNOWN_KEY.search(str(error))
+        keys = [field.encode_name for field in msgspec.structs.fields(kind)]
+        if unknown:
+            nested = "." in str(error).rpartition("`$")[2]
+            near = "" if nested else _near(unknown[1], keys)
+            raise refuse((*path, unknown[1]), f"no such key{near}") from None
+        where = str(error).rpartition("`$")[2].strip("`.").split(".")[0].split("[")[0]
+        raise refuse((*path, *([where] if where else [])), EXPECTED.sub("", str(error))) from None
+
+
+def _dict(document: Mapping[str, Any], name: str, refuse: Refuse) -> dict[str, Any]:
+    value = document.get(name, {})
+    if not isinstance(value, dict):
+        raise refuse((name,), f"is a {type(value).__name__}; write [{name}.NAME]")
+    return value
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """
+    >>> _near("weigth", ["weight", "limit"]), _near("colour", ["weight", "limit"])
+    ('; did you mean weight?', '; there are weight, limit')
+    """
+    found = get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(known)}"
+
+
+def _policy(table: PolicyTable, refuse: Refuse) -> Policy:
+    for name, value in (("half_life_h", table.half_life_h), ("max_wait_h", table.max_wait_h)):
+        if not 0 < value <= 1e6:
+            raise refuse(("policy", name), f"is {value}, must be hours above 0 and at most a million")
+    if not 0 <= table.claims <= 1000:
+        raise refuse(("policy", "claims"), f"is {table.claims}, must lie in 0..1000")
+    if table.preempt_gpu_h_per_h is not None and not 0 <= table.preempt_gpu_h_per_h < math.inf:
+        raise refuse(("policy", "preempt_gpu_h_per_h"), f"is {table.preempt_gpu_h_per_h}, must be 0 or more")
+    unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
+    half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
+    return Policy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit)
+
+
+def _class(table: ClassTable) -> QueueClass:
+    return QueueClass(table.priority, table.preempts)
+
+
+def _check_names(tree: QueueTree, refuse: Refuse) -> None:
+    """Names that one table gives of another."""
+    unknown, leaves = tree.policy.unknown_queue, [node.name for node in tree.leaves()]
+    if unknown and unknown not in leaves:
+        why = f"{unknown!r} is no queue without queues below it{_near(unknown, leaves)}"
+        raise refuse(("policy", "unknown_queue"), why)
+    known = [*tree.classes, *leaves]
+    for name, found in tree.classes.items():
+        for other in found.preempts:
+            if other not in known and other not in tree.row:
+                raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{_near(other, known)}")
+
+
+def _prices(value: Any, refuse: Refuse) -> Prices:
+    if not isinstance(value, dict):
+        raise refuse(("prices",), f"is {value!r}, must be a table of prices of a GPU-hour by model")
+    rest = dict(value)
+    currency = rest.pop("currency", "")
+    if not isinstance(currency, str) or len(currency) > 16:
+        raise refuse(("prices", "currency"), f"is {currency!r}, must be a short text, such as 'EUR'")
+    for model, price in rest.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+            raise refuse(("prices", model), f"is {price!r}, must be money for a GPU-hour, 0 or more")
+    return Prices({model: float(price) for model, price in rest.items()}, currency)
+
+
+def _windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: Refuse) -> tuple[Window, ...]:
+    tables = document.get(kind, [])
+    if not isinstance(tables, list):
+        raise refuse((kind,), f"is no list of tables; write [[{kind}]]")
+    if len(tables) > MOST_WINDOWS:
+        raise refuse((kind,), f"there are {len(tables):,}, at most {MOST_WINDOWS:,}")
+    found = []
+    for at, value in enumerate(tables):
+        table = _convert(value, ReservationTable, (kind, at), refuse)
+        found.append(_window(table, kind, (kind, at), tree, refuse))
+    return tuple(found)
+
+
+def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, refuse: Refuse) -> Window:
+    if kind == "reservation" and (table.queue not in tree.row or not table.queue):
+        raise refuse((*path, "queue"), f"{table.queue!r} is no queue{_near(table.queue, list(tree.row)[1:])}")
+    if kind == "maintenance" and table.queue:
+        raise refuse((*path, "queue"), "maintenance is nobody's: leave the queue out, or write [[reservation]]")
+    if not table.nodes:
+        raise refuse((*path, "nodes"), 'is empty: name nodes, or a domain such as {rack = "r12"}')
+    from_ms, to_ms = _ms(table.from_), _ms(table.to)
+    if from_ms >= to_ms:
+        raise refuse((*path, "to"), f"{table.to.isoformat()} is not after its begin, {table.from_.isoformat()}")
+    name = table.name or f"{kind} {path[1] + 1}"  # type: ignore[operator]
+    queue = table.queue or None
+    if isinstance(table.nodes, dict):
+        domains = tuple((Level(level), domain) for level, domain in table.nodes.items())
+        return Window(name, queue, (), domains, from_ms, to_ms)
+    return Window(name, queue, table.nodes, (), from_ms, to_ms)
+
+
+def _ms(time: datetime) -> int:
+    """A time without a zone is UTC."""
+    known = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return round(known.timestamp() * 1000)

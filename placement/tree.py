@@ -1,0 +1,225 @@
+"""The tree of queues: who is owed what. Parsed from `queues.toml` (`placement.queues_file`), and never changed.
+
+A queue's name is its path, such as `research/nlp`; the root, "", is the fleet. Requests wait in leaves. Where a queue
+is `per_user`, its users are leaves below it, made on demand. Amounts are GPUs by resource: a GPU model, or `gpu` for
+GPUs of any model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Literal
+
+from fleet.errors import RequestError
+from fleet.requests import PlacementRequest
+from fleet.topology import Level
+
+ANY = "gpu"  # GPUs of any model
+ROOT = ""
+DEFAULT_QUEUE = "default"
+Amounts = Mapping[str, float]  # resource → GPUs
+LeafOrder = Literal["fifo", "shortest", "attained"]
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What holds for all queues. `unknown_queue`: where requests of unknown queues go; "" refuses them."""
+
+    half_life_s: float = 168 * 3600.0
+    order: LeafOrder = "shortest"
+    max_wait_s: float = 24 * 3600.0
+    claims: int = 8
+    unknown_queue: str = ""
+    overcommit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClass:
+    """A priority class. `preempts` is kept for the day when running jobs can be stopped."""
+
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """`rate`: share of the unused guarantee that is banked; `cap_gpu_s`: the most there can be in the bank."""
+
+    rate: float
+    cap_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNode:
+    """One queue. A resource without a limit, or a bound on what is borrowed, has none; what is lent is all that idles.
+
+    guaranteed: what its own requests get first; a parent's is at least the sum of its children's.
+    """
+
+    name: str
+    parent: int = -1
+    children: tuple[int, ...] = ()
+    weight: float = 1.0
+    guaranteed: Amounts = field(default_factory=dict)
+    limit: Amounts = field(default_factory=dict)
+    lend: Amounts = field(default_factory=dict)
+    borrow: Amounts = field(default_factory=dict)
+    class_name: str = ""
+    priority: int = 0
+    order: LeafOrder = "shortest"
+    max_wait_s: float = 24 * 3600.0
+    max_waiting: int | None = None
+    per_user: bool = False
+    credits: Credits | None = None
+
+    def most(self, resource: str) -> float:
+        """The most that it may ever hold: its limit, or what is guaranteed and what it may borrow."""
+        borrowed = self.borrow.get(resource)
+        highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
+        return min(self.limit.get(resource, float("inf")), highest)
+
+    def kept(self, resource: str) -> float:
+        """What of its guarantee is lent to nobody, even while it idles."""
+        guaranteed = self.guaranteed.get(resource, 0.0)
+        return max(0.0, guaranteed - self.lend.get(resource, guaranteed))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Nodes that are a queue's alone, or (`queue` is None) nobody's, from `from_ms` until `to_ms`."""
+
+    name: str
+    queue: str | None
+    nodes: tuple[str, ...]  # by name, or
+    domains: tuple[tuple[Level, str], ...]  # all in these
+    from_ms: int
+    to_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Money for a GPU-hour by model; `gpu` is that of all others."""
+
+    gpu_h: Amounts = field(default_factory=dict)
+    currency: str = ""
+
+    def of(self, model: str) -> float | None:
+        return self.gpu_h.get(model, self.gpu_h.get(ANY))
+
+
+@dataclass(frozen=True)
+class QueueTree:
+    """All queues, parents before children; the first is the root. `digest`: of the text that it was read from."""
+
+    nodes: tuple[QueueNode, ...]
+    policy: Policy = Policy()
+    classes: Mapping[str, QueueClass] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()
+    prices: Prices = Prices()
+    digest: str = ""
+
+    @cached_property
+    def row(self) -> dict[str, int]:
+        return {node.name: row for row, node in enumerate(self.nodes)}
+
+    @cached_property
+    def resources(self) -> tuple[str, ...]:
+        """`gpu` and the models that any queue names."""
+        named = {name for node in self.nodes for kind in amounts_of(node) for name in kind}
+        return (ANY, *sorted(named - {ANY}))
+
+    def node(self, name: str) -> QueueNode:
+        return self.nodes[self.row[name]]
+
+    def path(self, name: str) -> list[QueueNode]:
+        """A queue and those above it up to the root, which is the last; a user's begins with his queue."""
+        row = self.row.get(name)
+        if row is None:
+            row = self.row[name.rpartition("/")[0]]
+        found = []
+        while row >= 0:
+            found.append(self.nodes[row])
+            row = self.nodes[row].parent
+        return found
+
+    def leaves(self) -> Iterator[QueueNode]:
+        return (node for node in self.nodes if not node.children and node.name != ROOT)
+
+    def priority_of(self, request: PlacementRequest) -> int:
+        """A request's own priority, raised by the class of its name, if the file has one."""
+        named = self.classes.get(request.class_)
+        return request.priority + (named.priority if named else 0)
+
+    def queue_of(self, request: PlacementRequest) -> QueueNode:
+        """The queue that a request waits in. Raises RequestError with the field that names none."""
+        name = request.queue
+        if request.tenant and not _inside(name, request.tenant):
+            name = f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
+        row = self.row.get(name) if name != ROOT else None
+        if row is None and self.policy.unknown_queue:
+            row = self.row[self.policy.unknown_queue]
+        if row is None:
+            raise RequestError(self._unknown(name), "tenant" if name != request.queue else "queue")
+        node = self.nodes[row]
+        if node.children:
+            below = some_of([self.nodes[child].name for child in node.children])
+            raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
+        if request.tenant and not _inside(node.name, request.tenant):
+            raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
+        return node
+
+    def leaf_of(self, request: PlacementRequest) -> str:
+        """The leaf that a request waits in: its queue, or its user below that. Raises RequestError as `queue_of`."""
+        node = self.queue_of(request)
+        if not node.per_user:
+            return node.name
+        if not request.user:
+            raise RequestError(f"queue {node.name!r} shares among its users: name the user", "user")
+        return user_leaf(node.name, request.user)
+
+    def _unknown(self, name: str) -> str:
+        names = [node.name for node in self.leaves()]
+        near = get_close_matches(name, names, n=NAMED, cutoff=0.5) or [
+            one for one in names if one.rpartition("/")[2] == name
+        ]
+        if near:
+            return f"no queue {name!r}; the nearest are {some_of(near)}"
+        return f"no queue {name!r}; there are {some_of(names)}"
+
+
+def user_leaf(queue: str, user: str) -> str:
+    """A user's leaf; a slash in his name is no level.
+
+    >>> user_leaf("research/nlp", "ada")
+    'research/nlp/ada'
+    """
+    return f"{queue}/{user.replace('/', '|')}"
+
+
+def notes_of(tree: QueueTree) -> list[str]:
+    """What a file says that has no effect before running jobs can be stopped: for whoever reads the queues."""
+    notes = []
+    if any(node.credits for node in tree.nodes):
+        notes.append("credits come first in the order, and protect nobody: no running job is stopped yet")
+    if any(found.preempts for found in tree.classes.values()):
+        notes.append("preempts has no effect: no running job is stopped yet")
+    return notes
+
+
+def amounts_of(node: QueueNode) -> tuple[Amounts, ...]:
+    return node.guaranteed, node.limit, node.lend, node.borrow
+
+
+def some_of(names: list[str]) -> str:
+    """
+    >>> some_of(["a", "b", "c", "d"])
+    "'a', 'b', 'c' and 1 more"
+    """
+    shown = ", ".join(repr(name) for name in names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED:,} more"
+
+
+def _inside(name: str, above: str) -> bool:
+    return name == above or name.startswith(f"{above}/")
