@@ -162,15 +162,19 @@ NOT_HONOURED_YET = (
     "deadline_ms",
     "tolerated_wait_s",
 )
+HONOURED_BY_QUEUES = ("class", "deadline_ms", "queue", "tenant", "tolerated_wait_s")  # where a file of queues serves
 FACTS_WITHOUT_EFFECT = ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
 _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(PlacementRequest)}
 
 
-def check_request(request: PlacementRequest) -> None:
+def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
     """Raise RequestError, with the field, for what types cannot refuse and for demands that are NOT_HONOURED_YET."""
     for name in NOT_HONOURED_YET:
-        if getattr(request, name) is not None:
+        if getattr(request, name) is not None and name not in HONOURED_BY_QUEUES:
             raise RequestError(f"{name} is not honoured yet; leave it out", name)
+        if getattr(request, name) is not None and not with_queues:
+            raise RequestError(f"{name} is honoured by queues, and [placer] names no file of them; leave it out", name)
+    _check_times(request)
     if not request.request_id:
         raise RequestError(f"request_id must have 1 to {MAX_NAME_LENGTH} characters", "request_id")
     for name in ("request_id", "job", "cluster", "tenant", "queue", "user", "gpu_model", "pool"):
@@ -193,6 +197,14 @@ def check_request(request: PlacementRequest) -> None:
     if request.checkpoint_cost_s is not None and not 0 <= request.checkpoint_cost_s <= MAX_AMOUNT:
         cost = _shown(request.checkpoint_cost_s)
         raise RequestError(f"checkpoint_cost_s is {cost}, it must lie in 0..{MAX_AMOUNT:.0e}", "checkpoint_cost_s")
+
+
+def _check_times(request: PlacementRequest) -> None:
+    deadline_ms, wait_s = request.deadline_ms, request.tolerated_wait_s
+    if deadline_ms is not None and not 0 < deadline_ms <= MAX_COUNT:
+        raise RequestError(f"deadline_ms is {_shown(deadline_ms)}, it must lie in 1..{MAX_COUNT}", "deadline_ms")
+    if wait_s is not None and not 0 <= wait_s <= MAX_AMOUNT:
+        raise RequestError(f"tolerated_wait_s is {wait_s}, it must lie in 0..{MAX_AMOUNT:.0e}", "tolerated_wait_s")
 
 
 def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:

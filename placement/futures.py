@@ -12,6 +12,7 @@ from placement.fit import widest_level
 from placement.play import Arrival, Fleet, Future, GangAsk, Slot
 from placement.queue import Waiting
 from placement.timeline import RunTimeQuantiles
+from placement.turns import Places
 from placement.view import ClusterView
 
 Array = NDArray[np.float32]
@@ -79,6 +80,7 @@ class Drawn:
     run_s: Sequence[Array]
     run_times: RunTimeQuantiles
     now_ms: int
+    places: Places
     arrivals: ArrivalForecast | None = None
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -124,8 +126,7 @@ class Drawn:
         for number, (entry, room) in enumerate(zip(self.queue, self.room, strict=True)):
             ask = self._ask(entry.request, room)
             if ask is not None:
-                order = (-float(entry.request.priority), (entry.queued_ms - self.now_ms) / 1000)
-                found.append((number, order, ask))
+                found.append((number, self.places.orders[number], ask))
         return found
 
     def _ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
@@ -158,23 +159,23 @@ class Drawn:
         return self._found[key]
 
     def _coming(self) -> Callable[[int], Iterator[Arrival]]:
-        """path → the jobs that come along it, with the priorities of what waits: nothing else is known of them."""
+        """path → the jobs that come along it, each behind something that waits: nothing else is known of them."""
         asks = {} if self.arrivals is None else {int(size): self._ask_of(int(size)) for size in self.arrivals.sizes}
         fits = np.array([ask is not None for ask in asks.values()], bool)
         if self.arrivals is None or not fits.any():
             return lambda path: iter(())
         forecast = replace(self.arrivals, sizes=self.arrivals.sizes[fits], weights=self.arrivals.weights[fits])
-        priorities = [float(entry.request.priority) for entry in self.queue] or [0.0]
+        places, now_s = self.places.newcomers, self.now_ms / 1000
 
         levels = (np.arange(RUNS) + 0.5) / RUNS
         runs_s = {size: self.run_times.draw(size, levels, 0.0, None).tolist() for size in forecast.sizes.tolist()}
 
         def come(path: int) -> Iterator[Arrival]:
             rng = np.random.default_rng((1, path))
-            runs, ranks = _draws(rng, RUNS), _draws(rng, len(priorities))
+            runs, ranks = _draws(rng, RUNS), _draws(rng, len(places))
             for (at_s, size), run, rank in zip(forecast.drawn(rng), runs, ranks, strict=False):
                 if (ask := asks[size]) is not None:
-                    yield Arrival(at_s, (-priorities[rank], at_s), ask, runs_s[size][run])
+                    yield Arrival(at_s, (places[rank], now_s + at_s), ask, runs_s[size][run])
 
         return come
 

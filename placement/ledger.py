@@ -11,7 +11,7 @@ that does not match is served: a LedgerError names it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ import msgspec
 
 from fleet.errors import RequestError
 from fleet.requests import Decision, PlacementRequest, RankPlacement
+from placement.charges import Charge
 from placement.ledger_chain import (
     NO_HASH,
     QUEUED,
@@ -31,6 +32,7 @@ from placement.ledger_chain import (
     line_hash,
     queue_checksum,
 )
+from placement.ledger_charges import ChargeBook
 from placement.ledger_file import LAST_NUMBER, LedgerFile
 from placement.ledger_rows import (
     SETTLED_WORDS,
@@ -75,11 +77,13 @@ class Ledger(LedgerFile):
     def __init__(self, path: Path) -> None:
         self.version = 0
         self._kept: _Memory | None = None
+        self.charges = ChargeBook(self)
         super().__init__(path)
 
     def _start(self) -> None:
         super()._start()
         kept = self._kept = self._load()
+        self.charges.load()
         if kept.position > kept.head.audit_id:
             logger.error(
                 "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` tells more",
@@ -88,9 +92,10 @@ class Ledger(LedgerFile):
 
     def _undo(self) -> None:
         self._kept = None
+        self.charges.forget()
 
     def _load(self) -> _Memory:
-        with self._readable():
+        with self.readable():
             return _Memory(
                 {intent.request_id: intent for intent in self._load_intents()},
                 {entry.request.request_id: entry for entry in self._load_queue()},
@@ -114,13 +119,6 @@ class Ledger(LedgerFile):
     def head(self) -> ChainHead:
         """The newest line of the audit trail. Kept elsewhere, it shows later that nothing up to it was changed."""
         return self._memory.head
-
-    def _unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
-        """A row without its checksum, the last column. LedgerError when it is not what was written."""
-        *values, kept = row
-        if checksum(values) != kept:
-            raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
-        return values
 
     # -- decisions
 
@@ -149,24 +147,41 @@ class Ledger(LedgerFile):
 
     def _stored(self, request_id: str) -> tuple[bytes, bytes] | None:
         """Body and reply of a request that was decided."""
-        rows = self._rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
+        rows = self.rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
         if not rows:
             return None
-        with self._readable():
+        with self.readable():
             _, _, body, reply, *_ = self._unchanged_decision(rows[0])
             return typed_bytes(body), typed_bytes(reply)
 
+    def request_of(self, job: str, attempt: int) -> PlacementRequest | None:
+        """The request by which an attempt was placed, if it was."""
+        where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"
+        rows = self.rows(f"{DECISIONS} {where}", [job, attempt])
+        if not rows:
+            return None
+        with self.readable():
+            return _decode_request(typed_bytes(self._unchanged_decision(rows[0])[2]))
+
     def _unchanged_decision(self, row: Sequence[Any]) -> Sequence[Any]:
-        return self._unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
+        return self.unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
         """The stored decision, for the audit's line about its end."""
         reply = self.find(request_id)
-        with self._readable():
+        with self.readable():
             return _decode_decision(reply) if reply is not None else None
 
-    def commit(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str, action: str) -> bytes:
-        """Store a final decision with its intent and its line of audit; returns the reply's bytes."""
+    def commit(
+        self,
+        request: PlacementRequest,
+        decision: Decision,
+        now_ms: int,
+        caller: str,
+        action: str,
+        charge: Charge | None = None,
+    ) -> bytes:
+        """Store a final decision with its intent, its charge and its line of audit; returns the reply's bytes."""
         reply = encode(decision)
         with self.transaction():
             self._memory.cursor += 1
@@ -178,6 +193,8 @@ class Ledger(LedgerFile):
             self._db.execute("INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", [*row, checksum])
             if decision.outcome == "placed":
                 self._hold(request, decision, now_ms)
+                if charge is not None:
+                    self.charges.open(charge)
             if request.request_id in self._memory.queue:
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
                 del self._memory.queue[request.request_id]
@@ -192,8 +209,8 @@ class Ledger(LedgerFile):
 
     def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
         """Stored decisions in the order of their commit."""
-        rows = self._rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
-        with self._readable():
+        rows = self.rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
+        with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
     # -- intents
@@ -219,12 +236,12 @@ class Ledger(LedgerFile):
         return list(self._memory.intents.values())
 
     def intent_state(self, request_id: str) -> IntentState | None:
-        rows = self._rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
-        with self._readable():
+        rows = self.rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
+        with self.readable():
             return IntentState(self._unchanged_intent(rows[0])[-1]) if rows else None
 
     def _unchanged_intent(self, row: Sequence[Any]) -> Sequence[Any]:
-        return self._unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
+        return self.unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
 
     def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their last state; returns how many there were."""
@@ -237,6 +254,7 @@ class Ledger(LedgerFile):
                 changed = [state.value, intent_checksum(intent.row(state)), request_id]
                 self._db.execute("UPDATE intents SET state = ?, checksum = ? WHERE request_id = ?", changed)
                 if state in SETTLED_WORDS:
+                    self.charges.close(intent.job, intent.attempt, now_ms, state.value)
                     sentence = f"{intent.job} {SETTLED_WORDS[state]}"
                     self.note(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
         self.version += 1
@@ -279,7 +297,7 @@ class Ledger(LedgerFile):
         rows = self._db.execute("SELECT * FROM queue ORDER BY queued_ms, rowid")
         entries = []
         for row in rows:
-            _, body, reply, queued_ms = self._unchanged(f"the queue's entry {row[0]!r}", row, queue_checksum)
+            _, body, reply, queued_ms = self.unchanged(f"the queue's entry {row[0]!r}", row, queue_checksum)
             entries.append(typed(QueueEntry, (_decode_request(body), reply, queued_ms)))
         return entries
 
@@ -320,10 +338,10 @@ class Ledger(LedgerFile):
             where, values = [*where, "request_id = ?"], [*values, request_id]
         order = "ASC" if after is not None else "DESC"
         query = f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(where)}"
-        found = self._rows(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
-        with self._readable():
+        found = self.rows(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        with self.readable():
             for line in found:
-                self._unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
+                self.unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
             if request_id is None:
                 self._check_links(found if after is not None else found[::-1])
             rows = [dict(zip(AUDIT_COLUMNS, line, strict=True)) for line in found]

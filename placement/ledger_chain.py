@@ -10,6 +10,9 @@ whole numbers and text as they are, NULL as null, a blob as standard base64, a R
     queue.checksum      ["queue", request_id, body, reply, queued_ms]
     intents.checksum    ["intents", request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms,
                          expires_ms, state]
+    charges.checksum    ["charges", charge_id, request_id, job, attempt, leaf, user, class, held, expected_s, queued_ms,
+                         held_ms, started_ms, ended_ms, outcome, used_gpu_s, lost_gpu_s]
+    credits.checksum    ["credits", queue, as_of_ms, earned, spent, expired]
 
 `models` is text: the stored, compact JSON. `previous` is the hash of the line before, 64 zeros in the first one.
 `stored` is the checksum of the decision or queue entry written with the line, else empty. So a head (an audit_id and
@@ -62,6 +65,16 @@ def queue_checksum(row: Sequence[Any]) -> str:
 def intent_checksum(row: Sequence[Any]) -> str:
     """Of an intent's columns without the checksum."""
     return _digest("intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]])
+
+
+def charge_checksum(row: Sequence[Any]) -> str:
+    """Of a charge's columns without the checksum."""
+    return _digest("charges", [str(value) if isinstance(value, float) else value for value in row])
+
+
+def credit_checksum(row: Sequence[Any]) -> str:
+    """Of the columns of a queue's credits without the checksum."""
+    return _digest("credits", [str(value) if isinstance(value, float) else value for value in row])
 
 
 CHECKSUMS = {"decisions": decision_checksum, "queue": queue_checksum, "intents": intent_checksum}

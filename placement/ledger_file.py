@@ -2,7 +2,7 @@
 
 import logging
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class LedgerFile:
 
     def _start(self) -> None:
         """Load the memory, once the file is open."""
-        with self._readable():
+        with self.readable():
             self._state = {
                 key: msgspec.json.decode(value) for key, value in self._db.execute("SELECT key, value FROM state")
             }
@@ -104,7 +104,7 @@ class LedgerFile:
         except OSError as error:
             raise LedgerAway(f"{self.path} cannot be copied to {copy}: {error.strerror}") from None
         with self.transaction():
-            migrate(self._db)
+            migrate(self._db, version)
         logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
 
     def _mend(self) -> None:
@@ -160,16 +160,27 @@ class LedgerFile:
             raise self._damaged(error) from None
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
+    def readable(self) -> Iterator[None]:
         """A value that is not what its column holds is damage that SQLite does not see."""
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
             raise self._damaged(error) from None
 
-    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._trusted():
             return self._db.execute(query, values).fetchall()
+
+    def write(self, statement: str, values: Sequence[Any]) -> None:
+        """Inside the caller's transaction."""
+        self._db.execute(statement, values)
+
+    def unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
+        """A row without its checksum, the last column. LedgerError when it is not what was written."""
+        *values, kept = row
+        if checksum(values) != kept:
+            raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
+        return values
 
     # -- what it knows of the service's state
 

@@ -1,6 +1,7 @@
-"""Migrate a ledger file of version 1, or initialise an empty one.
+"""Migrate a ledger file of an earlier version, or initialise an empty one.
 
 Version 1 had neither checksums nor a chain. Those made now prove nothing up to the line of audit in fact `migrated`.
+Version 2 had no charges: the placer opens those of what runs when it sees it.
 """
 
 import sqlite3
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from placement.ledger_chain import CHECKSUMS, NO_HASH, QUEUED, encode, line_hash
-from placement.ledger_schema import TABLES, create, shape, shape_of
+from placement.ledger_schema import CHARGES, SCHEMA_VERSION, TABLES, create, shape, shape_of, statements
 
 MIGRATED = "migrated"
 
@@ -27,8 +28,18 @@ def begin(db: sqlite3.Connection) -> str:
     return ""
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Copy everything of version 1 into tables of this version, inside the caller's transaction."""
+def migrate(db: sqlite3.Connection, version: int) -> None:
+    """Make a file of an earlier version one of this, inside the caller's transaction."""
+    if version == 1:
+        _copy_all(db)
+        return
+    for statement in statements(CHARGES):
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _copy_all(db: sqlite3.Connection) -> None:
+    """Copy everything of version 1 into tables of this version."""
     counted = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
     for name, sql in shape(db).items():
         if not sql.startswith("CREATE TABLE"):

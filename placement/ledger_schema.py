@@ -2,12 +2,13 @@
 
 1   decisions, intents, queue, audit
 2   a checksum a row, the audit's chain, and `state`: facts about the service's state, JSON by name
+3   charges (what each attempt held, whose, and when) and credits (what queues banked)
 """
 
 import sqlite3
 from contextlib import closing
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 KEPT = """
 CREATE INDEX active_intents ON intents (state) WHERE state = 'active';
 CREATE TRIGGER audit_is_not_updated BEFORE UPDATE ON audit BEGIN
@@ -51,7 +52,21 @@ CREATE TABLE audit (
     sentence TEXT NOT NULL, stored TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL);
 CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
-SCHEMAS = {1: SCHEMA_1 + KEPT, SCHEMA_VERSION: SCHEMA_2 + KEPT}
+CHARGES = """
+CREATE TABLE charges (
+    charge_id INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, job TEXT NOT NULL, attempt INTEGER NOT NULL,
+    leaf TEXT NOT NULL, user TEXT NOT NULL, class TEXT NOT NULL, held BLOB NOT NULL, expected_s REAL,
+    queued_ms INTEGER, held_ms INTEGER NOT NULL, started_ms INTEGER, ended_ms INTEGER, outcome TEXT NOT NULL,
+    used_gpu_s REAL, lost_gpu_s REAL, checksum TEXT NOT NULL);
+CREATE INDEX open_charges ON charges (charge_id) WHERE ended_ms IS NULL;
+CREATE INDEX closed_charges ON charges (ended_ms) WHERE ended_ms IS NOT NULL;
+CREATE INDEX charged_jobs ON charges (job, attempt);
+CREATE INDEX decided_jobs ON decisions (job, attempt);
+CREATE TABLE credits (
+    queue TEXT PRIMARY KEY, as_of_ms INTEGER NOT NULL, earned REAL NOT NULL, spent REAL NOT NULL, expired REAL NOT NULL,
+    checksum TEXT NOT NULL) WITHOUT ROWID;
+"""
+SCHEMAS = {1: SCHEMA_1 + KEPT, 2: SCHEMA_2 + KEPT, SCHEMA_VERSION: SCHEMA_2 + KEPT + CHARGES}
 TABLES = ("decisions", "intents", "queue", "audit")
 AUDIT_COLUMNS = (
     *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models", "sentence"),

@@ -24,9 +24,10 @@ from placement.filters import screen
 from placement.fit import widest_level
 from placement.futures import ArrivalForecast, Drawn
 from placement.options import Options
-from placement.queue import Waiting, in_order, shape_of
+from placement.queue import ONE_LINE, Waiting, shape_of
 from placement.run_draws import PATHS, RunTimeSample
 from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline, releases
+from placement.turns import QueueTurns
 from placement.view import ClusterView
 
 MIDDLE = PATHS // 2
@@ -91,14 +92,20 @@ class Timelines:
     hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
     rooms: "Rooms"
     gpus: Mapping[str, int]  # request_id → how many it waits for
+    entries: tuple[Waiting, ...] = ()  # in order
+    turns: QueueTurns = ONE_LINE
 
     @property
     def now_ms(self) -> int:
         return self.options.now_ms
 
-    def before(self, priority: int) -> Calendar:
-        """What a request of this priority finds when it comes now."""
-        return [calendar for highest, calendar in self.calendars if highest >= priority][-1]
+    def before(self, request: PlacementRequest) -> Calendar:
+        """What a request finds when it comes now."""
+        level: float = request.priority
+        if self.turns is not ONE_LINE:
+            mine = Waiting(request, self.now_ms)
+            level = -self.turns.in_order([*self.entries, mine]).index(mine)
+        return [calendar for highest, calendar in self.calendars if highest >= level][-1]
 
     def waiting(self, request: PlacementRequest) -> str | None:
         """The id under which it waits already, itself or as the job that it is for; None: it is hypothetical."""
@@ -150,6 +157,7 @@ def timelines(
     options: Options,
     run_quantiles: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
     arrivals: ArrivalForecast | None = None,
+    turns: QueueTurns = ONE_LINE,
 ) -> Timelines:
     """Play the queue along `PATHS` paths. `run_quantiles`: of a request at `RUN_LEVELS`, where known."""
     draw = RunTimeSample(np.random.default_rng(0), run_times)
@@ -163,13 +171,14 @@ def timelines(
     runs_s: list[Array] = []
     hindrances: dict[str, tuple[Hindrance, ...]] = {}
     rooms = Rooms(empty, options)
-    entries = [entry for entry in in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
-    kept = saved_before([entry.request.priority for entry in entries], _most_calendars(calendar))
+    entries = [entry for entry in turns.in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
+    places = turns.places(entries)
+    kept = saved_before(places.levels, _most_calendars(calendar))
     for number, entry in enumerate(entries):
         request = entry.request
         if number in kept:
             calendar = calendar.copy()
-            calendars.append((request.priority, calendar))
+            calendars.append((places.levels[number], calendar))
         backfills_s = planned(request, run_times) if number < BACKFILLED else None
         place = earliest_place(request, calendar, rooms, backfills_s)
         starts_s[request.request_id] = place.start_s
@@ -183,7 +192,7 @@ def timelines(
             jobs.append(request.job_name)
     planned_s = planned_ends(ahead.ahead, options.now_ms)
     room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
-    drawn = Drawn(view, left_s, planned_s, entries[:PLAYED], room, runs_s, run_times, options.now_ms, arrivals)
+    drawn = Drawn(view, left_s, planned_s, entries[:PLAYED], room, runs_s, run_times, options.now_ms, places, arrivals)
     played_s, until_s = drawn.starts(PATHS)
     for entry, run_s, start_s in zip(entries, runs_s, played_s, strict=False):
         later_s = np.maximum(starts_s[entry.request.request_id], until_s)
@@ -191,10 +200,11 @@ def timelines(
         starts_s[entry.request.request_id], ends_s[entry.request.job_name] = told_s, told_s + run_s
     gpus = {entry.request.request_id: gpus_of(entry.request) for entry in entries}
     held = tuple(jobs), tuple(calendars)
-    return Timelines(view, options, run_times, *held, starts_s, ends_s, waits, hindrances, rooms, gpus)
+    line = tuple(entries), turns
+    return Timelines(view, options, run_times, *held, starts_s, ends_s, waits, hindrances, rooms, gpus, *line)
 
 
-def saved_before(priorities: Sequence[int], most: int) -> frozenset[int]:
+def saved_before(priorities: Sequence[float], most: int) -> frozenset[int]:
     """Numbers of the entries before which to copy the calendar: where the priority changes, at most `most` of them.
 
     Of more changes keep those nearest to a geometric row: exact where few wait before.

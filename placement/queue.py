@@ -22,6 +22,7 @@ from placement.engine import decide, fits_now
 from placement.filters import screen
 from placement.options import Options
 from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
+from placement.turns import OneLine, QueueTurns
 from placement.view import ClusterView
 from placement.words import fitting, needs, shortage
 
@@ -88,17 +89,21 @@ def order_key(entry: Waiting) -> tuple[int, int, str]:
     return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
 
+ONE_LINE = OneLine(order_key)
+
+
 def plan(
     queue: Sequence[Waiting],
     view: ClusterView,
     running: Mapping[str, RunningJob],
     run_times: RunTimeQuantiles,
     options: Options,
+    turns: QueueTurns | None = None,
 ) -> Plan:
     """One pass over the queue at `options.now_ms`; `running` tells of the jobs that hold GPUs in the view."""
-    cycle = Cycle(view, dict(running), run_times, options)
-    for entry in in_order(queue):
-        cycle.consider(entry)
+    cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE)
+    for entry in cycle.turns.in_order(queue):
+        cycle.take_turn(entry)
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
 
 
@@ -110,6 +115,7 @@ class Cycle:
     running: dict[str, RunningJob]
     run_times: RunTimeQuantiles
     options: Options
+    turns: QueueTurns
     placed: list[tuple[Waiting, Decision]] = field(default_factory=list)
     waiting: list[Wait] = field(default_factory=list)
     reservation: Reservation | None = None
@@ -117,6 +123,20 @@ class Cycle:
     failed: set[tuple[object, ...]] = field(default_factory=set)
     hopeless: dict[tuple[object, ...], str] = field(default_factory=dict)
     rooms: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def take_turn(self, entry: Waiting) -> None:
+        """Consider an entry as far as its queue may have it."""
+        allowed = self.turns.allow(entry.request)
+        if isinstance(allowed, str):
+            self._wait(entry, allowed)
+            return
+        before = len(self.placed)
+        self.consider(entry if allowed is entry.request else Waiting(allowed, entry.queued_ms))
+        if len(self.placed) > before:
+            self.placed[-1] = (entry, self.placed[-1][1])
+            self.turns.take(entry.request, self.placed[-1][1])
+        elif shape_of(allowed) not in self.hopeless:
+            self.turns.want(entry.request)
 
     def consider(self, entry: Waiting) -> None:
         shape = shape_of(entry.request)

@@ -85,7 +85,7 @@ def estimate_start(
         lack = shortage(request, timelines.rooms.empty, screen(request, timelines.rooms.empty, timelines.options))
         sentence = f"does not fit even when all jobs have ended: {lack}"
         return StartEstimate(None, (), constraint, sentence, timelines.now_ms)
-    start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request.priority))
+    start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request))
     waiting = timelines.waiting(request)
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
@@ -157,7 +157,7 @@ def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _earliest(request: PlacementRequest, timelines: Timelines) -> Place:
     planned_s = planned(request, timelines.run_times)
-    return earliest_place(request, timelines.before(request.priority), timelines.rooms, planned_s)
+    return earliest_place(request, timelines.before(request), timelines.rooms, planned_s)
 
 
 def _starts(place: Place) -> bool:

@@ -179,6 +179,13 @@ class QueueTree:
             raise RequestError(f"queue {node.name!r} shares among its users: name the user", "user")
         return user_leaf(node.name, request.user)
 
+    def known_leaf(self, request: PlacementRequest) -> str:
+        """As `leaf_of`; "" for a request of no queue, as another scheduler's job may be."""
+        try:
+            return self.leaf_of(request)
+        except RequestError:
+            return ""
+
     def _unknown(self, name: str) -> str:
         names = [node.name for node in self.leaves()]
         near = get_close_matches(name, names, n=NAMED, cutoff=0.5) or [

@@ -131,6 +131,7 @@ class PlacerConfig(_Section, frozen=True):
     intent_expires_s: float = 300.0
     max_risk: float = 0.5
     unknown_use: str = "avoid"
+    queues: str = ""  # the file of queues; empty: one line
     filters: tuple[str, ...] = ()  # import paths of further filter functions
     scorers: tuple[str, ...] = ()  # import paths of further scorer functions
 
@@ -295,9 +296,12 @@ def check_config(config: Config) -> None:
         ("fleet.topology", config.fleet.topology),
         ("models.folder", config.models.folder),
         ("archive.url", config.archive.url),
+        ("placer.queues", config.placer.queues),
     ):
         if "\0" in name:
             raise ConfigError(f"{key} = {name!r}: a path holds no NUL")
+    if config.placer.queues and not Path(config.placer.queues).is_file():
+        raise ConfigError(f"placer.queues = {config.placer.queues!r}: no such file")
     if config.fleet.topology and not Path(config.fleet.topology).exists():
         raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file or folder")
 

@@ -84,7 +84,7 @@ class QueuedJob(msgspec.Struct):
 
 
 class RunningJobRow(msgspec.Struct):
-    """What the placer is told of a job that runs."""
+    """What the placer is told of a job that runs; placed_ms: since when on these GPUs."""
 
     job: str
     attempt: int
@@ -92,6 +92,17 @@ class RunningJobRow(msgspec.Struct):
     started_ms: int | None
     queue: str
     limit_s: float | None = None
+    user: str = ""
+    class_: str = msgspec.field(default="training", name="class")
+    placed_ms: int | None = None
+
+
+class EndedJobRow(RunningJobRow):
+    """What the placer is told of a job that has ended; kept_ms: when its last checkpoint was whole."""
+
+    ended_ms: int = 0
+    outcome: str = ""
+    kept_ms: int | None = None
 
 
 class KnownAttempts(msgspec.Struct):

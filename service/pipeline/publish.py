@@ -16,7 +16,15 @@ from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S
 from models.run_times.remaining import survived
 from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
-from service.answers.jobs import JobDetail, JobRow, KnownAttempts, QueuedJob, QueuedRequest, RunningJobRow
+from service.answers.jobs import (
+    EndedJobRow,
+    JobDetail,
+    JobRow,
+    KnownAttempts,
+    QueuedJob,
+    QueuedRequest,
+    RunningJobRow,
+)
 from service.answers.risk import NodeAnswer, NodeReason
 from service.board.board import Section
 from service.pipeline import documents
@@ -85,6 +93,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "durations": encode(events.durations),
         "jobs.running": encode([_running_row(attempt) for attempt in events.running]),
         "jobs.running.left_s": _left_s(tick),
+        "jobs.ended": encode([_ended_row(attempt) for attempt in events.ended]),
         "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
         **pieces("answers.node", node_answers(tick)),
         **pieces("answers.risk", documents.ranking_rows(risk, topology, tick.states)),
@@ -168,8 +177,29 @@ def _known_attempts(tick: Tick) -> Iterator[str]:
 
 
 def _running_row(attempt: JobAttempt) -> RunningJobRow:
-    limit_s = attempt.submission.limit_s if attempt.submission else None
-    return RunningJobRow(attempt.job, attempt.attempt, attempt.gpus, attempt.started_ms, attempt.queue, limit_s)
+    submission = attempt.submission
+    limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
+    return RunningJobRow(
+        job=attempt.job,
+        attempt=attempt.attempt,
+        gpus=attempt.gpus,
+        started_ms=attempt.started_ms,
+        queue=attempt.queue,
+        limit_s=limit_s,
+        user=user,
+        class_=attempt.class_,
+        placed_ms=attempt.placed_ms,
+    )
+
+
+def _ended_row(attempt: JobAttempt) -> EndedJobRow:
+    kept = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
+    return EndedJobRow(
+        **structs.asdict(_running_row(attempt)),
+        ended_ms=attempt.ended_ms or 0,
+        outcome=attempt.outcome,
+        kept_ms=kept[-1] if kept else None,
+    )
 
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:

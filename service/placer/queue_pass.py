@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from placement.ledger import QueueEntry
 from placement.options import Options
-from placement.queue import Plan, Waiting, plan
+from placement.queue import ONE_LINE, Plan, Waiting, plan
+from placement.turns import QueueTurns
 from service.placer.view import Observed
 
 
@@ -16,9 +17,10 @@ class QueuePass:
     queue: Sequence[QueueEntry]
     observed: Observed
     options: Options
+    turns: QueueTurns = ONE_LINE
 
     def think(self) -> Plan:
         """Who is to be placed where."""
         observed = self.observed
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
-        return plan(queue, observed.view, observed.running, observed.run_times, self.options)
+        return plan(queue, observed.view, observed.running, observed.run_times, self.options, self.turns)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,20 +13,24 @@ import msgspec
 
 from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
-from fleet.requests import Decision, PlacementRequest, check_request, ignored_facts
+from fleet.requests import HONOURED_BY_QUEUES, Decision, PlacementRequest, check_request, ignored_facts
 from placement.engine import decide, still_holds
 from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
-from placement.queue import Plan, Wait, Waiting, in_order
+from placement.queue import ONE_LINE, Plan, Wait, Waiting
 from placement.start_time import LEVELS, starts_in
 from placement.timeline import place
+from placement.turns import QueueTurns
 from service.answers.placements import QueueRow, Settled
 from service.board.age import why_stale
 from service.board.board import Board, BoardReader
 from service.board.expiry import Expiry
 from service.config import Config
+from service.placer.charging import charge_of, leaf_name
 from service.placer.metrics import PlacerMetrics
 from service.placer.queue_pass import QueuePass
+from service.placer.queue_rows import queue_row
+from service.placer.queues import ServedQueues
 from service.placer.state_watch import StateWatch
 from service.placer.view import Observed, ViewDecoder, settled, with_intents
 from service.plugins import load
@@ -58,8 +63,10 @@ class PlacementService:
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
         self._view: _View | None = None
+        self._turns: QueueTurns = ONE_LINE
         self._waits: dict[str, Wait] = {}
         self._stalled = ""
+        self.queues = ServedQueues(config.placer.queues, ledger, clock)
         self.planned: Plan | None = None  # the last pass, while something waits
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
 
@@ -118,6 +125,7 @@ class PlacementService:
         if not self.watch.doubts:
             expired = self._expiry.expired(promises, board, now_ms)
             self.ledger.settle(settled(promises, base, expired), now_ms)
+            self.queues.follow(board, base)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._with_promises(base)
         return self._view.observed
@@ -163,7 +171,7 @@ class PlacementService:
 
     def place(self, request: PlacementRequest, caller: str) -> bytes:
         """Decide now and write it down, unless it was decided before; a dry run leaves no trace."""
-        check_request(request)
+        check_request(request, bool(self.queues.tree))
         self.refresh()
         self.watch.refuse()
         if not request.dry_run and (before := self.ledger.stored_reply(request)) is not None:
@@ -171,18 +179,24 @@ class PlacementService:
         observed = self.observed()
         if not request.dry_run and (why := self._taken(request, observed, self._promised())):
             raise ConflictError(why)
+        leaf, allowed = self.queues.leaf(request), self.queues.turns(observed).allow(request)
         began = time.perf_counter()
-        decision = decide(request, observed.view, self.options())
+        if isinstance(allowed, str):
+            decision = self._note(request, "refused", f"refused: {allowed}", self.clock.now_ms())
+        else:
+            decision = decide(allowed, observed.view, self.options())
+            decision = msgspec.structs.replace(decision, ignored=self.ignored(request))
         self.metrics.decide_s.observe(time.perf_counter() - began)
         if request.dry_run:
             return msgspec.json.encode(decision)
         self.metrics.decisions.labels(decision.outcome, "placements").inc()
-        action = "place" if decision.outcome == "placed" else "refuse"
-        return self.ledger.commit(request, decision, self.clock.now_ms(), caller, action)
+        action, now_ms = "place" if decision.outcome == "placed" else "refuse", self.clock.now_ms()
+        charge = charge_of(request, decision, leaf, observed.view, observed.run_times, now_ms)
+        return self.ledger.commit(request, decision, now_ms, caller, action, charge)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
         """Write the request into the queue, unless it is there or was decided before."""
-        check_request(request)
+        check_request(request, bool(self.queues.tree))
         if request.dry_run:
             raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
         self.watch.refuse()
@@ -193,6 +207,7 @@ class PlacementService:
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
         if self._observed and (why := self._taken(request, self._observed[1], self._promised())):
             raise ConflictError(why)
+        self.queues.leaf(request)
         now_ms = self.clock.now_ms()
         before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.queued())
         others = "nobody is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
@@ -266,8 +281,12 @@ class PlacementService:
             outcome=outcome,  # type: ignore[arg-type]
             sentence=sentence,
             board_as_of_ms=self.board.as_of_ms if self.board else 0,
-            ignored=ignored_facts(request),
+            ignored=self.ignored(request),
         )
+
+    def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
+        """Facts of a request that change nothing here."""
+        return ignored_facts(request, HONOURED_BY_QUEUES if self.queues.tree else ())
 
     # -- the queue
 
@@ -282,6 +301,8 @@ class PlacementService:
         self.metrics.queue_length.set(len(queue))
         if not queue:
             self._waits, self.planned = {}, None
+            with suppress(StaleError):
+                self.observed()  # charges and the file of queues go on
             return None
         try:
             observed, options = self._decidable(), self.options()
@@ -289,13 +310,15 @@ class PlacementService:
             self._stalled = f"nothing is decided now: {error}"
             raise
         self._stalled = ""
-        return QueuePass(self._still_wanted(queue, observed), observed, options)
+        wanted = self._still_wanted(queue, observed)
+        return QueuePass(wanted, observed, options, self.queues.turns(observed))
 
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
         """Write the plan: (placed, to think about again). Requests decided meanwhile may have taken a plan's GPUs."""
         observed = self._decidable()
+        self._turns = begun.turns
         unchanged = observed is begun.observed
-        view, promised = observed.view, self._promised()
+        view, promised, turns = observed.view, self._promised(), self.queues.turns(observed)
         placed = lost = 0
         with self.ledger.transaction():
             for entry, decision in planned.placed:
@@ -303,11 +326,18 @@ class PlacementService:
                 if not self.ledger.is_queued(request.request_id):
                     continue
                 if not unchanged and (
-                    self._taken(request, observed, promised) or not still_holds(request, decision, view, begun.options)
+                    self._taken(request, observed, promised)
+                    or not still_holds(request, decision, view, begun.options)
+                    or isinstance(turns.allow(request), str)
                 ):
                     lost += 1
                     continue
-                self.ledger.commit(request, decision, begun.options.now_ms, "queue", "place")
+                now_ms, leaf = begun.options.now_ms, leaf_name(request, self.queues.tree)
+                times = observed.run_times
+                decision = msgspec.structs.replace(decision, ignored=self.ignored(request))
+                charge = charge_of(request, decision, leaf, view, times, now_ms, entry.queued_ms)
+                self.ledger.commit(request, decision, now_ms, "queue", "place", charge)
+                turns.take(request, decision)
                 self.metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else place(view, request, decision.ranks)
                 placed += 1
@@ -323,7 +353,7 @@ class PlacementService:
         taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
             is_taken = (entry.request.job_name, entry.request.attempt) in taken
-            why = self._taken(entry.request, observed, promised) if is_taken else ""
+            why = self._taken(entry.request, observed, promised) if is_taken else self.queues.gone(entry.request)
             if why:
                 now_ms = self.clock.now_ms()
                 decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
@@ -338,30 +368,22 @@ class PlacementService:
         return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
 
     def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
-        order = in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+        order = self.in_order(entries)
         return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(order, 1)]
 
+    def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
+        """As the last pass would take them."""
+        return self._turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+
+    def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
+        start = self.starts.get(request_id)
+        return {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
+
     def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
-        request = entry.request
-        wait = self._waits.get(request.request_id)
-        start = self.starts.get(request.request_id)
-        start_ms = {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
+        request_id = entry.request.request_id
+        wait, start_ms = self._waits.get(request_id), self.start_ms(request_id, now_ms)
         why = wait.why + (f"; {starts_in(start_ms, now_ms)}" if start_ms else "") if wait else NOT_LOOKED_AT
-        return QueueRow(
-            request_id=request.request_id,
-            position=position,
-            tenant=request.tenant,
-            queue=request.queue,
-            user=request.user,
-            gang=request.members,
-            gpus_per_node=request.gpus_per_node,
-            priority=request.priority,
-            waiting_s=max(0.0, (now_ms - entry.queued_ms) / 1000),
-            why=self._stalled or why,
-            start_ms=start_ms,
-            job=request.job_name,
-            ignored=ignored_facts(request),
-        )
+        return queue_row(position, entry, self._stalled or why, start_ms, self.ignored(entry.request), now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from fleet.requests import PlacementRequest
 from models.start_record import StartRecord
 from placement.ledger import Ledger, LedgerError
 from placement.paths import Timelines, timelines
-from placement.queue import Waiting, in_order
+from placement.queue import Waiting
 from placement.reservation import JobRelease, held, releases, windows
 from placement.start_time import (
     LEVELS,
@@ -98,7 +98,7 @@ class StartTimeSampler:
         observed, options = self.service.observed(), self.service.options()
         seen = self._happened()
         ledger, board = self.service.ledger, self.service.board
-        own = ledger.queued()
+        own, turns = ledger.queued(), self.service.queues.turns(observed)
         self.follow()
         promised = [intent.job for intent in ledger.active_intents()]
 
@@ -106,10 +106,10 @@ class StartTimeSampler:
             queue = [Waiting(entry.request, entry.queued_ms) for entry in own]
             if board is not None:
                 queue += waiting_of(board, {*promised, *(entry.request.job_name for entry in queue)})
-            queue = in_order(queue)[:MOST_PLAYED]
+            queue = turns.in_order(queue)[:MOST_PLAYED]
             told = RunTimesTold(board)
             coming = arrivals_of(board, observed.run_times) if board is not None else None
-            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told, coming)
+            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told, coming, turns)
             lowest = min([0, *(entry.request.priority for entry in queue)])
             newcomer = PlacementRequest(request_id=NEWCOMER, gpus_per_node=1, priority=lowest)
             return paths, releases(paths), estimate_start(newcomer, paths)

@@ -22,6 +22,7 @@ from cli.main import app
 from fleet.clock import SystemClock
 from fleet.entities import Entities
 from ingest.topology.load import load_topology
+from placement.queues_file import read_queues
 from service.api.app import create_app
 from service.config import Config, load_config
 from service.pipeline.role import open_sources
@@ -46,6 +47,7 @@ MOST_BYTES = 9 * 1024  # of README.md
 SECTIONS = set(tomllib.loads(text_of(ROOT / "config.toml")))
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 NO_KEYS = ("py", "key", "files")  # of clock.py, placer.key, fleet.files
+QUEUE_TABLES = {"policy", "class", "queue", "reservation", "maintenance", "prices"}
 SUFFIXES = "py|md|toml|yaml|yml|json|ipynb|txt|lock|png"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -127,6 +129,10 @@ def test_every_configuration_can_be_loaded(block: Block, tmp_path: Path, monkeyp
     keys = set(tomllib.loads(block.code))
     path = tmp_path / "config.toml"
     path.write_text(block.code.replace("/etc/ufm.pem", certifi.where()), encoding="utf-8")
+    if keys & QUEUE_TABLES:
+        assert read_queues(block.code).nodes
+        return
+    (tmp_path / "queues.toml").write_text("[queue.research]\n", encoding="utf-8")
     if not keys & SECTIONS:
         assert len(load_topology(path))
         return
@@ -145,7 +151,7 @@ def test_every_configuration_key_exists(page: Path) -> None:
         if key and key[1] in SECTIONS and key[2] not in NO_KEYS:
             assert key[2] in defaults[key[1]], f"config.toml has no {code}"
         if section := re.fullmatch(r"\[(\w+)\]", code):
-            assert section[1] in SECTIONS
+            assert section[1] in SECTIONS | QUEUE_TABLES
 
 
 @cache

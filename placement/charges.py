@@ -1,0 +1,147 @@
+"""Charges: what each attempt of a job held, from when until when, and whose it was. Queues' use follows from them.
+
+A charge opens with a placement, or when a job that nobody placed here is seen; it closes when the GPUs are free again.
+What was used decays with a half-life h. In closed form, of g GPUs from a to b, at the time t ≥ b:
+
+    u(t) = g · h/ln 2 · (2^(−(t − b)/h) − 2^(−(t − a)/h))
+
+so that it is the same after a restart, and whenever it is asked for.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from placement.tree import ANY
+
+LN2 = math.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGpus:
+    """GPUs of one model in one pool."""
+
+    pool: str
+    model: str
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """GPUs of an attempt from `held_ms`, when they were promised, until `ended_ms`, None: still.
+
+    started_ms: when the job began, as events tell. expected_s: the median of its run time as told at the placement.
+    outcome: finished, failed, preempted, expired, cancelled. used_gpu_s: as telemetry saw them busy; lost_gpu_s: since
+    the last checkpoint of a job that failed; None where nobody knows. leaf "": of no queue.
+    """
+
+    charge_id: int
+    request_id: str
+    job: str
+    attempt: int
+    leaf: str
+    user: str
+    class_: str
+    held: tuple[HeldGpus, ...]
+    expected_s: float | None
+    queued_ms: int | None
+    held_ms: int
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    outcome: str = ""
+    used_gpu_s: float | None = None
+    lost_gpu_s: float | None = None
+
+    @property
+    def gpus(self) -> float:
+        return math.fsum(row.gpus for row in self.held)
+
+    def amounts(self) -> dict[str, float]:
+        """Resource → GPUs: those of each model, and of any."""
+        found = {ANY: 0.0}
+        for row in self.held:
+            found[ANY] += row.gpus
+            if row.model:
+                found[row.model] = found.get(row.model, 0.0) + row.gpus
+        return found
+
+    def held_gpu_s(self, from_ms: int, to_ms: int) -> float:
+        """GPU-seconds held within a time."""
+        return self.gpus * overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)
+
+    def granted_gpu_s(self, from_ms: int, to_ms: int) -> float:
+        """GPU-seconds within a time while the job ran."""
+        return self.gpus * overlap_s(self.started_ms, self.ended_ms, from_ms, to_ms) if self.started_ms else 0.0
+
+
+def overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to_ms: int) -> float:
+    """Seconds that [begin, end) and [from, to) have in common.
+
+    >>> overlap_s(0, 5000, 1000, 9000), overlap_s(7000, None, 1000, 9000)
+    (4.0, 2.0)
+    """
+    begin = from_ms if begin_ms is None else max(begin_ms, from_ms)
+    end = to_ms if end_ms is None else min(end_ms, to_ms)
+    return max(0, end - begin) / 1000
+
+
+def decayed(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> float:
+    """Decayed use `after_s` seconds later, while `gpus` were held all the time.
+
+    >>> round(decayed(100.0, 0.0, 50.0, 50.0), 6)
+    50.0
+    """
+    if after_s <= 0:
+        return gpu_s
+    left = math.exp2(-after_s / half_life_s)
+    return gpu_s * left + gpus * half_life_s / LN2 * (1 - left)
+
+
+@dataclass(slots=True)
+class PastUse:
+    """Decayed GPU-seconds by leaf, of charges that are closed."""
+
+    half_life_s: float
+    _known: dict[str, tuple[float, int]] = field(default_factory=dict)  # leaf → (GPU-seconds, as of ms)
+
+    def add(self, charge: Charge) -> None:
+        """Take in a closed charge."""
+        assert charge.ended_ms is not None
+        mine = decayed(0.0, charge.gpus, (charge.ended_ms - charge.held_ms) / 1000, self.half_life_s)
+        gpu_s, as_of_ms = self._known.get(charge.leaf, (0.0, charge.ended_ms))
+        later_ms = max(as_of_ms, charge.ended_ms)
+        gpu_s = decayed(gpu_s, 0.0, (later_ms - as_of_ms) / 1000, self.half_life_s)
+        mine = decayed(mine, 0.0, (later_ms - charge.ended_ms) / 1000, self.half_life_s)
+        self._known[charge.leaf] = (gpu_s + mine, later_ms)
+
+    def at(self, now_ms: int) -> dict[str, float]:
+        return {
+            leaf: decayed(gpu_s, 0.0, (now_ms - as_of_ms) / 1000, self.half_life_s)
+            for leaf, (gpu_s, as_of_ms) in self._known.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LeafUse:
+    """What a leaf holds (resource → GPUs), and what it used, decayed. Running jobs count at least as their median."""
+
+    held: dict[str, float]
+    decayed_gpu_s: float
+
+
+def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, LeafUse]:
+    """The use of every leaf, of open and closed charges.
+
+    The entry penalty: until a job has run as long as its like, the rest counts as used, so that a burst of jobs comes
+    behind others at once.
+    """
+    used, held = past.at(now_ms), dict[str, dict[str, float]]()
+    for charge in charges:
+        mine = held.setdefault(charge.leaf, {})
+        for resource, gpus in charge.amounts().items():
+            mine[resource] = mine.get(resource, 0.0) + gpus
+        age_s = max(0.0, (now_ms - charge.held_ms) / 1000)
+        ahead = max(0.0, (charge.expected_s or 0.0) - age_s) * charge.gpus
+        use = decayed(0.0, charge.gpus, age_s, past.half_life_s) + ahead
+        used[charge.leaf] = used.get(charge.leaf, 0.0) + use
+    return {leaf: LeafUse(held.get(leaf, {}), used.get(leaf, 0.0)) for leaf in used.keys() | held.keys()}

@@ -1,0 +1,146 @@
+"""The ledger's charges and credits: two tables of its file, written in the same transactions as what causes them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import msgspec
+
+from placement.charges import Charge, PastUse
+from placement.credits import Bank
+from placement.ledger_chain import charge_checksum, credit_checksum, encode
+from placement.ledger_file import LedgerFile
+from placement.ledger_rows import typed
+
+HELD_AT = 7  # the column of `held`
+MARKS = "?," * 16 + "?"
+
+
+@dataclass(slots=True)
+class _Book:
+    """What is read all the time, equal to the file between two transactions."""
+
+    open: dict[tuple[str, int], Charge]
+    banks: dict[str, Bank]
+    past: PastUse | None = None
+    last: int = 0  # the number of the newest charge
+
+
+class ChargeBook:
+    """Charges and credits of an open ledger file. One for each ledger; forgets its memory when a write fails."""
+
+    def __init__(self, ledger: LedgerFile) -> None:
+        self._ledger = ledger
+        self._kept: _Book | None = None
+        self.before_change: Callable[[], None] = lambda: None  # anybody's hold; in the same transaction
+
+    def forget(self) -> None:
+        self._kept = None
+
+    def load(self) -> None:
+        """Read the memory anew. LedgerError for rows that are not what was written."""
+        self._kept = self._load()
+
+    @property
+    def _book(self) -> _Book:
+        if self._kept is None:
+            self._kept = self._load()
+        return self._kept
+
+    def _load(self) -> _Book:
+        rows = self._ledger.rows("SELECT * FROM charges WHERE ended_ms IS NULL ORDER BY charge_id")
+        found = [self._charge(row) for row in rows]
+        last = self._ledger.rows("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'charges'")
+        with self._ledger.readable():
+            credits = self._ledger.rows("SELECT * FROM credits")
+            banks = {row[0]: typed(Bank, self._unchanged("credits", row, credit_checksum)[1:]) for row in credits}
+        return _Book({(row.job, row.attempt): row for row in found}, banks, None, int(last[0][0]))
+
+    def _charge(self, row: Sequence[Any]) -> Charge:
+        with self._ledger.readable():
+            values = list(self._unchanged(f"charge {row[0]}", row, charge_checksum))
+            values[HELD_AT] = msgspec.json.decode(values[HELD_AT])
+            return typed(Charge, values)
+
+    def _unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
+        return self._ledger.unchanged(what, row, checksum)
+
+    # -- charges
+
+    def opened(self) -> Mapping[tuple[str, int], Charge]:
+        """(job, attempt) → the charge that is open."""
+        return self._book.open
+
+    def open(self, charge: Charge) -> Charge:
+        """Write a new charge; it gets the next number."""
+        with self._writing() as book:
+            self.before_change()
+            charge = replace(charge, charge_id=book.last + 1)
+            self._write(charge)
+            book.last = charge.charge_id
+            book.open[charge.job, charge.attempt] = charge
+        return charge
+
+    def change(self, charge: Charge) -> None:
+        """Write a charge anew; one with an end is closed."""
+        with self._writing() as book:
+            self.before_change()
+            self._write(charge)
+            if charge.ended_ms is None:
+                book.open[charge.job, charge.attempt] = charge
+                return
+            if book.open.pop((charge.job, charge.attempt), None) is not None and book.past is not None:
+                book.past.add(charge)
+
+    def close(self, job: str, attempt: int, ended_ms: int, outcome: str) -> None:
+        """Close the charge of an attempt, if one is open."""
+        charge = self._book.open.get((job, attempt))
+        if charge is not None:
+            self.change(replace(charge, ended_ms=max(ended_ms, charge.held_ms), outcome=outcome))
+
+    def _write(self, charge: Charge) -> None:
+        row = list(astuple(replace(charge, held=())))
+        row[HELD_AT] = encode(charge.held)
+        row = [value + 0.0 if isinstance(value, float) else value for value in row]
+        self._ledger.write(f"INSERT OR REPLACE INTO charges VALUES ({MARKS})", [*row, charge_checksum(row)])
+
+    @contextmanager
+    def _writing(self) -> Iterator[_Book]:
+        with self._ledger.transaction():
+            yield self._book
+
+    def past(self, half_life_s: float, now_ms: int) -> PastUse:
+        """Decayed use of what is closed; charges of twenty half-lives ago count no more."""
+        book = self._book
+        if book.past is None or book.past.half_life_s != half_life_s:
+            book.past = PastUse(half_life_s)
+            since_ms = now_ms - round(20_000 * half_life_s)
+            query = "SELECT * FROM charges WHERE ended_ms >= ? ORDER BY ended_ms, charge_id"
+            for row in self._ledger.rows(query, [since_ms]):
+                book.past.add(self._charge(row))
+        return book.past
+
+    def between(self, from_ms: int, to_ms: int) -> list[Charge]:
+        """Charges that held anything, or waited, within a time, in the order of their numbers."""
+        query = "SELECT * FROM charges WHERE (ended_ms IS NULL OR ended_ms > ?) AND held_ms < ? ORDER BY charge_id"
+        return [self._charge(row) for row in self._ledger.rows(query, [from_ms, to_ms])]
+
+    def has_charged(self, job: str, attempt: int) -> bool:
+        """Whether an attempt has a charge that is closed."""
+        query = "SELECT 1 FROM charges WHERE ended_ms IS NOT NULL AND job = ? AND attempt = ? LIMIT 1"
+        return bool(self._ledger.rows(query, [job, attempt]))
+
+    # -- credits
+
+    def banks(self) -> Mapping[str, Bank]:
+        return self._book.banks
+
+    def keep_banks(self, banks: Iterable[tuple[str, Bank]]) -> None:
+        """Write the banks of queues."""
+        with self._writing() as book:
+            for queue, bank in banks:
+                row = [queue, *astuple(bank)]
+                row = [value + 0.0 if isinstance(value, float) else value for value in row]
+                self._ledger.write("INSERT OR REPLACE INTO credits VALUES (?,?,?,?,?,?)", [*row, credit_checksum(row)])
+                book.banks[queue] = bank

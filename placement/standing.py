@@ -1,0 +1,353 @@
+"""Standing: how the queues stand in one pass. Who is next, and how much more each may take.
+
+A queue's share, after it was given x, is by resource r (DRF: Ghodsi et al., NSDI 2011; Kueue weighs what is borrowed)
+
+    max over r of max(0, held + x − guaranteed)_r / fleet_r / weight  +  decayed / (fleet · h/ln 2) / weight
+
+and 0 while it is within its guarantee: so guarantees come first. The classes go one after the other. Within a class the
+walk goes from the root to the child with the least share, and counts what it gives on the way (progressive filling).
+
+What a queue leaves unused is lent. Its own requests take it back: what they wait for is lent no more, so that it
+returns as jobs end.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from fleet.requests import Gang, PlacementRequest
+from placement.charges import LN2, LeafUse
+from placement.tree import ANY, ROOT, QueueNode, QueueTree
+
+LeafKey = Callable[["Entry", QueueNode], tuple[Any, ...]]
+Amounts = Mapping[str, float]
+NOTHING: Amounts = {}
+
+
+class Entry:
+    """What waits: `placement.queue.Waiting`, or anything with these two."""
+
+    request: PlacementRequest
+    queued_ms: int
+
+
+@dataclass(slots=True)
+class Stand:
+    """One queue, or a user in it. reserve: what nobody else may take of the fleet, by resource."""
+
+    name: str
+    node: QueueNode | None  # None: a user
+    parent: "Stand | None"
+    weight: float
+    guaranteed: Amounts = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+    wanted: dict[str, float] = field(default_factory=dict)
+    decayed_gpu_s: float = 0.0
+    children: list["Stand"] = field(default_factory=list)
+    reserve: dict[str, float] = field(default_factory=dict)
+
+    def path(self) -> Iterable["Stand"]:
+        stand: Stand | None = self
+        while stand is not None:
+            yield stand
+            stand = stand.parent
+
+    def most(self, resource: str) -> float:
+        return self.node.most(resource) if self.node is not None else float("inf")
+
+    def has_within(self, amounts: Amounts) -> bool:
+        """Whether it would be within its guarantee with these on top."""
+        if not self.guaranteed:
+            return False
+        return all(
+            self.held.get(name, 0.0) + gpus <= self.guaranteed[name]
+            for name, gpus in amounts.items()
+            if name in self.guaranteed
+        ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
+
+    def least(self, resource: str) -> float:
+        """What is its own, held or not: all that it holds, wants of its guarantee, or lends to nobody."""
+        guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
+        kept = self.node.kept(resource) if self.node is not None else 0.0
+        return max(held, kept, min(guaranteed, held + self.wanted.get(resource, 0.0)))
+
+
+class QueueStanding:
+    """The queues at `now_ms`. capacity: resource → GPUs of the fleet that can be used, without those of no queue."""
+
+    def __init__(
+        self, tree: QueueTree, use: Mapping[str, LeafUse], capacity: Amounts, banked: Amounts = NOTHING
+    ) -> None:
+        self.tree = tree
+        self.capacity = capacity
+        self.stands: dict[str, Stand] = {}
+        for node in tree.nodes:
+            parent = self.stands[tree.nodes[node.parent].name] if node.parent >= 0 else None
+            self._add(Stand(node.name, node, parent, node.weight, self._guaranteed(node, banked)))
+        for leaf, mine in use.items():
+            if leaf:
+                self._carry(self.leaf(leaf), mine)
+        for stand in reversed(self.stands.values()):
+            self._reserve(stand)
+
+    def _guaranteed(self, node: QueueNode, banked: Amounts) -> Amounts:
+        """With what its credits add while they last: the bank over one half-life."""
+        credit = banked.get(node.name, 0.0) / self.tree.policy.half_life_s
+        return {name: gpus + (credit if name == ANY else 0.0) for name, gpus in node.guaranteed.items()}
+
+    def _add(self, stand: Stand) -> Stand:
+        self.stands[stand.name] = stand
+        if stand.parent is not None:
+            stand.parent.children.append(stand)
+        return stand
+
+    def leaf(self, name: str) -> Stand:
+        """A leaf by name. A user has one when he is first asked for; so has a queue that is gone and still drains."""
+        stand = self.stands.get(name)
+        if stand is None:
+            above = name.rpartition("/")[0]
+            parent = self.stands[above if above in self.stands else ROOT]
+            stand = self._add(Stand(name, None, parent, 1.0))
+        return stand
+
+    @staticmethod
+    def _carry(leaf: Stand, use: LeafUse) -> None:
+        for stand in leaf.path():
+            stand.decayed_gpu_s += use.decayed_gpu_s
+            for name, gpus in use.held.items():
+                stand.held[name] = stand.held.get(name, 0.0) + gpus
+
+    def _reserve(self, stand: Stand) -> None:
+        for name in self.tree.resources:
+            below = sum(child.reserve.get(name, 0.0) for child in stand.children)
+            stand.reserve[name] = max(stand.least(name), below)
+
+    # -- who is next
+
+    def share(self, stand: Stand, more: Amounts = NOTHING) -> float:
+        """Its share of the fleet by weight, with `more` on top; 0 within its guarantee."""
+        if more and stand.has_within(more):
+            return 0.0
+        fleet = max(1.0, self.capacity.get(ANY, 0.0))
+        used = stand.decayed_gpu_s / (fleet * self.tree.policy.half_life_s / LN2)
+        return (self._dominant(stand, more) + used) / stand.weight
+
+    def _dominant(self, stand: Stand, more: Amounts) -> float:
+        held = {name: stand.held.get(name, 0.0) + more.get(name, 0.0) for name in {*stand.held, *more}}
+        total = held.get(ANY, 0.0)
+        over = max(0.0, total - stand.guaranteed.get(ANY, 0.0))
+        scale = over / total if total and ANY in stand.guaranteed else 1.0
+        shares = [over / max(1.0, self.capacity.get(ANY, 0.0))] if ANY in stand.guaranteed or len(held) < 2 else []
+        for name, gpus in held.items():
+            if name != ANY:
+                beyond = max(0.0, gpus - stand.guaranteed.get(name, 0.0))
+                shares.append(beyond * scale / max(1.0, self.capacity.get(name, 0.0)))
+        return max(shares, default=0.0)
+
+    def in_order(self, queue: Sequence[Any], key: LeafKey) -> list[Any]:
+        """Who waits in the order in which all would start if each fitted; those of no queue are last.
+
+        key: an entry's place within its leaf. What is above a limit now takes nothing on the way.
+        """
+        by_leaf: dict[str, list[Any]] = {}
+        for entry in queue:
+            by_leaf.setdefault(self.tree.known_leaf(entry.request), []).append(entry)
+        outside = sorted(by_leaf.pop(ROOT, ()), key=lambda entry: key(entry, self.tree.nodes[0]))
+        classes: dict[int, list[_Line]] = {}
+        for name, entries in by_leaf.items():
+            node = self.tree.path(name)[0]
+            entries.sort(key=lambda entry: key(entry, node))
+            classes.setdefault(-node.priority, []).append(_Line(self.leaf(name), deque(entries)))
+        walk = _Walk(self)
+        found = [entry for _, lines in sorted(classes.items(), key=lambda item: item[0]) for entry in walk.go(lines)]
+        return found + outside
+
+    # -- how much more each may take
+
+    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+        """The request as far as its queue may have it now: a smaller gang where it is elastic, or why not at all."""
+        leaf, gang = self.leaf(self.tree.leaf_of(request)), request.members
+        if not (why := self._refused(leaf, amounts_of(request, gang.desired))):
+            return request
+        steps = (gang.desired - gang.min) // gang.step
+        low, high = -1, steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            if said := self._refused(leaf, amounts_of(request, gang.min + middle * gang.step)):
+                why, high = said, middle - 1
+            else:
+                low = middle
+        if low < 0:
+            return why
+        return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
+
+    def never(self, request: PlacementRequest) -> str:
+        """Why its queue can never have as much as it needs, by limits of the file; "" where it can."""
+        for stand in self.leaf(self.tree.leaf_of(request)).path():
+            for name, gpus in amounts_of(request, request.members.min).items():
+                if gpus > stand.most(name):
+                    what = gpus_of(name, gpus)
+                    return f"needs {what}, and queue {stand.name!r} may hold {stand.most(name):g} at most"
+        return ""
+
+    def _refused(self, leaf: Stand, amounts: Amounts) -> str:
+        borrows = False
+        for stand in leaf.path():
+            for name, gpus in amounts.items():
+                held = stand.held.get(name, 0.0)
+                if held + gpus > stand.most(name):
+                    limit = f"{held:g} of {gpus_of(name, stand.most(name))} held, {gpus:g} wanted"
+                    return f"queue {stand.name!r} is at its limit: {limit}"
+            borrows |= stand.node is not None and stand.name != ROOT and not stand.has_within(amounts)
+        return self._lent_out(leaf, amounts) if borrows else ""
+
+    def _lent_out(self, leaf: Stand, amounts: Amounts) -> str:
+        """Why these cannot be borrowed: what others are guaranteed, and keep or wait for, is not lent."""
+        for name, gpus in amounts.items():
+            if name not in self.tree.resources:
+                continue
+            room = self.capacity.get(name, 0.0) - self._reserved_with(leaf, name, gpus)
+            if room < 0:
+                free = max(0.0, room + gpus)
+                return f"queue {leaf.name!r} would borrow {gpus_of(name, gpus)}, and others lend {free:g} now"
+        return ""
+
+    def _reserved_with(self, leaf: Stand, name: str, gpus: float) -> float:
+        """What is reserved of the fleet if a leaf holds so many more."""
+        more = 0.0
+        for stand in leaf.path():
+            before = stand.reserve.get(name, 0.0)
+            below = sum(child.reserve.get(name, 0.0) for child in stand.children) + more
+            stand_least = max(stand.least(name), stand.held.get(name, 0.0) + gpus)
+            more = max(stand_least, below) - before
+        return self.stands[ROOT].reserve.get(name, 0.0) + more
+
+    def take(self, request: PlacementRequest, amounts: Amounts) -> None:
+        """Count a placement."""
+        leaf = self.leaf(self.tree.leaf_of(request))
+        for stand in leaf.path():
+            for name, gpus in amounts.items():
+                stand.held[name] = stand.held.get(name, 0.0) + gpus
+            self._reserve(stand)
+
+    def want(self, request: PlacementRequest) -> None:
+        """Count a request that waits for GPUs: what its queue is guaranteed is lent to nobody meanwhile."""
+        leaf = self.leaf(self.tree.leaf_of(request))
+        for stand in leaf.path():
+            for name, gpus in amounts_of(request, request.members.min).items():
+                stand.wanted[name] = stand.wanted.get(name, 0.0) + gpus
+            self._reserve(stand)
+
+
+def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
+    """Resource → GPUs that so many members want."""
+    gpus = float(members * request.gpus_per_node)
+    return {ANY: gpus, request.gpu_model: gpus} if request.gpu_model else {ANY: gpus}
+
+
+def gpus_of(resource: str, gpus: float) -> str:
+    """
+    >>> gpus_of("gpu", 1.0), gpus_of("H100", 8.0)
+    ('1 GPU', '8 H100s')
+    """
+    noun = "GPU" if resource == ANY else resource
+    return f"{gpus:g} {noun}" if gpus == 1 else f"{gpus:g} {noun}s"
+
+
+@dataclass(slots=True)
+class _Line:
+    """A leaf with what waits in it, or a queue with the lines below it."""
+
+    stand: Stand
+    entries: deque[Any]
+    below: list[tuple[tuple[float, int, str], "_Line"]] = field(default_factory=list)
+
+    @property
+    def head(self) -> Any:
+        return self.entries[0] if self.entries else self.below[0][1].head
+
+
+class _Walk:
+    """Progressive filling: it counts what it gives, apart from what is held."""
+
+    def __init__(self, standing: QueueStanding) -> None:
+        self.standing = standing
+        self.given: dict[str, dict[str, float]] = {}
+        self.room = {name: self._room(stand) for name, stand in standing.stands.items()}
+
+    def _left(self, stand: Stand) -> Amounts:
+        return self.room.get(stand.name, NOTHING)
+
+    def _room(self, stand: Stand) -> dict[str, float]:
+        return {
+            name: most - stand.held.get(name, 0.0)
+            for name in self.standing.tree.resources
+            if (most := stand.most(name)) < float("inf")
+        }
+
+    def go(self, lines: Sequence[_Line]) -> Iterable[Any]:
+        """The entries of some leaves, one by one."""
+        found = {line.stand.name: line for line in lines}
+        queue = deque(lines)
+        top: _Line | None = None
+        above: dict[str, list[_Line]] = {}
+        while queue:
+            line = queue.popleft()
+            parent = line.stand.parent
+            if parent is None:
+                top = line
+                continue
+            above.setdefault(parent.name, []).append(line)
+            if parent.name not in found:
+                found[parent.name] = _Line(parent, deque())
+                queue.append(found[parent.name])
+        self._heap(top, above)
+        while top is not None and (top.below or top.entries):
+            yield self._pop(top)
+
+    def _heap(self, line: _Line | None, above: Mapping[str, list[_Line]]) -> None:
+        if line is None:
+            return
+        for child in above.get(line.stand.name, ()):
+            self._heap(child, above)
+            line.below.append((self._key(child), child))
+        heapq.heapify(line.below)
+
+    def _key(self, line: _Line) -> tuple[float, int, str]:
+        head = line.head
+        more = dict(self.given.get(line.stand.name, NOTHING))
+        for name, gpus in amounts_of(head.request, head.request.members.min).items():
+            more[name] = more.get(name, 0.0) + gpus
+        return self.standing.share(line.stand, more), head.queued_ms, line.stand.name
+
+    def _pop(self, line: _Line) -> Any:
+        if line.entries:
+            entry = line.entries.popleft()
+            self._give(line.stand, entry.request)
+            return entry
+        child = line.below[0][1]
+        entry = self._pop(child)
+        if child.entries or child.below:
+            heapq.heapreplace(line.below, (self._key(child), child))
+        else:
+            heapq.heappop(line.below)
+        return entry
+
+    def _give(self, leaf: Stand, request: PlacementRequest) -> None:
+        amounts = amounts_of(request, request.members.min)
+        path = list(leaf.path())
+        if any(
+            amounts[name] > room
+            for stand in path
+            for name, room in self.room.get(stand.name, {}).items()
+            if name in amounts
+        ):
+            return
+        for stand in path:
+            given = self.given.setdefault(stand.name, {})
+            for name, gpus in amounts.items():
+                given[name] = given.get(name, 0.0) + gpus

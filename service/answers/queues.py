@@ -1,0 +1,107 @@
+"""Queues: how they stand, why a request waits, and charges."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class QueueState(msgspec.Struct, kw_only=True):
+    """A queue, or a user in it. Amounts are GPUs by resource: a model, or `gpu` for any.
+
+    share: of the fleet, by weight, as the order counts it; 0 within the guarantee. lent: what is guaranteed and used by
+    others. decayed, banked: GPU-seconds. wait_s: quantiles of the requests that were placed within seven days.
+    share_7d: of all GPU-seconds that queues of the same parent held within seven days.
+    """
+
+    queue: str
+    parent: str | None
+    weight: float
+    class_: str | None = msgspec.field(name="class", default=None)
+    priority: int = 0
+    per_user: bool = False
+    held: dict[str, float] = {}
+    guaranteed: dict[str, float] = {}
+    limit: dict[str, float] = {}
+    borrowed: dict[str, float] = {}
+    lent: dict[str, float] = {}
+    share: float = 0.0
+    share_7d: float | None = None
+    decayed_gpu_s: float = 0.0
+    banked_gpu_s: float | None = None
+    waiting: int = 0
+    waiting_gpus: float = 0.0
+    running: int = 0
+    wait_s: dict[str, float] | None = None
+
+
+class QueuesAnswer(msgspec.Struct):
+    """`generation`: for If-Match; "" where all wait in one line. `refused`: why a newer file does not serve."""
+
+    as_of_ms: int
+    generation: str
+    rows: Sequence[QueueState]
+    capacity: dict[str, float] = {}
+    notes: Sequence[str] = ()
+    refused: str = ""
+
+
+class QueueChange(msgspec.Struct):
+    """What another file changes; `applied` is false for a dry run."""
+
+    applied: bool
+    generation: str
+    added: Sequence[str]
+    removed: Sequence[str]
+    changed: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+class WhyStep(msgspec.Struct):
+    """A step of the ladder. code: before, limit, lent_out, room, head, kept, window, stale, start."""
+
+    code: str
+    sentence: str
+    requests: Sequence[str] = ()
+
+
+class WhyWaiting(msgspec.Struct):
+    """Why a request waits. before: who comes first, by queue. starts: when, where it is known."""
+
+    as_of_ms: int
+    request_id: str
+    queue: str
+    position: int
+    position_in_queue: int
+    share: float | None
+    sentence: str
+    ladder: Sequence[WhyStep]
+    start_ms: dict[str, int] | None = None
+
+
+class ChargeRow(msgspec.Struct):
+    """GPU-seconds of one queue, user, class or pool within a time.
+
+    granted = used + idle where telemetry saw the GPUs. promised: from the placement until the job began. lost: since
+    the last checkpoint of jobs that failed. waited: GPUs wanted times how long. money: of what was granted.
+    """
+
+    name: str
+    jobs: int
+    granted_gpu_s: float
+    promised_gpu_s: float
+    used_gpu_s: float | None
+    idle_gpu_s: float | None
+    lost_gpu_s: float
+    waited_gpu_s: float
+    money: float | None = None
+
+
+class Charges(msgspec.Struct):
+    """From `from_ms` until `to_ms`; what runs is counted until `as_of_ms`."""
+
+    as_of_ms: int
+    from_ms: int
+    to_ms: int
+    by: str
+    rows: Sequence[ChargeRow]
+    currency: str = ""

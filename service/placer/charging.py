@@ -1,0 +1,176 @@
+"""Charges from boards: what runs is opened or changed, what has ended is closed, with the times of the job events."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleet.requests import Decision, PlacementRequest
+from placement.charges import Charge, HeldGpus
+from placement.ledger import Ledger
+from placement.timeline import RunTimeQuantiles
+from placement.tree import DEFAULT_QUEUE, QueueTree
+from placement.turns import placed_gpus
+from placement.view import ClusterView
+from service.answers.jobs import EndedJobRow, RunningJobRow
+from service.board.board import Board
+from service.placer.view import Observed
+
+UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
+_running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode
+_ended_rows = msgspec.json.Decoder(list[EndedJobRow]).decode
+
+
+def charge_of(
+    request: PlacementRequest,
+    decision: Decision,
+    leaf: str,
+    view: ClusterView,
+    run_times: RunTimeQuantiles,
+    now_ms: int,
+    queued_ms: int | None = None,
+) -> Charge:
+    """The charge of a placement, from now on."""
+    return Charge(
+        charge_id=0,
+        request_id=request.request_id,
+        job=request.job_name,
+        attempt=request.attempt,
+        leaf=leaf,
+        user=request.user,
+        class_=request.class_,
+        held=summed((node.pool, node.gpu_model, gpus) for node, gpus in placed_gpus(decision, view)),
+        expected_s=run_times.run_s(sum(len(rank.gpus) for rank in decision.ranks), 0.5, limit_s=request.limit_s),
+        queued_ms=now_ms if queued_ms is None else queued_ms,
+        held_ms=now_ms,
+    )
+
+
+def summed(rows: Iterable[tuple[str, str, float]]) -> tuple[HeldGpus, ...]:
+    """
+    >>> summed([("a", "H100", 8.0), ("a", "H100", 8.0)])
+    (HeldGpus(pool='a', model='H100', gpus=16.0),)
+    """
+    found: dict[tuple[str, str], float] = {}
+    for pool, model, gpus in rows:
+        found[pool, model] = found.get((pool, model), 0.0) + gpus
+    return tuple(HeldGpus(pool, model, gpus) for (pool, model), gpus in sorted(found.items()))
+
+
+class Charging:
+    """Follows boards. `leaf_of`: the leaf of a request by the queues that serve."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._followed: Board | None = None
+
+    def follow(self, board: Board, observed: Observed, tree: QueueTree | None) -> None:
+        """Take in a board; the same one again changes nothing."""
+        if board is self._followed:
+            return
+        book = self.ledger.charges
+        changes: list[tuple[Callable[[Charge], Any], Charge]] = []
+        running = _running_rows(board.raw("jobs.running"))
+        ended = _ended_rows(board.raw("jobs.ended")) if "jobs.ended" in board else []
+        for row in running:
+            known = book.opened().get((row.job, row.attempt))
+            changes += self._runs(row, known, observed.view, tree, board.as_of_ms)
+        for row in ended:
+            known = book.opened().get((row.job, row.attempt))
+            if known is not None:
+                changes.append((book.change, _ended(known, row)))
+            elif row.started_ms is not None and not book.has_charged(row.job, row.attempt):
+                changes.append((self._open_and_close(row), self._new(row, observed.view, tree, row.started_ms)))
+        changes += self._gone(running, ended, observed, board.as_of_ms)
+        if changes:
+            with self.ledger.transaction():
+                for write, charge in changes:
+                    write(charge)
+        self._followed = board
+
+    def _runs(
+        self, row: RunningJobRow, known: Charge | None, view: ClusterView, tree: QueueTree | None, now_ms: int
+    ) -> list[tuple[Callable[[Charge], Any], Charge]]:
+        book = self.ledger.charges
+        if known is None:
+            return [(book.open, self._new(row, view, tree, row.started_ms or now_ms))]
+        started_ms = known.started_ms or row.started_ms
+        if known.gpus != row.gpus and known.started_ms is not None:
+            since_ms = max(known.held_ms, row.placed_ms or now_ms)
+            new = replace(known, held=_held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
+            closed = replace(known, ended_ms=since_ms, outcome="resized")
+            return [(book.change, closed), (book.open, replace(new, queued_ms=None))]
+        if started_ms != known.started_ms or known.gpus != row.gpus:
+            held = known.held if known.gpus == row.gpus else _held(row, view)
+            return [(book.change, replace(known, started_ms=started_ms, held=held))]
+        return []
+
+    def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
+        """Of an attempt that no placement of ours opened one for."""
+        request = self.ledger.request_of(row.job, row.attempt)
+        if request is None:
+            request = PlacementRequest(request_id="", queue=row.queue, user=row.user)
+        leaf = leaf_name(request, tree)
+        return Charge(
+            charge_id=0,
+            request_id=request.request_id,
+            job=row.job,
+            attempt=row.attempt,
+            leaf=leaf,
+            user=request.user or row.user,
+            class_=row.class_,
+            held=_held(row, view),
+            expected_s=None,
+            queued_ms=None,
+            held_ms=held_ms,
+            started_ms=row.started_ms,
+        )
+
+    def _open_and_close(self, row: EndedJobRow) -> Callable[[Charge], Any]:
+        def write(charge: Charge) -> None:
+            self.ledger.charges.change(_ended(self.ledger.charges.open(charge), row))
+
+        return write
+
+    def _gone(
+        self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: Observed, now_ms: int
+    ) -> list[tuple[Callable[[Charge], Any], Charge]]:
+        """Charges of attempts that no board tells of any more, nor any promise."""
+        alive = {(row.job, row.attempt) for row in (*running, *ended)}
+        alive |= {(intent.job, intent.attempt) for intent in self.ledger.active_intents()}
+        book = self.ledger.charges
+        return [
+            (book.change, replace(charge, ended_ms=max(now_ms, charge.held_ms), outcome=UNSEEN))
+            for key, charge in book.opened().items()
+            if key not in alive and key not in observed.seen
+        ]
+
+
+def _ended(charge: Charge, row: EndedJobRow) -> Charge:
+    """Closed, with what is lost of an attempt that failed: all since its last checkpoint, or its start."""
+    started_ms = charge.started_ms or row.started_ms
+    ended_ms = max(row.ended_ms, charge.held_ms)
+    lost = None
+    if row.outcome == "failed" and started_ms is not None:
+        lost = charge.gpus * max(0, ended_ms - max(started_ms, row.kept_ms or 0)) / 1000
+    return replace(charge, started_ms=started_ms, ended_ms=ended_ms, outcome=row.outcome or UNSEEN, lost_gpu_s=lost)
+
+
+def _held(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
+    """Where a job holds its GPUs; of no pool where the view does not know it."""
+    if row.job in view.jobs:
+        counts = np.count_nonzero(view.holders == view.jobs.index(row.job), axis=1)
+        nodes = view.topology.nodes
+        found = [(nodes[at].pool, nodes[at].gpu_model, float(counts[at])) for at in np.flatnonzero(counts).tolist()]
+        if sum(gpus for _, _, gpus in found) == row.gpus:
+            return summed(found)
+    return summed([("", "", float(row.gpus))])
+
+
+def leaf_name(request: PlacementRequest, tree: QueueTree | None) -> str:
+    """The leaf that pays: in the tree, or as named where there is none."""
+    if tree is not None:
+        return tree.known_leaf(request)
+    return request.queue or DEFAULT_QUEUE

@@ -1,0 +1,204 @@
+"""The answers about queues: how they stand, what another file would change, why a request waits, and charges."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from fleet.errors import UnknownEntity
+from placement.charges import Charge
+from placement.queue import Wait, Waiting
+from placement.showback import By, sums
+from placement.standing import Stand, amounts_of
+from placement.start_time import starts_in
+from placement.tree import ANY, ROOT, Prices, QueueTree, notes_of
+from placement.turns import TreeTurns, is_below
+from placement.words import count_of
+from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState, WhyStep, WhyWaiting
+from service.placer.queues import parts_of
+
+WEEK_MS = 7 * 86_400_000
+NAMED = 5  # requests of a step of the ladder
+
+
+def queues_answer(
+    tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], week: Sequence[Charge], banked: dict[str, float],
+    now_ms: int, generation: str, refused: str, below: Collection[str] = (),
+) -> QueuesAnswer:  # fmt: skip
+    """How the queues stand. week: charges of the last seven days; below: only these and what is below them."""
+    standing = turns.standing
+    counts, gpus = _waiting_by_queue(tree, waiting)
+    running = Counter(name for charge in week if charge.ended_ms is None for name in parts_of(charge.leaf))
+    shares, waits = _week_shares(week, now_ms), _waits_by_queue(week)
+    rows = []
+    for stand in standing.stands.values():
+        if stand.name == ROOT or (below and not any(is_below(stand.name, name) for name in below)):
+            continue
+        row = _row(stand, standing.share(stand), banked)
+        row.waiting, row.waiting_gpus, row.running = counts[stand.name], gpus[stand.name], running[stand.name]
+        row.share_7d, row.wait_s = shares.get(stand.name), waits.get(stand.name)
+        rows.append(row)
+    rows.sort(key=lambda row: row.queue)
+    return QueuesAnswer(now_ms, generation, rows, dict(standing.capacity), notes_of(tree), refused)
+
+
+def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
+    node, guaranteed = stand.node, stand.guaranteed
+    beyond = {name: gpus - guaranteed.get(name, 0.0) for name, gpus in stand.held.items()}
+    unused = {name: gpus - stand.held.get(name, 0.0) for name, gpus in guaranteed.items()}
+    return QueueState(
+        queue=stand.name,
+        parent=stand.parent.name if stand.parent is not None and stand.parent.name else None,
+        weight=stand.weight,
+        class_=(node.class_name or None) if node else None,
+        priority=node.priority if node else 0,
+        per_user=node.per_user if node else False,
+        held=dict(stand.held),
+        guaranteed=dict(guaranteed),
+        limit=dict(node.limit) if node else {},
+        borrowed={name: gpus for name, gpus in beyond.items() if gpus > 0 and (guaranteed or name == ANY)},
+        lent={name: gpus for name, gpus in unused.items() if gpus > 0},
+        share=round(share, 4),
+        decayed_gpu_s=round(stand.decayed_gpu_s, 1),
+        banked_gpu_s=round(banked[stand.name], 1) if stand.name in banked else None,
+    )
+
+
+def _waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Counter[str], Counter[str]]:
+    counts, gpus = Counter[str](), Counter[str]()
+    for entry in waiting:
+        wanted = amounts_of(entry.request, entry.request.members.min)[ANY]
+        for name in parts_of(tree.known_leaf(entry.request)):
+            counts[name] += 1
+            gpus[name] += wanted  # type: ignore[assignment]
+    return counts, gpus
+
+
+def _week_shares(week: Sequence[Charge], now_ms: int) -> dict[str, float]:
+    """queue → its part of the GPU-seconds that queues of the same parent held."""
+    held = Counter[str]()
+    for charge in week:
+        for name in parts_of(charge.leaf):
+            held[name] += charge.held_gpu_s(now_ms - WEEK_MS, now_ms)  # type: ignore[assignment]
+    whole = Counter[str]()
+    for name, gpu_s in held.items():
+        whole[name.rpartition("/")[0]] += gpu_s
+    return {name: round(gpu_s / whole[name.rpartition("/")[0]], 4) for name, gpu_s in held.items() if gpu_s > 0}
+
+
+def _waits_by_queue(week: Sequence[Charge]) -> dict[str, dict[str, float]]:
+    waits: dict[str, list[float]] = {}
+    for charge in week:
+        if charge.queued_ms is not None:
+            for name in parts_of(charge.leaf):
+                waits.setdefault(name, []).append((charge.held_ms - charge.queued_ms) / 1000)
+    return {name: _quantiles(rows) for name, rows in waits.items()}
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    return {"p50": round(float(np.quantile(values, 0.5)), 1), "p90": round(float(np.quantile(values, 0.9)), 1)}
+
+
+def change_of(before: QueueTree | None, after: QueueTree, applied: bool) -> QueueChange:
+    """What another tree adds, removes and changes."""
+    old = {node.name: node for node in before.nodes[1:]} if before is not None else {}
+    new = {node.name: node for node in after.nodes[1:]}
+    changed = [name for name in sorted(old.keys() & new.keys()) if _said(old[name]) != _said(new[name])]
+    added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
+    return QueueChange(applied, after.digest[:16], added, removed, changed, notes_of(after))
+
+
+def _said(node: Any) -> tuple[Any, ...]:
+    """A node without its place among the others."""
+    return (
+        *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
+        *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits),
+    )
+
+
+def why_waiting(
+    request_id: str, order: Sequence[Waiting], wait: Wait | None, turns: Any, start_ms: dict[str, int] | None,
+    stalled: str, now_ms: int,
+) -> WhyWaiting:  # fmt: skip
+    """The ladder of a request: who is before it, what is short, what would let it start, and when. UnknownEntity."""
+    position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
+    if position is None:
+        raise UnknownEntity(f"no request {request_id!r} waits")
+    entry, tree = order[position], getattr(turns, "tree", None)
+    leaf_of: Callable[[Any], str] = tree.known_leaf if tree is not None else lambda request: request.queue
+    leaf = leaf_of(entry.request)
+    mine = [other for other in order[:position] if leaf_of(other.request) == leaf]
+    ladder = [] if not stalled else [WhyStep("stale", stalled)]
+    if mine:
+        ladder.append(_before(mine, f"before it in queue {leaf!r}: longer there, of higher priority, or overdue"))
+    if others := [other for other in order[:position] if leaf_of(other.request) != leaf]:
+        ladder.append(_before(others, _why_others(others, leaf, leaf_of, turns)))
+    allowed = turns.allow(entry.request)
+    if isinstance(allowed, str):
+        ladder.append(WhyStep("limit" if "limit" in allowed else "lent_out", allowed))
+    if wait is not None and wait.why != allowed:
+        ladder.append(WhyStep("room", wait.why))
+    if start_ms is not None:
+        ladder.append(WhyStep("start", starts_in(start_ms, now_ms)))
+    share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if tree is not None and leaf else None
+    sentence = ladder[-1].sentence if ladder else "will be looked at in the next pass"
+    return WhyWaiting(now_ms, request_id, leaf, position + 1, len(mine) + 1, share, sentence, ladder, start_ms)
+
+
+def _before(entries: Sequence[Waiting], why: str) -> WhyStep:
+    names = [entry.request.request_id for entry in entries[-NAMED:]][::-1]
+    return WhyStep("before", f"{count_of(len(entries), 'request')} {why}", names)
+
+
+def _why_others(others: Sequence[Waiting], leaf: str, leaf_of: Callable[[Any], str], turns: Any) -> str:
+    """`before it from queues that are owed more: 'a' (share 0.00), 'b' (share 0.12); its own is 0.31`."""
+    counts = Counter(leaf_of(entry.request) for entry in others)
+    if not isinstance(turns, TreeTurns) or not leaf:
+        return "before it: of higher priority, or longer there"
+    standing = turns.standing
+    words = [f"{name!r} (share {standing.share(standing.leaf(name)):.2f})" for name, _ in counts.most_common(3) if name]
+    own = standing.share(standing.leaf(leaf))
+    return f"before it from queues of a higher class or a smaller share: {', '.join(words)}; its own is {own:.2f}"
+
+
+def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int) -> Charges:
+    """What was held, used, lost and waited for within a time, which ends now at the latest."""
+    rows = [
+        ChargeRow(
+            name=name,
+            jobs=row.jobs,
+            granted_gpu_s=round(row.granted, 3),
+            promised_gpu_s=round(row.promised, 3),
+            used_gpu_s=round(row.used, 3) if row.seen else None,
+            idle_gpu_s=round(max(0.0, row.seen - row.used), 3) if row.seen else None,
+            lost_gpu_s=round(row.lost, 3),
+            waited_gpu_s=round(row.waited, 3),
+            money=round(row.money, 4) if row.money is not None else None,
+        )
+        for name, row in sums(charges, by, from_ms, min(to_ms, now_ms), prices).items()
+    ]
+    return Charges(now_ms, from_ms, to_ms, by, rows, prices.currency)
+
+
+def charges_csv(answer: Charges) -> str:
+    """As a table, a line for each row."""
+    columns = ChargeRow.__struct_fields__
+    lines = [",".join((answer.by, *columns[1:]))]
+    for row in answer.rows:
+        values = [_quoted(row.name), *(getattr(row, name) for name in columns[1:])]
+        lines.append(",".join("" if value is None else str(value) for value in values))
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """
+    >>> _quoted("a,b"), _quoted("=1+1"), _quoted("nlp")
+    ('"a,b"', "'=1+1", 'nlp')
+    """
+    if text[:1] in ("=", "+", "-", "@"):  # a spreadsheet would run it
+        text = f"'{text}"
+    if not any(sign in text for sign in ',"\n\r'):
+        return text
+    doubled = text.replace('"', '""')
+    return f'"{doubled}"'

@@ -1,0 +1,108 @@
+"""The queues as they stand: the file, the charges and the banks made into the turns of a pass."""
+
+from fleet.clock import Clock
+from fleet.errors import RequestError
+from fleet.requests import PlacementRequest
+from placement.charges import LeafUse, use_of
+from placement.credits import Bank
+from placement.ledger import Ledger
+from placement.queue import ONE_LINE
+from placement.standing import QueueStanding
+from placement.tree import ANY, QueueTree
+from placement.turns import QueueTurns, TreeTurns, capacity_of
+from service.board.board import Board
+from service.placer.charging import Charging, leaf_name
+from service.placer.queue_file import QueueFile
+from service.placer.view import Observed
+
+
+class ServedQueues:
+    """What the placer knows of queues. `file.tree` is None where all wait in one line."""
+
+    def __init__(self, path: str, ledger: Ledger, clock: Clock) -> None:
+        self.clock = clock
+        self.ledger = ledger
+        self.file = QueueFile(path, ledger, clock.now_ms())
+        self.charging = Charging(ledger)
+        ledger.charges.before_change = self.settle_banks
+        self.settle_banks()
+
+    @property
+    def tree(self) -> QueueTree | None:
+        return self.file.tree
+
+    def follow(self, board: Board, observed: Observed) -> None:
+        """Take in a new board and a file that has changed."""
+        self.charging.follow(board, observed, self.tree)
+        if self.file.has_changed():
+            self.settle_banks()
+            self.file.look(self.clock.now_ms(), capacity_of(observed.view))
+            self.settle_banks()
+
+    def settle_banks(self) -> None:
+        """Bring the banks of queues with credits up to now, before anything that they depend on changes."""
+        tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
+        if tree is None:
+            return
+        changed = [(name, bank) for name, bank in self._banks(tree, now_ms).items() if bank is not known.get(name)]
+        if changed:
+            self.ledger.charges.keep_banks(changed)
+
+    def _banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
+        """queue → its bank now."""
+        with_credits = [node for node in tree.nodes if node.credits is not None]
+        if not with_credits:
+            return {}
+        known, held = self.ledger.charges.banks(), self._held_by_queue(tree)
+        half_life_s = tree.policy.half_life_s
+        found = {}
+        for node in with_credits:
+            bank, guaranteed = known.get(node.name) or Bank(now_ms), node.guaranteed.get(ANY, 0.0)
+            assert node.credits is not None
+            found[node.name] = bank.at(now_ms, held.get(node.name, 0.0), guaranteed, node.credits, half_life_s)
+        return found
+
+    def _held_by_queue(self, tree: QueueTree) -> dict[str, float]:
+        held: dict[str, float] = {}
+        for charge in self.ledger.charges.opened().values():
+            for name in parts_of(charge.leaf):
+                held[name] = held.get(name, 0.0) + charge.gpus
+        return held
+
+    def turns(self, observed: Observed) -> QueueTurns:
+        """Turns for one pass."""
+        if self.tree is None:
+            return ONE_LINE
+        now_ms = self.clock.now_ms()
+        banked = {name: bank.banked for name, bank in self._banks(self.tree, now_ms).items()}
+        return TreeTurns(self.tree, self.use(now_ms), observed.view, observed.run_times, now_ms, banked)
+
+    def use(self, now_ms: int) -> dict[str, LeafUse]:
+        assert self.tree is not None
+        charges = self.ledger.charges
+        return use_of(charges.opened().values(), charges.past(self.tree.policy.half_life_s, now_ms), now_ms)
+
+    def leaf(self, request: PlacementRequest) -> str:
+        """Where a new request waits. RequestError for one that this tree does not take, or can never serve."""
+        if self.tree is None:
+            return leaf_name(request, None)
+        leaf = self.tree.leaf_of(request)
+        if why := QueueStanding(self.tree, {}, {}).never(request):
+            raise RequestError(f"{why}: it could wait for ever", "gang")
+        return leaf
+
+    def gone(self, request: PlacementRequest) -> str:
+        """Why a request cannot wait on: its queue has gone from the file; "" where it has not."""
+        if self.tree is None or self.tree.known_leaf(request):
+            return ""
+        return f"queue {request.queue!r} takes no requests any more"
+
+
+def parts_of(leaf: str) -> list[str]:
+    """A leaf and the queues above it.
+
+    >>> parts_of("research/nlp/ada")
+    ['research', 'research/nlp', 'research/nlp/ada']
+    """
+    words = leaf.split("/") if leaf else []
+    return ["/".join(words[: at + 1]) for at in range(len(words))]

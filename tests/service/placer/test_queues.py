@@ -1,0 +1,219 @@
+"""The placer with a file of queues: order, limits, refusals at the door, reload, charges."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleet.errors import ConfigError
+from service.config import PlacerConfig
+from tests.service.placer_world import NOW_MS, World
+
+HOUR_MS = 3_600_000
+FILE = """
+[queue.a]
+weight = 40
+[queue.b]
+weight = 40
+limit = {gpu = 32}
+[queue.c]
+weight = 20
+guaranteed = {gpu = 16}
+[queue."c/users"]
+per_user = true
+"""
+
+
+class QueueWorld(World):
+    """A world with a file of queues."""
+
+    def __init__(self, folder: Path, text: str = FILE) -> None:
+        self.file = folder / "queues.toml"
+        self.file.write_text(text)
+        super().__init__(folder)
+
+    def start(self) -> None:
+        replace = msgspec.structs.replace
+        self.config = replace(self.config, placer=replace(PlacerConfig(), queues=str(self.file)))
+        super().start()
+
+    def rewrite(self, text: str) -> None:
+        new = self.file.with_name("new")
+        new.write_text(text)
+        new.replace(self.file)
+
+    def ask(self, method: str, path: str, status: int = 200, **more: Any) -> Any:
+        async def go(client: Any) -> Any:
+            return await client.request(method, path, **more)
+
+        answer = self.run(go)
+        assert answer.status_code == status, answer.text
+        return answer.json() if "json" in answer.headers["content-type"] else answer.text
+
+    def wait(self, name: str, queue: str, status: int = 202, **fields: Any) -> Any:
+        body = {"request_id": name, "queue": queue, "gpus_per_node": 8, **fields}
+        return self.ask("POST", "/queue", status, json=body)
+
+    def order(self) -> list[str]:
+        return [row["request_id"] for row in self.ask("GET", "/queue")["rows"]]
+
+    def pass_(self) -> int:
+        return self.service.work_queue()
+
+    def beat(self, after_ms: int = 5000, **board: Any) -> None:
+        """Later, with another board."""
+        self.clock.advance(after_ms / 1000)
+        for name, value in board.items():
+            setattr(self.board, name, value)
+        self.board.as_of_ms = self.clock.now_ms()
+        self.board.publish()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    world = QueueWorld(tmp_path)
+    world.board.publish()
+    yield world
+    world.close()
+
+
+def test_queues_take_turns_by_weight_and_the_guaranteed_is_first(world: QueueWorld) -> None:
+    for number in range(4):
+        for queue in ("a", "b"):
+            world.wait(f"{queue}{number}", queue)
+    world.wait("c0", "c/users", user="ada")
+    assert world.pass_() == 9
+    assert world.ask("GET", "/queue")["rows"] == []
+
+
+def test_the_queue_is_listed_in_the_order_of_the_pass(world: QueueWorld) -> None:
+    world.beat(jobs={"old": range(16)})
+    for number in range(2):
+        for queue in ("a", "b"):
+            world.wait(f"{queue}{number}", queue)
+    world.wait("c0", "c/users", user="ada")
+    assert world.pass_() == 0
+    assert world.order() == ["c0", "a0", "b0", "a1", "b1"]
+
+
+def test_a_limit_holds_in_the_pass_and_at_the_other_door(world: QueueWorld) -> None:
+    for number in range(6):
+        world.wait(f"b{number}", "b")
+    assert world.pass_() == 4
+    why = world.ask("GET", "/queue")["rows"][0]["why"]
+    assert why == "queue 'b' is at its limit: 32 of 32 GPUs held, 8 wanted"
+    direct = world.ask("POST", "/placements", json={"request_id": "d", "queue": "b", "gpus_per_node": 8})
+    assert direct["sentence"] == f"refused: {why}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "why"),
+    [
+        ({"queue": "aa"}, "queue", "no queue 'aa'; the nearest are 'a'"),
+        ({"queue": "c"}, "queue", "name one of them, such as 'c/users'"),
+        ({"queue": "c/users"}, "user", "name the user"),
+        ({"queue": "a", "tenant": "b"}, "tenant", "no queue 'b/a'"),
+        ({"queue": "b", "gang": 5}, "gang", "may hold 32 at most: it could wait for ever"),
+        ({"queue": "a", "deadline_ms": -1}, "deadline_ms", "must lie in"),
+        ({"queue": "a", "tolerated_wait_s": -1}, "tolerated_wait_s", "must lie in"),
+    ],
+)
+def test_requests_that_no_queue_can_serve_are_refused_at_the_door(
+    world: QueueWorld, fields: dict[str, Any], field: str, why: str
+) -> None:
+    body = {"request_id": "x", "gpus_per_node": 8, **fields}
+    for path in ("/queue", "/placements"):
+        problem = world.ask("POST", path, 422, json=body)
+        assert why in problem["detail"]
+        assert problem["errors"][0]["field"] == field
+
+
+def test_an_overdue_request_goes_first_in_its_queue(world: QueueWorld) -> None:
+    world.beat(jobs={"old": range(16)})
+    world.wait("first", "a", priority=5)
+    world.wait("waits", "a", tolerated_wait_s=60)
+    world.wait("late", "a", deadline_ms=NOW_MS + 2 * HOUR_MS)
+    world.pass_()
+    assert world.order() == ["first", "late", "waits"]
+    world.beat(61_000)
+    world.pass_()
+    assert world.order() == ["waits", "first", "late"]
+    world.beat(HOUR_MS)
+    world.pass_()
+    assert world.order() == ["late", "waits", "first"]
+
+
+def test_what_a_file_honours_is_not_ignored(world: QueueWorld) -> None:
+    said = world.ask(
+        "POST", "/placements", json={"request_id": "p", "queue": "a", "class": "batch", "preemptible": True}
+    )
+    assert said["ignored"] == ["preemptible"]
+
+
+def test_another_file_serves_when_it_is_good_and_the_old_one_when_it_is_not(world: QueueWorld) -> None:
+    before = world.service.queues.file.generation
+    world.rewrite("[queue.a]\nweigth = 3\n")
+    world.beat()
+    world.wait("b0", "b")
+    assert world.service.queues.file.generation == before
+    world.pass_()
+    line = next(row for row in world.service.ledger.audit(9) if row["action"] == "queues")
+    assert "was refused" in line["sentence"]
+    assert "line 2: queue.a.weigth" in line["sentence"]
+    assert before in line["sentence"]
+    world.rewrite("[queue.a]\n")
+    world.beat()
+    world.pass_()
+    assert world.service.queues.file.generation != before
+    assert "serves, before it" in next(r for r in world.service.ledger.audit(9) if r["action"] == "queues")["sentence"]
+
+
+def test_a_queue_that_is_gone_drains_and_takes_no_more(world: QueueWorld) -> None:
+    for number in range(5):
+        world.wait(f"b{number}", "b")
+    assert world.pass_() == 4
+    world.rewrite("[queue.a]\n")
+    world.beat()
+    world.pass_()
+    reply = world.ask("GET", "/placements/b4")
+    assert reply["sentence"] == "refused: queue 'b' takes no requests any more"
+    world.wait("b9", "b", 422)
+    held = {charge.leaf: charge.gpus for charge in world.service.ledger.charges.opened().values()}
+    assert held == {"b": 8.0}
+    assert len(world.service.ledger.charges.opened()) == 4
+
+
+def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 2: queue.a.weight: is -1"):
+        QueueWorld(tmp_path, "[queue.a]\nweight = -1\n")
+
+
+def test_reserved_and_closed_nodes_are_for_nobody_else(tmp_path: Path) -> None:
+    windows = """
+[queue.a]
+[queue.b]
+[[reservation]]
+queue = "b"
+nodes = {rack = "r01"}
+from = 2020-05-12T19:30:00Z
+to = 2020-05-13T00:00:00Z
+[[maintenance]]
+nodes = ["n09"]
+from = 2020-05-12T18:00:00Z
+to = 2020-05-13T00:00:00Z
+"""
+    world = QueueWorld(tmp_path, windows)
+    world.board.publish()
+    for number in range(9):
+        world.wait(f"a{number}", "a", limit_s=HOUR_MS / 1000)
+    world.wait("short", "a", limit_s=600)
+    world.wait("b0", "b", limit_s=HOUR_MS / 1000)
+    world.pass_()
+    decided = {row["request_id"]: row for row in world.ask("GET", "/placements")["rows"]}
+    nodes = {name: row["ranks"][0]["node"] for name, row in decided.items()}
+    assert sum(name.startswith("a") for name in nodes) == 7
+    assert all("n10" <= node <= "n16" for name, node in nodes.items() if name.startswith("a"))
+    assert nodes["b0"] <= "n08"
+    assert nodes["short"] <= "n08"
+    world.close()
