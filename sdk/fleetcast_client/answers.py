@@ -289,6 +289,83 @@ class Queue(TypedDict, total=False):
     record: dict[str, Any]
 
 
+class QueueState(_Class, total=False):
+    """GPUs by resource (a model, or gpu for any) of one queue; share, borrowed and lent as the order counts them."""
+
+    queue: str
+    parent: str | None
+    weight: float
+    priority: int
+    per_user: bool
+    held: dict[str, float]
+    guaranteed: dict[str, float]
+    limit: dict[str, float]
+    borrowed: dict[str, float]
+    lent: dict[str, float]
+    share: float
+    share_7d: float | None
+    decayed_gpu_s: float
+    banked_gpu_s: float | None
+    waiting: int
+    waiting_gpus: float
+    running: int
+    wait_s: dict[str, float] | None
+
+
+class QueuesAnswer(TypedDict, total=False):
+    """generation: for If-Match of another file; refused: why a newer file does not serve."""
+
+    as_of_ms: int
+    generation: str
+    rows: list[QueueState]
+    capacity: dict[str, float]
+    notes: list[str]
+    refused: str
+
+
+class WhyStep(TypedDict, total=False):
+    code: str
+    sentence: str
+    requests: list[str]
+
+
+class WhyWaiting(TypedDict, total=False):
+    """ladder: who comes before, what is short, and when it starts."""
+
+    as_of_ms: int
+    request_id: str
+    queue: str
+    position: int
+    position_in_queue: int
+    share: float | None
+    sentence: str
+    ladder: list[WhyStep]
+    start_ms: dict[str, int] | None
+
+
+class ChargeRow(TypedDict, total=False):
+    """GPU-seconds of one queue, user, class or pool; None where nobody knows."""
+
+    name: str
+    jobs: int
+    granted_gpu_s: float
+    promised_gpu_s: float
+    used_gpu_s: float | None
+    idle_gpu_s: float | None
+    lost_gpu_s: float
+    waited_gpu_s: float
+    money: float | None
+
+
+class Charges(TypedDict, total=False):
+    as_of_ms: int
+    from_ms: int
+    to_ms: int
+    by: str
+    rows: list[ChargeRow]
+    currency: str
+
+
 class Rank(TypedDict):
     rank: int
     node: str

@@ -10,6 +10,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from fleetcast_client.answers import (
+    Charges,
     Decision,
     Demand,
     DemandModel,
@@ -20,9 +21,11 @@ from fleetcast_client.answers import (
     Jobs,
     Node,
     Queue,
+    QueuesAnswer,
     Risk,
     Stragglers,
     Taken,
+    WhyWaiting,
 )
 from fleetcast_client.errors import ApiError, Unreachable
 from fleetcast_client.transport import ask, check_url, opener
@@ -126,6 +129,18 @@ class Client:
     def queue(self) -> Queue:
         """Who waits in the bundled engine's queue, why, and when each will start."""
         return cast(Queue, self._get("/v1/queue"))
+
+    def queues(self) -> QueuesAnswer:
+        """How the queues stand: held, guaranteed, borrowed, lent, shares, waits."""
+        return cast(QueuesAnswer, self._get("/v1/queues"))
+
+    def why(self, request_id: str) -> WhyWaiting:
+        """Why a request waits. Raises NotFound."""
+        return cast(WhyWaiting, self._get(f"/v1/queue/{_part(request_id)}/why"))
+
+    def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:
+        """GPU-seconds granted, used, lost and waited for, by queue, user, class or pool; of the last week."""
+        return cast(Charges, self._get("/v1/charges", {"by": by, "from": from_ms, "to": to_ms}))
 
     def wait(self, request: Mapping[str, Any]) -> Decision:
         """Wait in that queue; a request as `place` takes it."""

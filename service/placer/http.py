@@ -21,7 +21,9 @@ from service.http.body_budget import BodyBudget
 from service.http.problems import Problem, as_problem, http_problem
 from service.http.request_body import read_raw
 from service.placer.body import decode
+from service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
 from service.placer.metrics import PlacerMetrics
+from service.placer.queue_desk import QueueDesk
 from service.placer.service import PlacementService
 from service.placer.start_times import StartTimeSampler
 
@@ -45,7 +47,14 @@ class PlacerContext:
     metrics: PlacerMetrics
     queue_changed: Callable[[], None]
     prefix: str = "/v1"
+    desk: QueueDesk = field(init=False)
     _damage: str = field(default="", init=False)  # of the ledger, as logged last
+
+    def __post_init__(self) -> None:
+        self.desk = QueueDesk(self.service)
+
+    def caller(self, request: Request) -> str:
+        return caller_of(request)
 
     def problem_of(self, error: FleetcastError) -> Problem:
         """Log each news of the ledger's damage once: the operator repairs it, and sees no answers."""
@@ -134,6 +143,10 @@ ROWS = (
     _row("GET", "/placements", placements, Scope.READ, (_after(0), LIMIT)),
     _row("GET", "/placements/{request_id:path}", one_placement, Scope.READ),
     _row("DELETE", "/placements/{request_id:path}", cancel, Scope.PLACE),
+    _row("GET", "/queues", queues, Scope.READ),
+    _row("PUT", "/queues", put_queues, Scope.ADMIN, (DRY_RUN,)),
+    _row("GET", "/queue/{request_id:path}/why", why, Scope.READ),
+    _row("GET", "/charges", charges, Scope.READ, CHARGE_PARAMS),
     _row("POST", "/queue", enqueue, Scope.PLACE),
     _row("GET", "/queue", queue, Scope.READ),
     _row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),

@@ -16,6 +16,7 @@ from placement.tree import ANY, ROOT, Prices, QueueTree, notes_of
 from placement.turns import TreeTurns, is_below
 from placement.words import count_of
 from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState, WhyStep, WhyWaiting
+from service.placer.queue_rows import NOT_LOOKED_AT
 from service.placer.queues import parts_of
 
 WEEK_MS = 7 * 86_400_000
@@ -142,7 +143,7 @@ def why_waiting(
     if start_ms is not None:
         ladder.append(WhyStep("start", starts_in(start_ms, now_ms)))
     share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if tree is not None and leaf else None
-    sentence = ladder[-1].sentence if ladder else "will be looked at in the next pass"
+    sentence = ladder[-1].sentence if ladder else NOT_LOOKED_AT
     return WhyWaiting(now_ms, request_id, leaf, position + 1, len(mine) + 1, share, sentence, ladder, start_ms)
 
 

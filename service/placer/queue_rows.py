@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from placement.queue import Waiting
 from service.answers.placements import QueueRow
 
+NOT_LOOKED_AT = "will be looked at in the next pass"
+
 
 def queue_row(
     position: int, entry: Waiting, why: str, start_ms: dict[str, int] | None, ignored: Sequence[str], now_ms: int

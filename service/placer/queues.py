@@ -74,8 +74,13 @@ class ServedQueues:
         if self.tree is None:
             return ONE_LINE
         now_ms = self.clock.now_ms()
-        banked = {name: bank.banked for name, bank in self._banks(self.tree, now_ms).items()}
-        return TreeTurns(self.tree, self.use(now_ms), observed.view, observed.run_times, now_ms, banked)
+        use, banked = self.use(now_ms), self.banked(now_ms)
+        return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked)
+
+    def banked(self, now_ms: int) -> dict[str, float]:
+        """queue → GPU-seconds in its bank."""
+        assert self.tree is not None
+        return {name: bank.banked for name, bank in self._banks(self.tree, now_ms).items()}
 
     def use(self, now_ms: int) -> dict[str, LeafUse]:
         assert self.tree is not None

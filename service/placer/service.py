@@ -29,7 +29,7 @@ from service.config import Config
 from service.placer.charging import charge_of, leaf_name
 from service.placer.metrics import PlacerMetrics
 from service.placer.queue_pass import QueuePass
-from service.placer.queue_rows import queue_row
+from service.placer.queue_rows import NOT_LOOKED_AT, queue_row
 from service.placer.queues import ServedQueues
 from service.placer.state_watch import StateWatch
 from service.placer.view import Observed, ViewDecoder, settled, with_intents
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 CLOCK_STEP_MS = 5000
 StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
 WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
-NOT_LOOKED_AT = "will be looked at in the next pass"
 
 
 class PlacementService:
@@ -63,9 +62,9 @@ class PlacementService:
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
         self._view: _View | None = None
-        self._turns: QueueTurns = ONE_LINE
-        self._waits: dict[str, Wait] = {}
-        self._stalled = ""
+        self.turns: QueueTurns = ONE_LINE
+        self.waits: dict[str, Wait] = {}
+        self.stalled = ""
         self.queues = ServedQueues(config.placer.queues, ledger, clock)
         self.planned: Plan | None = None  # the last pass, while something waits
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
@@ -84,7 +83,7 @@ class PlacementService:
         """Take a new board, if any, and settle its intents; True when there was one."""
         board = self._new_board()
         self.watch.look(self.board if board is None else board)
-        return board is not None and self._take(board, _attempt(self._observer, board))
+        return board is not None and self._take(board, self._observer.attempt(board))
 
     async def look(self) -> bool:
         """As `refresh`, with the board decoded in a thread."""
@@ -94,7 +93,7 @@ class PlacementService:
             return False
         self._observing = True
         try:
-            return self._take(board, await asyncio.to_thread(_attempt, self._observer, board))
+            return self._take(board, await asyncio.to_thread(self._observer.attempt, board))
         finally:
             self._observing = False
 
@@ -245,7 +244,7 @@ class PlacementService:
         self.ledger.commit(
             entry.request, self._note(entry.request, "refused", sentence, now_ms), now_ms, caller, "withdraw"
         )
-        self._waits.pop(request_id, None)
+        self.waits.pop(request_id, None)
         return Settled(request_id, "withdrawn", "withdrawn from the queue")
 
     def cancel(self, request_id: str, caller: str) -> Settled:
@@ -300,23 +299,23 @@ class PlacementService:
         queue = self.ledger.queued()
         self.metrics.queue_length.set(len(queue))
         if not queue:
-            self._waits, self.planned = {}, None
+            self.waits, self.planned = {}, None
             with suppress(StaleError):
                 self.observed()  # charges and the file of queues go on
             return None
         try:
             observed, options = self._decidable(), self.options()
         except StaleError as error:
-            self._stalled = f"nothing is decided now: {error}"
+            self.stalled = f"nothing is decided now: {error}"
             raise
-        self._stalled = ""
+        self.stalled = ""
         wanted = self._still_wanted(queue, observed)
         return QueuePass(wanted, observed, options, self.queues.turns(observed))
 
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
         """Write the plan: (placed, to think about again). Requests decided meanwhile may have taken a plan's GPUs."""
         observed = self._decidable()
-        self._turns = begun.turns
+        self.turns = begun.turns
         unchanged = observed is begun.observed
         view, promised, turns = observed.view, self._promised(), self.queues.turns(observed)
         placed = lost = 0
@@ -341,7 +340,7 @@ class PlacementService:
                 self.metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else place(view, request, decision.ranks)
                 placed += 1
-        self._waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
+        self.waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
         self.planned = planned
         self.metrics.queue_length.set(len(self.ledger.queued()))
         return placed, lost
@@ -368,12 +367,11 @@ class PlacementService:
         return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
 
     def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
-        order = self.in_order(entries)
-        return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(order, 1)]
+        return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(self.in_order(entries), 1)]
 
     def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
         """As the last pass would take them."""
-        return self._turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+        return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
 
     def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
         start = self.starts.get(request_id)
@@ -381,9 +379,9 @@ class PlacementService:
 
     def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
         request_id = entry.request.request_id
-        wait, start_ms = self._waits.get(request_id), self.start_ms(request_id, now_ms)
+        wait, start_ms = self.waits.get(request_id), self.start_ms(request_id, now_ms)
         why = wait.why + (f"; {starts_in(start_ms, now_ms)}" if start_ms else "") if wait else NOT_LOOKED_AT
-        return queue_row(position, entry, self._stalled or why, start_ms, self.ignored(entry.request), now_ms)
+        return queue_row(position, entry, self.stalled or why, start_ms, self.ignored(entry.request), now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,15 +391,6 @@ class _View:
     version: int
     promised: frozenset[str]
     observed: Observed
-
-
-def _attempt(observer: ViewDecoder, board: Board) -> Observed | None:
-    """The board as the placer sees it; None when it lacks a section, as the very first one may."""
-    try:
-        return observer.observe(board)
-    except KeyError as error:
-        logger.info("the board is not complete yet (%s), waiting for the next one", error)
-        return None
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:

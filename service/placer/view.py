@@ -1,5 +1,6 @@
 """The placer's picture of the fleet: a board, and on top the intents whose jobs no event has shown yet."""
 
+import logging
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from service.config import PlacerConfig
 from service.pipeline.occupancy import parts_on
 
 RISK_HORIZON_S = 3600
+logger = logging.getLogger(__name__)
 ADVICE_OF = {"none": Advice.NONE, "watch": Advice.NONE, "avoid": Advice.AVOID}  # others: to be drained
 ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.int8)  # by index into ACTIONS
 
@@ -64,6 +66,14 @@ class ViewDecoder:
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
             unknown=meta.get("occupancy_unknown", ""),
         )
+
+    def attempt(self, board: Board) -> Observed | None:
+        """As `observe`; None when the board lacks a section, as the very first one may."""
+        try:
+            return self.observe(board)
+        except KeyError as error:
+            logger.info("the board is not complete yet (%s), waiting for the next one", error)
+            return None
 
     def _refresh(self, board: Board, generation: int) -> None:
         key = (generation, board.meta("names.node")["as_of_ms"], board.meta("names.node")["nbytes"])

@@ -14,8 +14,9 @@ import pytest
 
 from fleet import failpoints
 from placement.ledger import Ledger, LedgerAway, LedgerError
-from placement.ledger_schema import SCHEMAS, TABLES
+from placement.ledger_schema import SCHEMA_VERSION, SCHEMAS, TABLES
 from placement.ledger_verify import verify
+from tests.placement.ledger_world import QUESTIONS, make
 
 # Made by the program of version 1 through its own doors: placements that are active, seen, ended, cancelled and
 # expired, refusals, a withdrawal, one placed out of the queue, and two requests that wait.
@@ -174,11 +175,11 @@ def test_a_ledger_of_version_1_that_says_it_is_of_this_version_is_damaged(path: 
         Ledger(path)
 
 
-@pytest.mark.parametrize("version", [-1, 3, 99])
+@pytest.mark.parametrize("version", [-1, SCHEMA_VERSION + 1, 99])
 def test_a_ledger_of_another_version_is_left_alone(path: Path, version: int) -> None:
     versioned(path, version)
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match=f"has version {version}, this program writes 2"):
+    with pytest.raises(LedgerError, match=f"has version {version}, this program writes {SCHEMA_VERSION}"):
         Ledger(path)
     assert path.read_bytes() == before
 
@@ -210,10 +211,28 @@ def test_a_file_that_version_1_had_begun_is_a_new_ledger(tmp_path: Path) -> None
 
 
 def test_what_has_no_chain_yet_is_said(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="has version 1, a chain has version 2: the placer migrates"):
+    with pytest.raises(LedgerError, match="has version 1, a chain has version 3: the placer migrates"):
         verify(path)
     with pytest.raises(LedgerError, match="there is no ledger"):
         verify(tmp_path / "nothing.sqlite")
     (tmp_path / "text").write_text("no ledger at all\n" * 100)
     with pytest.raises(LedgerError, match="cannot be read"):
         verify(tmp_path / "text")
+
+
+def test_a_ledger_of_version_2_keeps_everything_and_gets_charges(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    make(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript("DROP TABLE charges; DROP TABLE credits; DROP INDEX decided_jobs; PRAGMA user_version = 2;")
+    before = dump(path)
+    ledger = Ledger(path)
+    answers = {name: ask(ledger) for name, ask in QUESTIONS.items()}
+    assert ledger.charges.opened() == {}
+    ledger.close()
+    again = Ledger(path)
+    assert {name: ask(again) for name, ask in QUESTIONS.items()} == answers
+    again.close()
+    assert verify(path).ok
+    assert set(before) - set(dump(path)) <= {"CREATE INDEX decided_jobs ON decisions (job, attempt);"}
+    assert dump(tmp_path / "ledger.sqlite.v2") == before

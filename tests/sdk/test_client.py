@@ -32,6 +32,9 @@ def test_every_function_asks_its_route(door: Door) -> None:
     client.stragglers("team/a")
     client.estimate({"request_id": "a"})
     client.queue()
+    client.queues()
+    client.why("a/b")
+    client.charges(by="user")
     client.wait({"request_id": "a"})
     client.leave("a/b")
     client.place({"request_id": "a"})
@@ -50,6 +53,9 @@ def test_every_function_asks_its_route(door: Door) -> None:
         "GET /v1/jobs/team/a/stragglers",
         "POST /v1/jobs/estimate",
         "GET /v1/queue",
+        "GET /v1/queues",
+        "GET /v1/queue/a%2Fb/why",
+        "GET /v1/charges?by=user",
         "POST /v1/queue",
         "DELETE /v1/queue/a%2Fb",
         "POST /v1/placements",

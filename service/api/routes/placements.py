@@ -15,12 +15,12 @@ from service.http.access import Scope
 from service.http.problems import Problem
 from service.http.request_body import read_body
 
-FORWARDED_HEADERS = ("content-type", "accept", "if-none-match", "user-agent")
+FORWARDED_HEADERS = ("content-type", "accept", "if-match", "if-none-match", "user-agent")
 
 
 async def forward(request: Request, context: Context, query: Query) -> Response:
     """The placer's answer to the same request without /v1."""
-    body = await read_body(request, context.config.api.max_body_bytes) if request.method == "POST" else None
+    body = await read_body(request, context.config.api.max_body_bytes) if request.method in ("POST", "PUT") else None
     headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
     headers |= context.access.on_behalf(request)
     if request.client is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from service.config import PlacerConfig
+from service.placer.queue_desk import QueueDesk
 from tests.service.placer_world import NOW_MS, World
 
 HOUR_MS = 3_600_000
@@ -216,4 +217,119 @@ to = 2020-05-13T00:00:00Z
     assert all("n10" <= node <= "n16" for name, node in nodes.items() if name.startswith("a"))
     assert nodes["b0"] <= "n08"
     assert nodes["short"] <= "n08"
+    world.close()
+
+
+def test_the_queues_say_how_they_stand(world: QueueWorld) -> None:
+    for number in range(5):
+        world.wait(f"b{number}", "b")
+    world.wait("c0", "c/users", user="ada")
+    world.pass_()
+    answer = world.ask("GET", "/queues")
+    rows = {row["queue"]: row for row in answer["rows"]}
+    assert list(rows) == ["a", "b", "c", "c/users", "c/users/ada"]
+    assert answer["capacity"] == {"gpu": 128.0, "H100": 128.0}
+    assert (rows["b"]["held"]["gpu"], rows["b"]["waiting"], rows["b"]["running"]) == (32.0, 1, 4)
+    assert rows["b"]["borrowed"] == {"gpu": 32.0}
+    assert (rows["c"]["lent"], rows["c"]["share"]) == ({"gpu": 8.0}, 0.0)
+    assert rows["c/users/ada"]["parent"] == "c/users"
+    assert rows["b"]["wait_s"] == {"p50": 0.0, "p90": 0.0}
+
+
+def test_without_a_file_all_wait_in_one_line(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.board.publish()
+    answer = QueueDesk(world.service).queues()
+    assert answer.generation == ""
+    assert "one line" in answer.notes[0]
+    world.close()
+
+
+def test_another_file_is_put_with_the_generation_of_the_one_before(world: QueueWorld) -> None:
+    generation = world.ask("GET", "/queues")["generation"]
+    text = FILE.replace("weight = 20", "weight = 30") + "[queue.d]\n"
+    world.ask("PUT", "/queues", 422, content=text)
+    stale = world.ask("PUT", "/queues", 409, content=text, headers={"if-match": "0123"})
+    assert generation in stale["detail"]
+    bad = world.ask("PUT", "/queues", 422, content="[queue.a]\nweight = -1", headers={"if-match": generation})
+    assert bad["errors"][0]["field"] == "queue.a.weight"
+    too_much = "[queue.a]\nguaranteed = {gpu = 129}\n"
+    assert (
+        "the fleet has 128" in world.ask("PUT", "/queues", 422, content=too_much, headers={"if-match": "*"})["detail"]
+    )
+    dry = world.ask("PUT", "/queues?dry_run=true", content=text, headers={"if-match": f'"{generation}"'})
+    assert (dry["applied"], dry["added"], dry["changed"], dry["removed"]) == (False, ["d"], ["c"], [])
+    assert world.ask("GET", "/queues")["generation"] == generation
+    done = world.ask("PUT", "/queues", content=text, headers={"if-match": f'"{generation}"'})
+    assert done["generation"] == dry["generation"] == world.ask("GET", "/queues")["generation"]
+    assert world.file.read_text() == text
+    world.restart()
+    assert world.service.queues.file.generation == done["generation"]
+
+
+def test_the_ladder_says_who_is_before_it_and_what_is_short(world: QueueWorld) -> None:
+    for number in range(6):
+        world.wait(f"b{number}", "b")
+    world.pass_()
+    world.beat(60_000, jobs={"old": range(16)})
+    world.wait("a0", "a", gang=16)
+    world.wait("a1", "a")
+    world.pass_()
+    why = world.ask("GET", "/queue/a1/why")
+    assert [step["code"] for step in why["ladder"]][:1] == ["before"]
+    assert why["ladder"][0]["requests"] == ["a0"]
+    assert (why["queue"], why["position_in_queue"]) == ("a", 2)
+    limited = world.ask("GET", "/queue/b5/why")
+    assert "limit" in [step["code"] for step in limited["ladder"]]
+    assert any("a smaller share: 'b' (share" in step["sentence"] for step in why["ladder"])
+    world.ask("GET", "/queue/none/why", 404)
+
+
+def test_charges_follow_the_job_events_and_survive_a_restart(world: QueueWorld) -> None:
+    world.wait("a0", "a", job="j")
+    world.pass_()
+    node = int(world.ask("GET", "/placements/a0")["ranks"][0]["node"][1:]) - 1
+    world.beat(20_000, jobs={"j": [node], "other": [15]})
+    world.pass_()
+    world.restart()
+    world.beat(40_000, jobs={"other": [15]}, ended=[("j", 1, NOW_MS + 50_000)])
+    world.pass_()
+    rows = {row["name"]: row for row in world.ask("GET", "/charges")["rows"]}
+    assert rows["a"]["jobs"] == 1
+    assert rows["a"]["granted_gpu_s"] == 8 * 60.0
+    assert rows[""]["granted_gpu_s"] == 8 * 60.0
+    (closed,) = [charge for charge in world.service.ledger.charges.between(0, NOW_MS * 2) if charge.leaf == "a"]
+    assert (closed.request_id, closed.user, closed.ended_ms) == ("a0", "", NOW_MS + 60_000)
+    csv = world.ask("GET", "/charges?by=pool&format=csv").splitlines()
+    assert csv[0].startswith("pool,jobs,granted_gpu_s")
+    assert csv[1].startswith("train,2,")
+    world.ask("GET", "/charges?from=5&to=5", 422)
+    world.ask("GET", "/charges?by=planet", 422)
+
+
+def test_a_promise_that_nobody_keeps_is_charged_until_it_expires(world: QueueWorld) -> None:
+    world.wait("a0", "a")
+    world.pass_()
+    world.beat(400_000)
+    world.pass_()
+    (charge,) = world.service.ledger.charges.between(0, NOW_MS * 2)
+    assert (charge.outcome, charge.started_ms, charge.ended_ms) == ("expired", None, NOW_MS + 400_000)
+    (row,) = world.ask("GET", "/charges")["rows"]
+    assert (row["granted_gpu_s"], row["promised_gpu_s"]) == (0.0, 8 * 400.0)
+
+
+def test_credits_are_kept_to_the_same_bytes_over_a_restart(tmp_path: Path) -> None:
+    text = "[queue.a]\nguaranteed = {gpu = 64}\ncredits = {rate = 0.5, cap_gpu_h = 1000}\n[queue.b]\n"
+    world = QueueWorld(tmp_path, text)
+    world.board.publish()
+    world.beat(HOUR_MS)
+    world.wait("a0", "a")
+    world.pass_()
+    world.beat(HOUR_MS)
+    before = world.ask("GET", "/queues")
+    world.restart()
+    assert world.ask("GET", "/queues") == before
+    (banked,) = [row["banked_gpu_s"] for row in before["rows"] if row["queue"] == "a"]
+    assert 0.9 < banked / (0.5 * (64 + 56) * 3600) < 1.0
+    assert "protect nobody" in before["notes"][0]
     world.close()

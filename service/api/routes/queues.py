@@ -1,0 +1,134 @@
+"""Queues and charges: forwarded to the placer, bytes and status verbatim."""
+
+from typing import Any
+
+from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
+from service.api.routes.placements import forward
+from service.api.routes.table import Row
+from service.http.access import Scope
+
+AS_OF = {"as_of_ms": 1760000000000}
+START_MS = {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000}
+QUEUE = {
+    "queue": "research/nlp",
+    "parent": "research",
+    "weight": 50.0,
+    "class": None,
+    "priority": 0,
+    "per_user": True,
+    "held": {"gpu": 72.0, "H100": 72.0},
+    "guaranteed": {"gpu": 64.0},
+    "limit": {"gpu": 128.0},
+    "borrowed": {"gpu": 8.0},
+    "lent": {},
+    "share": 0.21,
+    "share_7d": 0.38,
+    "decayed_gpu_s": 18230400.0,
+    "banked_gpu_s": None,
+    "waiting": 4,
+    "waiting_gpus": 32.0,
+    "running": 9,
+    "wait_s": {"p50": 340.0, "p90": 5200.0},
+}
+WHY = {
+    **AS_OF,
+    "request_id": "train-43-1",
+    "queue": "research/nlp",
+    "position": 3,
+    "position_in_queue": 1,
+    "share": 0.21,
+    "sentence": "starts in 70 min (p90 3 h)",
+    "ladder": [
+        {
+            "code": "before",
+            "sentence": "2 requests before it from queues of a higher class or a smaller share: 'vision' (share 0.12); "
+            "its own is 0.21",
+            "requests": ["vision-9", "vision-8"],
+        },
+        {
+            "code": "room",
+            "sentence": "waits for 64 GPUs (8 x 8 GPUs); 40 fit; vision-9 is next",
+            "requests": [],
+        },
+        {"code": "start", "sentence": "starts in 70 min (p90 3 h)", "requests": []},
+    ],
+    "start_ms": START_MS,
+}
+CHARGE = {
+    "name": "research/nlp",
+    "jobs": 12,
+    "granted_gpu_s": 1843200.0,
+    "promised_gpu_s": 640.0,
+    "used_gpu_s": None,
+    "idle_gpu_s": None,
+    "lost_gpu_s": 5400.0,
+    "waited_gpu_s": 92160.0,
+    "money": 1280.0,
+}
+CHANGE: dict[str, Any] = {
+    "applied": True,
+    "generation": "5d1f0c2b9a3e4f60",
+    "added": ["research/speech"],
+    "removed": [],
+    "changed": ["research/nlp"],
+    "notes": [],
+}
+FILE = '[queue.research]\nweight = 40\n[queue."research/nlp"]\nper_user = true\n'
+
+
+def _row(method: str, path: str, summary: str, problems: tuple[int, ...], **more: Any) -> Row:
+    return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
+
+
+ROWS = (
+    _row(
+        "GET",
+        "/v1/queues",
+        "How the queues stand: held, guaranteed, borrowed, lent, share, credits, waits",
+        (503,),
+        answer=QueuesAnswer,
+        example={
+            **AS_OF,
+            "generation": "5d1f0c2b9a3e4f60",
+            "rows": [QUEUE],
+            "capacity": {"gpu": 256.0, "H100": 256.0},
+            "notes": [],
+            "refused": "",
+        },
+    ),
+    _row(
+        "PUT",
+        "/v1/queues",
+        "Serve another file of queues (If-Match: the generation; dry_run=true: only say what would change)",
+        (409, 413, 422, 503),
+        scope=Scope.ADMIN,
+        body=(str,),
+        body_example=FILE,
+        takes=("application/toml",),
+        answer=QueueChange,
+        example=CHANGE,
+    ),
+    _row(
+        "GET",
+        "/v1/queue/{request_id:path}/why",
+        "Why a request waits: who is before it, what is short, and when it starts",
+        (404, 422, 503),
+        answer=WhyWaiting,
+        example=WHY,
+    ),
+    _row(
+        "GET",
+        "/v1/charges",
+        "GPU-seconds granted, used, lost and waited for, by queue, user, class or pool (by, from, to, format)",
+        (422, 503),
+        answer=Charges,
+        example={
+            **AS_OF,
+            "from_ms": 1759395200000,
+            "to_ms": 1760000000000,
+            "by": "queue",
+            "rows": [CHARGE],
+            "currency": "EUR",
+        },
+    ),
+)

@@ -1,0 +1,54 @@
+"""The placer's HTTP about queues: how they stand, another file, why a request waits, and charges."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.errors import RequestError
+from service.answers.queues import Charges
+from service.api.routes.table import JSON, Param, Query, encode
+from service.http.request_body import read_raw
+from service.placer.queue_answers import charges_csv
+
+NOW = {"age": "0"}
+CSV = "text/csv; charset=utf-8"
+LATEST_MS = 2**53
+DRY_RUN = Param("dry_run", str, "only say what would change", "false", choices=("true", "false"))
+BY = Param("by", str, "whose charges", "queue", choices=("queue", "user", "class", "pool"))
+FROM = Param("from", int, "from this time on, Unix ms; a week ago", None, least=0, most=LATEST_MS)
+TO = Param("to", int, "until this time, Unix ms; now", None, least=0, most=LATEST_MS)
+FORMAT = Param("format", str, "of the answer", "json", choices=("json", "csv"))
+CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
+
+
+async def queues(request: Request, context: Any, query: Query) -> Response:
+    answer = context.desk.queues()
+    return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
+
+
+async def put_queues(request: Request, context: Any, query: Query) -> Response:
+    try:
+        text = (await read_raw(request, context.service.config.api.max_body_bytes)).decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the file is no text in UTF-8: {error}") from None
+    generation = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
+    if not generation:
+        raise RequestError("If-Match is missing: send the generation that GET /v1/queues told, or *", "If-Match")
+    dry_run = query["dry_run"] == "true"
+    change = context.desk.put(text, generation, context.caller(request), dry_run)
+    if not dry_run:
+        context.queue_changed()
+    return Response(encode(change), media_type=JSON)
+
+
+async def why(request: Request, context: Any, query: Query) -> Response:
+    answer = context.desk.why(request.path_params["request_id"])
+    return Response(encode(answer), 200, NOW, media_type=JSON)
+
+
+async def charges(request: Request, context: Any, query: Query) -> Response:
+    answer: Charges = context.desk.charges(query["by"], query["from"], query["to"])
+    if query["format"] == "csv":
+        return Response(charges_csv(answer), 200, NOW, media_type=CSV)
+    return Response(encode(answer), 200, NOW, media_type=JSON)

@@ -1,0 +1,69 @@
+"""What the placer answers about queues."""
+
+from contextlib import suppress
+
+from fleet.errors import RequestError, StaleError
+from placement.queue import Waiting
+from placement.showback import By
+from placement.tree import Prices
+from placement.turns import TreeTurns, capacity_of
+from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
+from service.placer.queue_answers import WEEK_MS, change_of, charges_answer, queues_answer, why_waiting
+from service.placer.service import PlacementService
+
+
+class QueueDesk:
+    """Answers from what the service knows."""
+
+    def __init__(self, service: PlacementService) -> None:
+        self._service = service
+
+    def queues(self) -> QueuesAnswer:
+        """How the queues stand now. StaleError without a board."""
+        service = self._service
+        observed, now_ms, file = service.observed(), service.clock.now_ms(), service.queues.file
+        turns = service.queues.turns(observed)
+        if file.tree is None or not isinstance(turns, TreeTurns):
+            return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
+        waiting = [Waiting(entry.request, entry.queued_ms) for entry in service.ledger.queued()]
+        week = service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
+        banked = service.queues.banked(now_ms)
+        return queues_answer(file.tree, turns, waiting, week, banked, now_ms, file.generation, file.refused)
+
+    def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
+        """Serve another file, or say what it would change. RequestError; ConflictError for another generation."""
+        service, file = self._service, self._service.queues.file
+        before, capacity = file.tree, {}
+        with suppress(StaleError):
+            capacity = capacity_of(service.observed().view)
+        if dry_run:
+            return change_of(before, file.check(text, generation, capacity), False)
+        service.watch.refuse()
+        service.queues.settle_banks()
+        tree = file.put(text, generation, service.clock.now_ms(), caller, capacity)
+        service.queues.settle_banks()
+        return change_of(before, tree, True)
+
+    def why(self, request_id: str) -> WhyWaiting:
+        """The ladder of a request that waits. UnknownEntity for one that does not."""
+        service, now_ms = self._service, self._service.clock.now_ms()
+        order = service.in_order(service.ledger.queued())
+        try:
+            turns = service.queues.turns(service.observed())
+        except StaleError:
+            turns = service.turns
+        wait, start_ms = service.waits.get(request_id), service.start_ms(request_id, now_ms)
+        return why_waiting(request_id, order, wait, turns, start_ms, service.stalled, now_ms)
+
+    def charges(self, by: By, from_ms: int | None, to_ms: int | None) -> Charges:
+        """Charges of a time, the last week where none is given."""
+        service, now_ms = self._service, self._service.clock.now_ms()
+        with suppress(StaleError):
+            service.observed()
+        to_ms = now_ms if to_ms is None else to_ms
+        from_ms = max(0, to_ms - WEEK_MS) if from_ms is None else from_ms
+        if from_ms >= to_ms:
+            raise RequestError(f"from is {from_ms}, not before to, {to_ms}", "from")
+        tree = service.queues.tree
+        found = service.ledger.charges.between(from_ms, to_ms)
+        return charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)
