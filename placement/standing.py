@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.requests import Gang, PlacementRequest
+from fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from placement.charges import LN2, LeafUse
 from placement.tree import ANY, ROOT, QueueNode, QueueTree
 
@@ -93,6 +93,7 @@ class QueueStanding:
                 self._carry(self.leaf(leaf), mine)
         for stand in reversed(self.stands.values()):
             self._reserve(stand)
+        self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
 
     def _guaranteed(self, node: QueueNode, banked: Amounts) -> Amounts:
         """With what its credits add while they last: the bank over one half-life."""
@@ -171,13 +172,13 @@ class QueueStanding:
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         """The request as far as its queue may have it now: a smaller gang where it is elastic, or why not at all."""
         leaf, gang = self.leaf(self.tree.leaf_of(request)), request.members
-        if not (why := self._refused(leaf, amounts_of(request, gang.desired))):
+        if not (why := self._refused(leaf, self.wanted(request, gang.desired))):
             return request
         steps = (gang.desired - gang.min) // gang.step
         low, high = -1, steps
         while low < high:
             middle = (low + high + 1) // 2
-            if said := self._refused(leaf, amounts_of(request, gang.min + middle * gang.step)):
+            if said := self._refused(leaf, self.wanted(request, gang.min + middle * gang.step)):
                 why, high = said, middle - 1
             else:
                 low = middle
@@ -185,10 +186,15 @@ class QueueStanding:
             return why
         return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
 
+    def wanted(self, request: PlacementRequest, members: int) -> dict[str, float]:
+        """`amounts_of`, with models spelt as the fleet and the file spell them."""
+        found = amounts_of(request, members)
+        return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
+
     def never(self, request: PlacementRequest) -> str:
         """Why its queue can never have as much as it needs, by limits of the file; "" where it can."""
         for stand in self.leaf(self.tree.leaf_of(request)).path():
-            for name, gpus in amounts_of(request, request.members.min).items():
+            for name, gpus in self.wanted(request, request.members.min).items():
                 if gpus > stand.most(name):
                     what = gpus_of(name, gpus)
                     return f"needs {what}, and queue {stand.name!r} may hold {stand.most(name):g} at most"
@@ -238,15 +244,16 @@ class QueueStanding:
         """Count a request that waits for GPUs: what its queue is guaranteed is lent to nobody meanwhile."""
         leaf = self.leaf(self.tree.leaf_of(request))
         for stand in leaf.path():
-            for name, gpus in amounts_of(request, request.members.min).items():
+            for name, gpus in self.wanted(request, request.members.min).items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + gpus
             self._reserve(stand)
 
 
 def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
-    """Resource → GPUs that so many members want."""
-    gpus = float(members * request.gpus_per_node)
-    return {ANY: gpus, request.gpu_model: gpus} if request.gpu_model else {ANY: gpus}
+    """Resource → GPUs that so many members want; of a request for any of several models only `gpu`."""
+    gpus = members * request.gpus_per_node * request.milli / WHOLE_GPU
+    models = (request.gpu_model,) if request.gpu_model else request.gpu_models
+    return {ANY: gpus, models[0]: gpus} if len(models) == 1 else {ANY: gpus}
 
 
 def gpus_of(resource: str, gpus: float) -> str:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import Decision, PlacementRequest
+from fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from placement.charges import LeafUse
 from placement.standing import QueueStanding, amounts_of
 from placement.timeline import RunTimeQuantiles
@@ -145,11 +145,11 @@ class TreeTurns:
 
     def _models_without_room(self, request: PlacementRequest) -> list[str]:
         """Of a request for any model: those of which it would pass a limit, or take what others are not lending."""
-        if request.gpu_model or len(self.tree.resources) < 2:
+        if request.gpu_model or len(request.gpu_models) == 1 or len(self.tree.resources) < 2:
             return []
         found = []
         for name in self.tree.resources:
-            asked = msgspec.structs.replace(request, gpu_model=name)
+            asked = msgspec.structs.replace(request, gpu_model=name, gpu_models=())
             if name != ANY and isinstance(self.standing.allow(asked), str):
                 found.append(name)
         return found
@@ -212,7 +212,10 @@ def placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
 def placed_gpus(decision: Decision, view: ClusterView) -> Iterable[tuple[Any, float]]:
     """(node, GPUs) of each rank on a node that the view knows."""
     row = view.inventory.row
-    return [(view.topology.nodes[row[rank.node]], float(len(rank.gpus))) for rank in decision.ranks if rank.node in row]
+    nodes = view.topology.nodes
+    return [
+        (nodes[row[rank.node]], len(rank.gpus) * rank.milli / WHOLE_GPU) for rank in decision.ranks if rank.node in row
+    ]
 
 
 __all__ = ["OneLine", "QueueTurns", "TreeTurns", "amounts_of"]

@@ -97,14 +97,14 @@ class Charging:
         if known is None:
             return [(book.open, self._new(row, view, tree, row.started_ms or now_ms))]
         started_ms = known.started_ms or row.started_ms
-        if known.gpus != row.gpus and known.started_ms is not None:
-            since_ms = max(known.held_ms, row.placed_ms or now_ms)
+        begun_ms = max(known.held_ms, started_ms or 0)
+        if row.placed_ms is not None and row.placed_ms > begun_ms and known.started_ms is not None:
+            since_ms = row.placed_ms
             new = replace(known, held=_held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
             closed = replace(known, ended_ms=since_ms, outcome="resized")
             return [(book.change, closed), (book.open, replace(new, queued_ms=None))]
-        if started_ms != known.started_ms or known.gpus != row.gpus:
-            held = known.held if known.gpus == row.gpus else _held(row, view)
-            return [(book.change, replace(known, started_ms=started_ms, held=held))]
+        if started_ms != known.started_ms:
+            return [(book.change, replace(known, started_ms=started_ms))]
         return []
 
     def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
