@@ -9,7 +9,7 @@ import msgspec
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RequestError
 from placement.toml_lines import Path
-from placement.tree import ROOT, Amounts, Credits, LeafOrder, QueueClass, QueueNode, QueuePolicy
+from placement.tree import ROOT, Amounts, Credits, LeafOrder, QueueClass, QueueNode, TreePolicy
 
 DEEPEST = 8
 MOST_WEIGHT = 1e9
@@ -46,7 +46,7 @@ AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
 
 
 def make_nodes(
-    tables: Mapping[str, QueueTable], policy: QueuePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
+    tables: Mapping[str, QueueTable], policy: TreePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
 ) -> tuple[QueueNode, ...]:
     """The nodes, the root first, parents before children. RequestError where tables do not agree."""
     for name, table in tables.items():
@@ -127,7 +127,7 @@ def _quoted(name: str) -> str:
 
 
 def _node(
-    path: str, parent: int, above: QueueNode, table: QueueTable, policy: QueuePolicy, classes: Mapping[str, QueueClass]
+    path: str, parent: int, above: QueueNode, table: QueueTable, policy: TreePolicy, classes: Mapping[str, QueueClass]
 ) -> QueueNode:
     own = path.rpartition("/")[2]
     class_name = table.class_ or (own if own in classes else above.class_name)

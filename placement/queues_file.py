@@ -15,7 +15,7 @@ from fleet.errors import RequestError
 from fleet.topology import Level
 from placement.queue_table import QueueTable, make_nodes
 from placement.toml_lines import Path, line_at, lines_of
-from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueuePolicy, QueueTree, Window
+from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
 
 MOST_BYTES = 4_194_304
 MOST_QUEUES = 10_000
@@ -178,7 +178,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(known)}"
 
 
-def _policy(table: PolicyTable, refuse: Refuse) -> QueuePolicy:
+def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
     for name, value in (("half_life_h", table.half_life_h), ("max_wait_h", table.max_wait_h)):
         if not 0 < value <= 1e6:
             raise refuse(("policy", name), f"is {value}, must be hours above 0 and at most a million")
@@ -188,7 +188,7 @@ def _policy(table: PolicyTable, refuse: Refuse) -> QueuePolicy:
         raise refuse(("policy", "preempt_gpu_h_per_h"), f"is {table.preempt_gpu_h_per_h}, must be 0 or more")
     unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
-    return QueuePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit)
+    return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit)
 
 
 def _class(table: ClassTable) -> QueueClass:

@@ -24,7 +24,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePolicy:
+class TreePolicy:
     """What holds for all queues. `unknown_queue`: where requests of unknown queues go; "" refuses them."""
 
     half_life_s: float = 168 * 3600.0
@@ -114,7 +114,7 @@ class QueueTree:
     """All queues, parents before children; the first is the root. `digest`: of the text that it was read from."""
 
     nodes: tuple[QueueNode, ...]
-    policy: QueuePolicy = QueuePolicy()
+    policy: TreePolicy = TreePolicy()
     classes: Mapping[str, QueueClass] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
     prices: Prices = Prices()
