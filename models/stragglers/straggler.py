@@ -196,7 +196,7 @@ def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tu
     if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
         return False, False
     firm = culprit is not None and culprit.firm
-    if pace.slow and pace.ratio is not None and pace.ratio <= 1:
+    if pace.slow and pace.ratio is not None and round(pace.ratio, 2) <= 1:  # as it is shown: nobody calls 1.00x slow
         return False, False  # the last steps are as usual: what made it slow ends now
     if pace.slow or (firm and (pace.lately or (pace.ratio or 0.0) >= SLOW_RATIO)):
         return True, True

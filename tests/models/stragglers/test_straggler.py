@@ -206,6 +206,18 @@ def test_a_slow_spell_stays_slow_however_long_it_lasts(small_fleet):
     assert body["expected_step_s"] == 1.0
 
 
+def test_a_job_whose_steps_are_as_usual_to_what_is_shown_is_not_slow(small_fleet):
+    fleet, _ = steps_of(small_fleet, [1.0] * 30)
+    seen = []
+    for seconds in [2.0] * 8 + [1.004] * 8:
+        report_steps(fleet, "j", [seconds], first=fleet.jobs.get("j").steps[-1].sequence + 1)
+        body = fleet.tick(every_s=0.0).stragglers["j"]
+        seen.append((body["slow"], round(body["ratio"], 2)))
+    assert (True, 2.0) in seen
+    assert (False, 1.0) in seen
+    assert (True, 1.0) not in seen
+
+
 def test_ranks_that_report_their_compute_name_the_worker(small_fleet):
     fleet = small_fleet(4)
     fleet.start("j", fleet.names, (0,))
