@@ -16,7 +16,7 @@ import msgspec
 
 from fleet import files
 from fleet.requests import Decision
-from placement.ledger_chain import CHECKSUMS, NO_HASH, QUEUED, ChainHead, encode, line_hash
+from placement.ledger_chain import BOOK_CHECKSUMS, CHECKSUMS, NO_HASH, QUEUED, ChainHead, encode, line_hash
 from placement.ledger_file import LAST_NUMBER
 from placement.ledger_migrate import MIGRATED
 from placement.ledger_rows import SETTLED_WORDS, LedgerError
@@ -27,7 +27,7 @@ MOST_FINDINGS = 100
 
 @dataclass(frozen=True, slots=True)
 class LedgerFinding:
-    """Something that is not as it was written. kind: file, line, missing, tail, head, reply, intent, queue."""
+    """Something that is not as it was written. kind: file, line, missing, tail, head, reply, intent, queue, charge."""
 
     kind: str
     sentence: str
@@ -90,7 +90,13 @@ def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
     for (said,) in db.execute(f"PRAGMA integrity_check({MOST_FINDINGS})"):
         if said != "ok":
             verdict.find("file", f"SQLite says: {said}")
-    for check in (_Trail(db, verdict, head).check, lambda: _promises(db, verdict), lambda: _waiting(db, verdict)):
+    trail = _Trail(db, verdict, head)
+    for check in (
+        trail.check,
+        lambda: _promises(db, verdict),
+        lambda: _waiting(db, verdict),
+        lambda: _book(db, verdict),
+    ):
         with _as_finding(verdict):
             check()
     return verdict
@@ -215,6 +221,14 @@ def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     for row in db.execute("SELECT * FROM queue ORDER BY rowid"):
         verdict.waiting += 1
         _checked(verdict, "queue", f"the queue's entry {row[0]!r}", "queue", row, row[0])
+
+
+def _book(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+    """Charges and credits are what was written."""
+    for table, checksum in BOOK_CHECKSUMS.items():
+        for row in db.execute(f"SELECT * FROM {table}"):
+            if checksum(row[:-1]) != row[-1]:
+                verdict.find("charge", f"row {row[0]!r} of {table} is not what was written")
 
 
 def _checked(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
