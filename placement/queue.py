@@ -126,6 +126,12 @@ class Cycle:
 
     def take_turn(self, entry: Waiting) -> None:
         """Consider an entry as far as its queue may have it."""
+        shape = shape_of(entry.request)
+        if shape in self.failed or shape in self.hopeless:  # what a queue may have is never more than is asked for
+            self.consider(entry)
+            if shape not in self.hopeless:
+                self.turns.want(entry.request)
+            return
         allowed = self.turns.allow(entry.request)
         if isinstance(allowed, str):
             self._wait(entry, allowed)

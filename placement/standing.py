@@ -59,6 +59,12 @@ class Stand:
     def most(self, resource: str) -> float:
         return self.node.most(resource) if self.node is not None else float("inf")
 
+    def lacks(self) -> bool:
+        """Whether it has a guarantee that it neither holds nor waits for as a whole."""
+        return any(
+            self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
+        )
+
     def has_within(self, amounts: Amounts) -> bool:
         """Whether it would be within its guarantee with these on top."""
         if not self.guaranteed:
@@ -243,6 +249,8 @@ class QueueStanding:
     def want(self, request: PlacementRequest) -> None:
         """Count a request that waits for GPUs: what its queue is guaranteed is lent to nobody meanwhile."""
         leaf = self.leaf(self.tree.leaf_of(request))
+        if not any(stand.lacks() for stand in leaf.path()):
+            return
         for stand in leaf.path():
             for name, gpus in self.wanted(request, request.members.min).items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + gpus
@@ -348,10 +356,10 @@ class _Walk:
         amounts = amounts_of(request, request.members.min)
         path = list(leaf.path())
         if any(
-            amounts[name] > room
+            amounts.get(name, 0.0) > most
             for stand in path
-            for name, room in self.room.get(stand.name, {}).items()
-            if name in amounts
+            if (left := self.room.get(stand.name))
+            for name, most in left.items()
         ):
             return
         for stand in path:
