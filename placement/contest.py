@@ -1,9 +1,9 @@
 """Which run time orders the queue: a contest of the terms of the area on the queue's own last weeks.
 
 Every week the jobs submitted in the last two are played through the plan once for each term, on a count of GPUs, with
-the forecasts that were issued at their submission. The term with the least mean wait serves the next week, if it beats
-the serving one by a margin. Only outcomes known by then count; a job that still runs counts with its age. Until the
-first contest users' limits serve where most jobs have one, else GPUs alone.
+the forecasts that were issued at their submission. The term with the least mean wait serves the next week, if it also
+won the contest before and beats the serving one by a margin. Only outcomes known by then count; a job that still runs
+counts with its age. At first users' limits serve where most jobs have one, else GPUs alone.
 """
 
 from collections.abc import Sequence
@@ -44,6 +44,7 @@ class TermContest:
     _jobs: dict[int, Issued] = field(default_factory=dict)
     _due_s: float | None = None
     _limited: int = 0
+    _won: RunTerm | None = None
 
     @property
     def term(self) -> RunTerm:
@@ -78,7 +79,9 @@ class TermContest:
         before = self.term
         waits = {term: self._mean_wait(term, played) for term in RUN_TERMS}
         best = min(RUN_TERMS, key=lambda term: waits[term])
-        self.serving = best if waits[best] < (1 - MARGIN) * waits[before] else before
+        wins = waits[best] < (1 - MARGIN) * waits[before]
+        self.serving = best if wins and best == self._won else before
+        self._won = best
         self.log.append((now_s, self.serving, waits))
         return self.serving != before
 

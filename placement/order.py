@@ -31,9 +31,9 @@ class Order:
 
     name: OrderName = "fifo"
     max_wait_s: float = DAY_S
-    run_term: RunTerm = "forecast"
+    run_term: RunTerm = "limit"
 
-    def key(self, gpus: int, forecast_s: float | None, limit_s: float | None) -> float:
+    def key(self, gpus: float, forecast_s: float | None, limit_s: float | None) -> float:
         """What requests of one priority are sorted by before their arrival.
 
         >>> Order("shortest", run_term="limit").key(8, 60.0, 3600.0)
@@ -48,7 +48,7 @@ class Order:
         return self.max_wait_s if tolerated_wait_s is None else min(self.max_wait_s, tolerated_wait_s)
 
 
-def area(term: RunTerm, gpus: int, forecast_s: float | None, limit_s: float | None) -> float:
+def area(term: RunTerm, gpus: float, forecast_s: float | None, limit_s: float | None) -> float:
     """GPU-seconds by a term; the limit where nothing is forecast, a day where there is no limit either.
 
     >>> area("one", 8, 60.0, None), area("forecast", 8, None, None)

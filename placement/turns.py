@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from placement.charges import LeafUse
+from placement.order import Order
 from placement.standing import QueueStanding, amounts_of
 from placement.timeline import RunTimeQuantiles
 from placement.tree import ANY, QueueNode, QueueTree, Window
 from placement.view import ClusterView
 
+SHORTEST = Order("shortest", run_term="limit")  # no forecast has won a contest here
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
 
 
@@ -97,11 +99,13 @@ class TreeTurns:
         return self.standing.in_order(queue, self.key)
 
     def key(self, entry: Any, queue: QueueNode) -> tuple[Any, ...]:
-        """An entry's place in its leaf: who is overdue, then the higher priority, then the longer wait."""
+        """An entry's place in its leaf: who is overdue, then the higher priority, the least area, the longer wait."""
         request = entry.request
         if self.now_ms >= self.due_ms(entry, queue):
             return 0, 0, entry.queued_ms, request.request_id
-        return 1, -self.tree.priority_of(request), entry.queued_ms, request.request_id
+        gpus = request.members.desired * request.gpus_per_node * request.milli / WHOLE_GPU
+        area = SHORTEST.key(gpus, None, request.limit_s) if queue.order == "shortest" else 0.0
+        return 1, -self.tree.priority_of(request), area, entry.queued_ms, request.request_id
 
     def due_ms(self, entry: Any, queue: QueueNode) -> float:
         """From when on it goes before all of its queue: its longest wait, or its latest start for the deadline."""

@@ -1,5 +1,6 @@
 """Laws of the order within a leaf, played on a count of GPUs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,9 @@ def contest_of(forecast_is_right: bool) -> TermContest:
         contest.ended(job, now_s := now_s + run_s)
     contest.settle(0.0)
     contest.settle(PERIOD_S + now_s)
+    assert contest.term == "limit"  # to win once is not enough
+    contest._jobs = {job: replace(one, submit_s=one.submit_s + PERIOD_S) for job, one in contest._jobs.items()}
+    contest.settle(2 * PERIOD_S + now_s)
     return contest
 
 

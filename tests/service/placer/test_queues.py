@@ -272,7 +272,7 @@ def test_the_ladder_says_who_is_before_it_and_what_is_short(world: QueueWorld) -
         world.wait(f"b{number}", "b")
     world.pass_()
     world.beat(60_000, jobs={"old": range(16)})
-    world.wait("a0", "a", gang=16)
+    world.wait("a0", "a", gang=16, priority=1)
     world.wait("a1", "a")
     world.pass_()
     why = world.ask("GET", "/queue/a1/why")

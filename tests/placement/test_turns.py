@@ -1,0 +1,55 @@
+"""The order within a queue of the tree, in the plan."""
+
+import pytest
+
+from fleet.requests import PlacementRequest
+from placement.options import Options
+from placement.queue import Waiting, plan
+from placement.queues_file import read_queues
+from placement.timeline import RunTimeQuantiles
+from placement.turns import TreeTurns
+
+NOW_MS = 1_700_000_000_000
+UNKNOWN = RunTimeQuantiles({})
+
+
+def entry(name: str, gpus: int, limit_s: float | None, waited_s: float = 60.0, priority: int = 0) -> Waiting:
+    request = PlacementRequest(request_id=name, queue="a", gpus_per_node=gpus, limit_s=limit_s, priority=priority)
+    return Waiting(request, NOW_MS - round(1000 * waited_s))
+
+
+WIDE = entry("wide", 8, 60.0, waited_s=90.0)
+LONG = entry("long", 1, 9000.0, waited_s=80.0)
+SMALL = entry("small", 2, 60.0)
+QUEUE = [WIDE, LONG, SMALL]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("shortest", ["small", "wide", "long"]), ("fifo", ["wide", "long", "small"])],
+)
+def test_a_queue_is_ordered_as_its_file_says(make_view, order: str, expected: list[str]) -> None:
+    tree = read_queues(f'[queue.a]\norder = "{order}"\n')
+    turns = TreeTurns(tree, {}, make_view({"r01": [8]}), UNKNOWN, NOW_MS)
+    assert [row.request.request_id for row in turns.in_order(QUEUE)] == expected
+
+
+def test_a_higher_priority_and_who_is_overdue_go_before_the_least_area(make_view) -> None:
+    view = make_view({"r01": [8]})
+    turns = TreeTurns(read_queues("[queue.a]\nmax_wait_h = 1\n"), {}, view, UNKNOWN, NOW_MS)
+    overdue, urgent = entry("overdue", 8, 9e5, waited_s=3600.0), entry("urgent", 8, 9e5, priority=1)
+    queue = [SMALL, urgent, overdue]
+    assert [row.request.request_id for row in turns.in_order(queue)] == ["overdue", "urgent", "small"]
+
+
+def test_without_a_limit_a_request_counts_as_a_day_long(make_view) -> None:
+    turns = TreeTurns(read_queues("[queue.a]\n"), {}, make_view({"r01": [8]}), UNKNOWN, NOW_MS)
+    queue = [entry("unknown", 1, None), entry("long", 1, 86_399.0)]
+    assert [row.request.request_id for row in turns.in_order(queue)] == ["long", "unknown"]
+
+
+def test_the_plan_places_the_least_area_first(make_view) -> None:
+    view = make_view({"r01": [2]})
+    turns = TreeTurns(read_queues("[queue.a]\n"), {}, view, UNKNOWN, NOW_MS)
+    placed = plan(QUEUE, view, {}, UNKNOWN, Options(now_ms=NOW_MS), turns).placed
+    assert [row.request.request_id for row, _ in placed] == ["small"]
