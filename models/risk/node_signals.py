@@ -20,25 +20,30 @@ FROZEN_S = 180.0
 STOLEN, SHORT = 0.015, 0.2  # shares of time: of its CPUs by a host's other guests; in which a task waits for memory
 STOLEN_RATIO = 4.0  # times what the fleet's nodes lose: where all guests share their hosts, that is usual
 SCRAPE_EASES_S, SCRAPE_LEARNS_S = 14_400.0, 300.0  # of the usual time of a scrape: upwards; at first and downwards
+HOST_CHANGES = ("memory_available_bytes", "cpu_idle_share", "net_rx_bytes_per_s")  # with nearly every page of a host
 MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """(node,) seconds without a word from a node's GPUs and its ports, NaN where nothing ever came. They count up to
-    our last look (the node's own samples tell): when we are late, nobody is silent."""
+    """(node,) seconds without a word from a node's GPUs, its ports and its host, NaN where nothing ever came. They
+    count up to our last look (the node's own samples tell): when we are late, nobody is silent."""
 
     gpu_s: Array
     port_s: Array
+    host_s: Array  # since a value of the host changed last
 
     @classmethod
     def of(cls, gpu: FeatureColumns, port: FeatureColumns, node: FeatureColumns) -> "Quiet":
         looked_s = np.nan_to_num(node["age_s"])
-        return cls(*(np.maximum(newest_s(part, node.rows) - looked_s, 0.0) for part in (gpu, port)))
+        changed_ms = np.max([node.since(name) for name in HOST_CHANGES], axis=0)
+        host_s = np.where(changed_ms > 0, (node.now_ms - changed_ms) / 1000, np.nan)
+        newest = (*(newest_s(part, node.rows) for part in (gpu, port)), host_s)
+        return cls(*(np.maximum(age_s - looked_s, 0.0) for age_s in newest))
 
     @property
     def any_s(self) -> Array:
-        return np.fmin(self.gpu_s, self.port_s)
+        return np.fmin(np.fmin(self.gpu_s, self.port_s), self.host_s)
 
 
 def newest_s(columns: FeatureColumns, nodes: int) -> Array:
@@ -126,7 +131,8 @@ def node_silent(view: NodeView) -> Detection:
 @sees("exporter_silent")
 def exporter_silent(view: NodeView) -> Detection:
     gpu_s = view.quiet.gpu_s
-    on = (gpu_s >= EXPORTER_SILENT_S) & ~view.silent & (view.quiet.port_s < NODE_SILENT_S)
+    others_s = np.fmin(view.quiet.port_s, view.quiet.host_s)
+    on = (gpu_s >= EXPORTER_SILENT_S) & ~view.silent & (others_s < NODE_SILENT_S)
     return Detection.of(on, gpu_s, since=view.ago(gpu_s))
 
 

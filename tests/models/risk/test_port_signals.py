@@ -135,6 +135,19 @@ def test_a_node_is_silent_after_four_scrapes_in_vain(small_fleet: Small) -> None
     assert ages == [61.0]
 
 
+def test_a_host_that_goes_on_telling_is_not_silent_where_no_port_is_told(small_fleet: Small) -> None:
+    fleet = small_fleet(4, ports=False)
+    fleet.tick()
+    fleet.node["scrape_up"][1] = 0.0
+    fleet.node_since["memory_available_bytes"] = np.zeros(4, np.int64)
+    flagged = []
+    for age_s, host_s in ((61.0, 5.0), (91.0, 5.0), (121.0, 61.0)):
+        fleet.gpu["age_s"][8:16] = age_s
+        fleet.node_since["memory_available_bytes"][:] = fleet.now_ms + 15_000 - round(host_s * 1000)
+        flagged.append(fleet.flagged(fleet.tick()))
+    assert flagged == [[], [], ["n002"]]
+
+
 def rates(fleet: SmallFleet, row: int, last: float, mean: float) -> None:
     for name in ("rx_bytes_per_s", "tx_bytes_per_s"):
         fleet.port[name][row], fleet.port[f"{name}_mean_2m"][row] = last, mean
