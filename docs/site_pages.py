@@ -22,6 +22,8 @@ ADDED = {
     "training/RESULTS.md": "results-forecasts.md",
     "dashboards/runbooks.md": "runbooks.md",
     "dashboards/console.png": "console.png",
+    "training/curves/straggler-magnitude.svg": "straggler-magnitude.svg",
+    "training/curves/straggler-interval.svg": "straggler-interval.svg",
 }
 REMOTE_WORKER = "https://unpkg.com/iframe-worker/shim"
 LOCAL_WORKER = "assets/offline_worker.js"
