@@ -48,6 +48,8 @@ def starts(
 ) -> None:
     """Simulate the demo's queue without its telemetry, and say how often start times held: a JSON line a seed.
 
+    Jobs are the Venus trace's where FLEETCAST_DATA has it, for every seed alike; else the generator's.
+
     Example:  fleetcast simulate starts --seeds 5
     """
     import asyncio
@@ -66,7 +68,8 @@ def starts(
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.live(hours * 3600))
-        typer.echo(json.dumps({"seed": one, "hours": hours, "record": msgspec.to_builtins(record)}))
+        told = {"seed": one, "hours": hours, "jobs": fleet.jobs, "record": msgspec.to_builtins(record)}
+        typer.echo(json.dumps(told))
 
 
 @app.command("cluster")

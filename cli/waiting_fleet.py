@@ -37,12 +37,16 @@ CALLER = "simulation"
 
 
 class WaitingFleet:
-    """133 nodes of eight GPUs with the jobs of one seed, our pipeline and our placer, in one thread."""
+    """133 nodes of eight GPUs with the jobs of one seed, our pipeline and our placer, in one thread.
+
+    jobs: where they come from, in words.
+    """
 
     def __init__(self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec) -> None:
         spec.write_topology(folder / "topology.toml")
         topology = load_topology(folder / "topology.toml")
         replay = fast_forward(trace, topology, weeks=WEEKS)
+        self.jobs = trace.note
         config, self._seed, self._gpus = Config(state=str(folder)), seed, spec.gpus
         self.clock = ManualClock(replay.start_ms)
         self._pipeline = Pipeline(config, self.clock, topology, lambda _: [MemorySource()])

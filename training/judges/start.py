@@ -6,6 +6,8 @@ without limits, with medians of the train folder: "group"). Sets whose jobs hard
 Ours plays the same policy forward from the whole queue on `PATHS` paths, with run times of jobs that had ended by then.
 How such forecasts turned out so far makes quantiles of the middle path; the end of the train folder serves to learn
 that. Jobs that come later are not played.
+
+Numbers are of the whole test span, and of its rolling windows by the time of submission.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +23,17 @@ from training.fits.run_pools import Key, RunPools, spread
 from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
 from training.judges.wait_ratios import WaitRatios
 from training.reports.results import ResultRow, Results, interval
+from training.reports.window_rows import rows_of
 from training.sets.job_sets import HistoryJobs as History
 from training.sets.job_sets import JobHistory, read_job_sets
+from training.windows import rolling_windows, window_at
 
 DAY_S = 86_400
 SETTLE_S, TRIED_S = (
     7 * DAY_S,
     21 * DAY_S,
 )  # fill the queue, then forecast for calibration, before the train folder's end
-LONGEST_S = 60 * DAY_S  # of a test span
+LONGEST_S = 92 * DAY_S  # of a test span: three months
 JUDGED, TRIED = 100, 50  # jobs that wait: about so many, and at most so many
 CANDIDATES = 4  # times as many are looked at: those that must wait count
 WAITS_S, LONG_S, WITHIN_S = 60, 600, 600
@@ -43,6 +47,7 @@ BLOCK = 10
 
 Say = Callable[[str], None]
 Ints = NDArray[np.int64]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Scene:
     capacity: int
     planned_by: str
     history: History
+    judged_s: float  # the train folder's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,7 @@ def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene |
         capacity=capacity,
         planned_by="limit" if limited else "group",
         history=part,
+        judged_s=one.train_end_s,
     )
 
 
@@ -265,23 +272,39 @@ class QueuePlayer:
 
 
 def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: int) -> None:
-    actual = np.array([row.actual_s for row in rows])
-    ours = np.array([row.ours_s for row in rows])
-    planned = np.array([row.planned_s for row in rows])
-    longer = actual > LONG_S
-    for method, point, bound in (("ours", ours[:, 1], ours[:, 2]), (scene.planned_by, planned, planned)):
-        model = _model(method, scene)
-        near = (np.abs(point - actual) <= WITHIN_S)[longer].astype(float)
-        metrics = {
-            "within_10min": (near, None),
-            "bound_90_correct": ((actual <= bound).astype(float), None),
-            "bound_90_width": (bound, actual),
-        }
-        for metric, (top, below) in metrics.items():
-            value, low, high = interval(top.tolist(), None if below is None else below.tolist(), block=BLOCK, seed=seed)
-            fields: dict[str, Any] = {"value": value, "low": low, "high": high, "n": len(top)}
-            results.rows.append(ResultRow(scene.dataset, "start", "all", None, method, model, metric, **fields))
+    issued_s = scene.jobs.submit_s[[row.job for row in rows]]
+    rolling = rolling_windows(scene.judged_s, float(issued_s.max()) + 1)
+    within = window_at(rolling, issued_s)
+    for method in ("ours", scene.planned_by):
+        for metric, (top, below) in _scores(rows, method).items():
+            results.rows.append(_row(scene, method, metric, top, below, seed))
+            for number, window in enumerate(rolling):
+                own = within == number
+                if own.any():
+                    row = _row(scene, method, metric, top[own], None if below is None else below[own], seed)
+                    results.windows += rows_of(window, [row])
     results.predictions += [_predicted(scene, rows)]
+
+
+def _scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
+    """metric -> (job,) numerator and denominator (None: one each); NaN does not count."""
+    actual = np.array([row.actual_s for row in rows])
+    point, bound = np.array(
+        [row.ours_s[1:] if method == "ours" else (row.planned_s, row.planned_s) for row in rows], np.float64
+    ).T
+    near = np.where(actual > LONG_S, np.abs(point - actual) <= WITHIN_S, np.nan)
+    return {
+        "within_10min": (near, None),
+        "bound_90_correct": ((actual <= bound).astype(float), None),
+        "bound_90_width": (bound, actual),
+    }
+
+
+def _row(scene: Scene, method: str, metric: str, top: Array, below: Array | None, seed: int) -> ResultRow:
+    divisor = None if below is None else below.tolist()
+    value, low, high = interval(top.tolist(), divisor, block=BLOCK, seed=seed)
+    fields: dict[str, Any] = {"value": value, "low": low, "high": high, "n": int(np.isfinite(top).sum())}
+    return ResultRow(scene.dataset, "start", "all", None, method, _model(method, scene), metric, **fields)
 
 
 def _model(method: str, scene: Scene) -> str:

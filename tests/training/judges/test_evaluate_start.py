@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,11 @@ def test_ours_is_nearer_than_the_limits_and_its_bound_holds(split) -> None:
     assert value["ours", "within_10min"] > value["limit", "within_10min"]
     assert value["ours", "bound_90_correct"] > 0.7
     assert value["ours", "bound_90_width"] < value["limit", "bound_90_width"]
+    correct = [row for row in results.windows if (row.method, row.metric) == ("ours", "bound_90_correct")]
+    assert correct[0].begin_ms <= SPLIT_S * 1000
+    assert all(one.end_ms == other.begin_ms for one, other in pairwise(correct))
+    pooled = sum(row.value * row.n for row in correct) / sum(row.n for row in correct)
+    assert pooled == pytest.approx(value["ours", "bound_90_correct"])
     (columns,) = results.predictions
     assert len({len(column) for column in columns.values()}) == 1
     assert set(columns) == {*CONTRACT, "job", "issued_ms"}
