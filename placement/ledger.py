@@ -213,6 +213,12 @@ class Ledger(LedgerFile):
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
+    def newest_requests(self, limit: int) -> list[PlacementRequest]:
+        """Requests that were decided last, the oldest of them first."""
+        rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
+        with self.readable():
+            return [_decode_request(self._unchanged_decision(row)[2]) for row in reversed(rows)]
+
     # -- intents
 
     def _hold(self, request: PlacementRequest, decision: Decision, now_ms: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
+from placement.shapes import ShapeDemand
 from placement.view import ClusterView
 
 
@@ -19,6 +20,7 @@ class Options:
     notable_risk: float = 0.1  # a node above it that is passed over is worth a word
     now_ms: int = 0
     intent_expires_s: float = 300.0
+    demand: ShapeDemand | None = None  # of the newest requests; None: too few are known to pack for
     filters: tuple[tuple[str, "Filter"], ...] = ()  # the name becomes the reason of a rejection
     scorers: tuple[tuple[str, "Scorer"], ...] = ()  # the name becomes the key in `Decision.parts`
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.shapes import MemberShape, ShapeDemand
+from fleet.requests import PlacementRequest
+from placement.shapes import MemberShape, ShapeDemand, member_shape
 from placement.slots import WHOLE
+from placement.view import ClusterView
 
 BIN = 40.0  # thousandths of a GPU
 
@@ -75,10 +77,8 @@ def ways(shape: MemberShape, milli: Slots) -> Ways:
         after = milli[at].astype(np.int64)
         after[np.arange(len(at)), slot] -= shape.milli
         return Ways(at, slot, after)
-    enough = milli >= WHOLE
-    at = np.flatnonzero(np.count_nonzero(enough, axis=1) >= shape.gpus)
-    first = enough[at] & (np.cumsum(enough[at], axis=1) <= shape.gpus)
-    return Ways(at, np.full(len(at), -1), np.where(first, 0, milli[at]).astype(np.int64))
+    at = np.flatnonzero(np.count_nonzero(milli >= WHOLE, axis=1) >= shape.gpus)
+    return Ways(at, np.full(len(at), -1), taken(milli[at], np.full(len(at), shape.gpus)))
 
 
 def binned(growth: Floats) -> Floats:
@@ -98,3 +98,38 @@ def best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
     slot = np.full(nodes, -1, np.int64)
     slot[taken.at[equal]] = taken.slot[equal]  # of several the one written last stays, the first
     return best, slot
+
+
+class PotentialGrowth:
+    """The growth of the potential where members of one request are placed on candidates: the rows of a view."""
+
+    def __init__(self, request: PlacementRequest, view: ClusterView, demand: ShapeDemand, rows: Ints) -> None:
+        self._demand, self._shape = demand, member_shape(request)
+        self._milli, self._cpus = view.milli[rows], view.free_cpus[rows]
+        self._model = view.inventory.gpu_model[rows].astype(np.int64)
+        self._before = potential(demand, self._milli, self._cpus, self._model)
+
+    def fit(self, at: Ints, members: Ints) -> Floats:
+        """(k,) in [0, 1], higher where it grows less, in whole bins: half where it stays. at: (k,) candidates.
+
+        Of several parts on one node the first stands for all.
+        """
+        shape = self._shape
+        if 0 < shape.milli < WHOLE:
+            found = ways(shape, self._milli[at])
+            good, _ = best_slots(found, self._good(at[found.at], found.milli, np.ones(len(found.at))), len(at))
+            good = np.where(np.isfinite(good), good * members, 0.0)
+        else:
+            good = self._good(at, taken(self._milli[at], shape.gpus * members), members.astype(np.float64))
+        return np.asarray(1 / (1 + np.exp(-good * BIN / WHOLE)))
+
+    def _good(self, at: Ints, milli: Ints, members: Floats) -> Floats:
+        cpus = self._cpus[at] - members * self._shape.cpus
+        return binned(potential(self._demand, milli, cpus, self._model[at]) - self._before[at])
+
+
+def taken(milli: Slots, gpus: Ints) -> Ints:
+    """(k, g) what is left when the first so many whole GPUs of each node are taken."""
+    enough = milli >= WHOLE
+    first = enough & (np.cumsum(enough, axis=1) <= gpus[:, None])
+    return np.where(first, 0, milli).astype(np.int64)

@@ -4,7 +4,8 @@ risk     chance that nothing interrupts the gang: the product of (1 - p_fail) ov
          domains and rails with two or more of them add (fleet/shared_domains.py)
 slow     chance that no node slows down (a gang runs at the pace of its slowest member); a hot node starts slow
 fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng et
-         al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely
+         al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely; where
+         the newest requests are known, how little the potential grows over them (placement/potential.py)
 packing  how near the members are to each other: the level of the domain and the number of nodes
 quiet    only for heavy host I/O: the node's other GPUs are idle (they share PCIe and disks)
 """
@@ -19,6 +20,7 @@ from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from fleet.topology import Level
 from placement.filters import Screen
 from placement.options import Options, known_risk
+from placement.potential import PotentialGrowth
 from placement.slots import WHOLE
 from placement.view import ClusterView
 
@@ -97,6 +99,7 @@ class NodeScores:
         self.room = screened.room[rows]
         self.free = screened.free_gpus[rows]
         self.parts = parts_free(view, request.milli)[rows]
+        self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
         self.advice = view.advice[rows]
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.horizon_s = run_s(request, view)
@@ -127,10 +130,16 @@ class NodeScores:
         return {
             "risk": np.exp(span * self.survives),
             "slow": np.exp(span * self.keeps_pace),
-            "fit": node_fit(self.free, self.whole(hosted, self.parts), self.gpus),
+            "fit": self.fit(np.arange(len(self.rows)), hosted),
             "packing": hosted / size,
             **self.extra,
         }
+
+    def fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(k,) how little usable room so many members break on the candidates `at`."""
+        if self.growth is not None:
+            return self.growth.fit(at, members)
+        return node_fit(self.free[at], self.whole(members, self.parts[at]), self.gpus[at])
 
     def whole(self, members: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """(k,) GPUs that are wholly free now and are not with so many members; parts: (k,) that need none."""
@@ -150,7 +159,7 @@ class NodeScores:
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
         span = -(-size // max(1, int(self.room.max(initial=1))))
-        node = node_fit(self.free[at], self.whole(take, self.parts[at]), self.gpus[at])
+        node = self.fit(at, take)
         return {
             "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.shared_risk(at, domain, n)),
             "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.requests import PlacementRequest
 from placement.slots import WHOLE
 
-COMMON = 0.95  # the rarest shapes, one request in twenty, are left out of a demand
+COMMON = 0.99  # the rarest shapes, one request in a hundred, are left out of a demand
 MOST_SHAPES = 128
 
 
@@ -41,14 +42,16 @@ class ShapeDemand:
     cpus_per_gpu: float  # what one GPU of this demand wants of them; 0: nothing is known of CPUs
 
 
-def demand_of(members: Mapping[MemberShape, float], models: Iterable[str]) -> ShapeDemand | None:
+def demand_of(
+    members: Mapping[MemberShape, float], models: Iterable[str], common: float = COMMON
+) -> ShapeDemand | None:
     """The commonest shapes of `members` (shape → how many) on GPUs of `models`; None where none needs a GPU."""
     total = sum(members.values())
     wanted = sum(shape.gpus * shape.milli * count for shape, count in members.items()) / WHOLE
     cpus = sum(shape.cpus * count for shape, count in members.items() if shape.gpus)
     kept, seen = [], 0.0
     for shape, count in sorted(members.items(), key=lambda item: (-item[1], repr(item[0])))[:MOST_SHAPES]:
-        if seen >= COMMON * total:
+        if seen >= common * total:
             break
         kept.append((shape, count))
         seen += count
@@ -66,6 +69,12 @@ def demand_of(members: Mapping[MemberShape, float], models: Iterable[str]) -> Sh
         level_of=level_of,
         cpus_per_gpu=cpus / wanted,
     )
+
+
+def member_shape(request: PlacementRequest) -> MemberShape:
+    """What one member of a request is to the machines."""
+    milli = request.milli if request.gpus_per_node else 0
+    return MemberShape(request.gpus_per_node, milli, float(request.cpus or 0), tuple(sorted(request.models)))
 
 
 class RecentShapes:

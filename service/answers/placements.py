@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fleet.requests import Decision, Gang
+from placement.fragmentation import PoolFragments
 from placement.ledger_chain import ChainHead
 from placement.reservation import FreeWindow, Held, JobRelease
 from placement.start_time import RoomForecast
@@ -52,6 +53,14 @@ class Queue(msgspec.Struct):
     releases: Sequence[JobRelease] = ()
     room: RoomForecast | None = None
     record: StartTimesRecord = msgspec.field(default_factory=lambda: StartTimesRecord(0))
+
+
+class Fragmentation(msgspec.Struct):
+    """requests: how many of the newest ones the demand is made of."""
+
+    as_of_ms: int
+    requests: int
+    pools: Sequence[PoolFragments]
 
 
 class Settled(msgspec.Struct):

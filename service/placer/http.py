@@ -1,6 +1,7 @@
 """The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems as they are."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import FleetcastError, UnknownEntity
+from fleet.errors import FleetcastError, StaleError, UnknownEntity
 from fleet.requests import PlacementRequest
+from placement.fragmentation import fragmentation
 from placement.ledger import Committed, LedgerError
-from service.answers.placements import PlacerHealth
+from service.answers.placements import Fragmentation, PlacerHealth
 from service.api.routes.table import CALLER, JSON, Handler, Param, Query, Row, encode, routes_of
 from service.http.access import Access, Scope
 from service.http.body_budget import BodyBudget
@@ -99,6 +101,12 @@ async def queue(request: Request, context: PlacerContext, query: Query) -> Respo
     return answer(await asyncio.to_thread(encode, body), headers=NOW)
 
 
+async def fragments(request: Request, context: PlacerContext, query: Query) -> Response:
+    view, options = context.service.observed().view, context.service.options()
+    body = Fragmentation(view.as_of_ms, len(context.service.demand), fragmentation(view, options))
+    return answer(encode(body), headers=NOW)
+
+
 async def estimate(request: Request, context: PlacerContext, query: Query) -> Response:
     wanted = decode(await read_raw(request, MAX_BODY_BYTES))
     return answer(encode(await context.starts.estimate(wanted)), headers=NOW)
@@ -127,6 +135,8 @@ async def health(request: Request, context: PlacerContext, query: Query) -> Resp
 
 async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.active_intents()))
+    with contextlib.suppress(StaleError):
+        context.metrics.tell_fragments(fragmentation(context.service.observed().view, context.service.options()))
     return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -150,6 +160,7 @@ ROWS = (
     _row("POST", "/queue", enqueue, Scope.PLACE),
     _row("GET", "/queue", queue, Scope.READ),
     _row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),
+    _row("GET", "/fragmentation", fragments, Scope.READ),
     _row("POST", "/estimate", estimate, Scope.READ),
     _row("GET", "/audit", audit, Scope.ADMIN, (_after(None), LIMIT, Param("request_id", str, "rows of this request"))),
     _row("GET", "/metrics", metrics, Scope.READ),

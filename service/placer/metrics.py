@@ -1,6 +1,10 @@
 """The placer's own Prometheus metrics."""
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from placement.fragmentation import PoolFragments
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -44,9 +48,32 @@ class PlacerMetrics:
         self.start_scored = Gauge(
             "fleetcast_start_scored_requests", "Requests that this coverage is of.", registry=self.registry
         )
+        self.fragments = Gauge(
+            "fleetcast_fragmentation_gpus",
+            "GPUs that are free, that the present demand cannot use (lost), and that lack CPUs (stranded).",
+            ["pool", "kind"],
+            registry=self.registry,
+        )
+        self.largest_gang = Gauge(
+            "fleetcast_largest_gang_gpus",
+            "GPUs of the largest gang that fits now into one domain of a level.",
+            ["pool", "level"],
+            registry=self.registry,
+        )
         self.refused_requests = Counter(
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )
+
+    def tell_fragments(self, pools: Sequence[PoolFragments]) -> None:
+        """What is free in pieces; pools that are gone lose their series."""
+        self.fragments.clear()
+        self.largest_gang.clear()
+        for row in pools:
+            for kind, gpus in (("free", row.free_gpus), ("lost", row.lost_gpus), ("stranded", row.stranded_gpus)):
+                if gpus is not None:
+                    self.fragments.labels(row.pool, kind).set(gpus)
+            for level, most in row.largest_gang.items():
+                self.largest_gang.labels(row.pool, level).set(most)
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request, if it is a problem."""

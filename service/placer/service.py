@@ -31,6 +31,7 @@ from service.placer.metrics import PlacerMetrics
 from service.placer.queue_pass import QueuePass
 from service.placer.queue_rows import NOT_LOOKED_AT, queue_row
 from service.placer.queues import ServedQueues
+from service.placer.recent_demand import RecentDemand
 from service.placer.state_watch import StateWatch
 from service.placer.view import Observed, ViewDecoder, settled, with_intents
 from service.plugins import load
@@ -53,6 +54,7 @@ class PlacementService:
         self.reader = BoardReader(config.board)
         self.filters = load_functions("placer.filters", config.placer.filters)
         self.scorers = load_functions("placer.scorers", config.placer.scorers)
+        self.demand = RecentDemand(ledger)
         self._watch = ClockWatch(clock)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._expiry = Expiry(config.inbox)
@@ -162,6 +164,7 @@ class PlacementService:
             max_risk=self.config.placer.max_risk,
             now_ms=self.clock.now_ms(),
             intent_expires_s=self.config.placer.intent_expires_s,
+            demand=self.demand.known(self._observed[1].view.inventory.gpu_models) if self._observed else None,
             filters=cast(tuple[tuple[str, Filter], ...], self.filters),
             scorers=cast(tuple[tuple[str, Scorer], ...], self.scorers),
         )
@@ -268,8 +271,7 @@ class PlacementService:
     def _refuse_if_started(self, request_id: str) -> None:
         """ConflictError where a start was acknowledged that no board knows of yet: its GPUs are in use."""
         intent = next(row for row in self.ledger.active_intents() if row.request_id == request_id)
-        types = self._expiry.acknowledged(intent, self.board)
-        if not types <= WAITING:
+        if not self._expiry.acknowledged(intent, self.board) <= WAITING:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
     def _note(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.potential import Ways, best_slots, binned, ways
-from placement.shapes import MemberShape, RecentShapes, ShapeDemand, demand_of
+from placement.shapes import COMMON, MemberShape, RecentShapes, ShapeDemand, demand_of
 from placement.slots import WHOLE
 from training.sets.packing_sets import Machines, PodKind, PodList
 
@@ -136,8 +136,11 @@ def first_best(good: Floats) -> int:
 class ByGrowth:
     """Least growth of a measure (the potential, or a part of it) over a demand; `learns`: from what arrives."""
 
-    def __init__(self, fleet: PackedFleet, measure: Measure, demand: RecentShapes, learns: bool) -> None:
+    def __init__(
+        self, fleet: PackedFleet, measure: Measure, demand: RecentShapes, learns: bool, common: float = COMMON
+    ) -> None:
         self._fleet, self._measure, self._recent, self._learns = fleet, measure, demand, learns
+        self._common = common
         self._demand: ShapeDemand | None = None
         self._now = np.zeros(len(fleet.cpus))
         self._upto = self._next = 0
@@ -145,7 +148,7 @@ class ByGrowth:
     def begin(self, arrived: int, shape: MemberShape) -> bool:
         due = arrived == self._next
         if due:
-            self._demand = demand_of(self._recent.counted(), self._fleet.machines.models)
+            self._demand = demand_of(self._recent.counted(), self._fleet.machines.models, self._common)
             self._now = self._of(np.arange(len(self._now)))
             self._next = arrived + min(max(arrived, SOON), LATE) if self._learns else -1
         else:

@@ -36,6 +36,7 @@ Say = Callable[[str], None]
 
 LOAD = 1.3
 WINDOW = 2000  # arrivals that ours remembers
+POPULAR = 0.95  # of the list: its commonest shapes, which published FGD looks at
 BEFORE = 200  # of them, at first, of other lists
 
 
@@ -65,7 +66,7 @@ def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Po
     """What is compared, by method."""
     return {
         "ours": lambda fleet: ByGrowth(fleet, potential, _seen_before(one.before, seed), True),
-        "fgd": lambda fleet: ByGrowth(fleet, fragmented, _whole_list(one.pods), False),
+        "fgd": lambda fleet: ByGrowth(fleet, fragmented, _whole_list(one.pods), False, POPULAR),
         "best_fit": lambda fleet: ByScore(fleet, best_fit),
         "dot_prod": lambda fleet: ByScore(fleet, dot_product),
         "packing": lambda fleet: ByScore(fleet, packing),

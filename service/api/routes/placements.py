@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from fleet.errors import SourceError
 from fleet.requests import Decision, PlacementRequest
-from service.answers.placements import Audit, Placements, Queue, Settled
+from service.answers.placements import Audit, Fragmentation, Placements, Queue, Settled
 from service.api.placer_link import Forwarded, PlacerLink
 from service.api.routes.context import Context
 from service.api.routes.table import Query, Row
@@ -121,6 +121,14 @@ QUEUED = {
     "start_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
     "ignored": ["queue", "tenant"],
 }
+FRAGMENTS: dict[str, Any] = {
+    "pool": "train",
+    "free_gpus": 40.5,
+    "lost_gpus": 11.25,
+    "stranded_gpus": 2.5,
+    "largest_gang": {"node": 8, "nvlink_domain": 8, "rack": 24, "rail_group": 40, "block": 40, "cluster": 40}
+    | {"anywhere": 40},
+}
 AS_OF = {"as_of_ms": 1760000000000}
 AUDIT = {
     "audit_id": 17,
@@ -193,6 +201,13 @@ ROWS = (
         "Leave the queue",
         answer=Settled,
         example={"request_id": "train-43-1", "state": "withdrawn", "sentence": "withdrawn from the queue"},
+    ),
+    _row(
+        "GET",
+        "/v1/fragmentation",
+        "Free GPUs that the present demand cannot use, and the largest gang that fits now, by pool",
+        answer=Fragmentation,
+        example={**AS_OF, "requests": 2000, "pools": [FRAGMENTS]},
     ),
     _row(
         "GET",

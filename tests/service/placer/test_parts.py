@@ -57,3 +57,22 @@ def test_nonsense_is_refused_with_its_field(world: World, body: dict[str, object
         response = world.ask("POST", door, {"request_id": "a", **body})
         assert response.status_code == 422
         assert [row["field"] for row in response.json()["errors"]] == [field]
+
+
+def test_fragments_are_of_the_newest_requests_and_survive_a_restart(world: World) -> None:
+    before = world.ask("GET", "/fragmentation").json()
+    assert (before["requests"], before["pools"][0]["free_gpus"], before["pools"][0]["lost_gpus"]) == (0, 128.0, None)
+    world.place("part", gpu_share=250)
+    for number in range(60):
+        world.place(f"p{number}", gpus_per_node=8, gpu_model="A100")
+    for _ in range(2):
+        page = world.ask("GET", "/fragmentation").json()
+        (row,) = page["pools"]
+        assert page["requests"] >= 50
+        assert (row["pool"], row["free_gpus"]) == ("train", 127.75)
+        assert row["lost_gpus"] > 125, "nearly all want a model that nobody has"
+        assert (row["largest_gang"]["node"], row["largest_gang"]["rack"]) == (8, 64)
+        text = world.ask("GET", "/metrics").text
+        assert 'fleetcast_largest_gang_gpus{level="node",pool="train"} 8.0' in text
+        assert 'fleetcast_fragmentation_gpus{kind="free",pool="train"} 127.75' in text
+        world.restart()

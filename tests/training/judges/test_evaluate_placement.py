@@ -131,7 +131,7 @@ def test_fragments_are_what_the_demand_cannot_use() -> None:
 def test_a_demand_without_gpus_says_nothing_and_rare_shapes_are_left_out() -> None:
     assert demand_of({}, []) is None
     assert demand_of({MemberShape(0, 0, 4.0): 3}, ["T4"]) is None
-    common = {MemberShape(gpus): 100 - gpus for gpus in (1, 2)}
+    common = {MemberShape(gpus): 1000 - gpus for gpus in (1, 2)}
     demand = demand_of({**common, MemberShape(8): 1}, ["T4"])
     assert demand is not None
     assert demand.gpus.tolist() == [1, 2]

@@ -1,0 +1,55 @@
+"""Fragmentation: free GPUs that the present demand cannot use, and the largest gang that fits now, by pool."""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from fleet.nodes import NodeState
+from fleet.requests import PlacementRequest
+from placement.filters import screen
+from placement.fit import room_at
+from placement.options import Options
+from placement.potential import fragmented, stranded
+from placement.scorers import LEVELS
+from placement.slots import WHOLE
+from placement.view import ClusterView
+
+ANYWHERE = "anywhere"
+
+
+class PoolFragments(msgspec.Struct, frozen=True):
+    """free_gpus: in service, parts included. lost_gpus: those that a random request of the demand cannot use;
+    stranded_gpus: those with too few free CPUs beside them; null: too few requests are known. largest_gang: level →
+    GPUs of the largest that fits now."""
+
+    pool: str
+    free_gpus: float
+    lost_gpus: float | None
+    stranded_gpus: float | None
+    largest_gang: dict[str, int]
+
+
+def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
+    """A row a pool, by name."""
+    return list(_rows(view, options))
+
+
+def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
+    for code, pool in sorted(enumerate(view.inventory.pools), key=lambda item: item[1]):
+        rows = np.flatnonzero((view.inventory.pool == code) & (view.state == NodeState.IN_SERVICE))
+        milli, lost, idle = view.milli[rows], None, None
+        if options.demand is not None:
+            cpus, model = view.free_cpus[rows], view.inventory.gpu_model[rows].astype(np.int64)
+            lost = round(float(fragmented(options.demand, milli, cpus, model).sum()) / WHOLE, 3)
+            idle = round(float(stranded(options.demand, milli, cpus).sum()) / WHOLE, 3)
+        free = int(milli.sum(dtype=np.int64)) / WHOLE
+        yield PoolFragments(pool, free, lost, idle, _largest(pool, view, options))
+
+
+def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
+    """level → whole free GPUs of its best domain, on nodes that a request would be given."""
+    screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
+    rows = np.flatnonzero(screened.passes)
+    found = {level or ANYWHERE: room_at(level, view.topology, rows, screened.room[rows]).most for level in LEVELS}
+    return {str(level): gpus for level, gpus in found.items()}

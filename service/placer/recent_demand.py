@@ -1,0 +1,39 @@
+"""The shapes of the newest requests, which placements pack for."""
+
+from placement.ledger import Ledger
+from placement.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
+
+KEPT = 2000  # requests that are remembered
+FEWEST = 50  # below it nothing is packed for
+SOON, LATE = 10, 500  # changes of the ledger until it is made anew: a quarter of the requests, within these
+
+
+class RecentDemand:
+    """What the ledger remembers of them: those that were decided, and those that wait."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._known: ShapeDemand | None = None
+        self._models: tuple[str, ...] = ()
+        self._next = 0  # the ledger's version from which on it is made anew
+        self._requests = 0
+
+    def __len__(self) -> int:
+        """Requests that the demand is made of."""
+        return self._requests
+
+    def known(self, models: tuple[str, ...]) -> ShapeDemand | None:
+        """The demand on GPUs of these models; None while too few requests are known."""
+        if self._ledger.version >= self._next or models != self._models:
+            self._models = models
+            self._known = self._made()
+            self._next = self._ledger.version + min(max(self._requests // 4, SOON), LATE)
+        return self._known
+
+    def _made(self) -> ShapeDemand | None:
+        recent = RecentShapes(KEPT)
+        waiting = [entry.request for entry in self._ledger.queued()]
+        for request in (*self._ledger.newest_requests(KEPT), *waiting[:KEPT]):
+            recent.add(member_shape(request), request.members.desired)
+        self._requests = len(recent)
+        return demand_of(recent.counted(), self._models) if self._requests >= FEWEST else None
