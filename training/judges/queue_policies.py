@@ -62,7 +62,7 @@ class SeenRuns:
 def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:
     """What a job is like, the most telling first: user, GPUs and limit, then fewer of these."""
     users = {name: number for number, name in enumerate(dict.fromkeys(trace.user))}
-    rows = []
+    rows: list[tuple[Key, ...]] = []
     for user, gpus, limit in zip(trace.user, trace.gpus, trace.limit_s, strict=True):
         who, size, asked = users[user], int(gpus), int(limit or 0)
         rows.append(((0, who, size, asked), (1, who, size), (2, who, asked), (3, size, asked), (4, size), (5,)))
