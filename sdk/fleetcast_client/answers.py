@@ -366,10 +366,13 @@ class Charges(TypedDict, total=False):
     currency: str
 
 
-class Rank(TypedDict):
+class Rank(TypedDict, total=False):
+    """gpu_share: thousandths of its one GPU, absent where it has whole ones."""
+
     rank: int
     node: str
     gpus: list[int]
+    gpu_share: int
 
 
 class Decision(TypedDict, total=False):
