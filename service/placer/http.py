@@ -73,6 +73,8 @@ async def place(request: Request, context: PlacerContext, query: Query) -> Respo
 
 async def enqueue(request: Request, context: PlacerContext, query: Query) -> Response:
     wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    if why_full := context.service.queues.full(wanted):
+        raise Problem(429, "queue_full", why_full, headers={"retry-after": "60"})
     reply = context.service.enqueue(wanted, caller_of(request, wanted))
     context.queue_changed()
     return answer(reply, 202)

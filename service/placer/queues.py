@@ -9,7 +9,8 @@ from placement.ledger import Ledger
 from placement.queue import ONE_LINE
 from placement.standing import QueueStanding
 from placement.tree import ANY, QueueTree
-from placement.turns import QueueTurns, TreeTurns, capacity_of
+from placement.turns import QueueTurns, TreeTurns, capacity_of, is_below
+from placement.words import count_of
 from service.board.board import Board
 from service.placer.charging import Charging, leaf_name
 from service.placer.queue_file import QueueFile
@@ -95,6 +96,20 @@ class ServedQueues:
         if why := QueueStanding(self.tree, {}, {}).never(request):
             raise RequestError(f"{why}: it could wait for ever", "gang")
         return leaf
+
+    def full(self, request: PlacementRequest) -> str:
+        """Why no more may wait in its queue; "" where one may, or where it waits or was decided already."""
+        if self.tree is None or self.ledger.find(request.request_id) is not None:
+            return ""
+        leaf = self.tree.leaf_of(request)
+        for node in self.tree.path(leaf):
+            if node.max_waiting is not None:
+                waiting = [self.tree.known_leaf(entry.request) for entry in self.ledger.queued()]
+                count = sum(not node.name or is_below(name, node.name) for name in waiting)
+                if count >= node.max_waiting:
+                    said = f"{count_of(count, 'request')} waiting, at most {node.max_waiting:,}"
+                    return f"queue {node.name!r} has {said}: ask again when some have started"
+        return ""
 
     def gone(self, request: PlacementRequest) -> str:
         """Why a request cannot wait on: its queue has gone from the file; "" where it has not."""

@@ -13,6 +13,8 @@ from tests.service.placer_world import NOW_MS, World
 
 HOUR_MS = 3_600_000
 FILE = """
+[policy]
+order = "fifo"
 [queue.a]
 weight = 40
 [queue.b]
@@ -333,3 +335,29 @@ def test_credits_are_kept_to_the_same_bytes_over_a_restart(tmp_path: Path) -> No
     assert 0.9 < banked / (0.5 * (64 + 56) * 3600) < 1.0
     assert "protect nobody" in before["notes"][0]
     world.close()
+
+
+def test_shortest_goes_by_gpus_times_limit_and_fifo_by_arrival(world: QueueWorld) -> None:
+    world.beat(jobs={"old": range(16)})
+    world.wait("wide", "a", gang=4, limit_s=600)
+    world.beat()
+    world.wait("long", "a", limit_s=6000)
+    world.beat()
+    world.wait("short", "a", limit_s=600)
+    world.pass_()
+    assert world.order() == ["wide", "long", "short"]
+    world.rewrite(FILE.replace("fifo", "shortest"))
+    world.beat()
+    world.pass_()
+    assert world.order() == ["short", "wide", "long"]
+
+
+def test_a_queue_takes_no_more_than_may_wait(world: QueueWorld) -> None:
+    world.rewrite("[queue.a]\nmax_waiting = 1\n[queue.b]\n")
+    world.beat(jobs={"old": range(16)})
+    world.pass_()
+    world.wait("a0", "a")
+    full = world.wait("a1", "a", 429)
+    assert "queue 'a' has 1 request waiting, at most 1" in full["detail"]
+    assert world.wait("a0", "a")["outcome"] == "queued"
+    world.wait("b0", "b")
