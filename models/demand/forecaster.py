@@ -21,10 +21,9 @@ from models.demand import contest as demand_contest
 from models.demand.contest import Contest
 from models.demand.gate import are_whole
 from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
-from models.demand.largest import Largest
 from models.demand.naive import FORECASTERS, forward_filled
 from models.demand.rows import DemandRow
-from models.demand.theta import Theta
+from models.demand.smoothers import smoothers
 from models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -42,7 +41,6 @@ OLD_MS = 3_600_000
 ISSUED_KEPT = 10  # forecasts, one a bin: a good hour and a half
 DRAWN_BINS = 144
 DRAWN_SERIES = 300
-MOST_SMOOTHED = 32  # series of a target that Theta forecasts
 FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95))
 LEVEL_TARGETS = ("running", "wanted")
 FAR_SHARE, FAR_GPUS = 0.25, 8.0  # from its level: a forecast of a minute or ten is nearer
@@ -116,10 +114,10 @@ class DemandForecaster(Stateful):
         shadows: Sequence[Forecaster] = (),
     ) -> None:
         self._forecasters = {
-            MINUTES: FORECASTERS,
-            POOLS: (*FORECASTERS, Largest(Theta(), MOST_SMOOTHED), *challengers, *shadows),
-            GROUPS: (*FORECASTERS, *sparse),
-        }
+            MINUTES: (),
+            POOLS: (*challengers, *shadows),
+            GROUPS: tuple(sparse),
+        }  # beside the built-in ones
         self._shadows = tuple(shadow.name for shadow in shadows)
         self._contests: dict[tuple[str, str], Contest] = {}  # target, which
         self._series: dict[tuple[SeriesKey, str], ForecastSeries] = {}
@@ -130,7 +128,7 @@ class DemandForecaster(Stateful):
 
     @property
     def forecasters(self) -> tuple[Forecaster, ...]:
-        """Every forecaster of its contests, once."""
+        """Every forecaster that it was given, once."""
         return tuple({id(one): one for which in self._forecasters.values() for one in which}.values())
 
     @property
@@ -153,7 +151,8 @@ class DemandForecaster(Stateful):
             steps = [horizon_s // bin_s for horizon_s in horizons_s]
             origin_bins = ORIGIN_BINS[which]
             shadows = self._shadows if which == POOLS else ()
-            made = Contest(self._forecasters[which], steps, bin_s, origin_bins, shadows)
+            built_in = FORECASTERS if which == MINUTES else (*FORECASTERS, *smoothers(target))
+            made = Contest((*built_in, *self._forecasters[which]), steps, bin_s, origin_bins, shadows)
             self._contests[target, which] = made
         return self._contests[target, which]
 

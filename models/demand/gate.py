@@ -8,7 +8,8 @@ Issued forecasts wait for their outcome. Then the gate scores each candidate as 
     candidates = the forecasters, and the mean of their quantiles by weights that follow outcomes
     served     = per series and lead the candidate with the lowest loss over four weeks of those that beat persistence:
                  a forecaster by 3 % and by more than chance, the mean, which hedges, by 1.5 % and one standard error;
-                 and that have not fallen behind it lately (Page's test, 1954). Else persistence, the first name
+                 and that have not fallen behind it lately (Page's test, 1954), nor lie much farther from it than where
+                 they have been right. Else persistence, the first name
 
 A candidate must win at the lead itself; how sure that is may be told by its band (up to an hour, up to six, longer).
 
@@ -49,9 +50,11 @@ WIN, WIN_MEAN = 0.97, 0.985
 SURE_T, SURE_T_MEAN = 2.0, 1.0
 FEWEST_ORIGINS, FEW_ORIGINS = 3.0, 5.0  # a gain must be 1 + FEW_ORIGINS / origins times as sure
 MOST_SAID, MOST_LENT = 2.0, 3.0  # what the other series together add to a t, and to a standing
-MOST_BEHIND = 6.0  # in persistence's usual errors; who is farther behind does not serve
+MOST_BEHIND = 4.0  # in persistence's usual errors; who is farther behind does not serve
+MOST_APART = 1.5  # times the farthest from persistence that a candidate was right: beyond it, its record says nothing
 BASELINES = ("persistence", "seasonal_naive")
 LEVELS = np.array(QUANTILES)
+MEDIAN = QUANTILES.index(0.5)
 LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
 
 
@@ -123,6 +126,7 @@ class Gate:
         self._start = np.where(self._shadow[:-1], 0.0, start)
         self._standing = np.zeros((len(names), *shape))  # log of what a weight has gained
         self._behind = np.zeros((candidates, *shape))  # persistence lately, in its usual errors
+        self._apart = np.zeros((candidates, *shape))  # the farthest from persistence that it was right, older ones less
         self._stamp = -1
         self._pending: dict[int, list[Pending]] = {}
 
@@ -181,7 +185,8 @@ class Gate:
         """Switch a forecaster to another version: its record becomes persistence's. The mean keeps its own, as its
         weights follow outcomes whoever forecasts."""
         at = self.names.index(name)
-        self._standing[at], self._behind[at] = self._standing[0], self._behind[0]
+        for table in (self._standing, self._behind, self._apart):
+            table[at] = table[0]
         self._losses[:, at] = self._losses[:, 0]
         self.tracker.offset[at] = self.tracker.offset[0]
         for row in (row for rows in self._pending.values() for row in rows):
@@ -218,12 +223,21 @@ class Gate:
     def _fall_behind(self, at: int, losses: Array, known: NDArray[np.bool_]) -> None:
         """Page's test: how far each candidate has lost to persistence since it was last level. losses: (candidate,
         series)."""
-        lost = _in_units(losses - losses[0], self.tracker.size[at], -np.inf) / np.sqrt(self.tracker.overlap[at])
+        lost = _in_units(losses - losses[0], self.tracker.size[at], -np.inf, 2 * MOST_BEHIND)
+        lost /= np.sqrt(self.tracker.overlap[at])
         moved = (self._behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
         self._behind[:, at] = np.where(known, moved, self._behind[:, at])
 
+    def _note_apart(self, at: int, raw: Array, losses: Array, known: NDArray[np.bool_]) -> None:
+        """Note how far from persistence each candidate was right. losses: (candidate, series)."""
+        right = np.where(losses <= losses[0], _apart(raw), 0.0)
+        kept = self._apart[:, at] * 0.5 ** (1 / (self.tracker.overlap[at] * WEIGHT_HALF))
+        self._apart[:, at] = np.where(known, np.maximum(kept, right), self._apart[:, at])
+
     def _serve(self, candidates: Array) -> Served:
-        chosen = np.where(self._held_back(), np.inf, self._earned).argmin(axis=0)
+        few = FEW_ORIGINS * self.tracker.overlap[:, None] / np.maximum(self.tracker.seen, 1.0)
+        beyond = _apart(candidates) > MOST_APART * (1 + few) * self._apart
+        chosen = np.where(self._held_back() | beyond, np.inf, self._earned).argmin(axis=0)
         values = self._bounded(self.tracker.apply(candidates, chosen))
         values = np.where(np.isfinite(values), values, self._bounded(candidates[0]))
         return Served(values, np.array(self.names)[chosen])
@@ -262,6 +276,7 @@ class Gate:
         self._hits[slot, at] += (served[LOW_80] <= outcome) & (outcome <= served[HIGH_80]) & known
         self._counts[slot, at] += known
         self._fall_behind(at, losses[:-1], known)
+        self._note_apart(at, raw, losses[:-1], known)
         self.tracker.learn(at, raw, outcome, known)
         self._weigh(at, raw, outcome, known)
 
@@ -318,14 +333,16 @@ class Gate:
             "earned": self._earned,
             "standing": self._standing,
             "behind": self._behind,
+            "apart": self._apart,
             "offset": tracker.offset,
             "seen": tracker.seen,
             "size": tracker.size,
         }
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-        """The inverse of `dump`; series may come and go. With other forecasters it takes nothing: False."""
-        if about["names"] != list(self.names) or about["steps"] != list(self.steps):
+        """The inverse of `dump`; series may come and go. Of other forecasters, or an older layout, it takes nothing:
+        False."""
+        if about["names"] != list(self.names) or about["steps"] != list(self.steps) or "apart" not in arrays:
             return False
         old = {name: n for n, name in enumerate(about["series"])}
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
@@ -356,7 +373,12 @@ def are_whole(values: Array) -> NDArray[np.bool_]:
     return np.asarray((values == np.rint(values)) | np.isnan(values))
 
 
-def _in_units(values: Array, size: Array, least: float = -MOST_REGRET) -> Array:
-    """(..., series) in units of size, from `least` to MOST_REGRET of them: where the size is 0, all is much."""
-    units = np.divide(values, size, out=np.sign(values) * MOST_REGRET, where=size > 0)
-    return np.nan_to_num(units, posinf=np.inf, neginf=-np.inf).clip(least, MOST_REGRET)
+def _apart(raw: Array) -> Array:
+    """(candidate, quantile, ...) -> (candidate, ...) how far each median is from persistence's."""
+    return np.abs(raw[:, MEDIAN] - raw[0, MEDIAN])
+
+
+def _in_units(values: Array, size: Array, least: float = -MOST_REGRET, most: float = MOST_REGRET) -> Array:
+    """(..., series) in units of size, from `least` to `most` of them: where the size is 0, all is much."""
+    units = np.divide(values, size, out=np.sign(values) * most, where=size > 0)
+    return np.nan_to_num(units, posinf=np.inf, neginf=-np.inf).clip(least, most)

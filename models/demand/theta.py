@@ -84,14 +84,20 @@ def smoothed(values: Array, factor: float) -> Array:
 
 
 def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
-    """(series, bin) of the smoothed level whose errors at this lead were the smallest within the window."""
+    """(series, bin) of the smoothed level whose errors at this lead were the smallest within the window.
+
+    All levels are known at the same bins, so that sums of errors compare as their means do."""
+    known = np.isfinite(plain) & np.isfinite(shifted(levels[-1], step))
     best = levels[-1].copy()
     least = np.full_like(best, np.inf)
+    any_known = _window_sum(known.astype(np.float64), window) > 0
     for level in levels:
-        cost = rolling_mean(np.abs(plain - shifted(level, step)), window)
-        cost = np.where(np.isfinite(cost), cost, np.inf)
-        better = cost < least
-        best[better], least[better] = level[better], cost[better]
+        errors = np.zeros_like(plain)
+        np.subtract(plain[:, step:], level[:, :-step], out=errors[:, step:], where=known[:, step:])
+        cost = _window_sum(np.abs(errors, out=errors), window)
+        better = any_known & (cost < least)
+        np.copyto(best, level, where=better)
+        np.copyto(least, cost, where=better)
     return best
 
 
@@ -115,6 +121,7 @@ def slope(values: Array, window: int) -> Array:
 
 
 def _window_sum(values: Array, window: int) -> Array:
-    sums = np.concatenate([np.zeros((len(values), 1)), values.cumsum(axis=1)], axis=1)
-    first = np.maximum(np.arange(1, sums.shape[1]) - window, 0)
-    return np.asarray(sums[:, 1:] - sums[:, first])
+    sums = values.cumsum(axis=1)
+    found = sums.copy()
+    found[:, window:] -= sums[:, :-window]
+    return found

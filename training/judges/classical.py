@@ -1,4 +1,4 @@
-"""Classical baselines of demand: ETS, MSTL and AutoReg of statsmodels, and the rolling median of some hours.
+"""Classical baselines of demand: ETS, MSTL and AutoReg of statsmodels.
 
 statsmodels fits one series at a time, in seconds, so each is fitted once a week on the four weeks before, and forecasts
 every bin of the week by the fitted equations:
@@ -32,7 +32,6 @@ Bins = NDArray[np.intp]
 HOUR_S, WEEK_S = 3600, 7 * DAY_S
 FIT_S, FEWEST_S = 4 * WEEK_S, 3 * DAY_S
 LAGS_S = (600, 1200, 1800, 3600, 21_600, DAY_S)
-MEDIAN_S = 4 * HOUR_S
 ITERATIONS = 50
 FAILURES = (ValueError, ArithmeticError, IndexError, np.linalg.LinAlgError, Warning)
 SINGULAR = "The design matrix is rank-deficient"  # then statsmodels' weights are any that fit
@@ -224,27 +223,3 @@ def _within(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) 
 
 
 METHODS: dict[str, Method] = {"ets": ets, "mstl": mstl, "autoreg": autoreg}
-
-
-class RollingMedian:
-    """The median of some hours: what noisy arrivals are told by."""
-
-    name = "rolling_median"
-
-    def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
-        def median(panel: Panel, filled: Array, step: int) -> Array:
-            return rolling_median(filled, max(1, MEDIAN_S // panel.bin_s))
-
-        return forecast_by_errors(panel, origins, steps, median)
-
-
-def rolling_median(values: Array, window: int) -> Array:
-    """(series, bin) of the last `window` bins; NaN until there are as many.
-
-    >>> rolling_median(np.array([[1.0, 9.0, 2.0, 3.0]]), 3).tolist()
-    [[nan, nan, 2.0, 3.0]]
-    """
-    found = np.full_like(values, np.nan)
-    if values.shape[1] >= window:
-        found[:, window - 1 :] = np.median(np.lib.stride_tricks.sliding_window_view(values, window, axis=1), axis=2)
-    return found

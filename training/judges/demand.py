@@ -10,8 +10,8 @@ trees are fitted anew before each window and the gate runs on. The first fit for
 nothing. Series that the train folder has not are never fitted on, nor is a set without a train part: it is judged
 after some history of its own (`sets/demand_sets.py`), by trees that were fitted on the others.
 
-Baselines: the naive ones, Theta, of arrivals the rolling median, and three of statsmodels (`classical.py`). Where one
-cannot forecast, persistence stands in for it, which is told as `stood_in`.
+Baselines: the naive ones, Theta, the rolling median, and three of statsmodels (`classical.py`). Where one cannot
+forecast, persistence stands in for it, which is told as `stood_in`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.demand.boosting import Settings
-from models.demand.features import FLOW_TARGETS
 from models.demand.gate import Gate, Served, are_whole
 from models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
+from models.demand.smoothers import RollingMedian, smoothers
 from models.demand.sparse import Sparse
-from models.demand.theta import Theta
 from models.demand.trees import DemandTrees
 from models.forecast import QUANTILES, Forecaster, Panel
-from training.judges.classical import METHODS, Method, Refitted, RollingMedian
+from training.judges.classical import METHODS, Method, Refitted
 from training.judges.demand_metrics import JudgedForecasts, judge, judge_windows
 from training.reports.results import ResultRow, Results
 from training.sets.demand_sets import DemandSet, read_panels
@@ -221,7 +220,7 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
     warm, judged = warm_origins(one, seed), judged_origins(one, seed)
-    plain: list[Forecaster] = [*FORECASTERS, Theta(), Sparse()]
+    plain: list[Forecaster] = [*FORECASTERS, *smoothers(panel.target), Sparse()]
     origins = np.concatenate([warm, judged])
     raw = [forecaster.forecast(panel, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
@@ -236,8 +235,7 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
             values[:, :, number - len(warm)] = served.values
             model[:, number - len(warm)] = served.model
     methods = {name: table[names.index(name)][:, :, len(warm) :] for name in BASELINES}
-    usual = () if panel.target not in FLOW_TARGETS or "rolling_median" in names else (RollingMedian(),)
-    for forecaster in (*usual, *further):
+    for forecaster in (RollingMedian(), *further):
         methods[forecaster.name] = forecaster.forecast(panel, judged, steps)
     told = {name: np.maximum(rows, 0.0) for name, rows in methods.items()}
     return JudgedForecasts(one.dataset, panel, judged, steps, {"ours": values, **told}, model, seasonal_scale(one))

@@ -8,7 +8,7 @@ from statsmodels.tsa.seasonal import MSTL
 
 from fleetcast_checks import check_forecaster
 from models.forecast import Panel
-from training.judges.classical import METHODS, Refitted, RollingMedian, SeriesSpan, autoreg, ets, mstl
+from training.judges.classical import METHODS, Refitted, SeriesSpan, autoreg, ets, mstl
 
 DAY, HOUR = 144, 6
 
@@ -67,12 +67,6 @@ def test_within_an_hour_forecasts_begin_at_the_last_value(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_they_keep_the_contract_and_see_nothing_that_comes_later(name: str) -> None:
     check_forecaster(lambda: Refitted(name, METHODS[name], 1800))
-
-
-def test_the_rolling_median_keeps_the_contract_and_bears_spikes() -> None:
-    check_forecaster(RollingMedian)
-    spiky = np.where(np.arange(9 * DAY) % 7 == 0, 900.0, 3.0)
-    assert (RollingMedian().forecast(panel(spiky, "arriving"), np.arange(8 * DAY, 9 * DAY), (1,))[3] <= 3.0).all()
 
 
 def test_each_week_is_fitted_on_the_weeks_before_it() -> None:

@@ -1,0 +1,48 @@
+"""Forecasters that smooth a series: Theta, and for what arrives the rolling median of some hours.
+
+Each costs a pass over the whole history, so in a large fleet the largest series alone have them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.demand.features import FLOW_TARGETS
+from models.demand.largest import Largest
+from models.demand.naive import forecast_by_errors, forward_filled
+from models.demand.theta import Theta
+from models.forecast import Forecaster, Panel
+
+Array = NDArray[np.float64]
+
+MEDIAN_S = 4 * 3600
+MOST_SMOOTHED = 32  # series of a panel
+
+
+class RollingMedian:
+    """The median of some hours: what noisy arrivals are told by."""
+
+    name = "rolling_median"
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        medians = rolling_median(forward_filled(panel.values), max(1, MEDIAN_S // panel.bin_s))
+        return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: medians)
+
+
+def rolling_median(values: Array, window: int) -> Array:
+    """(series, bin) of the last `window` bins; NaN until there are as many.
+
+    >>> rolling_median(np.array([[1.0, 9.0, 2.0, 3.0]]), 3).tolist()
+    [[nan, nan, 2.0, 3.0]]
+    """
+    found = np.full_like(values, np.nan)
+    if values.shape[1] >= window:
+        found[:, window - 1 :] = np.median(np.lib.stride_tricks.sliding_window_view(values, window, axis=1), axis=2)
+    return found
+
+
+def smoothers(target: str) -> tuple[Forecaster, ...]:
+    """Those that compete for a target by ten minutes: what is judged is what serves."""
+    theta = Largest(Theta(), MOST_SMOOTHED)
+    return (theta, Largest(RollingMedian(), MOST_SMOOTHED)) if target in FLOW_TARGETS else (theta,)
