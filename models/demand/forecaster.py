@@ -23,7 +23,7 @@ from models.demand.gate import are_whole
 from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
 from models.demand.naive import FORECASTERS, forward_filled
 from models.demand.rows import DemandRow
-from models.demand.smoothers import smoothers
+from models.demand.smoothers import group_smoothers, smoothers
 from models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -151,8 +151,7 @@ class DemandForecaster(Stateful):
             steps = [horizon_s // bin_s for horizon_s in horizons_s]
             origin_bins = ORIGIN_BINS[which]
             shadows = self._shadows if which == POOLS else ()
-            built_in = FORECASTERS if which == MINUTES else (*FORECASTERS, *smoothers(target))
-            made = Contest((*built_in, *self._forecasters[which]), steps, bin_s, origin_bins, shadows)
+            made = Contest((*_built_in(target, which), *self._forecasters[which]), steps, bin_s, origin_bins, shadows)
             self._contests[target, which] = made
         return self._contests[target, which]
 
@@ -320,6 +319,12 @@ class _Forecast:
         """Of ten minutes and more, once any of that has matured."""
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
+
+
+def _built_in(target: str, which: str) -> tuple[Forecaster, ...]:
+    """Those that everybody has. A day of minutes is too short for a smoother."""
+    smoothing = {MINUTES: (), POOLS: smoothers(target), GROUPS: group_smoothers(target)}
+    return (*FORECASTERS, *smoothing[which])
 
 
 def _heard(inputs: Histories) -> NDArray[np.bool_]:

@@ -48,7 +48,7 @@ WEIGHT_HALF = 672.0  # such outcomes after which one counts half: four weeks of 
 MOST_REGRET, LEAST_STANDING = 3.0, -50.0
 WIN, WIN_MEAN = 0.97, 0.985
 SURE_T, SURE_T_MEAN = 2.0, 1.0
-FEWEST_ORIGINS, FEW_ORIGINS = 3.0, 5.0  # a gain must be 1 + FEW_ORIGINS / origins times as sure
+FEWEST_ORIGINS, FEW_ORIGINS = 3.0, 8.0  # a gain must be 1 + FEW_ORIGINS / origins times as sure
 MOST_SAID, MOST_LENT = 2.0, 3.0  # what the other series together add to a t, and to a standing
 MOST_BEHIND = 4.0  # in persistence's usual errors; who is farther behind does not serve
 MOST_APART = 1.5  # times the farthest from persistence that a candidate was right: beyond it, its record says nothing
@@ -375,7 +375,7 @@ def are_whole(values: Array) -> NDArray[np.bool_]:
 
 def _apart(raw: Array) -> Array:
     """(candidate, quantile, ...) -> (candidate, ...) how far each median is from persistence's."""
-    return np.abs(raw[:, MEDIAN] - raw[0, MEDIAN])
+    return np.asarray(np.abs(raw[:, MEDIAN] - raw[0, MEDIAN]))
 
 
 def _in_units(values: Array, size: Array, least: float = -MOST_REGRET, most: float = MOST_REGRET) -> Array:

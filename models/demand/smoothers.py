@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from models.demand.features import FLOW_TARGETS
 from models.demand.largest import Largest
-from models.demand.naive import forecast_by_errors, forward_filled
+from models.demand.naive import day_bins, forecast_by_errors, forward_filled
+from models.demand.sparse import intermittent
 from models.demand.theta import Theta
 from models.forecast import Forecaster, Panel
 
@@ -42,7 +43,25 @@ def rolling_median(values: Array, window: int) -> Array:
     return found
 
 
+class Steady:
+    """`forecaster` where demand is not intermittent: elsewhere `Sparse` says more, and a smoothed level misleads."""
+
+    def __init__(self, forecaster: Forecaster) -> None:
+        self.name = forecaster.name
+        self._forecaster = forecaster
+
+    def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+        found = self._forecaster.forecast(panel, origins, steps)
+        found[:, :, intermittent(panel.values, origins, day_bins(panel.bin_s)).T] = np.nan
+        return found
+
+
 def smoothers(target: str) -> tuple[Forecaster, ...]:
     """Those that compete for a target by ten minutes: what is judged is what serves."""
     theta = Largest(Theta(), MOST_SMOOTHED)
     return (theta, Largest(RollingMedian(), MOST_SMOOTHED)) if target in FLOW_TARGETS else (theta,)
+
+
+def group_smoothers(target: str) -> tuple[Forecaster, ...]:
+    """Those of user groups, which are often intermittent."""
+    return tuple(Steady(one) for one in smoothers(target))

@@ -196,6 +196,30 @@ def test_a_gate_goes_on_after_a_restart_as_if_nothing_had_been():
     assert np.array_equal(rest[origin].values, straight[origin].values)
 
 
+def test_who_is_farther_from_persistence_than_it_was_ever_right_does_not_serve():
+    gate = Gate(["persistence", "oracle"], (1,), ("a",))
+    spread = np.linspace(-1.0, 1.0, len(QUANTILES))
+    levels = np.where(np.arange(900) % 2, 60.0, 40.0)
+
+    def forecasts(level, next_one):
+        return np.stack([level + spread, next_one + spread])[:, :, None, None]
+
+    for bin in range(899):
+        gate.mature(bin, levels[[bin]])
+        gate.issue(bin, forecasts(levels[bin], levels[bin + 1]))
+    gate.mature(899, levels[[899]])
+    assert gate.serve(forecasts(60.0, 40.0)).model[0, 0] == "oracle"
+    assert gate.serve(forecasts(60.0, 31.5)).model[0, 0] == "oracle"
+    assert gate.serve(forecasts(60.0, 10.0)).model[0, 0] == "persistence"
+
+
+def test_a_gate_takes_nothing_of_an_older_layout():
+    _, gate = run(walk(500))
+    about, arrays = gate.dump()
+    del arrays["apart"]
+    assert not Gate(NAMES, STEPS, gate.series).load(about, arrays)
+
+
 def test_series_come_and_go():
     values = np.concatenate([walk(2000), squares(2000)])
     _, gate = run(values)
