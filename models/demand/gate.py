@@ -50,8 +50,9 @@ WIN, WIN_MEAN = 0.97, 0.985
 SURE_T, SURE_T_MEAN = 2.0, 1.0
 FEWEST_ORIGINS, FEW_ORIGINS = 3.0, 8.0  # a gain must be 1 + FEW_ORIGINS / origins times as sure
 MOST_SAID, MOST_LENT = 2.0, 3.0  # what the other series together add to a t, and to a standing
-MOST_BEHIND = 4.0  # in persistence's usual errors; who is farther behind does not serve
+MOST_BEHIND = 6.0  # in persistence's usual errors; who is farther behind does not serve
 MOST_APART = 1.5  # times the farthest from persistence that a candidate was right: beyond it, its record says nothing
+LAST_OUTCOMES = 3  # within which a spike is over
 BASELINES = ("persistence", "seasonal_naive")
 LEVELS = np.array(QUANTILES)
 MEDIAN = QUANTILES.index(0.5)
@@ -127,6 +128,7 @@ class Gate:
         self._standing = np.zeros((len(names), *shape))  # log of what a weight has gained
         self._behind = np.zeros((candidates, *shape))  # persistence lately, in its usual errors
         self._apart = np.zeros((candidates, *shape))  # the farthest from persistence that it was right, older ones less
+        self._last = np.full((LAST_OUTCOMES, len(self.series)), np.nan)
         self._stamp = -1
         self._pending: dict[int, list[Pending]] = {}
 
@@ -147,6 +149,7 @@ class Gate:
         """End a bin: score its forecasts. outcomes: (series,), NaN unknown; one above the ceiling raises it."""
         self.ceiling = np.fmax(self.ceiling, outcomes)
         self.whole = self.whole & are_whole(outcomes)
+        self._last[:] = np.concatenate([self._last[1:], outcomes[None]])
         for row in self._pending.pop(bin, ()):
             self._score(row, outcomes)
         for late in [due for due in self._pending if due < bin]:
@@ -223,21 +226,18 @@ class Gate:
     def _fall_behind(self, at: int, losses: Array, known: NDArray[np.bool_]) -> None:
         """Page's test: how far each candidate has lost to persistence since it was last level. losses: (candidate,
         series)."""
-        lost = _in_units(losses - losses[0], self.tracker.size[at], -np.inf, 2 * MOST_BEHIND)
-        lost /= np.sqrt(self.tracker.overlap[at])
+        lost = _in_units(losses - losses[0], self.tracker.size[at], -np.inf) / np.sqrt(self.tracker.overlap[at])
         moved = (self._behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
         self._behind[:, at] = np.where(known, moved, self._behind[:, at])
 
     def _note_apart(self, at: int, raw: Array, losses: Array, known: NDArray[np.bool_]) -> None:
         """Note how far from persistence each candidate was right. losses: (candidate, series)."""
-        right = np.where(losses <= losses[0], _apart(raw), 0.0)
+        right = np.where(losses <= losses[0], _apart(raw, raw[0, MEDIAN]), 0.0)
         kept = self._apart[:, at] * 0.5 ** (1 / (self.tracker.overlap[at] * WEIGHT_HALF))
         self._apart[:, at] = np.where(known, np.maximum(kept, right), self._apart[:, at])
 
     def _serve(self, candidates: Array) -> Served:
-        few = FEW_ORIGINS * self.tracker.overlap[:, None] / np.maximum(self.tracker.seen, 1.0)
-        beyond = _apart(candidates) > MOST_APART * (1 + few) * self._apart
-        chosen = np.where(self._held_back() | beyond, np.inf, self._earned).argmin(axis=0)
+        chosen = np.where(self._held_back() | self._beyond(candidates), np.inf, self._earned).argmin(axis=0)
         values = self._bounded(self.tracker.apply(candidates, chosen))
         values = np.where(np.isfinite(values), values, self._bounded(candidates[0]))
         return Served(values, np.array(self.names)[chosen])
@@ -247,6 +247,15 @@ class Gate:
         outcomes come later."""
         fell = np.isfinite(self._earned) & (self._behind > MOST_BEHIND)
         return np.asarray(np.logical_or.accumulate(fell, axis=1))
+
+    def _beyond(self, candidates: Array) -> NDArray[np.bool_]:
+        """(candidate, step, series) who is farther from persistence, and from the last outcomes, than its record
+        reaches: a level that has shifted, where a single spike is none."""
+        few = FEW_ORIGINS * self.tracker.overlap[:, None] / np.maximum(self.tracker.seen, 1.0)
+        near = _apart(candidates, candidates[0, MEDIAN])
+        for outcome in self._last:
+            near = np.fmin(near, _apart(candidates, outcome))
+        return np.asarray(near > MOST_APART * (1 + few) * self._apart)
 
     def _bounded(self, values: Array) -> Array:
         """Within what can be: the nearest whole numbers where a series has no others, from 0 to the ceiling.
@@ -334,6 +343,7 @@ class Gate:
             "standing": self._standing,
             "behind": self._behind,
             "apart": self._apart,
+            "last": self._last,
             "offset": tracker.offset,
             "seen": tracker.seen,
             "size": tracker.size,
@@ -373,12 +383,12 @@ def are_whole(values: Array) -> NDArray[np.bool_]:
     return np.asarray((values == np.rint(values)) | np.isnan(values))
 
 
-def _apart(raw: Array) -> Array:
-    """(candidate, quantile, ...) -> (candidate, ...) how far each median is from persistence's."""
-    return np.asarray(np.abs(raw[:, MEDIAN] - raw[0, MEDIAN]))
+def _apart(raw: Array, level: Array) -> Array:
+    """(candidate, quantile, ...) -> (candidate, ...) how far each median is from a level."""
+    return np.asarray(np.abs(raw[:, MEDIAN] - level))
 
 
-def _in_units(values: Array, size: Array, least: float = -MOST_REGRET, most: float = MOST_REGRET) -> Array:
-    """(..., series) in units of size, from `least` to `most` of them: where the size is 0, all is much."""
-    units = np.divide(values, size, out=np.sign(values) * most, where=size > 0)
-    return np.nan_to_num(units, posinf=np.inf, neginf=-np.inf).clip(least, most)
+def _in_units(values: Array, size: Array, least: float = -MOST_REGRET) -> Array:
+    """(..., series) in units of size, from `least` to MOST_REGRET of them: where the size is 0, all is much."""
+    units = np.divide(values, size, out=np.sign(values) * MOST_REGRET, where=size > 0)
+    return np.nan_to_num(units, posinf=np.inf, neginf=-np.inf).clip(least, MOST_REGRET)

@@ -209,8 +209,11 @@ def test_who_is_farther_from_persistence_than_it_was_ever_right_does_not_serve()
         gate.issue(bin, forecasts(levels[bin], levels[bin + 1]))
     gate.mature(899, levels[[899]])
     assert gate.serve(forecasts(60.0, 40.0)).model[0, 0] == "oracle"
-    assert gate.serve(forecasts(60.0, 31.5)).model[0, 0] == "oracle"
-    assert gate.serve(forecasts(60.0, 10.0)).model[0, 0] == "persistence"
+    assert gate.serve(forecasts(90.0, 50.0)).model[0, 0] == "oracle"  # one spike is no shift
+    for bin in (900, 901, 902):
+        gate.mature(bin, np.array([90.0]))
+    assert gate.serve(forecasts(90.0, 62.0)).model[0, 0] == "oracle"
+    assert gate.serve(forecasts(90.0, 50.0)).model[0, 0] == "persistence"
 
 
 def test_a_gate_takes_nothing_of_an_older_layout():
