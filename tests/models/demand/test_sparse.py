@@ -129,5 +129,5 @@ def test_a_desk_serves_small_groups_by_it_and_nothing_else():
         pool, *groups = forecaster.update([told], NOW_MS + minute * 60_000)
     assert not {"sparse"} & set(pool.models)
     for row in groups:
-        assert row.models[HORIZONS_S.index(10_800)] in ("sparse", "mean")
-        assert row.models.count("sparse") >= 2
+        assert row.models[HORIZONS_S.index(21_600)] in ("sparse", "mean")
+        assert row.models.count("sparse") >= 1
