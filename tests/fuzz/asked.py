@@ -59,6 +59,10 @@ LINES = (
 SERIES = [(gpu("DCGM_FI_DEV_POWER_USAGE", index, "n041"), [(T0 + 15_000, 401.5)]) for index in range(4)]
 WRITES = tuple(Raw(packed(message(SERIES))) for message in (message_v1, message_v2))
 PROTOBUF = "application/x-protobuf"
+QUEUES = (
+    Raw(b"[policy]\nhalf_life_h = 24\n\n[queue.a]\nweight = 40\nguaranteed = {gpu = 8}\n\n[queue.b]\nweight = 20\n"),
+    Raw(b'[queue.research]\nweight = 40\n\n[queue."research/nlp"]\nweight = 50\nlimit = {gpu = 16}\n'),
+)
 
 
 def bodies_of(row: Row) -> tuple[Any, ...]:
@@ -74,6 +78,8 @@ def bodies_of(row: Row) -> tuple[Any, ...]:
             return WRITES
         case "/v1/adapters/{name}/{verb}":
             return ({},)
+        case "/v1/queues":
+            return QUEUES
         case "/v1/interference":
             return (row.body_example, {"a": "team/a", "b": "b", "share": "nic"})
         case _:
@@ -81,7 +87,7 @@ def bodies_of(row: Row) -> tuple[Any, ...]:
 
 
 PLACER = tuple(
-    Known("placer", method, path, None, PLACEMENTS if method == "POST" else ())
+    Known("placer", method, path, None, {"POST": PLACEMENTS, "PUT": QUEUES}.get(method, ()))
     for method, path in (
         *(
             ("POST", "/placements"),
@@ -90,7 +96,8 @@ PLACER = tuple(
             ("DELETE", "/placements/{name}"),
         ),
         *(("POST", "/queue"), ("GET", "/queue"), ("DELETE", "/queue/{name}"), ("POST", "/estimate"), ("GET", "/audit")),
-        *(("GET", "/metrics"), ("GET", "/healthz"), ("GET", "/nowhere")),
+        *(("GET", "/queue/{name}/why"), ("GET", "/queues"), ("PUT", "/queues"), ("GET", "/charges")),
+        *(("GET", "/fragmentation"), ("GET", "/metrics"), ("GET", "/healthz"), ("GET", "/nowhere")),
     )
 )
 ODD_PATHS = (
@@ -107,10 +114,13 @@ ODD_PATHS = (
 )
 
 
+TELLING = ("POST", "PUT")
+
+
 def routes() -> tuple[Known, ...]:
     """Every route of both applications, those that take something in more often, and paths that are none."""
     api = tuple(
-        Known("api", row.method, row.path, row.params, bodies_of(row) if row.method == "POST" else (), row.takes[0])
+        Known("api", row.method, row.path, row.params, bodies_of(row) if row.method in TELLING else (), row.takes[0])
         for row in ROWS
     )
     taking = [known for known in (*api, *PLACER) if known.bodies]
@@ -191,6 +201,7 @@ KINDS = (
 HEADERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("content-length", ("0", "5", "-1", "9" * 30, "abc", "2097152", "\u00b2")),
     ("if-none-match", ("*", '"a"', 'W/"a"', '"', "a" * 5000, '"a","b"')),
+    ("if-match", ("*", '"0"', "0", "\xff", "a" * 5000)),
     ("accept", ("*/*", "text/html", "application/openmetrics-text; version=1.0.0", ";q=", "\xff")),
     ("accept-encoding", ("gzip", "identity;q=0", "*;q=x", "\x00")),
     ("host", ("localhost", "127.0.0.1:8080", "example.org", "", "[::1", "\xff", "a" * 3000, "localhost:99999999")),
@@ -213,6 +224,8 @@ def _headers(rng: Random, known: Known, is_wrong: bool) -> list[tuple[bytes, byt
     if known.bodies:
         kind = rng.choice(KINDS) if is_wrong and rng.random() < 0.4 else known.content_type
         told.append((b"content-type", kind.encode("latin-1")))
+    if known.method == "PUT":
+        told.append((b"if-match", rng.choice((b"*", b'"0"'))))
     for _ in range(rng.randint(1, 3) if is_wrong else 0):
         name, values = rng.choice(HEADERS)
         told.append((name.encode(), rng.choice(values).encode("latin-1")))
