@@ -22,6 +22,7 @@ from placement.options import Options
 from placement.queue import Waiting, plan
 from placement.timeline import RunTimeQuantiles
 from placement.view import ClusterView
+from service.answers.jobs import RunningJobRow
 from service.board.board import BoardWriter, Section
 from service.pipeline.publish import topology_sections
 
@@ -122,7 +123,7 @@ def board_sections(view: ClusterView) -> list[Section]:
         "occupancy": encode({"position": 0, "running": [(job, 1) for job in jobs], "ended": []}),
         "durations": encode({"by_gpus": {}, "all": {"p50": 1800, "p90": 86_400, "n": 50}}),
         "jobs.running": encode(
-            [{"job": job, "attempt": 1, "gpus": 8, "started_ms": NOW_MS - 1000 * row} for row, job in enumerate(jobs)]
+            [RunningJobRow(job, 1, GPUS_PER_NODE, NOW_MS - 1000 * row) for row, job in enumerate(jobs)]
         ),
         "meta": encode({"generation": view.generation, "models": {}}),
     }

@@ -90,7 +90,7 @@ class RunningJobRow(msgspec.Struct):
     attempt: int
     gpus: int
     started_ms: int | None
-    queue: str
+    queue: str = ""
     limit_s: float | None = None
     user: str = ""
     class_: str = msgspec.field(default="training", name="class")

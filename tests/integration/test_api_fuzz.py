@@ -25,6 +25,7 @@ CHECKS = (
     "allow_header_conformance",
 )
 CONFIGURATION = f"""
+hooks = "hooks.py"
 [checks]
 enabled = false
 not_a_server_error = {{ enabled = true, expected-statuses = ["2xx", "3xx", "4xx", 501, 503] }}
@@ -32,6 +33,12 @@ not_a_server_error = {{ enabled = true, expected-statuses = ["2xx", "3xx", "4xx"
 [[operations]]  # of a batch, each record is taken or refused by itself, with its index in the answer
 include-tag = "events"
 checks.negative_data_rejection.enabled = false
+"""
+
+HOOKS = """import schemathesis
+@schemathesis.serializer("application/toml")
+def toml(context, value):
+    return str(value).encode(errors="replace")
 """
 
 
@@ -49,6 +56,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFleet]:
 def asked(fleet: SimulatedFleet, folder: Path, *more: str) -> int:
     """How many requests were made, all answered as they should be; else fails with all that schemathesis found."""
     (folder / "schemathesis.toml").write_text(CONFIGURATION, encoding="utf-8")
+    (folder / "hooks.py").write_text(HOOKS, encoding="utf-8")
     document = f"http://127.0.0.1:{fleet.service.port}/openapi.json"
     command = [needed("schemathesis"), "--config-file", "schemathesis.toml", "run", document, "--no-color"]
     command += ["--generation-database", "none", "--seed", "1", "--request-timeout", "10"]
