@@ -300,6 +300,7 @@ def _simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> li
     command += ["--epoch-ms", str(clock.epoch_ms), "--wall-ms", str(clock.wall_ms), "--speed", str(options.speed)]
     command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
     command += ["--story" if options.story else "--no-story"]
+    command += ["--teams"] if options.input == "trace" else []
     command += ["--kafka", options.kafka, "--kafka-topic", _topic(clock)] if options.kafka else []
     return command + (["--faults", str(options.faults)] if options.faults else [])
 
@@ -317,6 +318,7 @@ def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
         Config,
         FleetConfig,
         PipelineConfig,
+        PlacerConfig,
         PluginConfig,
         ScrapeConfig,
         override,
@@ -337,6 +339,8 @@ def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
         sources = (PluginConfig(use="kafka", options=read),)
         pipeline = msgspec.structs.replace(config.pipeline, sources=sources)
         config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
+    if (queues := folder / "queues.toml").exists():
+        config = msgspec.structs.replace(config, placer=PlacerConfig(queues=str(queues)))
     if not topology.exists():
         config = msgspec.structs.replace(config, fleet=FleetConfig(name=config.fleet.name))
     path = folder / "config.toml"

@@ -87,6 +87,7 @@ def cluster(
     story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1)] = 133,
+    teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,
     port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].")] = 0,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
     kafka_topic: Annotated[
@@ -124,6 +125,7 @@ def cluster(
         faults=faults,
         port=port,
         spec=FleetSpec(nodes=nodes),
+        teams=teams,
     )
     _run_cluster(options, kafka, kafka_topic)
 

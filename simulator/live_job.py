@@ -19,7 +19,6 @@ from fleet.events import (
     Submitted,
 )
 from fleet.requests import Gang, PlacementRequest, RankPlacement
-from simulator.replay import POOL
 from simulator.traces import TraceJob
 from simulator.workload import FLOPS_PER_TOKEN_GPU, WorkloadProfile
 
@@ -97,7 +96,7 @@ class LiveJob:
     def _shape(self, gpus_per_node: int) -> dict[str, Any]:
         members, each = self.job.shape(gpus_per_node)
         return {
-            "queue": POOL,
+            "queue": self.job.queue,
             "user": self.job.user,
             "class_": self.job.class_,
             "gang": self.gang or members,

@@ -13,8 +13,6 @@ from fleet.topology import Level, Topology
 from simulator.backfill import BackfilledJob, BackfillQueue, GpuPool
 from simulator.traces import WEEK_MS, JobTrace, TraceJob
 
-POOL = "train"
-
 
 @dataclass(frozen=True, slots=True)
 class OngoingJob:
@@ -117,7 +115,7 @@ def opening_events(
         job=job.job,
         sequence=0,
         time_ms=job.submit_ms,
-        queue=POOL,
+        queue=job.queue,
         user=job.user,
         class_=job.class_,
         gang=members,

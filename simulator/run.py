@@ -1,6 +1,7 @@
 """The simulator's process: fleet (or recorded runs), exporter pages, driver and story, and the run folder.
 
     topology.toml   what the service may read: racks and nodes           targets.txt   exporter URLs, one a line; last
+    queues.toml     the same: how the teams share, if there are teams
     truth.jsonl     faults as they happen; not for the service           story.jsonl   turns of the story
     sim.json        status, replaced every second: jobs, events, pages served, bad lines injected
 
@@ -35,6 +36,7 @@ from simulator.h100 import RecordedFleet, load_recorded_fleet
 from simulator.outbox import Outbox, ProductApi
 from simulator.replay import TraceReplay, fast_forward
 from simulator.story import Story
+from simulator.teams import queues_toml, with_teams
 from simulator.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
 from simulator.truth import append_truth
 from simulator.workload import WorkloadProfile, profile_of
@@ -65,6 +67,7 @@ class SimulationOptions:
     port: int = 0
     spec: FleetSpec = field(default_factory=FleetSpec)
     weeks: int = WEEKS
+    teams: bool = False
 
 
 async def run_simulation(options: SimulationOptions) -> None:
@@ -90,6 +93,9 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         at=options.at,
         seed=options.seed,
     )
+    if options.teams:
+        trace = with_teams(trace)
+        (options.out / "queues.toml").write_text(queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
     replay = fast_forward(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
     logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
     logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)

@@ -16,7 +16,8 @@ from fleet.requests import Gang
 from simulator.driver import Driver
 from simulator.faults import FaultPlan
 from simulator.live_job import LiveJob
-from simulator.traces import TraceJob
+from simulator.teams import URGENT
+from simulator.traces import POOL, TraceJob
 
 BEGINS_S = 20.0  # wall, after the driver went live
 PATIENCE_S = 25.0  # wall, from the injection to the owner's decision
@@ -88,7 +89,9 @@ class Story:
         driver = self.driver
         members = len(hosts(gang))
         each = driver.gpus_per_node
-        job = TraceJob("story-gang", driver.clock.now_ms(), NEXT_RUN_S, members * each, gang.job.user, "training")
+        queue = POOL if gang.job.queue == POOL else URGENT
+        now_ms, gpus = driver.clock.now_ms(), members * each
+        job = TraceJob("story-gang", now_ms, NEXT_RUN_S, gpus, gang.job.user, "training", queue)
         following = LiveJob(job, driver.profile_of(job), NEXT_RUN_S, NEXT_RUN_S, priority=PRIORITY)
         following.gang = Gang(max(1, members // 2), members)
         decision = await driver.submit(following)

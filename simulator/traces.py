@@ -19,6 +19,7 @@ DEFAULT_AT = "2020-05-12T20:25"
 VENUS = Path("jobs") / "venus" / "venus_gpu_jobs.parquet"
 WEEK_MS = 7 * 86_400_000
 HOUR_MS = 3_600_000
+POOL = "train"  # the queue of jobs that no team owns
 LONGEST_RUN_S = 172_800.0  # Venus clamps run times at 48 h; so does the generator
 
 # Shape of Venus in the four weeks before 12 May 2020: shares of job sizes, submissions by hour and by weekday.
@@ -38,6 +39,7 @@ class TraceJob:
     gpus: int
     user: str
     class_: JobClass
+    queue: str = POOL
 
     def shape(self, gpus_per_node: int) -> tuple[int, int]:
         """(members, GPUs of each)."""
@@ -61,6 +63,7 @@ class JobTrace:
     source: str
     note: str
     skipped: int = 0
+    queue: tuple[str, ...] = ()  # (n,), or nothing: all in one
 
     def __len__(self) -> int:
         return len(self.job)
@@ -76,6 +79,7 @@ class JobTrace:
             int(self.gpus[index]),
             self.user[index],
             self.class_[index],
+            self.queue[index] if self.queue else POOL,
         )
 
     def rows(self, mask: NDArray[np.bool_]) -> list[TraceJob]:
@@ -141,6 +145,7 @@ def fit_to_fleet(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace
         gpus=trace.gpus[kept],
         user=tuple(trace.user[row] for row in kept),
         class_=tuple(trace.class_[row] for row in kept),
+        queue=tuple(trace.queue[row] for row in kept) if trace.queue else (),
         skipped=trace.skipped + len(trace) - len(kept),
     )
 

@@ -304,6 +304,7 @@ class QueueState(_Class, total=False):
     lent: dict[str, float]
     share: float
     share_7d: float | None
+    share_days: list[float | None] | None
     decayed_gpu_s: float
     banked_gpu_s: float | None
     waiting: int

@@ -8,9 +8,10 @@ import msgspec
 class QueueState(msgspec.Struct, kw_only=True):
     """A queue, or a user in it. Amounts are GPUs by resource: a model, or `gpu` for any.
 
-    share: of the fleet, by weight, as the order counts it; 0 within the guarantee. lent: what is guaranteed and used by
-    others. decayed, banked: GPU-seconds. wait_s: quantiles of the requests that were placed within seven days.
-    share_7d: of all GPU-seconds that queues of the same parent held within seven days.
+    share: of the fleet, by weight, as the order counts it; 0 within the guarantee. lent: what of its guarantee others
+    hold now. decayed, banked: GPU-seconds. wait_s: quantiles of the requests that were placed within seven days.
+    share_7d: of all GPU-seconds that queues of the same parent held within seven days; share_days: of each day, the
+    oldest first, null where none of them held anything.
     """
 
     queue: str
@@ -26,6 +27,7 @@ class QueueState(msgspec.Struct, kw_only=True):
     lent: dict[str, float] = {}
     share: float = 0.0
     share_7d: float | None = None
+    share_days: Sequence[float | None] | None = None
     decayed_gpu_s: float = 0.0
     banked_gpu_s: float | None = None
     waiting: int = 0

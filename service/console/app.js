@@ -16,6 +16,7 @@ import { Ingestion } from "./ingestion.js";
 import { FleetMap } from "./map.js";
 import * as outlook from "./outlook.js";
 import { Queue } from "./queue.js";
+import { Queues } from "./queues.js";
 import { RiskList } from "./risk.js";
 import { Spikes, Use } from "./spikes.js";
 import { slowJobs, Stragglers } from "./stragglers.js";
@@ -39,6 +40,7 @@ const token = new Token(byId("ask"));
 const acts = {
   open: (name) => openNode(name),
   openJob: (job) => openJob(job),
+  why: (request) => openWhy(request),
   again: () => ["timeline", "drain"].forEach((name) => feed.soon(name)),
   openRack: (name, members) => drawer.openRack(name, members, state.columns),
   select: (job) => map.select(job, rows(state.jobs).find((row) => row.job === job), clock.nowMs()),
@@ -51,6 +53,7 @@ const drawer = new Drawer(acts);
 const risk = new RiskList({ open: acts.open, hover: point, changed: () => feed.soon("risk") });
 const demand = new Demand({ changed: () => ["demand", "record"].forEach((name) => feed.soon(name)) });
 const queue = new Queue(acts);
+const queues = new Queues();
 const stragglers = new Stragglers(acts);
 const decisions = new Decisions();
 const spikes = new Spikes();
@@ -85,6 +88,12 @@ function openJob(job) {
   JOB_PARTS.forEach(([name]) => feed.soon(name));
 }
 
+function openWhy(request) {
+  drawer.openWhy(request);
+  address(`#why=${encodeURIComponent(request)}`);
+  feed.soon("why");
+}
+
 /** Say in the address what is open, so that it can be passed on and Back leads to what was open before. */
 function address(hash) {
   if (location.hash !== hash) history.pushState(null, "", location.pathname + location.search + hash);
@@ -93,9 +102,10 @@ function address(hash) {
 /** Open what the address says: when the page begins, after Back, and when an address is pasted into an open tab. */
 function follow() {
   const asked = new URLSearchParams(location.hash.slice(1));
-  const [node, job] = [asked.get("node"), asked.get("job")];
+  const [node, job, why] = [asked.get("node"), asked.get("job"), asked.get("why")];
   if (node) return node === drawer.node || openNode(node);
   if (job) return job === drawer.job || openJob(job);
+  if (why) return why === drawer.request || openWhy(why);
   drawer.close();
 }
 
@@ -201,6 +211,14 @@ for (const [name, path, part, everyMs] of JOB_PARTS) {
 feed.add({ name: "spikes", everyMs: 4900, path: () => "/spikes", apply: (body) => spikes.update(body, nowOf(body)), failed: note("spikes-foot") });
 feed.add({ name: "use", everyMs: 4900, path: () => "/utilisation", apply: (body) => use.update(body), failed: note("use-foot") });
 feed.add({ name: "queue", everyMs: 1900, path: () => "/queue", apply: (body) => queue.update(body, clock.nowMs(), state.header), failed: note("queue-foot") });
+feed.add({ name: "queues", everyMs: 4900, path: () => "/queues", apply: (body) => queues.update(body), failed: note("queues-foot") });
+feed.add({
+  name: "why",
+  everyMs: 1900,
+  path: () => drawer.whyPath(),
+  apply: (body) => drawer.request && drawer.view.update(body, { nowMs: nowOf(body) }),
+  failed: (error) => drawer.request && drawer.view.failed(error),
+});
 feed.add({
   name: "placements",
   everyMs: 1900,

@@ -1,4 +1,4 @@
-// The side panel: the page of a node, of a job, or of a rack; opened from anywhere, closed with Esc, and then the focus
+// The side panel: the page of a node, of a job, of a request that waits, or of a rack; opened from anywhere, closed with Esc, and then the focus
 // goes back to where it was.
 
 import { shade } from "./colour.js";
@@ -6,14 +6,16 @@ import { byId, h, mark, say } from "./dom.js";
 import { percent, sentence, text } from "./format.js";
 import { jobView } from "./job.js";
 import { nodeView } from "./node.js";
+import { whyView } from "./why.js";
 
 export class Drawer {
-  /** `acts`: open(node), openJob(job), select(job), again(), closed(). */
+  /** `acts`: open(node), openJob(job), why(request), select(job), again(), closed(). */
   constructor(acts) {
     this.acts = acts;
     this.root = byId("drawer");
     this.node = "";
     this.job = "";
+    this.request = "";
     this.title = h("h2", { id: "drawer-title", tabindex: -1 });
     this.notice = h("p", { class: "drawer-notice", hidden: true });
     this.body = h("div", { class: "drawer-body" });
@@ -45,6 +47,10 @@ export class Drawer {
     return this.isOpen && this.job ? `/jobs/${encodeURIComponent(this.job)}${part}` : null;
   }
 
+  whyPath() {
+    return this.isOpen && this.request ? `/queue/${encodeURIComponent(this.request)}/why` : null;
+  }
+
   openNode(name) {
     this.show(name, "node");
     this.node = name;
@@ -55,6 +61,14 @@ export class Drawer {
     this.show(name, "job");
     this.job = name;
     this.view = jobView(this.acts);
+    this.body.replaceChildren(this.view.element);
+  }
+
+  /** Why a request waits. */
+  openWhy(request) {
+    this.show(request, "wait");
+    this.request = request;
+    this.view = whyView(this.acts, request);
     this.body.replaceChildren(this.view.element);
   }
 
@@ -90,7 +104,7 @@ export class Drawer {
 
   show(title, kind) {
     if (!this.isOpen) this.opener = document.activeElement;
-    Object.assign(this, { node: "", job: "", view: null });
+    Object.assign(this, { node: "", job: "", request: "", view: null });
     this.root.dataset.kind = kind;
     this.root.hidden = false;
     say(this.title, title);
@@ -118,7 +132,7 @@ export class Drawer {
   close() {
     if (!this.isOpen) return;
     this.root.hidden = true;
-    Object.assign(this, { node: "", job: "", view: null });
+    Object.assign(this, { node: "", job: "", request: "", view: null });
     if (this.opener?.isConnected) this.opener.focus({ preventScroll: true });
     this.acts.closed();
   }

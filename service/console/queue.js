@@ -31,8 +31,8 @@ function nobody(header) {
 }
 
 export class Queue {
-  constructor({ select }) {
-    this.select = select;
+  constructor({ why }) {
+    this.why = why;
     this.all = false;
     this.root = byId("queue");
     this.more = h("button", { class: "link", onclick: () => this.toggle() });
@@ -50,17 +50,18 @@ export class Queue {
     const shown = this.all ? waiting : waiting.slice(0, SHOWN);
     const gpus = waiting.reduce((sum, row) => sum + (num(row.gang) ?? num(object(row.gang).desired) ?? 1) * (num(row.gpus_per_node) ?? 1), 0);
     say(byId("queue-sub"), waiting.length ? `${count(waiting.length, "job")}, ${whole(gpus)} GPUs` : "");
-    keyed(this.root, shown, (row) => text(row.request_id) || text(row.job), () => this.make(), (item, row) => this.write(item, row, nowMs));
+    keyed(this.root, shown, (row) => text(row.request_id) || text(row.job), (row) => this.make(text(row.request_id)), (item, row) => this.write(item, row, nowMs));
     const foot = byId("queue-foot");
     if (waiting.length <= SHOWN) return say(foot, waiting.length ? "Start times are p50–p90." : nobody(object(header)));
     say(this.more, this.all ? "show fewer" : `show all ${waiting.length}`);
     if (!foot.contains(this.more)) foot.replaceChildren("Start times are p50–p90 · ", this.more);
   }
 
-  make() {
-    return h(
-      "li",
-      { class: "row" },
+  /** A row opens the reasons why it waits. */
+  make(request) {
+    const row = h(
+      "button",
+      { class: "row", onclick: () => request && this.why(request) },
       h("span", { class: "position" }),
       h("span", { class: "name" }),
       h("span", { class: "shape" }),
@@ -69,10 +70,11 @@ export class Queue {
       h("span", { class: "times" }),
       h("span", { class: "why" }),
     );
+    return h("li", {}, row);
   }
 
   write(item, row, nowMs) {
-    const [position, name, gang, when, who, times, why] = item.children;
+    const [position, name, gang, when, who, times, why] = item.firstChild.children;
     const expected = start(row.start_ms, nowMs);
     say(position, whole(row.position));
     say(name, text(row.job) || text(row.request_id));

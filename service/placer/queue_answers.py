@@ -1,44 +1,43 @@
 """The answers about queues: how they stand, what another file would change, why a request waits, and charges."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from fleet.errors import UnknownEntity
 from placement.charges import Charge
 from placement.queue import Wait, Waiting
 from placement.showback import By, sums
-from placement.standing import Stand, amounts_of
+from placement.standing import QueueStanding, Stand, amounts_of
 from placement.start_time import starts_in
 from placement.tree import ANY, ROOT, Prices, QueueTree, notes_of
 from placement.turns import TreeTurns, is_below
 from placement.words import count_of
 from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState, WhyStep, WhyWaiting
 from service.placer.queue_rows import NOT_LOOKED_AT
-from service.placer.queues import parts_of
+from service.placer.queue_week import QueueWeek, parts_of
 
-WEEK_MS = 7 * 86_400_000
 NAMED = 5  # requests of a step of the ladder
 
 
 def queues_answer(
-    tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], week: Sequence[Charge], banked: dict[str, float],
-    now_ms: int, generation: str, refused: str, below: Collection[str] = (),
+    tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
+    banked: dict[str, float], now_ms: int, generation: str, refused: str, below: Collection[str] = (),
 ) -> QueuesAnswer:  # fmt: skip
-    """How the queues stand. week: charges of the last seven days; below: only these and what is below them."""
+    """How the queues stand. opened: charges of what runs; below: only these and what is below them."""
     standing = turns.standing
     counts, gpus = _waiting_by_queue(tree, waiting)
-    running = Counter(name for charge in week if charge.ended_ms is None for name in parts_of(charge.leaf))
-    shares, waits = _week_shares(week, now_ms), _waits_by_queue(week)
+    running = Counter(name for charge in opened for name in parts_of(charge.leaf))
+    lent = _lent(standing)
     rows = []
     for stand in standing.stands.values():
         if stand.name == ROOT or (below and not any(is_below(stand.name, name) for name in below)):
             continue
         row = _row(stand, standing.share(stand), banked)
+        row.lent = lent.get(stand.name, {})
         row.waiting, row.waiting_gpus, row.running = counts[stand.name], gpus[stand.name], running[stand.name]
-        row.share_7d, row.wait_s = shares.get(stand.name), waits.get(stand.name)
+        row.share_7d, row.share_days = week.shares.get(stand.name), week.by_day.get(stand.name)
+        row.wait_s = week.waits.get(stand.name)
         rows.append(row)
     rows.sort(key=lambda row: row.queue)
     return QueuesAnswer(now_ms, generation, rows, dict(standing.capacity), notes_of(tree), refused)
@@ -47,7 +46,6 @@ def queues_answer(
 def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
     node, guaranteed = stand.node, stand.guaranteed
     beyond = {name: gpus - guaranteed.get(name, 0.0) for name, gpus in stand.held.items()}
-    unused = {name: gpus - stand.held.get(name, 0.0) for name, gpus in guaranteed.items()}
     return QueueState(
         queue=stand.name,
         parent=stand.parent.name if stand.parent is not None and stand.parent.name else None,
@@ -59,11 +57,39 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
         guaranteed=dict(guaranteed),
         limit=dict(node.limit) if node else {},
         borrowed={name: gpus for name, gpus in beyond.items() if gpus > 0 and (guaranteed or name == ANY)},
-        lent={name: gpus for name, gpus in unused.items() if gpus > 0},
         share=round(share, 4),
         decayed_gpu_s=round(stand.decayed_gpu_s, 1),
         banked_gpu_s=round(banked[stand.name], 1) if stand.name in banked else None,
     )
+
+
+def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
+    """queue → GPUs of its guarantee that others hold, by resource.
+
+    What the queues of one parent hold beyond their guarantees comes from what is guaranteed to none of them first, then
+    from what each leaves unused and lends, in proportion.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for stand in standing.stands.values():
+        for resource in {name for child in stand.children for name in child.guaranteed}:
+            for child, gpus in _lent_below(stand, resource, standing.capacity.get(resource, 0.0)):
+                found.setdefault(child.name, {})[resource] = round(gpus, 3)
+    return found
+
+
+def _lent_below(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
+    """The queues below that lend of a resource, and how many GPUs."""
+    guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
+    held = [child.held.get(resource, 0.0) for child in stand.children]
+    whole = stand.guaranteed.get(resource, 0.0) if stand.name != ROOT else capacity
+    borrowed = sum(max(0.0, mine - own) for mine, own in zip(held, guaranteed, strict=True))
+    borrowed = max(0.0, borrowed - max(0.0, whole - sum(guaranteed)))
+    idle = [
+        max(0.0, own - max(mine, child.node.kept(resource) if child.node else 0.0))
+        for child, own, mine in zip(stand.children, guaranteed, held, strict=True)
+    ]
+    part = min(1.0, borrowed / sum(idle)) if sum(idle) > 0 else 0.0
+    return [(child, gpus * part) for child, gpus in zip(stand.children, idle, strict=True) if gpus * part > 0]
 
 
 def _waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Counter[str], Counter[str]]:
@@ -74,31 +100,6 @@ def _waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Coun
             counts[name] += 1
             gpus[name] += wanted  # type: ignore[assignment]
     return counts, gpus
-
-
-def _week_shares(week: Sequence[Charge], now_ms: int) -> dict[str, float]:
-    """queue → its part of the GPU-seconds that queues of the same parent held."""
-    held = Counter[str]()
-    for charge in week:
-        for name in parts_of(charge.leaf):
-            held[name] += charge.held_gpu_s(now_ms - WEEK_MS, now_ms)  # type: ignore[assignment]
-    whole = Counter[str]()
-    for name, gpu_s in held.items():
-        whole[name.rpartition("/")[0]] += gpu_s
-    return {name: round(gpu_s / whole[name.rpartition("/")[0]], 4) for name, gpu_s in held.items() if gpu_s > 0}
-
-
-def _waits_by_queue(week: Sequence[Charge]) -> dict[str, dict[str, float]]:
-    waits: dict[str, list[float]] = {}
-    for charge in week:
-        if charge.queued_ms is not None:
-            for name in parts_of(charge.leaf):
-                waits.setdefault(name, []).append((charge.held_ms - charge.queued_ms) / 1000)
-    return {name: _quantiles(rows) for name, rows in waits.items()}
-
-
-def _quantiles(values: list[float]) -> dict[str, float]:
-    return {"p50": round(float(np.quantile(values, 0.5)), 1), "p90": round(float(np.quantile(values, 0.9)), 1)}
 
 
 def change_of(before: QueueTree | None, after: QueueTree, applied: bool) -> QueueChange:
@@ -158,9 +159,9 @@ def _why_others(others: Sequence[Waiting], leaf: str, leaf_of: Callable[[Any], s
     if not isinstance(turns, TreeTurns) or not leaf:
         return "before it: of higher priority, or longer there"
     standing = turns.standing
-    words = [f"{name!r} (share {standing.share(standing.leaf(name)):.2f})" for name, _ in counts.most_common(3) if name]
+    words = [f"{name!r} (share {standing.share(standing.leaf(name)):.2g})" for name, _ in counts.most_common(3) if name]
     own = standing.share(standing.leaf(leaf))
-    return f"before it from queues of a higher class or a smaller share: {', '.join(words)}; its own is {own:.2f}"
+    return f"before it from queues of a higher class or a smaller share: {', '.join(words)}; its own is {own:.2g}"
 
 
 def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int) -> Charges:

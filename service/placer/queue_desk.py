@@ -8,7 +8,8 @@ from placement.showback import By
 from placement.tree import Prices
 from placement.turns import TreeTurns, capacity_of
 from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
-from service.placer.queue_answers import WEEK_MS, change_of, charges_answer, queues_answer, why_waiting
+from service.placer.queue_answers import change_of, charges_answer, queues_answer, why_waiting
+from service.placer.queue_week import KEPT_MS, WEEK_MS, QueueWeek, week_of
 from service.placer.service import PlacementService
 
 
@@ -17,6 +18,7 @@ class QueueDesk:
 
     def __init__(self, service: PlacementService) -> None:
         self._service = service
+        self._week: tuple[int, QueueWeek] | None = None  # as of ms
 
     def queues(self) -> QueuesAnswer:
         """How the queues stand now. StaleError without a board."""
@@ -26,9 +28,16 @@ class QueueDesk:
         if file.tree is None or not isinstance(turns, TreeTurns):
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
         waiting = [Waiting(entry.request, entry.queued_ms) for entry in service.ledger.queued()]
-        week = service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
-        banked = service.queues.banked(now_ms)
-        return queues_answer(file.tree, turns, waiting, week, banked, now_ms, file.generation, file.refused)
+        opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
+        week = self._seven_days(now_ms)
+        return queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, file.refused)
+
+    def _seven_days(self, now_ms: int) -> QueueWeek:
+        """What changes slowly, and takes long to read, is read once a minute."""
+        if self._week is None or not 0 <= now_ms - self._week[0] < KEPT_MS:
+            charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
+            self._week = now_ms, week_of(charges, now_ms)
+        return self._week[1]
 
     def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
         """Serve another file, or say what it would change. RequestError; ConflictError for another generation."""

@@ -14,6 +14,7 @@ from placement.words import count_of
 from service.board.board import Board
 from service.placer.charging import Charging, leaf_name
 from service.placer.queue_file import QueueFile
+from service.placer.queue_week import parts_of
 from service.placer.view import Observed
 
 
@@ -116,13 +117,3 @@ class ServedQueues:
         if self.tree is None or self.tree.known_leaf(request):
             return ""
         return f"queue {request.queue!r} takes no requests any more"
-
-
-def parts_of(leaf: str) -> list[str]:
-    """A leaf and the queues above it.
-
-    >>> parts_of("research/nlp/ada")
-    ['research', 'research/nlp', 'research/nlp/ada']
-    """
-    words = leaf.split("/") if leaf else []
-    return ["/".join(words[: at + 1]) for at in range(len(words))]

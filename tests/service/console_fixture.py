@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.service import console_pages as pages
+from tests.service.console_queues import queues, why
 from tests.service.console_scene import STATES, Scene
 
 CONSOLE = Path(__file__).parents[2] / "service" / "console"
@@ -123,6 +124,12 @@ class Answers:
     async def queue(self, request: Request) -> Response:
         return self.reply(request, self.scene.queue())
 
+    async def queues(self, request: Request) -> Response:
+        return self.reply(request, queues(self.scene))
+
+    async def why(self, request: Request) -> Response:
+        return self.reply(request, why(self.scene, request.path_params["request_id"]))
+
     async def jobs(self, request: Request) -> Response:
         return self.reply(request, self.scene.job_rows())
 
@@ -168,6 +175,8 @@ def make_app(answers: Answers) -> Starlette:
         Route("/v1/demand", answers.demand),
         Route("/v1/demand/record", answers.record),
         Route("/v1/queue", answers.queue),
+        Route("/v1/queue/{request_id:path}/why", answers.why),
+        Route("/v1/queues", answers.queues),
         Route("/v1/jobs", answers.jobs),
         Route("/v1/jobs/{job}/stragglers", answers.stragglers),
         Route("/v1/jobs/{job}/fingerprint", answers.fingerprint),

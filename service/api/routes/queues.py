@@ -23,6 +23,7 @@ QUEUE = {
     "lent": {},
     "share": 0.21,
     "share_7d": 0.38,
+    "share_days": [0.31, 0.33, 0.4, 0.42, 0.41, 0.38, 0.39],
     "decayed_gpu_s": 18230400.0,
     "banked_gpu_s": None,
     "waiting": 4,

@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from fleet.errors import ConfigError
+from placement.charges import Charge, HeldGpus
 from service.config import PlacerConfig
 from service.placer.queue_desk import QueueDesk
+from service.placer.queue_week import week_of
 from tests.service.placer_world import NOW_MS, World
 
 HOUR_MS = 3_600_000
@@ -233,9 +235,31 @@ def test_the_queues_say_how_they_stand(world: QueueWorld) -> None:
     assert answer["capacity"] == {"gpu": 128.0, "H100": 128.0}
     assert (rows["b"]["held"]["gpu"], rows["b"]["waiting"], rows["b"]["running"]) == (32.0, 1, 4)
     assert rows["b"]["borrowed"] == {"gpu": 32.0}
-    assert (rows["c"]["lent"], rows["c"]["share"]) == ({"gpu": 8.0}, 0.0)
+    assert (rows["c"]["lent"], rows["c"]["share"]) == ({}, 0.0)  # 112 GPUs are guaranteed to nobody
     assert rows["c/users/ada"]["parent"] == "c/users"
     assert rows["b"]["wait_s"] == {"p50": 0.0, "p90": 0.0}
+    for number in range(11):
+        world.wait(f"a{number}", "a")
+    world.pass_()
+    rows = {row["queue"]: row for row in world.ask("GET", "/queues")["rows"]}
+    assert (rows["a"]["held"]["gpu"], rows["c"]["lent"]) == (88.0, {"gpu": 8.0})
+
+
+def test_a_week_of_queues_is_told_by_day() -> None:
+    day_ms = 86_400_000
+    now_ms = 10 * day_ms
+
+    def charge(leaf: str, begin_day: float, end_day: float | None, gpus: float) -> Charge:
+        held_ms, ended_ms = round(begin_day * day_ms), None if end_day is None else round(end_day * day_ms)
+        return Charge(1, "r", leaf, 1, leaf, "", "", (HeldGpus("p", "H100", gpus),), None, held_ms - 5000, held_ms,
+                      held_ms, ended_ms)  # fmt: skip
+
+    week = week_of([charge("a", 3.5, 5, 8), charge("b/x", 4, 5, 8), charge("b/y", 8, None, 4)], now_ms)
+    assert week.by_day["a"] == [1.0, 0.5, None, None, None, 0.0, 0.0]
+    assert week.by_day["b"] == [0.0, 0.5, None, None, None, 1.0, 1.0]
+    assert week.by_day["b/y"] == [0.0, 0.0, None, None, None, 1.0, 1.0]
+    assert week.shares == {"a": 0.4286, "b": 0.5714, "b/x": 0.5, "b/y": 0.5}
+    assert week.waits["b"] == {"p50": 5.0, "p90": 5.0}
 
 
 def test_without_a_file_all_wait_in_one_line(tmp_path: Path) -> None:

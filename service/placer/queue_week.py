@@ -1,0 +1,68 @@
+"""What the ledger tells of seven days: each queue's part of what was held, by day and together, and who waited."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from placement.charges import Charge
+
+DAY_MS = 86_400_000
+DAYS = 7
+WEEK_MS = DAYS * DAY_MS
+KEPT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWeek:
+    """shares: of what queues of the same parent held; by_day: the same of each day, oldest first, None: none held.
+
+    waits: quantiles, in seconds, of the requests that were placed.
+    """
+
+    shares: dict[str, float]
+    by_day: dict[str, list[float | None]]
+    waits: dict[str, dict[str, float]]
+
+
+def week_of(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
+    """Of the charges within the seven days before `now_ms`."""
+    edges = [now_ms - (DAYS - day) * DAY_MS for day in range(DAYS + 1)]
+    days = [Counter[str]() for _ in range(DAYS)]
+    waits: dict[str, list[float]] = {}
+    for charge in charges:
+        names = parts_of(charge.leaf)
+        for day, held in enumerate(days):
+            gpu_s = charge.held_gpu_s(edges[day], edges[day + 1])
+            for name in names if gpu_s > 0 else ():
+                held[name] += gpu_s  # type: ignore[assignment]
+        if charge.queued_ms is not None:
+            for name in names:
+                waits.setdefault(name, []).append((charge.held_ms - charge.queued_ms) / 1000)
+    whole = _shares(sum(days, Counter[str]()))
+    by_day = [_shares(held) for held in days]
+    told = {name: [day.get(name, 0.0) if day else None for day in by_day] for name in whole}
+    return QueueWeek(whole, told, {name: _quantiles(rows) for name, rows in waits.items()})
+
+
+def _shares(held: Counter[str]) -> dict[str, float]:
+    """queue → its part of what queues of the same parent held."""
+    whole = Counter[str]()
+    for name, gpu_s in held.items():
+        whole[name.rpartition("/")[0]] += gpu_s
+    return {name: round(gpu_s / whole[name.rpartition("/")[0]], 4) for name, gpu_s in held.items()}
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    return {"p50": round(float(np.quantile(values, 0.5)), 1), "p90": round(float(np.quantile(values, 0.9)), 1)}
+
+
+def parts_of(leaf: str) -> list[str]:
+    """A leaf and the queues above it.
+
+    >>> parts_of("research/nlp/ada")
+    ['research', 'research/nlp', 'research/nlp/ada']
+    """
+    words = leaf.split("/") if leaf else []
+    return ["/".join(words[: at + 1]) for at in range(len(words))]

@@ -1,0 +1,106 @@
+"""The demonstration's teams: whose job is whose, and the `queues.toml` by which they share the fleet 40/40/20.
+
+Language asks for more than its part and borrows; vision asks for less and lends. Who cannot wait has a lane of a class
+of its own. A trace tells of no teams, so each job is dealt to one by a checksum of its name.
+"""
+
+import zlib
+from dataclasses import dataclass, replace
+
+from simulator.traces import JobTrace
+
+URGENT = "urgent"
+LENDER = "vision"
+URGENT_GUARANTEE = 1 / 16  # of the fleet
+LARGE_GPUS = 16  # from this size on a job of language is a pretraining
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """`weight`: its part of the fleet, in percent; `demand`: its part of what is asked for; people: users."""
+
+    name: str
+    weight: int
+    demand: int
+    people: tuple[str, ...]
+
+
+TEAMS = (
+    Team("language", 40, 62, ("ada", "ben", "cleo", "dan")),
+    Team(LENDER, 40, 18, ("eve", "finn", "gita")),
+    Team("teaching", 20, 20, ("hana", "ivo", "jun", "kim", "lea")),
+)
+
+
+def with_teams(trace: JobTrace) -> JobTrace:
+    """The trace with a queue and a user for each job, the same in every run."""
+    teams = [team_of(job) for job in trace.job]
+    queues = tuple(_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
+    users = tuple(_person(team, job) for team, job in zip(teams, trace.job, strict=True))
+    return replace(trace, queue=queues, user=users)
+
+
+def team_of(job: str) -> Team:
+    """
+    >>> team_of("g1-000007").name
+    'teaching'
+    """
+    draw = zlib.crc32(f"team of {job}".encode()) % 100
+    for team in TEAMS:
+        draw -= team.demand
+        if draw < 0:
+            return team
+    raise AssertionError("demands add up to 100")
+
+
+def _queue(team: Team, gpus: int) -> str:
+    if team.name != "language":
+        return team.name
+    return "language/pretraining" if gpus >= LARGE_GPUS else "language/tuning"
+
+
+def _person(team: Team, job: str) -> str:
+    return team.people[zlib.crc32(f"user of {job}".encode()) % len(team.people)]
+
+
+def queues_toml(gpus: int) -> str:
+    """The file of queues for a fleet of so many GPUs."""
+    urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
+    parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
+    return f"""\
+# Three teams share the fleet 40/40/20. Language asks for more than that and borrows; vision asks for less and lends.
+[policy]
+half_life_h = 24
+max_wait_h = 12
+unknown_queue = "{LENDER}" # a request that names no queue
+
+[class.urgent]
+priority = 100
+
+[queue.{URGENT}]
+guaranteed = {{gpu = {urgent}}}
+
+[queue.language]
+weight = 40
+guaranteed = {{gpu = {parts["language"]}}}
+
+[queue."language/pretraining"]
+weight = 70
+
+[queue."language/tuning"]
+weight = 30
+
+[queue.vision]
+weight = 40
+guaranteed = {{gpu = {parts["vision"]}}}
+
+[queue.teaching]
+weight = 20
+guaranteed = {{gpu = {parts["teaching"]}}}
+limit = {{gpu = {2 * parts["teaching"]}}}
+per_user = true
+
+[prices]
+currency = "EUR"
+gpu = 2.0
+"""

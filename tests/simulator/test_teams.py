@@ -1,0 +1,42 @@
+"""The demonstration's teams: who asks for how much, and a file of queues for a fleet of any size."""
+
+from collections import Counter
+
+import pytest
+
+from fleet.requests import PlacementRequest
+from placement.queues_file import check_capacity, read_queues
+from simulator.teams import TEAMS, queues_toml, with_teams
+from simulator.traces import POOL, generate_trace
+
+START_MS = 1_795_202_400_000
+
+
+def test_each_job_is_dealt_to_a_team_and_a_user_the_same_in_every_run() -> None:
+    trace = generate_trace(1064, start_ms=START_MS, seed=1, days_before=3, days_after=1)
+    assert trace.row(0).queue == POOL
+    dealt = with_teams(trace)
+    assert with_teams(trace).queue == dealt.queue
+    counts = Counter(queue.partition("/")[0] for queue in dealt.queue)
+    for team in TEAMS:
+        assert counts[team.name] / len(dealt) == pytest.approx(team.demand / 100, abs=0.03)
+    large = [row for row in dealt if row.queue == "language/pretraining"]
+    assert large
+    assert min(row.gpus for row in large) == 16
+    assert {row.user for row in dealt if row.queue == "teaching"} == set(TEAMS[2].people)
+
+
+def test_the_placer_takes_the_file_and_every_request_of_a_dealt_trace() -> None:
+    tree = read_queues(queues_toml(1064))
+    check_capacity(tree, {"gpu": 1064.0})
+    guaranteed = {node.name: node.guaranteed.get("gpu") for node in tree.nodes if node.parent == 0}
+    assert guaranteed == {"urgent": 64, "language": 400, "vision": 400, "teaching": 200}
+    for row in with_teams(generate_trace(1064, start_ms=START_MS, seed=2, days_before=1, days_after=1)):
+        leaf = tree.leaf_of(PlacementRequest(request_id=row.job, queue=row.queue, user=row.user))
+        assert leaf.startswith(row.queue)
+    assert tree.leaf_of(PlacementRequest(request_id="visitor")) == "vision"
+
+
+@pytest.mark.parametrize("gpus", [8, 64, 320, 10_000])
+def test_guarantees_fit_into_a_fleet_of_any_size(gpus: int) -> None:
+    check_capacity(read_queues(queues_toml(gpus)), {"gpu": float(gpus)})
