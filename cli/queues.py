@@ -1,10 +1,12 @@
-"""`fleetcast queues`: check a `queues.toml`, and show the tree that it describes."""
+"""`fleetcast queues`: check a `queues.toml`, show the tree that it describes, and import another scheduler's."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cli import queues_import
 
 if TYPE_CHECKING:
     from placement.tree import Amounts, QueueNode, QueueTree
@@ -15,6 +17,8 @@ app = typer.Typer(
     help="Queues with shares, guarantees, limits and credits (docs/queues.md).\n\n"
     "Example:  fleetcast queues check queues.toml --topology topology.toml",
 )
+
+app.add_typer(queues_import.app, name="import")
 
 QueuesPath = Annotated[Path, typer.Argument(help="The file of queues.", metavar="queues.toml")]
 TopologyPath = Annotated[

@@ -1,0 +1,152 @@
+"""`fleetcast queues import`: another scheduler's queues as `queues.toml`."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from schedulers.imports.draft import Draft, Spell
+
+MOST_BYTES = 64 * 2**20
+NAMED = 3
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Write the queues of another scheduler as queues.toml. What has no counterpart is told, and stands in "
+    "comments of the file (docs/queues.md).\n\nExample:  fleetcast queues import kueue kueue.yaml --out queues.toml",
+)
+
+Files = Annotated[list[str], typer.Argument(help="What the commands above print; - is stdin.", metavar="FILES...")]
+Out = Annotated[str, typer.Option("--out", help="Write it here; - is stdout. A file that is there is kept.")]
+Topology = Annotated[
+    Path | None, typer.Option("--topology", help="Spell GPU models as this topology does.", metavar="PATH")
+]
+
+
+@app.command("slurm")
+def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
+    """Accounts, users, shares, GrpTRES and QOS of Slurm. Export them, in any number of files, in any order:
+
+    sacctmgr show assoc -nP format=cluster,account,parentname,user,share,grptres,grptresmins,maxtres,qos > assoc.txt
+
+    sacctmgr show qos -nP format=name,priority,preempt,gracetime,grptres,maxtrespu,usagefactor,flags > qos.txt
+
+    Example:  fleetcast queues import slurm assoc.txt qos.txt /etc/slurm/slurm.conf --out queues.toml
+    """
+    from schedulers.imports.slurm import draft_slurm
+
+    _import(draft_slurm, files, out, topology)
+
+
+@app.command("kueue")
+def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
+    """ClusterQueues, Cohorts, LocalQueues, flavors and priority classes of Kueue (v1beta1, v1beta2). Export them:
+
+    kubectl get clusterqueues,cohorts,localqueues,resourceflavors,workloadpriorityclasses -A -o yaml > kueue.yaml
+
+    Kueue's own Configuration, if it is among the files, tells whether shares count, and the half-life of use.
+
+    Example:  fleetcast queues import kueue kueue.yaml --out queues.toml
+    """
+    from schedulers.imports.kueue import draft_kueue
+
+    _import(draft_kueue, files, out, topology)
+
+
+@app.command("kai")
+def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
+    """Queues of the KAI Scheduler (scheduling.run.ai/v2). Export them:
+
+    kubectl get queues.scheduling.run.ai -o yaml > kai.yaml
+
+    Example:  fleetcast queues import kai kai.yaml --out queues.toml
+    """
+    from schedulers.imports.kai import draft_kai
+
+    _import(draft_kai, files, out, topology)
+
+
+@app.command("volcano")
+def volcano(files: Files, out: Out = "-", topology: Topology = None) -> None:
+    """Queues of Volcano (scheduling.volcano.sh/v1beta1). Export them:
+
+    kubectl get queues.scheduling.volcano.sh -o yaml > volcano.yaml
+
+    Example:  fleetcast queues import volcano volcano.yaml --out queues.toml
+    """
+    from schedulers.imports.volcano import draft_volcano
+
+    _import(draft_volcano, files, out, topology)
+
+
+def _import(
+    make: "Callable[[dict[str, str], Spell], Draft]", files: list[str], out: str, topology: Path | None
+) -> None:
+    from fleet.errors import ConfigError
+    from placement.queues_file import read_queues
+    from schedulers.imports.agreement import agree
+    from schedulers.imports.toml_text import text_of
+
+    if out != "-" and Path(out).exists():
+        raise ConfigError(f"{out} is there: name another file, or move it away")
+    draft = make({name: _read(name) for name in files}, _spelling(topology))
+    agree(draft)
+    text = text_of(draft, [Path(name).name for name in files])
+    read_queues(text)  # what is written is never refused
+    if out == "-":
+        typer.echo(text, nl=False)
+    else:
+        Path(out).write_text(text, encoding="utf-8")
+    _tell(draft, out)
+
+
+def _tell(draft: "Draft", out: str) -> None:
+    """What has no counterpart, on stderr; the file names all whose it is."""
+    classes = f", {len(draft.classes):,} classes" if draft.classes else ""
+    typer.echo(f"{len(draft.queues):,} queues{classes}", err=True)
+    for what, whose in draft.notes.items():
+        more = f" and {len(whose) - NAMED:,} more" if len(whose) > NAMED else ""
+        typer.echo(f"note: {what}{': ' if whose else ''}{', '.join(whose[:NAMED])}{more}", err=True)
+    if out != "-":
+        typer.echo(f"wrote {out}; next: fleetcast queues check {out} --topology topology.toml", err=True)
+
+
+def _read(name: str) -> str:
+    from fleet.errors import ConfigError
+
+    try:
+        raw = sys.stdin.buffer.read(MOST_BYTES + 1) if name == "-" else _bytes(Path(name))
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}") from None
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(f"{name} has more than {MOST_BYTES:,} bytes")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{name}, line {line}: no text in UTF-8 (byte 0x{raw[error.start]:02x})") from None
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+def _spelling(topology: Path | None) -> "Spell":
+    """GPU models as telemetry names them, or as a topology spells them."""
+    from ingest.gpus import short_model
+    from ingest.topology.load import load_topology
+
+    known = {node.gpu_model.casefold(): node.gpu_model for node in load_topology(topology).nodes} if topology else {}
+
+    def spell(name: str) -> str:
+        short = short_model(name.replace("_", " "))
+        bare = short.upper() if re.fullmatch(r"[a-z]+\d[a-z\d]*", short) else short
+        return known.get(bare.casefold(), bare) or name
+
+    return spell

@@ -1,0 +1,1 @@
+"""Queues of other schedulers, as a draft of `queues.toml`: one file a scheduler."""

@@ -1,0 +1,101 @@
+"""Make a draft agree with the rules of `queues.toml`, so that the file is never refused; what had to change is told.
+
+Other schedulers take trees in which children are promised more than their parent has, or more than its limit.
+"""
+
+import math
+
+from schedulers.imports.draft import LEAST_WEIGHT, MOST_WEIGHT, Draft, DraftQueue
+
+SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
+
+
+def agree(draft: Draft) -> None:
+    """Lower guarantees to limits, raise parents' to the sum of their children's, and names that would clash."""
+    for path, queue in draft.queues.items():
+        _check_alone(draft, path, queue)
+    for path in draft.queues:  # parents first: what is lowered above is lowered below, too
+        _fit_below(draft, path)
+    for path in reversed(draft.queues):
+        _raise_to_children(draft, path)
+    _rename_classes(draft)
+    _drop_unknown(draft)
+
+
+def _check_alone(draft: Draft, path: str, queue: DraftQueue) -> None:
+    if not 0 <= queue.weight <= MOST_WEIGHT:
+        raise queue.line.refuse(f"the weight of {path!r} is {queue.weight:g}, must lie in 0..{MOST_WEIGHT:g}")
+    if queue.weight == 0:
+        draft.note(f"weight 0 became {LEAST_WEIGHT:f}: the queue comes after its siblings", path)
+        queue.weight = LEAST_WEIGHT
+    for name, gpus in queue.guaranteed.items():
+        if gpus > queue.limit.get(name, math.inf):
+            draft.note("a guarantee above the limit was lowered to it", path)
+            queue.guaranteed[name] = queue.limit[name]
+
+
+def _whole(draft: Draft, path: str, resource: str) -> float:
+    """What a queue is guaranteed once it has at least what those below it have."""
+    below = math.fsum(_whole(draft, child, resource) for child in draft.children(path))
+    return max(draft.queues[path].guaranteed.get(resource, 0.0), below)
+
+
+def _fit_below(draft: Draft, path: str) -> None:
+    for resource, most in draft.queues[path].limit.items():
+        promised = _below(draft, path, resource)
+        if promised > most:
+            draft.note("guarantees below it were lowered: they were above its limit", path)
+        while promised > most:
+            scale = most / promised
+            for name in draft.descendants(path):
+                _lower(draft.queues[name], resource, scale)
+            promised = _below(draft, path, resource)
+
+
+def _below(draft: Draft, path: str, resource: str) -> float:
+    return math.fsum(_whole(draft, child, resource) for child in draft.children(path))
+
+
+def _lower(queue: DraftQueue, resource: str, scale: float) -> None:
+    if resource in queue.guaranteed:
+        queue.guaranteed[resource] = math.floor(queue.guaranteed[resource] * scale * SMALLEST) / SMALLEST
+
+
+def _raise_to_children(draft: Draft, path: str) -> None:
+    queue = draft.queues[path]
+    children = [draft.queues[name].guaranteed for name in draft.children(path)]
+    for resource in sorted({name for amounts in children for name in amounts}):
+        promised = math.fsum(amounts.get(resource, 0.0) for amounts in children)
+        own = queue.guaranteed.get(resource)
+        if own is not None and promised > own * (1 + 1e-9):
+            draft.note("a guarantee below that of its queues was raised to their sum", path)
+        queue.guaranteed[resource] = max(own or 0.0, promised)
+    for name, gpus in queue.lend.items():
+        if gpus > queue.guaranteed.get(name, 0.0):
+            queue.lend[name] = queue.guaranteed.get(name, 0.0)
+    if queue.credits and not queue.guaranteed:
+        draft.note("credits need a guarantee, and it has none", path)
+        queue.credits = None
+
+
+def _rename_classes(draft: Draft) -> None:
+    """A class of a queue's own name would become that queue's: the two are apart elsewhere."""
+    queues = {path.rpartition("/")[2] for path in draft.queues}
+    for name in [name for name in draft.classes if name in queues]:
+        other = f"{name}-class"
+        while other in queues or other in draft.classes:
+            other += "-"
+        draft.note("a class with the name of a queue has another name here", f"{name} is {other}")
+        draft.classes[other] = draft.classes.pop(name)
+        for found in draft.classes.values():
+            found.preempts = tuple(other if one == name else one for one in found.preempts)
+        for queue in draft.queues.values():
+            queue.class_name = other if queue.class_name == name else queue.class_name
+
+
+def _drop_unknown(draft: Draft) -> None:
+    for name, found in draft.classes.items():
+        unknown = [one for one in found.preempts if one not in draft.classes]
+        if unknown:
+            draft.note("it may preempt what is in none of the files", f"{name} ({', '.join(unknown)})")
+        found.preempts = tuple(one for one in found.preempts if one in draft.classes)

@@ -1,0 +1,142 @@
+"""A draft of `queues.toml`, made from another scheduler's queues, and what of them has no counterpart here."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fleet.entities import MAX_NAME_LENGTH
+from fleet.errors import ConfigError
+
+ANY = "gpu"  # GPUs of any model, as `queues.toml` calls them
+LEAST_WEIGHT = 1e-6  # of a queue that gets nothing beyond its quota elsewhere: a weight must be above 0 here
+MOST_WEIGHT = 1e9
+MOST_GPUS = 1e9
+MOST_PRIORITY = 2**31
+MOST_QUEUES = 10_000
+DEEPEST = 8
+LONGEST_H = 1e6  # a half-life after which past use weighs nothing
+
+Spell = Callable[[str], str]  # a GPU model as the fleet spells it
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """Where something stands; `line` 0 where nobody knows."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}" if self.line else self.file
+
+    def refuse(self, why: str) -> ConfigError:
+        """The error about it."""
+        return ConfigError(f"{self}: {why}")
+
+    def amount(self, what: str, value: float, most: float = MOST_GPUS) -> float:
+        """`value`, if it is one. Raises ConfigError."""
+        if not 0 <= value <= most:
+            raise self.refuse(f"{what} is {value:g}, must lie in 0..{most:g}")
+        return value
+
+
+@dataclass(slots=True)
+class DraftQueue:
+    """One queue of the draft. Amounts are GPUs by resource; `says` becomes a comment."""
+
+    line: SourceLine
+    weight: float = 1.0
+    guaranteed: dict[str, float] = field(default_factory=dict)
+    limit: dict[str, float] = field(default_factory=dict)
+    lend: dict[str, float] = field(default_factory=dict)
+    borrow: dict[str, float] = field(default_factory=dict)
+    class_name: str = ""
+    per_user: bool = False
+    is_closed: bool = False
+    credits: tuple[float, float] | None = None  # rate, GPU-hours
+    says: str = ""
+
+
+@dataclass(slots=True)
+class DraftClass:
+    """A priority class of the draft."""
+
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Draft:
+    """Queues by path, parents before children. notes: what has no counterpart → whose it is."""
+
+    source: str
+    policy: dict[str, float | str] = field(default_factory=lambda: {"order": "fifo"})
+    classes: dict[str, DraftClass] = field(default_factory=dict)
+    queues: dict[str, DraftQueue] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    below: dict[str, list[str]] = field(default_factory=dict)  # path → its children's
+
+    def note(self, what: str, whose: str = "") -> None:
+        found = self.notes.setdefault(what, [])
+        if whose:
+            found.append(whose)
+
+    def add(self, path: str, queue: DraftQueue) -> DraftQueue:
+        """Add a queue. ConfigError where its name, or the number of queues, is none that `queues.toml` can hold."""
+        if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in path.split("/")):
+            raise queue.line.refuse(f"{path[:60]!r} is no name of a queue: its parts must be printable, and not empty")
+        if path.count("/") >= DEEPEST:
+            raise queue.line.refuse(f"queue {path!r} is {path.count('/') + 1} levels deep, at most {DEEPEST}")
+        if path in self.queues:
+            raise queue.line.refuse(f"queue {path!r} is there twice, first in {self.queues[path].line}")
+        if len(self.queues) >= MOST_QUEUES:
+            raise queue.line.refuse(f"there are more than {MOST_QUEUES:,} queues")
+        self.queues[path] = queue
+        self.below.setdefault(path.rpartition("/")[0], []).append(path)
+        return queue
+
+    def children(self, path: str) -> list[str]:
+        return self.below.get(path, [])
+
+    def descendants(self, path: str) -> Iterator[str]:
+        for child in self.children(path):
+            yield child
+            yield from self.descendants(child)
+
+
+def part_of(name: str) -> str:
+    """A name as one level of a path.
+
+    >>> part_of("team/nlp")
+    'team|nlp'
+    """
+    return name.replace("/", "|")
+
+
+def paths_of(parents: Mapping[str, str], lines: Mapping[str, SourceLine]) -> dict[str, str]:
+    """Name → path, of names with their parents ("" for none), parents first. ConfigError for a cycle.
+
+    >>> paths_of({"nlp": "research", "research": ""}, {})
+    {'research': 'research', 'nlp': 'research/nlp'}
+    """
+    found: dict[str, str] = {}
+    for name in parents:
+        chain = [name]
+        while (above := parents[chain[-1]]) and above not in found:
+            if above in chain:
+                raise lines[above].refuse(f"is a cycle: {' → '.join([*chain[chain.index(above) :], above])}")
+            chain.append(above)
+        for one in reversed(chain):
+            above = parents[one]
+            found[one] = f"{found[above]}/{part_of(one)}" if above else part_of(one)
+    return dict(sorted(found.items(), key=lambda item: item[1].count("/")))
+
+
+def number_of(text: str) -> float:
+    """A plain number, or NaN.
+
+    >>> number_of("1.5"), number_of("1_0")
+    (1.5, nan)
+    """
+    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text, re.ASCII) else math.nan

@@ -1,0 +1,118 @@
+"""Queues of the KAI Scheduler (scheduling.run.ai/v2) as queues: its docs/queues and queue_types.go.
+
+`quota` is guaranteed, -1 without bound; what is beyond goes by `overQuotaWeight`, and a queue of weight 0 gets none.
+`limit` -1 is none; 0 or nothing allows no more than the quota. `lendingLimit` is `lend`. A higher `priority` gets
+what is beyond the quotas first; here its class also goes first within them.
+"""
+
+from schedulers.imports.draft import (
+    ANY,
+    LONGEST_H,
+    MOST_GPUS,
+    MOST_PRIORITY,
+    MOST_WEIGHT,
+    Draft,
+    DraftClass,
+    DraftQueue,
+    SourceLine,
+    Spell,
+    paths_of,
+)
+from schedulers.imports.kueue import tell_unread
+from schedulers.imports.things import Fields, Thing, read_things
+
+GROUP = "scheduling.run.ai/"
+USUAL_PRIORITY = 100.0
+
+
+def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
+    """The draft of these files (name → text). Raises ConfigError."""
+    draft = Draft("the KAI Scheduler")
+    draft.policy["half_life_h"] = LONGEST_H
+    draft.note(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    things = queues_of(draft, files, GROUP)
+    paths = paths_of(
+        parents_of(things, {name: thing.spec.text("parentQueue") for name, thing in things.items()}),
+        {name: thing.line for name, thing in things.items()},
+    )
+    for name, path in paths.items():
+        _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name].spec)
+    set_priorities(draft, {paths[name]: thing for name, thing in things.items()}, USUAL_PRIORITY)
+    for thing in things.values():
+        tell_unread(draft, thing)
+    return draft
+
+
+def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thing]:
+    """The objects of kind Queue by name; others are noted. ConfigError where there is none."""
+    found: dict[str, Thing] = {}
+    for file, text in files.items():
+        for thing in read_things(file, text):
+            if thing.kind != "Queue" or not thing.version.startswith(group):
+                draft.note(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
+            elif thing.name in found:
+                raise thing.line.refuse(f"{thing.top.name} is there twice, first in {found[thing.name].line}")
+            else:
+                found[thing.name] = thing
+    if not found:
+        raise SourceLine(next(iter(files))).refuse(f"there is no Queue of {group}… among the files")
+    return found
+
+
+def parents_of(things: dict[str, Thing], parents: dict[str, str]) -> dict[str, str]:
+    """Each queue's parent. ConfigError where one is in none of the files."""
+    for name, above in parents.items():
+        if above and above not in things:
+            raise things[name].line.refuse(f"Queue {name} is below {above!r}, which is in none of the files")
+    return parents
+
+
+def _fill(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
+    if not spec.has("resources"):
+        draft.note("queues without resources: no guarantee, no limit", path)
+        return
+    resources = spec.table("resources")
+    for other in ("cpu", "memory"):
+        kept = resources.table(other)
+        kept.usual("quota", "-1", "0")
+        kept.usual("limit", "-1")
+        kept.drop("overQuotaWeight")
+    gpu = resources.table("gpu")
+    quota, limit = _bound(gpu, "quota"), _bound(gpu, "limit")
+    queue.weight = gpu.amount("overQuotaWeight", 0.0, MOST_WEIGHT)
+    if queue.weight == 0:
+        queue.weight = 1.0
+        if quota is not None:
+            queue.borrow = {ANY: 0.0}
+            draft.note("overQuotaWeight 0: nothing is borrowed", path)
+    if quota is None:
+        draft.note("a quota of -1: no guarantee is without bound here, so it has none", path)
+    elif quota:
+        queue.guaranteed = {ANY: quota}
+    if limit is not None:
+        queue.limit = {ANY: max(limit, quota or 0.0)}
+    if gpu.has("lendingLimit") and queue.guaranteed:
+        queue.lend = {ANY: gpu.amount("lendingLimit", 0.0, MOST_GPUS)}
+
+
+def _bound(gpu: Fields, key: str) -> float | None:
+    """None: without bound."""
+    if gpu.held.get(key) and gpu.held[key].words() == "-1":
+        gpu.drop(key)
+        return None
+    return gpu.amount(key, 0.0, MOST_GPUS)
+
+
+def set_priorities(draft: Draft, things: dict[str, Thing], usual: float) -> None:
+    """A class for each priority, where there are several."""
+    found = {path: thing.spec.number("priority", usual) for path, thing in things.items()}
+    for path, priority in found.items():
+        if priority != int(priority) or abs(priority) > MOST_PRIORITY:
+            raise things[path].line.refuse(f"priority {priority:g} of {path!r} is no priority")
+    if len(set(found.values())) < 2:
+        return
+    draft.note("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
+    for priority in sorted(set(found.values()), reverse=True):
+        draft.classes[f"priority-{priority:.0f}"] = DraftClass(int(priority))
+    for path, priority in found.items():
+        draft.queues[path].class_name = f"priority-{priority:.0f}"

@@ -1,0 +1,293 @@
+"""Kueue's ClusterQueues and Cohorts as queues (kueue.x-k8s.io/v1beta1 and v1beta2; Cohorts also v1alpha1).
+
+`nominalQuota` is a guarantee, `borrowingLimit` and `lendingLimit` are `borrow` and `lend`. Nothing is borrowed across
+the trees of Cohorts: so a root has what its tree has as its limit, as a ClusterQueue without a Cohort has its quota.
+A Cohort's own quota is a pool that its queues share, a guarantee of the parent's own
+(kueue.sigs.k8s.io/docs/concepts/cohort). Quotas are by ResourceFlavor; the flavor's node labels tell the GPU model.
+
+Fair sharing takes the queue with the least share: what it holds beyond its quota by what can be lent, by weight
+(kueue.sigs.k8s.io/docs/concepts/fair_sharing). It counts what is held, not the past; so past use weighs nothing here
+unless admission fair sharing has a half-life.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from schedulers.imports.draft import (
+    ANY,
+    LONGEST_H,
+    MOST_GPUS,
+    MOST_PRIORITY,
+    MOST_WEIGHT,
+    Draft,
+    DraftClass,
+    DraftQueue,
+    SourceLine,
+    Spell,
+    part_of,
+    paths_of,
+)
+from schedulers.imports.things import Fields, Thing, read_things
+
+GROUP, CONFIG = "kueue.x-k8s.io/", "config.kueue.x-k8s.io/"
+VERSIONS = ("v1alpha1", "v1beta1", "v1beta2")
+MODEL_LABELS = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+BY_USE = "UsageBasedAdmissionFairSharing"
+KINDS = ("ClusterQueue", "Cohort", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "Configuration")
+_DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d+)?)h)?(?:(\d{1,9}(?:\.\d+)?)m)?(?:(\d{1,9}(?:\.\d+)?)s)?", re.ASCII)
+
+
+@dataclass(slots=True)
+class FlavorQuota:
+    """GPUs of one flavor. None: no such limit."""
+
+    model: str  # "" where the flavor's labels do not tell
+    nominal: float
+    borrowing: float | None
+    lending: float | None
+
+
+@dataclass(slots=True)
+class _Kueue:
+    """What the files hold, by kind and name."""
+
+    things: dict[str, dict[str, Thing]] = field(default_factory=dict)
+    quotas: dict[str, list[FlavorQuota]] = field(default_factory=dict)  # by path
+    by_use: dict[str, str] = field(default_factory=dict)  # ClusterQueues whose LocalQueues share → path
+
+    def of(self, kind: str) -> dict[str, Thing]:
+        return self.things.get(kind, {})
+
+
+def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
+    """The draft of these files (name → text). Raises ConfigError."""
+    draft, found = Draft("Kueue"), _Kueue()
+    for file, text in files.items():
+        for thing in read_things(file, text):
+            _take(draft, found, thing)
+    if not found.of("ClusterQueue"):
+        raise SourceLine(next(iter(files))).refuse("there is no ClusterQueue among the files")
+    models = {name: _model(draft, thing, spell) for name, thing in found.of("ResourceFlavor").items()}
+    _add_queues(draft, found, models)
+    _set_amounts(draft, found, set(models.values()) - {""})
+    _add_local_queues(draft, found)
+    for thing in found.of("WorkloadPriorityClass").values():
+        value = thing.top.number("value", 0)
+        if value != int(value) or abs(value) > MOST_PRIORITY:
+            raise thing.line.refuse(f"{thing.top.name}: value {value:g} is no priority")
+        thing.top.drop("description")
+        draft.classes[thing.name] = DraftClass(int(value))
+    _policy(draft, found)
+    for kind in KINDS:
+        for thing in found.of(kind).values():
+            tell_unread(draft, thing)
+    return draft
+
+
+def _take(draft: Draft, found: _Kueue, thing: Thing) -> None:
+    ours = thing.version.startswith(GROUP) or (thing.kind == "Configuration" and thing.version.startswith(CONFIG))
+    if not ours or thing.kind not in KINDS:
+        draft.note(f"objects of the kind {thing.kind}", thing.name)
+        return
+    if thing.version.rpartition("/")[2] not in VERSIONS:
+        raise thing.line.refuse(f"{thing.top.name} is of {thing.version}; read are {', '.join(VERSIONS)}")
+    key = f"{thing.namespace}/{thing.name}" if thing.kind == "LocalQueue" else thing.name
+    known = found.things.setdefault(thing.kind, {})
+    if key in known:
+        raise thing.line.refuse(f"{thing.top.name} is there twice, first in {known[key].line}")
+    known[key] = thing
+
+
+def tell_unread(draft: Draft, thing: Thing) -> None:
+    """Note what of a thing has no counterpart."""
+    thing.top.drop("status")
+    for key, value in thing.top.unread():
+        if not key.startswith("metadata."):
+            draft.note(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
+
+
+def _model(draft: Draft, flavor: Thing, spell: Spell) -> str:
+    labels = flavor.spec.table("nodeLabels")
+    for label in MODEL_LABELS:
+        if model := labels.text(label):
+            return spell(model)
+    draft.note("ResourceFlavors whose node labels tell no GPU model: their quotas count GPUs of any", flavor.name)
+    return ""
+
+
+def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
+    """Cohorts, also those that are only named, then ClusterQueues."""
+    parents, lines = {}, {}
+    for name, thing in found.of("Cohort").items():
+        parents[name] = thing.spec.text("parentName") or thing.spec.text("parent")
+        lines[name] = thing.line
+    joins = {
+        name: thing.spec.text("cohortName") or thing.spec.text("cohort")
+        for name, thing in found.of("ClusterQueue").items()
+    }
+    for name, thing in found.of("ClusterQueue").items():
+        lines.setdefault(joins[name], thing.line)
+    for above in [*parents.values(), *joins.values()]:
+        if above:
+            parents.setdefault(above, "")
+            lines.setdefault(above, SourceLine("Cohorts"))
+    paths = paths_of(parents, lines)
+    for name, path in paths.items():
+        queue = draft.add(path, DraftQueue(lines[name], says=f"Cohort {name}"))
+        if name in found.of("Cohort"):
+            _fill(draft, found, path, queue, found.of("Cohort")[name], models)
+    for name, thing in found.of("ClusterQueue").items():
+        path = f"{paths[joins[name]]}/{part_of(name)}" if joins[name] else part_of(name)
+        while path in draft.queues:
+            draft.note("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
+            path += "-queue"
+        _fill(draft, found, path, draft.add(path, DraftQueue(thing.line, says=f"ClusterQueue {name}")), thing, models)
+        _cluster_queue(draft, found, path, thing)
+
+
+def _fill(draft: Draft, found: _Kueue, path: str, queue: DraftQueue, thing: Thing, models: dict[str, str]) -> None:
+    queue.weight = thing.spec.table("fairSharing").amount("weight", 1.0, MOST_WEIGHT)
+    found.quotas[path] = [
+        quota
+        for group in thing.spec.rows("resourceGroups")
+        for flavor in group.rows("flavors")
+        for quota in _flavor(draft, path, flavor, models)
+    ]
+    for group in thing.spec.below:
+        group.drop("coveredResources")
+
+
+def _flavor(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> list[FlavorQuota]:
+    name, quotas = flavor.text("name"), []
+    for row in flavor.rows("resources"):
+        resource = row.text("name")
+        if not is_gpu(resource):
+            draft.note("quotas of other than GPUs", f"{path} ({resource} {row.text('nominalQuota', '0')} of {name})")
+            row.drop("borrowingLimit", "lendingLimit")
+            continue
+        if name not in models:
+            draft.note("flavors without their ResourceFlavor among the files: GPUs of any model", name)
+        nominal = row.amount("nominalQuota", 0.0, MOST_GPUS)
+        borrowing = row.amount("borrowingLimit", 0.0, MOST_GPUS) if row.has("borrowingLimit") else None
+        lending = row.amount("lendingLimit", 0.0, MOST_GPUS) if row.has("lendingLimit") else None
+        quotas.append(FlavorQuota(models.get(name, ""), nominal, borrowing, lending))
+    return quotas
+
+
+def is_gpu(resource: str) -> bool:
+    """
+    >>> is_gpu("nvidia.com/gpu"), is_gpu("amd.com/gpu"), is_gpu("nvidia.com/mig-1g.10gb")
+    (True, True, False)
+    """
+    return resource.endswith("/gpu")
+
+
+def _cluster_queue(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:
+    """What orders and stops a ClusterQueue; usual values need no word."""
+    spec = thing.spec
+    if spec.text("queueingStrategy") == "StrictFIFO":
+        draft.note("StrictFIFO: who does not fit lets others of his queue pass here", path)
+    if (policy := spec.text("stopPolicy", "None")) != "None":
+        draft.queues[path].is_closed = True
+        draft.note("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
+    if spec.table("admissionScope").text("admissionMode") == BY_USE:
+        found.by_use[thing.name] = path
+    preemption = spec.table("preemption")
+    preemption.usual("reclaimWithinCohort", "Never")
+    preemption.usual("withinClusterQueue", "Never")
+    preemption.usual("borrowWithinCohort", "{policy: Never}")
+    fungibility = spec.table("flavorFungibility")
+    fungibility.usual("whenCanBorrow", "Borrow", "MayStopSearch")
+    fungibility.usual("whenCanPreempt", "TryNextFlavor")
+
+
+def _set_amounts(draft: Draft, found: _Kueue, named: set[str]) -> None:
+    """Guarantees and limits by model; those of any model, too, where some flavor does not tell its own."""
+    every = [quota for quotas in found.quotas.values() for quota in quotas]
+    models = sorted(named)
+    resources = [*models, *([ANY] if not models or any(not quota.model for quota in every) else [])]
+    totals: dict[str, dict[str, float]] = {}
+    for path in reversed(draft.queues):
+        quotas, queue = found.quotas.get(path, []), draft.queues[path]
+        own = {name: math.fsum(one.nominal for one in _of(quotas, name)) for name in resources}
+        below = [totals[child] for child in draft.children(path)]
+        totals[path] = {name: own[name] + math.fsum(total[name] for total in below) for name in resources}
+        queue.guaranteed = {name: totals[path][name] for name in resources if own[name]}
+        for name in resources:
+            _bounds(queue, name, _of(quotas, name), is_leaf=not below)
+        if "/" not in path:
+            whole = totals[path].get(ANY, math.fsum(totals[path].values()))
+            queue.limit = {**totals[path], ANY: queue.line.amount("the quota of the whole tree", whole)}
+            queue.borrow, queue.lend = {}, {}
+
+
+def _bounds(queue: DraftQueue, resource: str, quotas: list[FlavorQuota], is_leaf: bool) -> None:
+    if not quotas:
+        if is_leaf:
+            queue.limit[resource] = 0.0  # a ClusterQueue has nothing of a flavor that it does not name
+        return
+    borrowing = [one.borrowing for one in quotas if one.borrowing is not None]
+    if len(borrowing) == len(quotas):
+        queue.borrow[resource] = math.fsum(borrowing)
+    if any(one.lending is not None for one in quotas):
+        queue.lend[resource] = math.fsum(one.nominal if one.lending is None else one.lending for one in quotas)
+
+
+def _of(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota]:
+    return [one for one in quotas if resource in (ANY, one.model)]
+
+
+def _add_local_queues(draft: Draft, found: _Kueue) -> None:
+    """LocalQueues that share by use are queues; others are only names of their ClusterQueue."""
+    paths = {
+        draft.queues[path].says.removeprefix("ClusterQueue "): path
+        for path in draft.queues
+        if "ClusterQueue " in draft.queues[path].says
+    }
+    for key, thing in found.of("LocalQueue").items():
+        target = thing.spec.text("clusterQueue")
+        if target not in paths:
+            draft.note("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
+            continue
+        thing.spec.usual("stopPolicy", "None")
+        weight = thing.spec.table("fairSharing").amount("weight", 1.0, MOST_WEIGHT)
+        if target in found.by_use:
+            path = f"{paths[target]}/{part_of(key).replace('|', '.', 1)}"
+            draft.add(path, DraftQueue(thing.line, weight, says=f"LocalQueue {key}"))
+        else:
+            draft.note(
+                "LocalQueues are no queues of their own: requests name the ClusterQueue's", f"{key} is {paths[target]}"
+            )
+
+
+def _policy(draft: Draft, found: _Kueue) -> None:
+    half_life_h = 0.0
+    for thing in found.of("Configuration").values():
+        sharing = thing.top.table("admissionFairSharing")
+        if sharing.has("usageHalfLifeTime"):
+            half_life_h = _hours(sharing.at("usageHalfLifeTime"), sharing.text("usageHalfLifeTime"))
+        if not thing.top.has("fairSharing"):
+            draft.note("the Configuration has no fairSharing: Kueue goes by borrowing and arrival, here shares count")
+        thing.top.held.clear()
+        thing.top.below.clear()
+    draft.policy["half_life_h"] = LONGEST_H
+    if found.by_use and half_life_h:
+        draft.policy["half_life_h"] = min(half_life_h, LONGEST_H)
+    elif found.by_use:
+        draft.note("admission fair sharing by use: add Kueue's Configuration to the files, its half-life is not known")
+    else:
+        draft.note(f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+
+
+def _hours(line: SourceLine, text: str) -> float:
+    found = _DURATION.fullmatch(text)
+    if not text or found is None:
+        raise line.refuse(f"usageHalfLifeTime is {text[:40]!r}, must be a time such as 168h")
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return hours + minutes / 60 + seconds / 3600

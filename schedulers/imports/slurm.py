@@ -1,0 +1,238 @@
+"""Slurm's accounts, users and QOS as queues.
+
+Fair Tree (slurm.schedmd.com/fair_tree.html) ranks the siblings of each level by shares over decayed use, accounts and
+users alike, as the walk here does by use over weight. A share `parent` takes its account out of that level: its
+children count as its parent's (sacctmgr(1), Fairshare).
+
+`GrpTRES` is a limit. `GrpTRESMins` bounds decayed use, of M GPU-minutes and a half-life h: that is the use of
+M · 60 · ln 2 / h GPUs held for ever. So many are guaranteed, and credits of a rate 1 bank them up to M, which is just
+what a queue that idles has in the bank in the end. Slurm holds jobs back at the bound; here they come later.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from schedulers.imports.draft import (
+    ANY,
+    LONGEST_H,
+    MOST_PRIORITY,
+    Draft,
+    DraftClass,
+    DraftQueue,
+    SourceLine,
+    Spell,
+    number_of,
+    part_of,
+    paths_of,
+)
+from schedulers.imports.slurm_tables import EXPORTS, SlurmFiles, gpus_of_tres, seconds_of
+
+ROOT = "root"
+PARENT = "parent"
+WEEK_S = 7 * 86400.0
+NOT_HERE = (
+    ("prioritytype", ("priority/multifactor",), "PriorityType: without multifactor Slurm has no fair shares"),
+    ("priorityflags", (), "PriorityFlags"),
+    ("priorityusageresetperiod", ("none",), "PriorityUsageResetPeriod: use is forgotten by the half-life alone"),
+    ("preempttype", ("preempt/none",), "PreemptType: no running job is stopped yet"),
+    ("preemptmode", ("off",), "PreemptMode: no running job is stopped yet"),
+    ("include", (), "Include: that file was not read"),
+)
+WEIGHED = ("age", "assoc", "fairshare", "jobsize", "partition", "tres")
+
+
+@dataclass(slots=True)
+class _Account:
+    line: SourceLine
+    row: dict[str, str]
+    users: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)
+
+
+def draft_slurm(files: dict[str, str], spell: Spell) -> Draft:
+    """The draft of these files (name → text), told apart by their columns. Raises ConfigError."""
+    found = SlurmFiles()
+    for file, text in files.items():
+        found.read(file, text)
+    if not found.associations:
+        raise SourceLine(next(iter(files))).refuse(f"there are no associations; they are what this prints:\n{EXPORTS}")
+    draft = Draft("Slurm")
+    half_life_s = _policy(draft, found)
+    accounts = _accounts(draft, found)
+    _Tree(draft, accounts, spell, half_life_s).build()
+    for line, row in found.qos:
+        _class(draft, line, row)
+    return draft
+
+
+def _policy(draft: Draft, found: SlurmFiles) -> float:
+    """Half-life in seconds; `slurm.conf` may be left out, its defaults count then."""
+    line, text = found.settings.get("prioritydecayhalflife", (SourceLine("slurm.conf"), "7-0"))
+    half_life_s = seconds_of(line, text)
+    if not found.has_settings:
+        draft.note("no slurm.conf among the files: half-life and longest wait are Slurm's defaults, 7 days")
+    if half_life_s == 0:
+        draft.note(f"PriorityDecayHalfLife is 0, use is never forgotten: half_life_h is {LONGEST_H:.0f}")
+        half_life_s = LONGEST_H * 3600
+    draft.policy["half_life_h"] = min(half_life_s / 3600, LONGEST_H)
+    line, text = found.settings.get("prioritymaxage", (SourceLine("slurm.conf"), "7-0"))
+    if (longest_s := seconds_of(line, text)) > 0:
+        draft.policy["max_wait_h"] = min(longest_s / 3600, LONGEST_H)
+        draft.note("PriorityMaxAge is max_wait_h: from then on a job's age counts no more there, and goes first here")
+    for key, usual, what in NOT_HERE:
+        if key in found.settings and found.settings[key][1].lower() not in usual:
+            draft.note(what, found.settings[key][1])
+    weights = [
+        f"{name} {found.settings[key][1]}" for name in WEIGHED if (key := f"priorityweight{name}") in found.settings
+    ]
+    if weights:
+        draft.note("PriorityWeight…: queues go by share here, then jobs by wait; no sum of factors", ", ".join(weights))
+    if found.has_settings and number_of(found.settings.get("priorityweightqos", (line, "0"))[1]) == 0:
+        draft.note("PriorityWeightQOS is 0, so QOS order no jobs there; here a request's class does")
+    if "partitionname" in found.settings:
+        draft.note("partitions: their nodes, limits and tiers were not read")
+    return half_life_s
+
+
+def _accounts(draft: Draft, found: SlurmFiles) -> dict[str, _Account]:
+    clusters = sorted({row["cluster"] for _, row in found.associations})
+    if len(clusters) > 1:
+        line = next(line for line, row in found.associations if row["cluster"] != clusters[0])
+        raise line.refuse(
+            f"there are several clusters, {', '.join(clusters[:3])}: export one, with cluster={clusters[0]}"
+        )
+    accounts: dict[str, _Account] = {}
+    for line, row in found.associations:
+        if not row["user"]:
+            if row["account"] in accounts:
+                raise line.refuse(
+                    f"account {row['account']!r} is there twice, first in {accounts[row['account']].line}"
+                )
+            accounts[row["account"]] = _Account(line, row)
+    for line, row in found.associations:
+        if row["user"]:
+            if row["account"] not in accounts:
+                raise line.refuse(f"user {row['user']!r} is in account {row['account']!r}, which has no row of its own")
+            _add_user(draft, accounts[row["account"]], line, row)
+    return accounts
+
+
+def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, str]) -> None:
+    """Of a user's associations in several partitions the first counts."""
+    if any(row["user"] == known["user"] for _, known in account.users):
+        draft.note("a second association of a user in an account", f"{row['user']} of {row['account']}")
+    else:
+        account.users.append((line, row))
+
+
+class _Tree:
+    """Makes queues of accounts and users."""
+
+    def __init__(self, draft: Draft, accounts: dict[str, _Account], spell: Spell, half_life_s: float) -> None:
+        self.draft, self.accounts, self.spell, self.half_life_s = draft, accounts, spell, half_life_s
+
+    def build(self) -> None:
+        parents, lines = self._parents()
+        paths = paths_of(parents, lines)
+        for name, path in paths.items():
+            account = self.accounts[name]
+            self._fill(self.draft.add(path, DraftQueue(account.line)), path, account.line, account.row)
+        users: dict[str, list[tuple[SourceLine, dict[str, str]]]] = {}
+        for name, account in self.accounts.items():
+            users.setdefault(self._counted(name), []).extend(account.users)
+        for name, rows in users.items():
+            if name in paths and name not in parents.values() and self._share_equally(rows):
+                self.draft.queues[paths[name]].per_user = bool(rows) and rows[0][1]["share"] != PARENT
+                continue
+            for line, row in rows:
+                self._user(paths.get(name, ""), line, row)
+
+    def _parents(self) -> tuple[dict[str, str], dict[str, SourceLine]]:
+        """Of accounts that count, the one above that counts; "" below the root."""
+        for name, account in self.accounts.items():
+            above = account.row["parentname"]
+            if above and above not in self.accounts and above != ROOT:
+                raise account.line.refuse(f"account {name!r} is below {above!r}, which has no row of its own")
+        lines = {name: account.line for name, account in self.accounts.items()}
+        paths_of({name: self._above(name) for name in self.accounts}, lines)  # refuses cycles
+        counted = [name for name in self.accounts if self._counted(name) == name and name != ROOT]
+        for name, account in self.accounts.items():
+            if name not in counted:
+                self._left_out(name, account)
+        return {name: self._counted(self._above(name)) for name in counted}, lines
+
+    def _above(self, name: str) -> str:
+        above = self.accounts[name].row["parentname"] if name in self.accounts else ""
+        return "" if above == name else above if above in self.accounts else ""
+
+    def _counted(self, name: str) -> str:
+        """The account itself, or the nearest above it that is not taken out by a share `parent`; "" for the root."""
+        while name and name != ROOT and self.accounts[name].row["share"] == PARENT:
+            name = self._above(name)
+        return "" if name == ROOT else name
+
+    def _left_out(self, name: str, account: _Account) -> None:
+        if name != ROOT:
+            self.draft.note("share parent: the account is no level of its own, what is below it is its parent's", name)
+        for key in ("grptres", "grptresmins", "maxtres"):
+            if account.row[key]:
+                self.draft.note(f"{key} of an account that is no queue here", f"{name} ({account.row[key]})")
+
+    def _share_equally(self, users: list[tuple[SourceLine, dict[str, str]]]) -> bool:
+        shares = {row["share"] for _, row in users}
+        return len(shares) < 2 and not any(row["grptres"] or row["grptresmins"] for _, row in users)
+
+    def _user(self, path: str, line: SourceLine, row: dict[str, str]) -> None:
+        """A user with shares or limits of his own, beside accounts: a queue."""
+        name = part_of(row["user"])
+        while (own := f"{path}/{name}" if path else name) in self.draft.queues:
+            name += "-user"
+        if row["share"] == PARENT:
+            self.draft.note("share parent of a user beside others with shares: weight 1", own)
+        self.draft.note("users that are queues, for their shares or limits differ: requests name them so", own)
+        self._fill(self.draft.add(own, DraftQueue(line)), own, line, row)
+
+    def _fill(self, queue: DraftQueue, path: str, line: SourceLine, row: dict[str, str]) -> None:
+        share = 1.0 if row["share"] == PARENT else number_of(row["share"] or "1")
+        if math.isnan(share):
+            raise line.refuse(f"share {row['share']!r} is neither a number nor parent")
+        queue.weight = line.amount("share", share)
+        queue.limit, rest = gpus_of_tres(line, row["grptres"], self.spell)
+        for gpus in queue.limit.values():
+            line.amount("GrpTRES", gpus)
+        if rest:
+            self.draft.note("GrpTRES of other than GPUs", f"{path} ({rest})")
+        self._budget(queue, path, line, row["grptresmins"])
+        if row["maxtres"]:
+            self.draft.note("MaxTRES, the most of one job", f"{path} ({row['maxtres']})")
+        if row["qos"] not in ("", "normal"):
+            self.draft.note("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
+
+    def _budget(self, queue: DraftQueue, path: str, line: SourceLine, text: str) -> None:
+        minutes, rest = gpus_of_tres(line, text, self.spell)
+        rest = ",".join([*filter(None, [rest]), *(f"{name}={gpus:g}" for name, gpus in minutes.items() if name != ANY)])
+        if rest:
+            self.draft.note("GrpTRESMins of other than GPUs of any model", f"{path} ({rest})")
+        if not minutes.get(ANY):
+            if ANY in minutes:
+                self.draft.note("GrpTRESMins of 0 GPU-minutes", path)
+            return
+        steady = minutes[ANY] * 60 * math.log(2) / self.half_life_s
+        queue.guaranteed = {ANY: line.amount("GrpTRESMins, as GPUs held for ever,", math.floor(steady * 1e6) / 1e6)}
+        queue.credits = (1.0, minutes[ANY] / 60)
+        self.draft.note(
+            "GrpTRESMins is a guarantee with credits here: it holds no job back", f"{path} ({minutes[ANY]:g})"
+        )
+
+
+def _class(draft: Draft, line: SourceLine, row: dict[str, str]) -> None:
+    name = row["name"]
+    priority = number_of(row["priority"] or "0")
+    if not (priority == int(priority) if math.isfinite(priority) else False) or not 0 <= priority < 2 * MOST_PRIORITY:
+        raise line.refuse(f"priority {row['priority']!r} of QOS {name!r} is no whole number from 0 on")
+    if not name or not name.isprintable() or name in draft.classes:
+        raise line.refuse(f"QOS {name!r} is there twice, or has no name")
+    draft.classes[name] = DraftClass(int(priority), tuple(filter(None, row["preempt"].split(","))))
+    usual = {"gracetime": ("", "00:00:00"), "usagefactor": ("", "1", "1.000000")}
+    for key in ("gracetime", "grptres", "maxtrespu", "usagefactor", "flags"):
+        if row[key] not in usual.get(key, ("",)):
+            draft.note(f"{key} of a QOS", f"{name} ({row[key]})")

@@ -1,0 +1,276 @@
+"""Things of Kubernetes in YAML or JSON, as `kubectl get -o yaml` prints them. Each value keeps its line.
+
+YAML is read event by event, so that no bracket nests deeper and no file grows larger than is allowed; aliases are
+refused, as a few of them are a billion values. Tags make nothing: every scalar is text.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schedulers.imports.draft import SourceLine, number_of
+
+MOST_BYTES = 16 * 2**20
+MOST_VALUES = 1_000_000
+DEEPEST_VALUE = 40
+NOTHING = (None, "", "{}", "[]")
+_SCALE = {
+    **{"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
+    **{f"{name}i": 1024.0 ** (power + 1) for power, name in enumerate("KMGTPE")},
+}
+_QUANTITY = re.compile(r"(.*?)([numkMGTPE]|[KMGTPE]i)?", re.ASCII)
+
+
+@dataclass(slots=True)
+class LinedValue:
+    """A mapping, a list, or a scalar's text (None: null), and its line."""
+
+    line: int
+    held: "dict[str, LinedValue] | list[LinedValue] | str | None"
+
+    def words(self) -> str:
+        if isinstance(self.held, dict):
+            return "{" + ", ".join(f"{key}: {value.words()}" for key, value in self.held.items()) + "}"
+        if isinstance(self.held, list):
+            return "[" + ", ".join(value.words() for value in self.held) + "]"
+        return "" if self.held is None else self.held
+
+
+@dataclass(slots=True)
+class Fields:
+    """A mapping whose reader takes what it knows; what is left has no counterpart, and `unread` tells of it."""
+
+    file: str
+    line: int
+    name: str  # of the thing, in messages
+    path: str = ""
+    held: dict[str, LinedValue] = field(default_factory=dict)
+    below: "list[Fields]" = field(default_factory=list)
+
+    def at(self, key: str = "") -> SourceLine:
+        value = self.held.get(key)
+        return SourceLine(self.file, value.line if value else self.line)
+
+    def has(self, key: str) -> bool:
+        return key in self.held and self.held[key].held is not None
+
+    def text(self, key: str, default: str = "") -> str:
+        """A scalar. ConfigError where there is something else."""
+        line, value = self.at(key), self.held.pop(key, None)
+        if value is None or value.held is None:
+            return default
+        if not isinstance(value.held, str):
+            raise line.refuse(f"{self.name}: {self.path}{key} is {value.words()[:60]}, must be a text or a number")
+        return value.held
+
+    def number(self, key: str, default: float) -> float:
+        """A quantity (`8`, `500m`, `1k`). ConfigError where it is none, or not finite."""
+        line, text = self.at(key), self.text(key)
+        if not text:
+            return default
+        number = quantity_of(text)
+        if not math.isfinite(number):
+            raise line.refuse(f"{self.name}: {self.path}{key} is {text[:40]!r}, must be a number such as 8 or 500m")
+        return number
+
+    def amount(self, key: str, default: float, most: float) -> float:
+        """A quantity from 0 on. ConfigError."""
+        line = self.at(key)
+        return line.amount(f"{self.name}: {self.path}{key}", self.number(key, default), most)
+
+    def table(self, key: str) -> "Fields":
+        """A mapping; empty where there is none. ConfigError where there is something else."""
+        line, value = self.at(key), self.held.pop(key, None)
+        if value is None or value.held is None:
+            return Fields(self.file, line.line, self.name, f"{self.path}{key}.")
+        return self._child(value, key)
+
+    def rows(self, key: str) -> "list[Fields]":
+        """A list of mappings."""
+        line, value = self.at(key), self.held.pop(key, None)
+        if value is None or value.held is None:
+            return []
+        if not isinstance(value.held, list):
+            raise line.refuse(f"{self.name}: {self.path}{key} is {value.words()[:60]}, must be a list")
+        return [self._child(row, f"{key}[{number}]") for number, row in enumerate(value.held)]
+
+    def _child(self, value: LinedValue, key: str) -> "Fields":
+        if not isinstance(value.held, dict):
+            why = f"{self.name}: {self.path}{key} is {value.words()[:60]}, must be a mapping"
+            raise SourceLine(self.file, value.line).refuse(why)
+        child = Fields(self.file, value.line, self.name, f"{self.path}{key}.", dict(value.held))
+        self.below.append(child)
+        return child
+
+    def drop(self, *keys: str) -> None:
+        """Leave out what says nothing about queues."""
+        for key in keys:
+            self.held.pop(key, None)
+
+    def usual(self, key: str, *values: str) -> None:
+        """Leave out a field that has a usual value."""
+        if key in self.held and self.held[key].words() in values:
+            del self.held[key]
+
+    def unread(self) -> Iterator[tuple[str, str]]:
+        """(field, value) of all that nobody took."""
+        for key, value in self.held.items():
+            if value.words() not in NOTHING:
+                yield re.sub(r"\[\d+\]", "", self.path + key), value.words()
+        for child in self.below:
+            yield from child.unread()
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """One object: its spec, and who it is."""
+
+    kind: str
+    version: str  # with its group: kueue.x-k8s.io/v1beta2
+    name: str
+    namespace: str
+    line: SourceLine
+    spec: Fields
+    top: Fields  # what stands beside the spec
+
+
+def quantity_of(text: str) -> float:
+    """A quantity of Kubernetes as a number, NaN where it is none.
+
+    >>> quantity_of("8"), quantity_of("500m"), quantity_of("2Ki"), quantity_of("1e3"), quantity_of(".inf")
+    (8.0, 0.5, 2048.0, 1000.0, nan)
+    """
+    found = _QUANTITY.fullmatch(text.strip())
+    return number_of(found[1]) * _SCALE[found[2] or ""] if found else math.nan
+
+
+def read_things(file: str, text: str) -> list[Thing]:
+    """All objects of a file, those of lists too. ConfigError with the line where it is no such file."""
+    if len(text) > MOST_BYTES:
+        raise SourceLine(file).refuse(f"has {len(text):,} characters, at most {MOST_BYTES:,} are read")
+    things = [thing for value in _documents(file, text) for thing in _things(file, value)]
+    if not things:
+        raise SourceLine(file).refuse("there is no object in it; expected what `kubectl get … -o yaml` prints")
+    return things
+
+
+def _things(file: str, value: LinedValue) -> Iterator[Thing]:
+    if value.held is None:
+        return
+    if not isinstance(value.held, dict):
+        why = f"{value.words()[:60]!r} is no object; expected what `kubectl get … -o yaml` prints"
+        raise SourceLine(file, value.line).refuse(why)
+    top = Fields(file, value.line, "object", "", dict(value.held))
+    kind, version = top.text("kind"), top.text("apiVersion")
+    if not kind:
+        raise SourceLine(file, value.line).refuse("an object without a kind")
+    if kind.endswith("List") and "items" in top.held:
+        items = top.held["items"]
+        if not isinstance(items.held, list | None):
+            raise SourceLine(file, items.line).refuse(f"items is {items.words()[:60]}, must be a list")
+        for item in items.held or []:
+            yield from _things(file, item)
+        return
+    top.name = kind
+    metadata = top.table("metadata")
+    name, namespace = metadata.text("name"), metadata.text("namespace")
+    if not name and kind != "Configuration":
+        raise SourceLine(file, value.line).refuse(f"{kind} without a name")
+    top.name = metadata.name = f"{kind} {name}".strip()
+    spec = top.table("spec")
+    spec.path = ""
+    yield Thing(kind, version, name, namespace, SourceLine(file, value.line), spec, top)
+
+
+def _documents(file: str, text: str) -> list[LinedValue]:
+    try:
+        import yaml
+    except ImportError:
+        return [_json(file, text)]
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return _Reader(file).read(yaml.parse(text, Loader=loader), yaml)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise SourceLine(file, mark.line + 1 if mark else 0).refuse(f"no valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise SourceLine(file).refuse(f"no valid YAML: {str(error)[:200]}") from None
+
+
+def _json(file: str, text: str) -> LinedValue:
+    """Without a package for YAML: one JSON document, and no lines."""
+    try:
+        return _plain(json.loads(text, parse_int=str, parse_float=str, parse_constant=str))
+    except (ValueError, RecursionError) as error:
+        why = "reading YAML needs the package pyyaml (pip install pyyaml); JSON (kubectl get -o json) needs nothing"
+        raise SourceLine(file).refuse(f"{why}; and it is no JSON: {str(error)[:100]}") from None
+
+
+def _plain(value: Any, depth: int = 0) -> LinedValue:
+    if depth > DEEPEST_VALUE:
+        raise ValueError(f"nested deeper than {DEEPEST_VALUE}")
+    if isinstance(value, dict):
+        return LinedValue(0, {key: _plain(one, depth + 1) for key, one in value.items()})
+    if isinstance(value, list):
+        return LinedValue(0, [_plain(one, depth + 1) for one in value])
+    return LinedValue(0, json.dumps(value) if isinstance(value, bool) else value)
+
+
+class _Reader:
+    """Values of YAML's events, with bounds."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.count = 0
+        self.open: list[LinedValue] = []
+        self.keys: list[str | None] = []  # of each open mapping the key that waits for its value
+        self.documents: list[LinedValue] = []
+
+    def read(self, events: Any, yaml: Any) -> list[LinedValue]:
+        for event in events:
+            line = event.start_mark.line + 1
+            if isinstance(event, yaml.AliasEvent):
+                raise SourceLine(self.file, line).refuse(f"alias *{event.anchor}: aliases are not taken, write it out")
+            if isinstance(event, yaml.ScalarEvent):
+                null = event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL")
+                self._put(LinedValue(line, None if null else event.value), line)
+            elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+                self._begin(LinedValue(line, {} if isinstance(event, yaml.MappingStartEvent) else []), line)
+            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+                self.open.pop()
+                self.keys.pop()
+        return self.documents
+
+    def _begin(self, value: LinedValue, line: int) -> None:
+        if len(self.open) >= DEEPEST_VALUE:
+            raise SourceLine(self.file, line).refuse(f"nested deeper than {DEEPEST_VALUE} levels")
+        self._put(value, line)
+        self.open.append(value)
+        self.keys.append(None)
+
+    def _put(self, value: LinedValue, line: int) -> None:
+        self.count += 1
+        if self.count > MOST_VALUES:
+            raise SourceLine(self.file, line).refuse(f"more than {MOST_VALUES:,} values")
+        held = self.open[-1].held if self.open else None
+        if not self.open:
+            self.documents.append(value)
+        elif isinstance(held, list):
+            held.append(value)
+        elif isinstance(held, dict):
+            self._pair(held, value, line)
+
+    def _pair(self, held: dict[str, LinedValue], value: LinedValue, line: int) -> None:
+        key = self.keys[-1]
+        if key is not None:
+            held[key] = value
+            self.keys[-1] = None
+            return
+        if not isinstance(value.held, str | None):
+            raise SourceLine(self.file, line).refuse("a key that is no text")
+        if (name := value.held or "") in held:
+            raise SourceLine(self.file, line).refuse(f"key {name[:60]!r} is there twice")
+        self.keys[-1] = name

@@ -1,0 +1,82 @@
+"""Write a draft as `queues.toml`: with what has no counterpart in comments above, so that nobody forgets it."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from schedulers.imports.draft import Draft, DraftClass, DraftQueue
+
+WIDTH = 110
+MOST_NAMED = 1000  # of one note: the file must not grow beyond what is read
+
+
+def text_of(draft: Draft, files: list[str]) -> str:
+    """The file. The same draft gives the same bytes."""
+    lines = [*_comment(f"Queues of {draft.source}, from {', '.join(files)}: written by `fleetcast queues import`.")]
+    if draft.notes:
+        lines += ["#", "# What has no counterpart, or differs, here:"]
+    for what, whose in draft.notes.items():
+        more = [f"and {len(whose) - MOST_NAMED:,} more"] if len(whose) > MOST_NAMED else []
+        lines += _comment(f"{what}: {', '.join([*whose[:MOST_NAMED], *more])}" if whose else what, "- ")
+    lines += ["", "[policy]", *(f"{key} = {_value(value)}" for key, value in draft.policy.items())]
+    for name, found in draft.classes.items():
+        lines += ["", f"[class.{_key(name)}]", *_class_lines(found)]
+    for path in draft.descendants(""):
+        queue = draft.queues[path]
+        lines += ["", *(_comment(queue.says) if queue.says else []), f"[queue.{_key(path)}]", *_queue_lines(queue)]
+    return "\n".join(lines) + "\n"
+
+
+def _class_lines(found: DraftClass) -> Iterator[str]:
+    yield f"priority = {found.priority}"
+    if found.preempts:
+        yield f"preempts = [{', '.join(_quoted(name) for name in found.preempts)}]"
+
+
+def _queue_lines(queue: DraftQueue) -> Iterator[str]:
+    yield f"weight = {_value(queue.weight)}"
+    for key in ("guaranteed", "limit", "lend", "borrow"):
+        if amounts := getattr(queue, key):
+            yield f"{key} = {_amounts(amounts)}"
+    if queue.class_name:
+        yield f"class = {_quoted(queue.class_name)}"
+    if queue.per_user:
+        yield "per_user = true"
+    if queue.is_closed:
+        yield "max_waiting = 0"
+    if queue.credits:
+        yield f"credits = {{rate = {_value(queue.credits[0])}, cap_gpu_h = {_value(queue.credits[1])}}}"
+
+
+def _amounts(amounts: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{_key(name)} = {_value(gpus)}" for name, gpus in amounts.items()) + "}"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """
+    >>> print(_quoted('a"b\\x07'))
+    "a\\"b\\U00000007"
+    """
+    known = text.encode("utf-8", "replace").decode("utf-8").replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in known) + '"'
+
+
+def _value(value: float | str) -> str:
+    """
+    >>> _value(64.0), _value(0.5), _value("fifo")
+    ('64', '0.5', '"fifo"')
+    """
+    if isinstance(value, str):
+        return _quoted(value)
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _comment(text: str, begin: str = "") -> list[str]:
+    """A comment that no text of a foreign file can end."""
+    plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    later = "#" + " " * (1 + len(begin))
+    return textwrap.wrap(plain, WIDTH, initial_indent=f"# {begin}", subsequent_indent=later)

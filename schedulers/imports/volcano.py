@@ -1,0 +1,62 @@
+"""Queues of Volcano (scheduling.volcano.sh/v1beta1) as queues: volcano.sh/docs, "Queue Resource Management".
+
+`deserved` is what a queue gets back from others, and what it lends while it idles: `guaranteed`. `guarantee` is kept
+for it even while it idles: what it does not `lend`. `capability` is the limit; without one the parent's counts.
+"""
+
+from schedulers.imports.draft import ANY, LONGEST_H, MOST_GPUS, MOST_WEIGHT, Draft, DraftQueue, Spell, paths_of
+from schedulers.imports.kai import parents_of, queues_of, set_priorities
+from schedulers.imports.kueue import is_gpu, tell_unread
+from schedulers.imports.things import Fields, Thing
+
+GROUP = "scheduling.volcano.sh/"
+ROOT = "root"
+STOPPED = ("Closed", "Closing")
+
+
+def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
+    """The draft of these files (name → text). Raises ConfigError."""
+    draft = Draft("Volcano")
+    draft.policy["half_life_h"] = LONGEST_H
+    draft.note(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    things = queues_of(draft, files, GROUP)
+    if len(things) > 1 and (root := things.pop(ROOT, None)):
+        root.spec.drop("weight")
+        root.spec.usual("reclaimable", "true", "false")
+        tell_unread(draft, root)
+    named = {name: thing.spec.text("parent") for name, thing in things.items()}
+    parents = parents_of(things, {name: "" if above == ROOT else above for name, above in named.items()})
+    paths = paths_of(parents, {name: thing.line for name, thing in things.items()})
+    for name, path in paths.items():
+        _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name])
+    set_priorities(draft, {paths[name]: thing for name, thing in things.items()}, 0.0)
+    for thing in things.values():
+        tell_unread(draft, thing)
+    return draft
+
+
+def _fill(draft: Draft, path: str, queue: DraftQueue, thing: Thing) -> None:
+    spec = thing.spec
+    queue.weight = spec.amount("weight", 1.0, MOST_WEIGHT)
+    kept = _gpus(spec.table("guarantee").table("resource"))
+    deserved = _gpus(spec.table("deserved"))
+    limit = _gpus(spec.table("capability"))
+    if deserved is not None or kept is not None:
+        whole = max(deserved or 0.0, kept or 0.0)
+        queue.guaranteed = {ANY: whole}
+        queue.lend = {ANY: whole - (kept or 0.0)} if kept else {}
+    if limit is not None:
+        queue.limit = {ANY: limit}
+    if spec.text("reclaimable", "true") == "false":
+        draft.note(
+            "reclaimable false: others get back nothing of what it borrowed there, and here no job is stopped", path
+        )
+    if (state := thing.top.table("status").text("state", "Open")) in STOPPED:
+        queue.is_closed = True
+        draft.note("closed: the queue takes no requests (max_waiting = 0)", f"{path} ({state})")
+
+
+def _gpus(resources: Fields) -> float | None:
+    """GPUs of a list of resources; None where it names none. Those of other vendors count together."""
+    named = [name for name in resources.held if is_gpu(name)]
+    return sum(resources.amount(name, 0.0, MOST_GPUS) for name in named) if named else None

@@ -1,0 +1,27 @@
+"""Import texts as the command does."""
+
+from collections.abc import Callable, Mapping
+
+from placement.queues_file import read_queues
+from placement.tree import QueueNode, QueueTree
+from schedulers.imports.agreement import agree
+from schedulers.imports.draft import Draft
+from schedulers.imports.toml_text import text_of
+
+Make = Callable[..., Draft]
+
+
+def imported(make: Make, *texts: str) -> tuple[QueueTree, Mapping[str, list[str]]]:
+    """The tree that the placer reads of the written file, and the notes."""
+    draft = make({f"file{number}": text for number, text in enumerate(texts)}, str.upper)
+    agree(draft)
+    return read_queues(text_of(draft, ["file0"])), draft.notes
+
+
+def nodes(tree: QueueTree) -> dict[str, QueueNode]:
+    return {node.name: node for node in tree.nodes[1:]}
+
+
+def named(notes: Mapping[str, list[str]], begin: str) -> list[str]:
+    """Whose it is what a note says that begins so."""
+    return next((whose for what, whose in notes.items() if what.startswith(begin)), [])
