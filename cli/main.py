@@ -21,6 +21,7 @@ from cli import (
     history,
     logs,
     models,
+    play,
     produce,
     queues,
     run,
@@ -61,6 +62,7 @@ app.add_typer(topology.app, name="topology")
 app.add_typer(queues.app, name="queues")
 app.add_typer(train.app, name="train")
 app.add_typer(models.app, name="models")
+app.command("play")(play.play)
 app.command("evaluate")(evaluate.evaluate)
 app.command("backtest")(backtest.backtest)
 app.command("drift")(drift.drift)

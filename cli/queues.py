@@ -73,8 +73,14 @@ def show(
 
 def _read(path: Path, topology: Path | None) -> "QueueTree":
     """ConfigError for a file that is refused."""
-    from fleet.errors import ConfigError, RequestError
     from ingest.topology.load import load_topology
+
+    return read_tree(path, None if topology is None else _capacity(load_topology(topology).nodes))
+
+
+def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
+    """The tree of a file. ConfigError for one that is refused, or guarantees more than the capacity."""
+    from fleet.errors import ConfigError, RequestError
     from placement.queues_file import check_capacity, read_queues
 
     try:
@@ -85,8 +91,8 @@ def _read(path: Path, topology: Path | None) -> "QueueTree":
         raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
     try:
         tree = read_queues(text)
-        if topology is not None:
-            check_capacity(tree, _capacity(load_topology(topology).nodes), text)
+        if capacity is not None:
+            check_capacity(tree, capacity, text)
     except RequestError as error:
         raise ConfigError(f"{path}: {error}") from None
     return tree

@@ -56,15 +56,6 @@ class Charge:
     def gpus(self) -> float:
         return math.fsum(row.gpus for row in self.held)
 
-    def amounts(self) -> dict[str, float]:
-        """Resource → GPUs: those of each model, and of any."""
-        found = {ANY: 0.0}
-        for row in self.held:
-            found[ANY] += row.gpus
-            if row.model:
-                found[row.model] = found.get(row.model, 0.0) + row.gpus
-        return found
-
     def held_gpu_s(self, from_ms: int, to_ms: int) -> float:
         """GPU-seconds held within a time."""
         return self.gpus * overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)
@@ -72,6 +63,16 @@ class Charge:
     def granted_gpu_s(self, from_ms: int, to_ms: int) -> float:
         """GPU-seconds within a time while the job ran."""
         return self.gpus * overlap_s(self.started_ms, self.ended_ms, from_ms, to_ms) if self.started_ms else 0.0
+
+
+def parts_of(leaf: str) -> list[str]:
+    """A leaf and the queues above it.
+
+    >>> parts_of("research/nlp/ada")
+    ['research', 'research/nlp', 'research/nlp/ada']
+    """
+    words = leaf.split("/") if leaf else []
+    return ["/".join(words[: at + 1]) for at in range(len(words))]
 
 
 def overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to_ms: int) -> float:
@@ -137,11 +138,14 @@ def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, L
     """
     used, held = past.at(now_ms), dict[str, dict[str, float]]()
     for charge in charges:
-        mine = held.setdefault(charge.leaf, {})
-        for resource, gpus in charge.amounts().items():
-            mine[resource] = mine.get(resource, 0.0) + gpus
+        mine, total = held.setdefault(charge.leaf, {ANY: 0.0}), 0.0
+        for row in charge.held:
+            total += row.gpus
+            if row.model:
+                mine[row.model] = mine.get(row.model, 0.0) + row.gpus
+        mine[ANY] += total
         age_s = max(0.0, (now_ms - charge.held_ms) / 1000)
-        ahead = max(0.0, (charge.expected_s or 0.0) - age_s) * charge.gpus
-        use = decayed(0.0, charge.gpus, age_s, past.half_life_s) + ahead
+        ahead = max(0.0, (charge.expected_s or 0.0) - age_s) * total
+        use = decayed(0.0, total, age_s, past.half_life_s) + ahead
         used[charge.leaf] = used.get(charge.leaf, 0.0) + use
     return {leaf: LeafUse(held.get(leaf, {}), used.get(leaf, 0.0)) for leaf in used.keys() | held.keys()}

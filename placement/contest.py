@@ -13,7 +13,7 @@ import numpy as np
 
 from placement.capacity import Capacity, CountAsk, Planned
 from placement.order import DAY_S, RUN_TERMS, Order, RunTerm, area
-from placement.replay import Replay, Trace
+from placement.replay import Replay, RowScheduler, Trace
 
 PERIOD_S, WINDOW_S = 7 * DAY_S, 14 * DAY_S
 MARGIN = 0.02
@@ -96,7 +96,8 @@ class TermContest:
         asks = [CountAsk(one.gpus, one.limit_s) if one.gpus <= self.gpus else None for one in jobs]
         policy = Keyed([area(term, one.gpus, one.forecast_s, one.limit_s) for one in jobs])
         bound_s = Order("shortest", self.max_wait_s).bound_s()
-        start_s = Replay(trace, Capacity(self.gpus, self.planned), policy, asks.__getitem__, bound_s).play()
+        machine = Capacity(self.gpus, self.planned)
+        start_s = Replay(trace, RowScheduler(submit_s, machine, policy, asks.__getitem__, bound_s)).play()
         return float(np.nanmean(start_s - np.array(submit_s)))
 
 

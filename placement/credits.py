@@ -8,10 +8,11 @@ Conserved: banked = earned − spent − expired. Expired is what the half-life 
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from placement.charges import LN2
-from placement.tree import Credits
+from placement.charges import LN2, Charge, parts_of
+from placement.tree import ANY, Credits, QueueTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,21 @@ class Bank:
         spent = min(rate * within_s, self.banked - banked)
         gone = max(0.0, self.banked - banked - spent)
         return replace(self, as_of_ms=now_ms, spent=self.spent + spent, expired=self.expired + gone)
+
+
+def banks_at(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
+    """queue → its bank now, of those with credits, while the open charges were held all the time since `known`."""
+    with_credits = [node for node in tree.nodes if node.credits is not None]
+    if not with_credits:
+        return {}
+    held: dict[str, float] = {}
+    for charge in opened:
+        for name in parts_of(charge.leaf):
+            held[name] = held.get(name, 0.0) + charge.gpus
+    found = {}
+    for node in with_credits:
+        bank, guaranteed = known.get(node.name) or Bank(now_ms), node.guaranteed.get(ANY, 0.0)
+        assert node.credits is not None
+        mine = held.get(node.name, 0.0)
+        found[node.name] = bank.at(now_ms, mine, guaranteed, node.credits, tree.policy.half_life_s)
+    return found

@@ -1,7 +1,7 @@
-"""Play a queue through time: arrivals and ends move a clock, and after each of them the plan makes a pass.
+"""Play a queue through time: arrivals and ends move a clock, and after each of them a scheduler makes a pass.
 
-The plan never sees a run time before its end. A refused start gives its GPUs back after a while, and the job waits on
-with its old arrival. Same input, same starts: there is no randomness and no other clock.
+A scheduler never sees a run time before its end. A refused start gives its GPUs back after a while, and the job waits
+on with its old arrival. Same input, same starts: there is no randomness and no other clock.
 """
 
 import heapq
@@ -17,6 +17,7 @@ from placement.rows import NEVER, A, Item, Rows
 
 Floats = NDArray[np.float64]
 REFUSED_S = 300.0  # what the placer calls intent_expires_s
+Refuses = Callable[[int, int], bool]  # whether the start of a job, its n-th, is refused outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,69 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.submit_s)
+
+
+class PlayedScheduler(Protocol):
+    """Who starts when. Jobs are rows of the trace; what it cannot ever start it leaves out."""
+
+    def wait(self, job: int, now_s: float) -> None:
+        """A job waits from now on; again, after a start that was refused."""
+
+    def end(self, job: int, now_s: float, refused: bool) -> None:
+        """A job gives its GPUs back."""
+
+    def go(self, now_s: float) -> Sequence[int] | None:
+        """Who starts now; None where there was no need to look."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """The state of a play. start_s: (job,) NaN until it starts; passes: how often the scheduler looked."""
+
+    trace: Trace
+    scheduler: PlayedScheduler
+    refuses: Refuses | None = None
+    passes: int = 0
+    start_s: Floats = field(init=False)
+    _ends: list[tuple[float, int, bool]] = field(default_factory=list)  # when, who, whether its start was refused
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.start_s = np.full(len(self.trace), np.nan)
+
+    def play(self) -> Floats:
+        """To the end of the last job; (job,) starts."""
+        for _ in self.steps():
+            pass
+        return self.start_s
+
+    def steps(self) -> Iterator[float]:
+        """The moments at which something happened, each after its pass."""
+        submit_s, job = self.trace.submit_s, 0
+        while job < len(submit_s) or self._ends:
+            now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
+            while self._ends and self._ends[0][0] <= now_s:
+                _, ended, refused = heapq.heappop(self._ends)
+                self.scheduler.end(ended, now_s, refused)
+                if refused:
+                    self.scheduler.wait(ended, now_s)
+            while job < len(submit_s) and submit_s[job] <= now_s:
+                self.scheduler.wait(job, now_s)
+                job += 1
+            self._pass(now_s)
+            yield now_s
+
+    def _pass(self, now_s: float) -> None:
+        started = self.scheduler.go(now_s)
+        self.passes += started is not None
+        for job in started or ():
+            tried = self._tries.get(job, 0)
+            refused = self.refuses is not None and self.refuses(job, tried)
+            if refused:
+                self._tries[job] = tried + 1
+            else:
+                self.start_s[job] = now_s
+            heapq.heappush(self._ends, (now_s + (REFUSED_S if refused else self.trace.run_s[job]), job, refused))
 
 
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
@@ -56,75 +120,37 @@ class QueuePolicy(Protocol):
 
 
 @dataclass(slots=True)
-class Replay(Generic[A]):
-    """The state of a play; ask: what a job asks the machine for, None where it can never start and is left out.
+class RowScheduler(Generic[A]):
+    """One queue ordered by a policy, with EASY backfill. ask: what a job asks for, None where it can never start."""
 
-    start_s: (job,) NaN until it starts. refuses: whether the start of a job, the n-th, is refused outside.
-    """
-
-    trace: Trace
+    submit_s: Sequence[float]
     machine: PlayedMachine[A]
     policy: QueuePolicy
     ask: Callable[[int], A | None]
     bound_s: float = NEVER
-    refuses: Callable[[int, int], bool] | None = None
-    passes: int = 0
-    start_s: Floats = field(init=False)
     _rows: Rows[A] = field(default_factory=Rows)
-    _ends: list[tuple[float, int, bool]] = field(default_factory=list)  # when, who, whether its start was refused
     _tries: dict[int, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.start_s = np.full(len(self.trace), np.nan)
-
-    def play(self) -> Floats:
-        """To the end of the last job; (job,) starts."""
-        for _ in self.steps():
-            pass
-        return self.start_s
-
-    def steps(self) -> Iterator[float]:
-        """The moments at which something happened, each after its pass."""
-        submit_s, job = self.trace.submit_s, 0
-        while job < len(submit_s) or self._ends:
-            now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
-            while self._ends and self._ends[0][0] <= now_s:
-                self._end(now_s)
-            while job < len(submit_s) and submit_s[job] <= now_s:
-                self._wait(job, now_s)
-                job += 1
-            self._pass(now_s)
-            yield now_s
-
-    def _wait(self, job: int, now_s: float) -> None:
+    def wait(self, job: int, now_s: float) -> None:
         ask = self.ask(job)
         if ask is not None:
-            item = Item(
-                f"{job:09}.{self._tries.get(job, 0)}", self.policy.key(job, now_s), self.trace.submit_s[job], job
-            )
+            name = f"{job:09}.{self._tries.get(job, 0)}"
+            item = Item(name, self.policy.key(job, now_s), self.submit_s[job], job)
             self._rows.add(ask, item, bound_s=self.bound_s)
 
-    def _end(self, now_s: float) -> None:
-        _, job, refused = heapq.heappop(self._ends)
+    def end(self, job: int, now_s: float, refused: bool) -> None:
         self.machine.end(job)
         if refused:
-            self._wait(job, now_s)
+            self._tries[job] = self._tries.get(job, 0) + 1
         else:
             self.policy.ended(job, now_s)
 
-    def _pass(self, now_s: float) -> None:
+    def go(self, now_s: float) -> Sequence[int] | None:
         self.machine.at(now_s)
         if not any(self.machine.fits(row.ask) for row in self._rows):
-            return
-        self.passes += 1
+            return None
         backfill(self._rows, self.machine, now_s)
-        for item in self.machine.started:
-            job = item.number
-            tried = self._tries.get(job, 0)
-            refused = self.refuses is not None and self.refuses(job, tried)
-            if refused:
-                self._tries[job] = tried + 1
-            heapq.heappush(self._ends, (now_s + (REFUSED_S if refused else self.trace.run_s[job]), job, refused))
-            if not refused:
-                self.start_s[job] = now_s
-                self.policy.started(job, now_s)
+        jobs = [item.number for item in self.machine.started]
+        for job in jobs:
+            self.policy.started(job, now_s)
+        return jobs

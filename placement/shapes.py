@@ -81,12 +81,18 @@ class RecentShapes:
     """The shapes of the newest requests, each as many times as it has members."""
 
     def __init__(self, kept: int) -> None:
-        self._newest: deque[tuple[MemberShape, int]] = deque(maxlen=kept)
+        self._newest: deque[tuple[MemberShape, int]] = deque()
+        self._kept = kept
+        self._members: Counter[MemberShape] = Counter()
         self.version = 0
 
     def add(self, shape: MemberShape, members: int = 1) -> None:
         """Another request; beyond `kept` the oldest is forgotten."""
         self._newest.append((shape, members))
+        self._members[shape] += members
+        if len(self._newest) > self._kept:
+            oldest, gone = self._newest.popleft()
+            self._members[oldest] -= gone
         self.version += 1
 
     def __len__(self) -> int:
@@ -94,7 +100,4 @@ class RecentShapes:
 
     def counted(self) -> Counter[MemberShape]:
         """shape → members."""
-        found: Counter[MemberShape] = Counter()
-        for shape, members in self._newest:
-            found[shape] += members
-        return found
+        return +self._members

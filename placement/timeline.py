@@ -1,7 +1,7 @@
 """Run-time estimates, and the cluster view as running jobs end one after the other."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.engine import fits_now
 from placement.options import Options
-from placement.slots import WHOLE, held
+from placement.slots import WHOLE, HeldParts, held
 from placement.view import ClusterView
 
 FALLBACK_S = 86_400.0
@@ -188,6 +188,28 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
         free_cpus=free_cpus,
         free_host_memory_gib=free_memory,
     )
+
+
+def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
+    """The view after jobs have given back their GPUs; the others are numbered anew. CPUs and host memory stay as known:
+    the next board tells of them."""
+    if not view.jobs:
+        return view
+    stays = np.array([job not in jobs for job in view.jobs], bool)
+    number = np.where(stays, np.cumsum(stays) - 1, -1).astype(np.int32)
+    parts = view.parts
+    kept = stays[parts.job] if len(parts.job) else np.zeros(0, bool)
+    left = HeldParts(number[parts.job[kept]].astype(np.int64), parts.gpu[kept], parts.milli[kept])
+    holders = np.where(view.holders >= 0, number[view.holders], np.int32(-1))
+    if len(left.gpu):
+        holders.ravel()[left.gpu[::-1]] = left.job[::-1]  # the first of those that share it
+    freed = (view.holders >= 0) & (holders < 0) & view.usable
+    milli = np.where(freed, np.int16(WHOLE), view.milli)
+    if len(parts.gpu) > len(left.gpu):
+        milli.ravel()[left.gpu] = WHOLE
+        np.subtract.at(milli.ravel(), left.gpu, left.milli.astype(np.int16))
+    names = tuple(job for job, stay in zip(view.jobs, stays.tolist(), strict=True) if stay)
+    return replace(view, milli=milli, holders=holders, jobs=names, parts=left)
 
 
 def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:

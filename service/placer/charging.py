@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.requests import Decision, PlacementRequest
+from fleet.requests import PlacementRequest
+from placement.charged import summed
 from placement.charges import Charge, HeldGpus
 from placement.ledger import Ledger
-from placement.timeline import RunTimeQuantiles
 from placement.tree import DEFAULT_QUEUE, QueueTree
-from placement.turns import placed_gpus
 from placement.view import ClusterView
 from service.answers.jobs import EndedJobRow, RunningJobRow
 from service.board.board import Board
@@ -21,42 +20,6 @@ from service.placer.view import Observed
 UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
 _running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode
 _ended_rows = msgspec.json.Decoder(list[EndedJobRow]).decode
-
-
-def charge_of(
-    request: PlacementRequest,
-    decision: Decision,
-    leaf: str,
-    view: ClusterView,
-    run_times: RunTimeQuantiles,
-    now_ms: int,
-    queued_ms: int | None = None,
-) -> Charge:
-    """The charge of a placement, from now on."""
-    return Charge(
-        charge_id=0,
-        request_id=request.request_id,
-        job=request.job_name,
-        attempt=request.attempt,
-        leaf=leaf,
-        user=request.user,
-        class_=request.class_,
-        held=summed((node.pool, node.gpu_model, gpus) for node, gpus in placed_gpus(decision, view)),
-        expected_s=run_times.run_s(sum(len(rank.gpus) for rank in decision.ranks), 0.5, limit_s=request.limit_s),
-        queued_ms=now_ms if queued_ms is None else queued_ms,
-        held_ms=now_ms,
-    )
-
-
-def summed(rows: Iterable[tuple[str, str, float]]) -> tuple[HeldGpus, ...]:
-    """
-    >>> summed([("a", "H100", 8.0), ("a", "H100", 8.0)])
-    (HeldGpus(pool='a', model='H100', gpus=16.0),)
-    """
-    found: dict[tuple[str, str], float] = {}
-    for pool, model, gpus in rows:
-        found[pool, model] = found.get((pool, model), 0.0) + gpus
-    return tuple(HeldGpus(pool, model, gpus) for (pool, model), gpus in sorted(found.items()))
 
 
 class Charging:

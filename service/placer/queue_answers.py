@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from fleet.errors import UnknownEntity
-from placement.charges import Charge
+from placement.charges import Charge, parts_of
 from placement.queue import Wait, Waiting
 from placement.showback import By, sums
 from placement.standing import QueueStanding, Stand, amounts_of
@@ -15,7 +15,7 @@ from placement.turns import TreeTurns, is_below
 from placement.words import count_of
 from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState, WhyStep, WhyWaiting
 from service.placer.queue_rows import NOT_LOOKED_AT
-from service.placer.queue_week import QueueWeek, parts_of
+from service.placer.queue_week import QueueWeek
 
 NAMED = 5  # requests of a step of the ladder
 

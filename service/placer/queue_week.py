@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placement.charges import Charge
+from placement.charges import Charge, parts_of
 
 DAY_MS = 86_400_000
 DAYS = 7
@@ -56,13 +56,3 @@ def _shares(held: Counter[str]) -> dict[str, float]:
 
 def _quantiles(values: list[float]) -> dict[str, float]:
     return {"p50": round(float(np.quantile(values, 0.5)), 1), "p90": round(float(np.quantile(values, 0.9)), 1)}
-
-
-def parts_of(leaf: str) -> list[str]:
-    """A leaf and the queues above it.
-
-    >>> parts_of("research/nlp/ada")
-    ['research', 'research/nlp', 'research/nlp/ada']
-    """
-    words = leaf.split("/") if leaf else []
-    return ["/".join(words[: at + 1]) for at in range(len(words))]

@@ -4,17 +4,16 @@ from fleet.clock import Clock
 from fleet.errors import RequestError
 from fleet.requests import PlacementRequest
 from placement.charges import LeafUse, use_of
-from placement.credits import Bank
+from placement.credits import Bank, banks_at
 from placement.ledger import Ledger
 from placement.queue import ONE_LINE
 from placement.standing import QueueStanding
-from placement.tree import ANY, QueueTree
+from placement.tree import QueueTree
 from placement.turns import QueueTurns, TreeTurns, capacity_of, is_below
 from placement.words import count_of
 from service.board.board import Board
 from service.placer.charging import Charging, leaf_name
 from service.placer.queue_file import QueueFile
-from service.placer.queue_week import parts_of
 from service.placer.view import Observed
 
 
@@ -52,24 +51,8 @@ class ServedQueues:
 
     def _banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
         """queue → its bank now."""
-        with_credits = [node for node in tree.nodes if node.credits is not None]
-        if not with_credits:
-            return {}
-        known, held = self.ledger.charges.banks(), self._held_by_queue(tree)
-        half_life_s = tree.policy.half_life_s
-        found = {}
-        for node in with_credits:
-            bank, guaranteed = known.get(node.name) or Bank(now_ms), node.guaranteed.get(ANY, 0.0)
-            assert node.credits is not None
-            found[node.name] = bank.at(now_ms, held.get(node.name, 0.0), guaranteed, node.credits, half_life_s)
-        return found
-
-    def _held_by_queue(self, tree: QueueTree) -> dict[str, float]:
-        held: dict[str, float] = {}
-        for charge in self.ledger.charges.opened().values():
-            for name in parts_of(charge.leaf):
-                held[name] = held.get(name, 0.0) + charge.gpus
-        return held
+        charges = self.ledger.charges
+        return banks_at(tree, charges.banks(), charges.opened().values(), now_ms)
 
     def turns(self, observed: Observed) -> QueueTurns:
         """Turns for one pass."""

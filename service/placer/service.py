@@ -14,6 +14,7 @@ import msgspec
 from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import HONOURED_BY_QUEUES, Decision, PlacementRequest, check_request, ignored_facts
+from placement.charged import charge_of
 from placement.engine import decide, still_holds
 from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
@@ -26,7 +27,7 @@ from service.board.age import why_stale
 from service.board.board import Board, BoardReader
 from service.board.expiry import Expiry
 from service.config import Config
-from service.placer.charging import charge_of, leaf_name
+from service.placer.charging import leaf_name
 from service.placer.metrics import PlacerMetrics
 from service.placer.queue_pass import QueuePass
 from service.placer.queue_rows import NOT_LOOKED_AT, queue_row

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from placement.capacity import Capacity, CountAsk
 from placement.contest import PERIOD_S, Issued, Keyed, TermContest
 from placement.order import ORDERS, Order
-from placement.replay import REFUSED_S, Floats, Replay, Trace
+from placement.replay import REFUSED_S, Floats, Replay, RowScheduler, Trace
 from placement.rows import NEVER, Item, WaitingRow
 
 GPUS = 8
@@ -37,7 +37,8 @@ def play(rows: list[Job], order: Order | None = None, **more: Any) -> Floats:
     trace = Trace([], submit_s, run_s, gpus, run_s)
     policy = Keyed([order.key(each, None, run) for each, run in zip(gpus, run_s, strict=True)])
     asks = [CountAsk(each, run) if each <= GPUS else None for each, run in zip(gpus, run_s, strict=True)]
-    return Replay(trace, Capacity(GPUS, exactly), policy, asks.__getitem__, order.bound_s(), **more).play()
+    scheduler = RowScheduler(submit_s, Capacity(GPUS, exactly), policy, asks.__getitem__, order.bound_s())
+    return Replay(trace, scheduler, **more).play()
 
 
 @given(jobs, st.sampled_from(ORDERS))
@@ -112,7 +113,8 @@ def test_a_job_that_outruns_its_plan_is_planned_anew() -> None:
     def short(ask: CountAsk, age_s: float) -> float:
         return max(5.0, age_s * 1.05)
 
-    start_s = Replay(trace, Capacity(GPUS, short), Keyed([0.0] * 3), asks.__getitem__).play()
+    scheduler = RowScheduler(trace.submit_s, Capacity(GPUS, short), Keyed([0.0] * 3), asks.__getitem__)
+    start_s = Replay(trace, scheduler).play()
     assert start_s.tolist() == [0.0, 100.0, 110.0]
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.capacity import Capacity, CountAsk
+from placement.capacity import Capacity, CountAsk, Planned
 from placement.contest import TermContest
 from placement.order import Order
-from placement.replay import Replay, Trace
+from placement.replay import PlayedMachine, Replay, RowScheduler, Trace
 from placement.rows import NEVER
-from training.judges.queue_policies import KeyedPeer, Ours, Qssf, SeenRuns
+from placement.seen_runs import SeenRuns
+from training.judges.queue_policies import KeyedPeer, Ours, Qssf
 from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
 from training.judges.start import capacity_of
 from training.reports.results import ResultRow, Results, interval
@@ -30,6 +31,7 @@ MONTH_S = 30 * DAY_S
 FEWEST_OF_USER = 10
 BLOCK = 500  # neighbours in a queue wait alike
 MAX_WAIT_H = 24.0
+BY_ARRIVAL = frozenset({"fifo", "easy_limits"})
 ON_LIMITS = frozenset({"easy_limits", "conservative_limits", "limit_x_cores"})
 METHODS = (
     *("ours", "fifo", "easy_limits", "conservative_limits", "limit_x_cores", "gpus_only", "qssf"),
@@ -38,6 +40,7 @@ METHODS = (
 
 Floats = NDArray[np.float64]
 Say = Callable[[str], None]
+MachineOf = Callable[[Planned, bool], PlayedMachine[CountAsk]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class QueueScene:
         """What a job asks for; None for one that is larger than the fleet."""
         gpus = self.trace.gpus[job]
         return CountAsk(gpus, self.trace.limit_s[job]) if gpus <= self.capacity else None
+
+    def machine(self, planned: Planned, backfills: bool = True) -> Capacity:
+        return Capacity(self.capacity, planned, backfills)
 
 
 def evaluate(
@@ -102,18 +108,27 @@ def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
 
 def play(scene: QueueScene, method: str) -> tuple[Floats, str]:
     """(job,) starts by a method, NaN for jobs larger than the fleet; and what it went by, in words."""
+    trace = scene.trace
     if method == "conservative_limits":
-        return _conservative(scene), "every job has a reservation"
-    trace, seen = scene.trace, SeenRuns()
-    machine = Capacity(scene.capacity, seen.planned, backfills=method != "fifo")
-    bound_s = NEVER if method in ("fifo", "easy_limits") else Order("shortest", scene.max_wait_s).bound_s()
-    if method == "ours":
-        contest = TermContest(scene.capacity, scene.max_wait_s, seen.planned)
-        start_s = Replay(trace, machine, Ours(trace, seen, contest=contest), scene.ask, bound_s).play()
-        return start_s, f"last contests: {', '.join(term for _, term, _ in contest.log[-6:]) or contest.term}"
-    if method == "qssf":
-        return Replay(trace, machine, Qssf(trace, seen), scene.ask, bound_s).play(), "user's runs"
-    return Replay(trace, machine, KeyedPeer(trace, seen, _keys(trace, method)), scene.ask, bound_s).play(), method
+        return conservative(trace, scene.capacity), "every job has a reservation"
+    if method != "ours":
+        return Replay(trace, peer(trace, method, scene.machine, scene.ask, scene.max_wait_s)).play(), method
+    seen = SeenRuns()
+    contest = TermContest(scene.capacity, scene.max_wait_s, seen.planned)
+    bound_s = Order("shortest", scene.max_wait_s).bound_s()
+    machine, ours = scene.machine(seen.planned), Ours(trace, seen, contest=contest)
+    start_s = Replay(trace, RowScheduler(trace.submit_s, machine, ours, scene.ask, bound_s)).play()
+    return start_s, f"last contests: {', '.join(term for _, term, _ in contest.log[-6:]) or contest.term}"
+
+
+def peer(
+    trace: Trace, method: str, machine: MachineOf, ask: Callable[[int], CountAsk | None], max_wait_s: float
+) -> RowScheduler[CountAsk]:
+    """A peer or an oracle on a machine; orders by area pass nobody who has waited `max_wait_s`."""
+    seen = SeenRuns()
+    policy = Qssf(trace, seen) if method == "qssf" else KeyedPeer(trace, seen, _keys(trace, method))
+    bound_s = NEVER if method in BY_ARRIVAL else Order("shortest", max_wait_s).bound_s()
+    return RowScheduler(trace.submit_s, machine(seen.planned, method != "fifo"), policy, ask, bound_s)
 
 
 def _keys(trace: Trace, method: str) -> Sequence[float]:
@@ -124,11 +139,11 @@ def _keys(trace: Trace, method: str) -> Sequence[float]:
     return found
 
 
-def _conservative(scene: QueueScene) -> Floats:
-    trace = scene.trace
+def conservative(trace: Trace, capacity: int) -> Floats:
+    """(job,) starts where every job that waits has a reservation by its limit, on a count of GPUs."""
     limit_s = [max(1, int(limit or DAY_S)) for limit in trace.limit_s]
     jobs = QueuedJobs(*(np.array(column, np.int64) for column in (trace.submit_s, trace.gpus, limit_s)))
-    state = QueueSimulation(jobs, [int(value) for value in trace.run_s], scene.capacity)
+    state = QueueSimulation(jobs, [int(value) for value in trace.run_s], capacity)
     for job, submit_s in enumerate(jobs.submit_s.tolist()):
         state.advance(submit_s)
         state.submit(job)

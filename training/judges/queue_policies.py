@@ -10,53 +10,16 @@
 | sjf_oracle, area_oracle | true run time; the same x GPUs |
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from placement.capacity import CountAsk
 from placement.contest import Issued, TermContest
 from placement.order import area
 from placement.replay import Trace
-from placement.timeline import RUN_LEVELS, RunTimeQuantiles
+from placement.seen_runs import SeenRuns
 from training.fits.run_pools import Key, RunPools
-
-RUNS_KEPT = 200  # of a GPU count
-RELEARN = 0.05  # of its runs are new: learn its quantiles again
-
-
-class SeenRuns:
-    """Run times by GPU count of what ended in a play: how long the plan expects jobs without limits to run."""
-
-    def __init__(self) -> None:
-        self._runs: dict[int, deque[float]] = {}
-        self._new: dict[int, int] = {}
-        self._times = RunTimeQuantiles({})
-
-    def ended(self, gpus: int, run_s: float) -> None:
-        for count in (gpus, 0):
-            self._runs.setdefault(count, deque(maxlen=RUNS_KEPT)).append(run_s)
-            self._new[count] = self._new.get(count, 0) + 1
-        if any(self._new[count] > RELEARN * len(self._runs[count]) for count in (gpus, 0)):
-            self._learn()
-
-    def _learn(self) -> None:
-        rows = {count: self._row(runs) for count, runs in self._runs.items()}
-        self._times = RunTimeQuantiles.of({"by_gpus": rows, "all": rows[0]})
-        self._new.clear()
-        self._new.update(dict.fromkeys(self._runs, 0))
-
-    def _row(self, runs: Sequence[float]) -> dict[str, object]:
-        levels = np.quantile(runs, RUN_LEVELS)
-        return {"n": len(runs), "p50": levels[RUN_LEVELS.index(0.5)], "p90": levels[RUN_LEVELS.index(0.9)]}
-
-    def planned(self, ask: CountAsk, age_s: float) -> float:
-        """The limit, which ends a job; without one the p90 of its like."""
-        if ask.limit_s is not None:
-            return ask.limit_s
-        return self._times.run_s(ask.gpus, 0.9, age_s=age_s)
 
 
 def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:

@@ -140,9 +140,9 @@ def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> 
 
 
 def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
-    """The jobs of one set's folder, and how many rows were left out by reason."""
+    """The jobs of one set's folder, or of one file, and how many rows were left out by reason."""
     parts, skipped = [], Counter[str]()
-    for path in sorted(folder.rglob("*")):
+    for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
         if path.is_file() and is_table(path):
             try:
                 table = read_table(path)

@@ -9,8 +9,9 @@ from cli.main import app
 from fleet.errors import ConfigError
 from placement.capacity import CountAsk
 from placement.replay import Trace
+from placement.seen_runs import SeenRuns
 from training.judges.queue import METHODS, ON_LIMITS, evaluate, jain
-from training.judges.queue_policies import SeenRuns, kinds_of
+from training.judges.queue_policies import kinds_of
 from training.reports.results import Results
 
 DAY_S = 86_400

@@ -1,0 +1,45 @@
+"""The charge of a placement: what it holds, and whose it is."""
+
+from collections.abc import Iterable
+
+from fleet.requests import Decision, PlacementRequest
+from placement.charges import Charge, HeldGpus
+from placement.timeline import RunTimeQuantiles
+from placement.turns import placed_gpus
+from placement.view import ClusterView
+
+
+def charge_of(
+    request: PlacementRequest,
+    decision: Decision,
+    leaf: str,
+    view: ClusterView,
+    run_times: RunTimeQuantiles,
+    now_ms: int,
+    queued_ms: int | None = None,
+) -> Charge:
+    """The charge of a placement, from now on."""
+    return Charge(
+        charge_id=0,
+        request_id=request.request_id,
+        job=request.job_name,
+        attempt=request.attempt,
+        leaf=leaf,
+        user=request.user,
+        class_=request.class_,
+        held=summed((node.pool, node.gpu_model, gpus) for node, gpus in placed_gpus(decision, view)),
+        expected_s=run_times.run_s(sum(len(rank.gpus) for rank in decision.ranks), 0.5, limit_s=request.limit_s),
+        queued_ms=now_ms if queued_ms is None else queued_ms,
+        held_ms=now_ms,
+    )
+
+
+def summed(rows: Iterable[tuple[str, str, float]]) -> tuple[HeldGpus, ...]:
+    """
+    >>> summed([("a", "H100", 8.0), ("a", "H100", 8.0)])
+    (HeldGpus(pool='a', model='H100', gpus=16.0),)
+    """
+    found: dict[tuple[str, str], float] = {}
+    for pool, model, gpus in rows:
+        found[pool, model] = found.get((pool, model), 0.0) + gpus
+    return tuple(HeldGpus(pool, model, gpus) for (pool, model), gpus in sorted(found.items()))

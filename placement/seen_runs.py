@@ -1,0 +1,44 @@
+"""Run times by GPU count, learnt from jobs as they end: what a plan expects of those that still run."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from placement.capacity import CountAsk
+from placement.timeline import RUN_LEVELS, RunTimeQuantiles
+
+RUNS_KEPT = 200  # of a GPU count
+RELEARN = 0.05  # of its runs are new: learn its quantiles again
+
+
+class SeenRuns:
+    """Run times of what ended in a play. times: their quantiles, as the placer reads them from a board."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, deque[float]] = {}
+        self._new: dict[int, int] = {}
+        self._rows: dict[int, dict[str, object]] = {}
+        self.times = RunTimeQuantiles({})
+
+    def ended(self, gpus: int, run_s: float) -> None:
+        learnt = False
+        for count in (gpus, 0):
+            runs = self._runs.setdefault(count, deque(maxlen=RUNS_KEPT))
+            runs.append(run_s)
+            self._new[count] = self._new.get(count, 0) + 1
+            if self._new[count] > RELEARN * len(runs):
+                self._rows[count], self._new[count], learnt = _row(runs), 0, True
+        if learnt:
+            self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
+
+    def planned(self, ask: CountAsk, age_s: float) -> float:
+        """The limit, which ends a job; without one the p90 of its like."""
+        if ask.limit_s is not None:
+            return ask.limit_s
+        return self.times.run_s(ask.gpus, 0.9, age_s=age_s)
+
+
+def _row(runs: Sequence[float]) -> dict[str, object]:
+    levels = np.quantile(runs, RUN_LEVELS)
+    return {"n": len(runs), "p50": levels[RUN_LEVELS.index(0.5)], "p90": levels[RUN_LEVELS.index(0.9)]}

@@ -1,0 +1,166 @@
+"""The plan that serves, played through time: `placement.queue.plan` on a fleet whose jobs end as a trace says.
+
+It knows what the placer knows at that moment: requests, charges, banks, and run times of jobs that ended before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fleet.nodes import NodeState
+from fleet.requests import PlacementRequest, RankPlacement
+from fleet.topology import NodeSpec, Topology
+from placement.charged import charge_of
+from placement.charges import Charge, LeafUse, PastUse, use_of
+from placement.credits import Bank, banks_at
+from placement.options import Options
+from placement.queue import ONE_LINE, Wait, Waiting, plan
+from placement.seen_runs import SeenRuns
+from placement.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
+from placement.slots import milli_of
+from placement.timeline import RunningJob, vacate
+from placement.tree import QueueTree
+from placement.turns import QueueTurns, TreeTurns
+from placement.view import ClusterView
+
+SHAPES_KEPT, SHAPES_ANEW = 2000, 500  # newest requests that are packed for; how many come until that is made anew
+FEWEST_SHAPES = 50
+
+
+def played_view(gpus: Sequence[int]) -> ClusterView:
+    """An empty fleet of nodes with so many GPUs each, of which nothing else is known."""
+    topology = Topology.build([NodeSpec(f"n{row + 1:04d}", each) for row, each in enumerate(gpus)])
+    n = len(gpus)
+    usable = np.arange(max(gpus))[None, :] < np.array(gpus)[:, None]
+    unknown = np.full(n, np.nan)
+    return ClusterView(
+        topology=topology,
+        milli=milli_of(usable),
+        usable=usable,
+        state=np.full(n, NodeState.IN_SERVICE, np.int8),
+        p_fail=np.zeros(n),
+        p_slow=np.zeros(n),
+        reason={},
+        holders=np.full(usable.shape, -1, np.int32),
+        jobs=(),
+        free_cpus=unknown,
+        free_host_memory_gib=unknown,
+    )
+
+
+@dataclass(slots=True)
+class PlayedBook:
+    """Charges and banks, as the ledger keeps them."""
+
+    tree: QueueTree
+    opened: dict[int, Charge] = field(default_factory=dict)  # job → its charge
+    closed: list[Charge] = field(default_factory=list)
+    banks: dict[str, Bank] = field(default_factory=dict)
+    _past: PastUse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._past = PastUse(self.tree.policy.half_life_s)
+
+    def settle(self, now_ms: int) -> None:
+        """Bring the banks up to now, before anything that they depend on changes."""
+        self.banks |= banks_at(self.tree, self.banks, self.opened.values(), now_ms)
+
+    def close(self, job: int, now_ms: int, outcome: str) -> None:
+        self.settle(now_ms)
+        charge = replace(self.opened.pop(job), ended_ms=now_ms, outcome=outcome)
+        self._past.add(charge)
+        self.closed.append(charge)
+
+    def use(self, now_ms: int) -> dict[str, LeafUse]:
+        return use_of(self.opened.values(), self._past, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class JobHold:
+    """What a job that runs was given."""
+
+    request: PlacementRequest
+    ranks: tuple[RankPlacement, ...]
+
+
+@dataclass(slots=True)
+class ServedPlan:
+    """A scheduler to be played. ask: the request of a job, its id unique; None where it can never be placed.
+
+    forgets: shares count what is held now alone, as Kueue's do. waits: of the last pass. holds: of jobs that run.
+    """
+
+    view: ClusterView
+    ask: Callable[[int], PlacementRequest | None]
+    tree: QueueTree | None = None
+    forgets: bool = False
+    runs: SeenRuns = field(default_factory=SeenRuns)
+    book: PlayedBook | None = field(init=False)
+    waits: tuple[Wait, ...] = ()
+    holds: dict[int, JobHold] = field(default_factory=dict)
+    _waiting: dict[str, Waiting] = field(default_factory=dict)
+    _jobs: dict[str, int] = field(default_factory=dict)  # request id → job, while it waits or runs
+    _running: dict[str, RunningJob] = field(default_factory=dict)
+    _gone: set[str] = field(default_factory=set)
+    _shapes: RecentShapes = field(default_factory=lambda: RecentShapes(SHAPES_KEPT))
+    _demand: ShapeDemand | None = None
+    _queued_ms: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.book = PlayedBook(self.tree) if self.tree is not None else None
+
+    def wait(self, job: int, now_s: float) -> None:
+        request = self.ask(job)
+        if request is None:
+            return
+        queued_ms = self._queued_ms.setdefault(job, round(now_s * 1000))
+        self._waiting[request.request_id] = Waiting(request, queued_ms)
+        self._jobs[request.request_id] = job
+        self._shapes.add(member_shape(request), request.members.desired)
+        if self._shapes.version % min(max(len(self._shapes) // 4, 10), SHAPES_ANEW) == 0:
+            self._demand = demand_of(self._shapes.counted(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
+
+    def end(self, job: int, now_s: float, refused: bool) -> None:
+        hold, now_ms = self.holds.pop(job), round(now_s * 1000)
+        mine = self._running.pop(hold.request.job_name)
+        if self.book is not None:
+            self.book.close(job, now_ms, "expired" if refused else "finished")
+        self._gone.add(hold.request.job_name)
+        if not refused:
+            self.runs.ended(mine.gpus, (now_ms - mine.started_ms) / 1000)
+            del self._queued_ms[job]
+
+    def go(self, now_s: float) -> Sequence[int] | None:
+        if not self._waiting:
+            self.waits = ()
+            return None
+        if self._gone:
+            self.view = vacate(self.view, self._gone)
+            self._gone.clear()
+        now_ms = round(now_s * 1000)
+        options, turns = Options(now_ms=now_ms, demand=self._demand), self._turns(now_ms)
+        found = plan(tuple(self._waiting.values()), self.view, self._running, self.runs.times, options, turns)
+        before, self.view, self.waits = self.view, found.view, found.waiting
+        self._running = dict(found.running)
+        started = []
+        for entry, decision in found.placed:
+            job = self._jobs.pop(entry.request.request_id)
+            del self._waiting[entry.request.request_id]
+            self.holds[job] = JobHold(entry.request, decision.ranks)
+            if self.book is not None:
+                leaf = self.book.tree.leaf_of(entry.request)
+                charge = charge_of(entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms)
+                self.book.opened[job] = replace(charge, started_ms=now_ms)
+            started.append(job)
+        return started
+
+    def _turns(self, now_ms: int) -> QueueTurns:
+        if self.book is None:
+            return ONE_LINE
+        self.book.settle(now_ms)
+        use = self.book.use(now_ms)
+        if self.forgets:
+            use = {leaf: LeafUse(mine.held, 0.0) for leaf, mine in use.items()}
+        banked = {name: bank.banked for name, bank in self.book.banks.items()}
+        return TreeTurns(self.book.tree, use, self.view, self.runs.times, now_ms, banked)

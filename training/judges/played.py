@@ -1,0 +1,179 @@
+"""`fleetcast play`: the serving plan played through a trace, beside peers and oracles on the same machine.
+
+| method | who is next |
+|---|---|
+| ours | the serving plan by the file of queues; without one all are in one queue, the least area first |
+| one_queue | the same plan without the file: what fairness costs |
+| kueue_order | the same plan and file; shares count what is held now alone, first come within a queue |
+| one_line | the same plan as it serves without a file: priority and arrival |
+| others | `training.judges.queue_policies` |
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+import numpy as np
+
+from fleet.errors import RequestError
+from fleet.requests import PlacementRequest
+from placement.capacity import Capacity, CountAsk, Planned
+from placement.node_counts import NodeCounts, members_of
+from placement.order import DAY_S
+from placement.queues_file import read_queues
+from placement.replay import Floats, PlayedMachine, Refuses, Replay, Trace
+from placement.served import ServedPlan, played_view
+from placement.standing import QueueStanding
+from placement.tree import DEFAULT_QUEUE, QueueTree
+from training.judges.queue import METHODS, ON_LIMITS, conservative, peer, trace_of
+from training.sets.job_sets import HistoryJobs
+
+SERVED = ("ours", "one_queue", "kueue_order", "one_line")
+OF_THE_FILE = frozenset({"one_queue", "kueue_order"})
+METHODS_PLAYED = (*SERVED, *(method for method in METHODS if method not in SERVED))
+MOST_OF_NODE = 1024  # GPUs that a node may have
+
+Tick = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlayScene:
+    """What is played. nodes, each: the machine; nodes 0: a count of GPUs, `each` in all. tree: None without a file."""
+
+    trace: Trace
+    nodes: int
+    each: int
+    tree: QueueTree | None = None
+    max_wait_s: float = DAY_S
+    refuses: Refuses | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.each * max(1, self.nodes)
+
+    @property
+    def limited(self) -> bool:
+        return 2 * sum(limit is not None for limit in self.trace.limit_s) > len(self.trace)
+
+    def methods(self) -> list[str]:
+        """Those that say something of this scene."""
+        without = (set() if self.limited else ON_LIMITS) | (set() if self.tree is not None else OF_THE_FILE)
+        return [method for method in METHODS_PLAYED if method not in without]
+
+    def machine(self, planned: Planned, backfills: bool) -> PlayedMachine[CountAsk]:
+        """The machine of a peer."""
+        if self.nodes:
+            return NodeCounts(self.nodes, self.each, planned, backfills)
+        return Capacity(self.each, planned, backfills)
+
+    def ask(self, job: int) -> CountAsk:
+        return CountAsk(int(self.trace.gpus[job]), self.trace.limit_s[job])
+
+    def request(self, job: int, queue: str) -> PlacementRequest:
+        """A job as a request in a queue; on a count of GPUs a gang of single ones."""
+        trace = self.trace
+        members, each = members_of(int(trace.gpus[job]), self.each if self.nodes else 1)
+        return PlacementRequest(
+            request_id=f"j{job:09}",
+            queue=queue,
+            user=trace.user[job],
+            gang=members,
+            gpus_per_node=each,
+            limit_s=trace.limit_s[job],
+        )
+
+    def own_queue(self, job: int) -> str:
+        return self.trace.queue[job] or DEFAULT_QUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A play. start_s: (job,); seconds: of CPU time."""
+
+    method: str
+    start_s: Floats
+    passes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStarts:
+    """A share of starts is refused outside, the same ones in every run."""
+
+    share: float
+
+    def __call__(self, job: int, tried: int) -> bool:
+        return crc32(f"{job}.{tried}".encode()) < self.share * 2**32
+
+
+def scene_of(
+    table: HistoryJobs, nodes: int, each: int, tree: QueueTree | None, max_wait_s: float, refused: float = 0.0
+) -> tuple[PlayScene, Counter[str]]:
+    """The jobs that every method can play, and how many were left out by reason. refused: share of starts."""
+    limited = len(table) > 0 and float(np.isfinite(table.limit_s).mean()) > 0.5
+    refuses = RefusedStarts(refused) if refused else None
+    scene = PlayScene(trace_of(table, limited), nodes, each, tree, max_wait_s, refuses)
+    reasons = [_refused(scene, job) for job in range(len(table))]
+    kept = np.array([not reason for reason in reasons], bool)
+    played = scene if kept.all() else replace(scene, trace=trace_of(table.take(kept), limited))
+    return played, Counter(reason for reason in reasons if reason)
+
+
+def _refused(scene: PlayScene, job: int) -> str:
+    """Why a job is left out; "" where it is played."""
+    request = scene.request(job, scene.own_queue(job))
+    if request.members.min * request.gpus_per_node > scene.gpus:
+        return "larger than the fleet"
+    try:
+        return QueueStanding(scene.tree, {}, {}).never(request) if scene.tree is not None else ""
+    except RequestError as error:
+        return str(error)
+
+
+def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Played:
+    """Play a method to the end. tick: told the time of each step."""
+    begun_s = time.process_time()
+    if method == "conservative_limits":
+        start_s = conservative(scene.trace, scene.gpus)
+        return Played(method, start_s, 0, time.process_time() - begun_s)
+    if method in SERVED:
+        replay = Replay(scene.trace, served(scene, method), scene.refuses)
+    else:
+        replay = Replay(
+            scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s), scene.refuses
+        )
+    for now_s in replay.steps():
+        tick(now_s)
+    return Played(method, replay.start_s, replay.passes, time.process_time() - begun_s)
+
+
+def served(scene: PlayScene, method: str) -> ServedPlan:
+    """The serving plan on the scene's machine."""
+    tree = _tree(scene, method)
+    own = tree is not None and scene.tree is not None and method != "one_queue"
+    return ServedPlan(
+        view=played_view(_node_sizes(scene)),
+        ask=lambda job: scene.request(job, scene.own_queue(job) if own else DEFAULT_QUEUE),
+        tree=tree,
+        forgets=method == "kueue_order",
+    )
+
+
+def _tree(scene: PlayScene, method: str) -> QueueTree | None:
+    if method == "one_line":
+        return None
+    if scene.tree is None or method == "one_queue":
+        return read_queues(f"[policy]\nmax_wait_h = {scene.max_wait_s / 3600!r}\n[queue.{DEFAULT_QUEUE}]")
+    if method == "kueue_order":
+        return replace(scene.tree, nodes=tuple(replace(node, order="fifo") for node in scene.tree.nodes))
+    return scene.tree
+
+
+def _node_sizes(scene: PlayScene) -> list[int]:
+    """GPUs of each node; of a count of GPUs as few nodes as can have them."""
+    if scene.nodes:
+        return [scene.each] * scene.nodes
+    full, rest = divmod(scene.each, MOST_OF_NODE)
+    return [MOST_OF_NODE] * full + ([rest] if rest else [])

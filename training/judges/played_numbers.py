@@ -1,0 +1,113 @@
+"""What a play came to: waits by size and queue, shares and use over time, fairness and its price."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.replay import Floats, Trace
+from training.judges.played import Played, PlayScene
+from training.judges.queue import jain
+
+SIZES = ((1, 1), (2, 4), (5, 8), (9, 64), (65, None))  # GPUs of a job, from and to
+
+
+class WaitsOf(msgspec.Struct, frozen=True):
+    """Waits of some jobs in seconds. name: of their size class or queue."""
+
+    name: str
+    jobs: int
+    mean_s: float
+    p50_s: float
+    p99_s: float
+    max_s: float
+
+
+class PlayNumbers(msgspec.Struct, frozen=True):
+    """What a method came to. utilisation: of all GPUs from the first arrival to the last; jain: of users, jain_queues:
+    of queues, None where fewer than two are known; seconds, pass_ms: of CPU time."""
+
+    method: str
+    wait: WaitsOf
+    utilisation: float
+    jain: float | None
+    jain_queues: float | None
+    by_size: list[WaitsOf]
+    by_queue: list[WaitsOf]
+    passes: int
+    seconds: float
+    pass_ms: float | None
+
+
+def numbers_of(scene: PlayScene, played: Played) -> PlayNumbers:
+    """All of a play."""
+    trace = scene.trace
+    wait_s, gpus = played.start_s - np.array(trace.submit_s), np.array(trace.gpus)
+    queue, every = np.array(queues_of(scene)), np.ones(len(trace), bool)
+    sizes = {_words(low, high): (gpus >= low) & (gpus <= (high or np.inf)) for low, high in SIZES}
+    used = held_over(np.array([trace.submit_s[0], last_s(trace)]), trace, played.start_s)
+    by_queue = replace(trace, user=queue.tolist())
+    return PlayNumbers(
+        method=played.method,
+        wait=_waits("all", wait_s),
+        utilisation=round(float(used[0]) / scene.gpus, 4),
+        jain=jain(trace, played.start_s, every),
+        jain_queues=jain(by_queue, played.start_s, every),
+        by_size=[_waits(name, wait_s[rows]) for name, rows in sizes.items() if rows.any()],
+        by_queue=[_waits(name, wait_s[queue == name]) for name in sorted(set(queue.tolist()))],
+        passes=played.passes,
+        seconds=round(played.seconds, 3),
+        pass_ms=round(1000 * played.seconds / played.passes, 3) if played.passes else None,
+    )
+
+
+def queues_of(scene: PlayScene) -> list[str]:
+    """(job,) the queue that each is counted to."""
+    return [scene.own_queue(job) for job in range(len(scene.trace))]
+
+
+def last_s(trace: Trace) -> float:
+    """The last arrival, later than the first."""
+    return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
+
+
+def held_over(
+    edges_s: NDArray[np.float64], trace: Trace, start_s: Floats, rows: NDArray[np.bool_] | None = None
+) -> Floats:
+    """(edges − 1,) GPUs held on average between neighbouring edges, by some of the jobs."""
+    some = np.ones(len(trace), bool) if rows is None else rows
+    begin, gpus = start_s[some], np.array(trace.gpus, np.float64)[some]
+    at = np.concatenate([begin, begin + np.array(trace.run_s)[some], edges_s])
+    change = np.concatenate([gpus, -gpus, np.zeros(len(edges_s))])
+    order = np.argsort(at, kind="stable")
+    level, moments = np.cumsum(change[order]), at[order]
+    area = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(moments))])
+    return np.diff(area[np.searchsorted(moments, edges_s)]) / np.diff(edges_s)
+
+
+def price_of_fairness(found: Sequence[PlayNumbers]) -> str:
+    """What the file of queues costs in mean wait, in words; "" where one of the two was not played."""
+    mean = {one.method: one.wait.mean_s for one in found}
+    if not {"ours", "one_queue"} <= mean.keys():
+        return ""
+    more = mean["ours"] - mean["one_queue"]
+    said = f"{mean['ours']:,.0f} s with the queues, {mean['one_queue']:,.0f} s as one queue"
+    return f"the price of fairness in mean wait: {more:+,.0f} s ({said})"
+
+
+def _waits(name: str, wait_s: Floats) -> WaitsOf:
+    p50, p99 = np.quantile(wait_s, (0.5, 0.99))
+    numbers = (float(wait_s.mean()), float(p50), float(p99), float(wait_s.max()))
+    return WaitsOf(name, len(wait_s), *(round(value, 1) for value in numbers))
+
+
+def _words(low: int, high: int | None) -> str:
+    """
+    >>> _words(1, 1), _words(2, 4), _words(65, None)
+    ('1', '2 to 4', '65 or more')
+    """
+    if high is None:
+        return f"{low} or more"
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,104 @@
+"""A play as one HTML page that needs nothing beside it: waits by size, use and shares over time, every number."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from placement.replay import Floats
+from training.judges.played import PlayScene
+from training.judges.played_numbers import PlayNumbers, held_over, last_s, price_of_fairness, queues_of
+from training.reports.contests import OURS
+from training.reports.page import listed, page, panel, panels, section, table
+from training.reports.plots import OURS_INK, RIVAL_DASHES, RIVAL_INKS, drawn, styles
+
+BINS = 160
+MOST_LINES = 4  # rivals in a plot over time
+MOST_QUEUES = 9
+DAY_S = 86_400.0
+HEAD = (
+    "method",
+    "mean wait, s",
+    "median, s",
+    "p99, s",
+    "longest, s",
+    "use",
+    "Jain, users",
+    "Jain, queues",
+    "ms a pass",
+)
+
+
+def play_report(
+    scene: PlayScene, found: Sequence[PlayNumbers], starts: Mapping[str, Floats], skipped: Sequence[str]
+) -> str:
+    """The page. starts: method → (job,) starts."""
+    machine = f"{scene.nodes:,} nodes of {scene.each} GPUs" if scene.nodes else f"{scene.each:,} GPUs"
+    lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."
+    price = price_of_fairness(found)
+    body = [
+        section("Methods", panels([panel(table(HEAD, [_row(one) for one in found]), note=price, kind="wide")])),
+        section("Waits", panels([panel(sizes_svg(found), "Mean wait by GPUs of a job, hours", kind="wide")])),
+        section("Over time", panels(_over_time(scene, starts))),
+        section("Queues", panels([panel(table(*_queue_table(found)), "Mean wait by queue, s", kind="wide")])),
+    ]
+    if skipped:
+        body.append(section("Left out", listed(skipped, "")))
+    return page("Play", lead, body)
+
+
+def _row(one: PlayNumbers) -> list[object]:
+    wait = one.wait
+    numbers = [wait.mean_s, wait.p50_s, wait.p99_s, wait.max_s, one.utilisation, one.jain, one.jain_queues, one.pass_ms]
+    return [one.method.replace("_", " "), *numbers]
+
+
+def _queue_table(found: Sequence[PlayNumbers]) -> tuple[list[str], list[list[object]]]:
+    head = ["queue", "jobs", *(one.method.replace("_", " ") for one in found)]
+    names = found[0].by_queue if found else []
+    rows = [[known.name, known.jobs, *(one.by_queue[at].mean_s for one in found)] for at, known in enumerate(names)]
+    return head, rows
+
+
+def sizes_svg(found: Sequence[PlayNumbers]) -> str:
+    """Bars of the mean wait: a group a size class, a bar a method."""
+    names = [one.name for one in found[0].by_size]
+    look = styles([one.method for one in found])
+    thick = 0.84 / len(found)
+    with drawn("mean wait by size", width=11.5, height=3.4) as canvas:
+        for at, one in enumerate(found):
+            x = np.arange(len(names)) + (at - (len(found) - 1) / 2) * thick
+            hours = [row.mean_s / 3600 for row in one.by_size]
+            canvas.axes.bar(x, hours, width=thick * 0.88, color=look[one.method]["color"], label=one.method)
+        canvas.axes.set_xticks(range(len(names)), names)
+        canvas.figure.legend(loc="outside upper left", ncols=6, fontsize=8)
+    return canvas.svg
+
+
+def _over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
+    """The plot of use by method, and of ours, or the first method, the shares of the largest queues."""
+    edges_s = np.linspace(scene.trace.submit_s[0], last_s(scene.trace), BINS + 1)
+    methods = [*list(starts)[: MOST_LINES + 1]]
+    use = {method: held_over(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
+    main = OURS if OURS in starts else methods[0]
+    queue = np.array(queues_of(scene))
+    names, jobs = np.unique(queue, return_counts=True)
+    largest = names[np.argsort(-jobs, kind="stable")][:MOST_QUEUES].tolist()
+    shares = {name: held_over(edges_s, scene.trace, starts[main], queue == name) / scene.gpus for name in largest}
+    days = (edges_s[:-1] + np.diff(edges_s) / 2 - edges_s[0]) / DAY_S
+    return [
+        panel(lines_over_days(days, use, "use over time"), "Share of the GPUs in use, over days", kind="wide"),
+        panel(lines_over_days(days, shares, "shares over time"), f"Shares of queues, {main}, over days", kind="wide"),
+    ]
+
+
+def lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
+    """A line a name; the first is the strong one."""
+    inks = (OURS_INK, *RIVAL_INKS)
+    with drawn(label, width=11.5, height=2.9) as canvas:
+        for at, (name, values) in enumerate(lines.items()):
+            dashes = RIVAL_DASHES[at % len(RIVAL_DASHES)] if at >= len(inks) else "solid"
+            canvas.axes.plot(days, values, color=inks[at % len(inks)], linestyle=dashes, linewidth=1.2, label=name)
+        canvas.axes.set_ylim(0, 1.02)
+        canvas.axes.margins(x=0.005)
+        canvas.figure.legend(loc="outside upper left", ncols=6, fontsize=8)
+    return canvas.svg
