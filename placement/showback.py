@@ -7,12 +7,16 @@ from typing import Literal
 from placement.charges import Charge, HeldGpus, overlap_s
 from placement.tree import Prices
 
+PREEMPTED = "preempted"
 By = Literal["queue", "user", "class", "pool"]
 
 
 @dataclass(slots=True)
 class ChargeSum:
-    """GPU-seconds. used, seen: busy as telemetry saw it, of so many granted; lost: since the last checkpoint."""
+    """GPU-seconds. used, seen: busy as telemetry saw it, of so many granted; lost: since the last checkpoint.
+
+    preempted: of granted, what attempts held that were stopped for others.
+    """
 
     jobs: int = 0
     granted: float = 0.0
@@ -20,6 +24,7 @@ class ChargeSum:
     used: float = 0.0
     seen: float = 0.0
     lost: float = 0.0
+    preempted: float = 0.0
     waited: float = 0.0
     money: float | None = None
 
@@ -51,12 +56,15 @@ def _add(row: ChargeSum, charge: Charge, held: tuple[HeldGpus, ...], from_ms: in
     row.promised += gpus * overlap_s(charge.held_ms, begun_ms, from_ms, to_ms) if charge.request_id else 0.0
     if charge.queued_ms is not None:
         row.waited += gpus * overlap_s(charge.queued_ms, charge.held_ms, from_ms, to_ms)
-    whole_s = overlap_s(charge.started_ms, charge.ended_ms, 0, to_ms) if charge.started_ms is not None else 0.0
+    until_ms = to_ms if charge.ended_ms is None else charge.ended_ms
+    whole_s = overlap_s(charge.started_ms, charge.ended_ms, 0, until_ms) if charge.started_ms is not None else 0.0
     if charge.used_gpu_s is not None and whole_s:
         row.used += charge.used_gpu_s * part_of * granted_s / whole_s
         row.seen += gpus * granted_s
     if charge.lost_gpu_s is not None and charge.ended_ms is not None and from_ms <= charge.ended_ms < to_ms:
         row.lost += charge.lost_gpu_s * part_of
+    if charge.outcome == PREEMPTED:
+        row.preempted += gpus * granted_s
     for part in held:
         price = prices.of(part.model)
         if price is not None:

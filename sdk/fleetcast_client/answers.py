@@ -356,6 +356,7 @@ class ChargeRow(TypedDict, total=False):
     lost_gpu_s: float
     waited_gpu_s: float
     money: float | None
+    unseen: str | None
 
 
 class Charges(TypedDict, total=False):

@@ -105,6 +105,15 @@ class EndedJobRow(RunningJobRow):
     kept_ms: int | None = None
 
 
+class GpuTimeRow(msgspec.Struct):
+    """What the placer is told of the GPUs of an attempt: busy GPU-seconds of those seen by telemetry."""
+
+    job: str
+    attempt: int
+    used_gpu_s: float
+    seen_gpu_s: float
+
+
 class KnownAttempts(msgspec.Struct):
     """`occupancy`: attempts (job, attempt) that run, or ended (with when) lately, as of a position of the events."""
 

@@ -85,6 +85,7 @@ class ChargeRow(msgspec.Struct):
 
     granted = used + idle where telemetry saw the GPUs. promised: from the placement until the job began. lost: since
     the last checkpoint of jobs that failed. waited: GPUs wanted times how long. money: of what was granted.
+    unseen: why used and idle are not all of it, or null.
     """
 
     name: str
@@ -96,6 +97,7 @@ class ChargeRow(msgspec.Struct):
     lost_gpu_s: float
     waited_gpu_s: float
     money: float | None = None
+    unseen: str | None = None
 
 
 class Charges(msgspec.Struct):

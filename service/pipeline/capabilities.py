@@ -16,6 +16,7 @@ from service.config import Config
 from service.pipeline.capability import Capability
 from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.fleet_scores import FleetScores
+from service.pipeline.gpu_times import GpuTimes
 from service.pipeline.guarded_source import GuardedSource
 from service.pipeline.jobs.fingerprints import Fingerprints
 from service.pipeline.jobs.interference import Sharing
@@ -62,6 +63,7 @@ CAPABILITIES: tuple[Make, ...] = (
     ),
     lambda at, made: at.saved.parts[NodePasts],
     lambda at, made: at.saved.parts[Verdicts],
+    lambda at, made: at.saved.parts[GpuTimes],
     lambda at, made: at.others,
     lambda at, made: PipelinePage(at.config.folder, at.sources),
     lambda at, made: ServedInstances(),

@@ -18,6 +18,7 @@ from service.pipeline.fleet_metrics import fleet_page
 from service.pipeline.other_pipelines import OtherPipelines
 from service.pipeline.publish import encode, fleet_document, score_sections, topology_sections
 from service.pipeline.served_risk import ServedRisk
+from service.pipeline.site_metrics import site_page
 from service.pipeline.snapshot import SavedState
 from service.pipeline.tick import Tick, TickInputs
 from service.pipeline.unknown_use import UnknownUse
@@ -39,7 +40,7 @@ class FleetScores(Capability):
         return [*found, *(Section(name, encode(body), tick.now_ms) for name, body in documents.items())]
 
     def page(self, tick: Tick) -> bytes:
-        return fleet_page(tick)
+        return fleet_page(tick) + site_page(tick)
 
 
 class FleetScorer:

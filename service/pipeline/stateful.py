@@ -19,6 +19,7 @@ from models.demand.sparse import Sparse
 from models.versions.registry import Registry
 from service.config import Config
 from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
+from service.pipeline.gpu_times import GpuTimes
 from service.pipeline.jobs.verdicts import Verdicts
 from service.pipeline.node_past import NodePasts
 from service.pipeline.run_times.record import RunTimeRecord
@@ -52,6 +53,7 @@ STATEFUL: tuple[PartKind, ...] = (
     PartKind("co_runs", lambda config, state: CoRuns(), begins_anew=True),
     PartKind("pasts", lambda config, state: NodePasts(), begins_anew=True),
     PartKind("verdicts", lambda config, state: Verdicts(), begins_anew=True),
+    PartKind("gpu_times", lambda config, state: GpuTimes(), begins_anew=True),
     PartKind("labelled", lambda config, state: state.labelled, begins_anew=True),
     PartKind("label_jobs", lambda config, state: state.label_jobs, begins_anew=True),
     PartKind("unknown_use", lambda config, state: UnknownUse(), begins_anew=True),

@@ -13,13 +13,15 @@ from placement.charges import Charge, HeldGpus
 from placement.ledger import Ledger
 from placement.tree import DEFAULT_QUEUE, QueueTree
 from placement.view import ClusterView
-from service.answers.jobs import EndedJobRow, RunningJobRow
+from service.answers.jobs import EndedJobRow, GpuTimeRow, RunningJobRow
 from service.board.board import Board
 from service.placer.view import Observed
 
 UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
 _running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode
 _ended_rows = msgspec.json.Decoder(list[EndedJobRow]).decode
+_gpu_time_rows = msgspec.json.Decoder(list[GpuTimeRow]).decode
+SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to be like it
 
 
 class Charging:
@@ -28,6 +30,7 @@ class Charging:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._followed: Board | None = None
+        self._gpu_time: dict[tuple[str, int], GpuTimeRow] = {}
 
     def follow(self, board: Board, observed: Observed, tree: QueueTree | None) -> None:
         """Take in a board; the same one again changes nothing."""
@@ -37,13 +40,15 @@ class Charging:
         changes: list[tuple[Callable[[Charge], Any], Charge]] = []
         running = _running_rows(board.raw("jobs.running"))
         ended = _ended_rows(board.raw("jobs.ended")) if "jobs.ended" in board else []
+        seen = _gpu_time_rows(board.raw("jobs.gpu_time")) if "jobs.gpu_time" in board else []
+        self._gpu_time = {(row.job, row.attempt): row for row in seen}
         for row in running:
             known = book.opened().get((row.job, row.attempt))
             changes += self._runs(row, known, observed.view, tree, board.as_of_ms)
         for row in ended:
             known = book.opened().get((row.job, row.attempt))
             if known is not None:
-                changes.append((book.change, _ended(known, row)))
+                changes.append((book.change, self._ended(known, row)))
             elif row.started_ms is not None and not book.has_charged(row.job, row.attempt):
                 changes.append((self._open_and_close(row), self._new(row, observed.view, tree, row.started_ms)))
         changes += self._gone(running, ended, observed, board.as_of_ms)
@@ -93,9 +98,25 @@ class Charging:
 
     def _open_and_close(self, row: EndedJobRow) -> Callable[[Charge], Any]:
         def write(charge: Charge) -> None:
-            self.ledger.charges.change(_ended(self.ledger.charges.open(charge), row))
+            self.ledger.charges.change(self._ended(self.ledger.charges.open(charge), row))
 
         return write
+
+    def _ended(self, charge: Charge, row: EndedJobRow) -> Charge:
+        closed = _ended(charge, row)
+        return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
+
+    def told(self, charge: Charge, until_ms: int) -> Charge:
+        """A charge that is open, with what telemetry saw of it until now; any other as it is."""
+        return charge if charge.ended_ms is not None else replace(charge, used_gpu_s=self._used(charge, until_ms))
+
+    def _used(self, charge: Charge, until_ms: int) -> float | None:
+        """GPU-seconds until a time that its GPUs were busy; None where telemetry saw too little of it."""
+        row = self._gpu_time.get((charge.job, charge.attempt))
+        held = charge.granted_gpu_s(0, until_ms)
+        if row is None or held <= 0 or row.seen_gpu_s < SEEN_LEAST * held:
+            return None
+        return held * min(1.0, row.used_gpu_s / row.seen_gpu_s)
 
     def _gone(
         self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: Observed, now_ms: int

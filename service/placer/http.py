@@ -139,6 +139,8 @@ async def metrics(request: Request, context: PlacerContext, query: Query) -> Res
     context.metrics.intents.set(len(context.service.ledger.active_intents()))
     with contextlib.suppress(StaleError):
         context.metrics.tell_fragments(fragmentation(context.service.observed().view, context.service.options()))
+        context.metrics.tell_queues(context.desk.queues().rows)
+        context.metrics.tell_charges(context.desk.day())
     return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -1,11 +1,15 @@
 """The placer's own Prometheus metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from placement.fragmentation import PoolFragments
+from placement.showback import ChargeSum
+from placement.tree import ANY
+from service.answers.queues import QueueState
 
+QUEUES_SHOWN = 50  # the largest, users among them
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -60,6 +64,28 @@ class PlacerMetrics:
             ["pool", "level"],
             registry=self.registry,
         )
+        self.queue_gpus = Gauge(
+            "fleetcast_queue_stand_gpus",
+            "GPUs of a queue: held, guaranteed, its limit, borrowed beyond its guarantee, lent of it, waited for.",
+            ["queue", "kind"],
+            registry=self.registry,
+        )
+        self.queue_share = Gauge(
+            "fleetcast_queue_share", "What the order counts for a queue; the least is next.", ["queue"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.charged = Gauge(
+            "fleetcast_charged_gpu_seconds",
+            "GPU-seconds of a queue within the last day: granted, used, idle, lost to failures, preempted, waited for.",
+            ["queue", "kind"],
+            registry=self.registry,
+        )
+        self.charged_money = Gauge(
+            "fleetcast_charged_money",
+            "What the last day costs a queue, by [prices].",
+            ["queue"],
+            registry=self.registry,
+        )
         self.refused_requests = Counter(
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )
@@ -74,6 +100,32 @@ class PlacerMetrics:
                     self.fragments.labels(row.pool, kind).set(gpus)
             for level, most in row.largest_gang.items():
                 self.largest_gang.labels(row.pool, level).set(most)
+
+    def tell_queues(self, rows: Sequence[QueueState]) -> None:
+        """How the queues stand; those that are gone, or not among the largest, lose their series."""
+        self.queue_gpus.clear()
+        self.queue_share.clear()
+        size = {row.queue: max(row.held.get(ANY, 0.0), row.guaranteed.get(ANY, 0.0)) for row in rows}
+        for row in sorted(rows, key=lambda row: (-size[row.queue], row.queue))[:QUEUES_SHOWN]:
+            told = {"held": row.held, "guaranteed": row.guaranteed, "limit": row.limit, "borrowed": row.borrowed}
+            for kind, amounts in {**told, "lent": row.lent, "waiting": {ANY: row.waiting_gpus}}.items():
+                if ANY in amounts:
+                    self.queue_gpus.labels(row.queue, kind).set(amounts[ANY])
+            self.queue_share.labels(row.queue).set(row.share)
+
+    def tell_charges(self, day: Mapping[str, ChargeSum]) -> None:
+        """The last day's showback by queue."""
+        self.charged.clear()
+        self.charged_money.clear()
+        for name in sorted(day, key=lambda name: (-day[name].granted, name))[:QUEUES_SHOWN]:
+            row = day[name]
+            told = {"granted": row.granted, "lost": row.lost, "preempted": row.preempted, "waited": row.waited}
+            if row.seen:
+                told |= {"used": row.used, "idle": max(0.0, row.seen - row.used)}
+            for kind, gpu_s in told.items():
+                self.charged.labels(name, kind).set(gpu_s)
+            if row.money is not None:
+                self.charged_money.labels(name).set(row.money)
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request, if it is a problem."""

@@ -7,7 +7,7 @@ from typing import Any
 from fleet.errors import UnknownEntity
 from placement.charges import Charge, parts_of
 from placement.queue import Wait, Waiting
-from placement.showback import By, sums
+from placement.showback import By, ChargeSum, sums
 from placement.standing import QueueStanding, Stand, amounts_of
 from placement.start_time import starts_in
 from placement.tree import ANY, ROOT, Prices, QueueTree, notes_of
@@ -177,10 +177,19 @@ def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, 
             lost_gpu_s=round(row.lost, 3),
             waited_gpu_s=round(row.waited, 3),
             money=round(row.money, 4) if row.money is not None else None,
+            unseen=_unseen(row),
         )
         for name, row in sums(charges, by, from_ms, min(to_ms, now_ms), prices).items()
     ]
     return Charges(now_ms, from_ms, to_ms, by, rows, prices.currency)
+
+
+def _unseen(row: ChargeSum) -> str | None:
+    """Why what was used does not add up with what idled to what was granted."""
+    if row.granted - row.seen < 0.5:
+        return None
+    part = f"{row.seen / row.granted:.0%}" if row.seen else "none"
+    return f"telemetry saw {part} of what was granted"
 
 
 def charges_csv(answer: Charges) -> str:

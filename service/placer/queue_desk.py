@@ -4,12 +4,12 @@ from contextlib import suppress
 
 from fleet.errors import RequestError, StaleError
 from placement.queue import Waiting
-from placement.showback import By
+from placement.showback import By, ChargeSum, sums
 from placement.tree import Prices
 from placement.turns import TreeTurns, capacity_of
 from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
 from service.placer.queue_answers import change_of, charges_answer, queues_answer, why_waiting
-from service.placer.queue_week import KEPT_MS, WEEK_MS, QueueWeek, week_of
+from service.placer.queue_week import DAY_MS, KEPT_MS, WEEK_MS, QueueWeek, week_of
 from service.placer.service import PlacementService
 
 
@@ -19,6 +19,7 @@ class QueueDesk:
     def __init__(self, service: PlacementService) -> None:
         self._service = service
         self._week: tuple[int, QueueWeek] | None = None  # as of ms
+        self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
     def queues(self) -> QueuesAnswer:
         """How the queues stand now. StaleError without a board."""
@@ -38,6 +39,16 @@ class QueueDesk:
             charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
             self._week = now_ms, week_of(charges, now_ms)
         return self._week[1]
+
+    def day(self) -> dict[str, ChargeSum]:
+        """queue → what the last day's charges add up to, read once a minute."""
+        service, now_ms = self._service, self._service.clock.now_ms()
+        if self._day is None or not 0 <= now_ms - self._day[0] < KEPT_MS:
+            charging, tree = service.queues.charging, service.queues.tree
+            charges = service.ledger.charges.between(now_ms - DAY_MS, now_ms)
+            told = [charging.told(row, now_ms) for row in charges]
+            self._day = now_ms, sums(told, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices())
+        return self._day[1]
 
     def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
         """Serve another file, or say what it would change. RequestError; ConflictError for another generation."""
@@ -74,5 +85,6 @@ class QueueDesk:
         if from_ms >= to_ms:
             raise RequestError(f"from is {from_ms}, not before to, {to_ms}", "from")
         tree = service.queues.tree
-        found = service.ledger.charges.between(from_ms, to_ms)
+        until_ms = min(to_ms, now_ms)
+        found = [service.queues.charging.told(row, until_ms) for row in service.ledger.charges.between(from_ms, to_ms)]
         return charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)

@@ -33,10 +33,10 @@ def boxes(board: dict[str, Any]) -> list[tuple[int, int, int, int, str]]:
     return [(*(panel["gridPos"][key] for key in "xywh"), panel.get("title", "")) for panel in board["panels"]]
 
 
-def test_the_five_dashboards_are_there() -> None:
-    assert [path.stem for path in DASHBOARDS] == ["demand", "fleet", "node", "queue", "service"]
+def test_the_six_dashboards_are_there() -> None:
+    assert [path.stem for path in DASHBOARDS] == ["demand", "fleet", "node", "queue", "service", "showback"]
     boards = [load(path) for path in DASHBOARDS]
-    assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == 5
+    assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == 6
 
 
 @every_dashboard

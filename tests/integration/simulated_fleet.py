@@ -14,13 +14,14 @@ START_S = 300.0
 
 
 class SimulatedFleet:
-    """Starts the simulation, then the service on it; `stop` ends both."""
+    """Starts the simulation, then the service on it; `stop` ends both. teams: the jobs are theirs, in their queues."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, teams: bool = False) -> None:
         port, wall_ms = free_port(), time.time_ns() // 1_000_000
         epoch_ms = shifted_start_ms(parse_time_ms(DEFAULT_AT), wall_ms)
         clock = ["--epoch-ms", str(epoch_ms), "--wall-ms", str(wall_ms), "--speed", str(SPEED)]
         command = ["simulate", "cluster", "--out", str(folder), "--nodes", str(nodes), *clock]
+        command += ["--teams"] if teams else []
         with open(folder / "simulation.log", "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cli.main", *command, "--api", f"http://127.0.0.1:{port}"],
@@ -37,7 +38,7 @@ class SimulatedFleet:
                 fleet={"topology": str(folder / "topology.toml")},
                 scrape={"targets": [f"file:{folder / 'targets.txt'}"], "timeout_s": 15.0},
                 api={"port": port},
-                placer={"port": port + 1},
+                placer={"port": port + 1, "queues": str(folder / "queues.toml") if teams else ""},
             )
             self.service.port = port
         except BaseException:

@@ -110,7 +110,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
-    fleet = SimulatedFleet(folder, NODES)
+    fleet = SimulatedFleet(folder, NODES, teams=True)
     try:
         prometheus = Prometheus(folder, f"127.0.0.1:{fleet.service.port}")
         traffic = Traffic(fleet.service)

@@ -60,11 +60,12 @@ CHARGE = {
     "jobs": 12,
     "granted_gpu_s": 1843200.0,
     "promised_gpu_s": 640.0,
-    "used_gpu_s": None,
-    "idle_gpu_s": None,
+    "used_gpu_s": 1382400.0,
+    "idle_gpu_s": 276480.0,
     "lost_gpu_s": 5400.0,
     "waited_gpu_s": 92160.0,
     "money": 1280.0,
+    "unseen": "telemetry saw 90% of what was granted",
 }
 CHANGE: dict[str, Any] = {
     "applied": True,

@@ -1,0 +1,92 @@
+"""GPU time of running attempts as telemetry sees it: how long their GPUs were watched, and how long they were busy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from fleet.stateful import Dump, Stateful
+from service.answers.jobs import GpuTimeRow
+from service.board.board import Section
+from service.pipeline.capability import Capability
+from service.pipeline.tick import Tick
+
+SECTION = "jobs.gpu_time"
+LONGEST_GAP_MS = 300_000  # between two ticks; of more nobody knows
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class GpuTime:
+    """GPU-seconds on the GPUs that it is on since `placed_ms`; a GPU at 30 % for a second was busy for .3 of it."""
+
+    placed_ms: int | None
+    used: float = 0.0
+    seen: float = 0.0
+
+
+class GpuTimes(Capability, Stateful):
+    """Adds up what the ticks show, of attempts that run and those that ended lately.
+
+    `sections`, `dump` and `move` are never called at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Key, GpuTime] = {}
+        self._last_ms: int | None = None
+
+    def sections(self, tick: Tick) -> Sequence[Section]:
+        seen = tick.occupancy.holder.copy()
+        parts = tick.occupancy.parts
+        seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
+        self.fold(tick.now_ms, tick.events.running, seen, tick.gpu_column("gpu_util"))
+        self._forget({(row.job, row.attempt) for row in (*tick.events.running, *tick.events.ended)})
+        return (Section(SECTION, msgspec.json.encode(self.rows()), tick.now_ms),)
+
+    def fold(
+        self, now_ms: int, running: Sequence[JobAttempt], holder: NDArray[np.int32], busy: NDArray[np.float64]
+    ) -> None:
+        """Take in the time since the last tick. holder (n, g): index, -1; busy (n, g): 0 to 1, NaN unknown."""
+        before, self._last_ms = self._last_ms, now_ms
+        if before is None or not 0 < now_ms - before <= LONGEST_GAP_MS:
+            return
+        told = (holder >= 0) & ~np.isnan(busy)
+        gpus = np.bincount(holder[told], minlength=len(running)).tolist()
+        work = np.bincount(holder[told], np.clip(busy[told], 0.0, 1.0), len(running)).tolist()
+        for attempt, watched, worked in zip(running, gpus, work, strict=True):
+            since_ms = max(before, attempt.started_ms or before, attempt.placed_ms or before)
+            passed_s = max(0, now_ms - since_ms) / 1000
+            known = self._of(attempt)
+            known.seen += watched * passed_s
+            known.used += worked * passed_s
+
+    def _of(self, attempt: JobAttempt) -> GpuTime:
+        """What is known of an attempt; nothing where it was moved to other GPUs since."""
+        key = attempt.job, attempt.attempt
+        known = self._known.get(key)
+        if known is None or known.placed_ms != attempt.placed_ms:
+            known = self._known[key] = GpuTime(attempt.placed_ms)
+        return known
+
+    def _forget(self, told: set[Key]) -> None:
+        for key in self._known.keys() - told:
+            del self._known[key]
+
+    def rows(self) -> list[GpuTimeRow]:
+        return [GpuTimeRow(*key, round(row.used, 2), round(row.seen, 2)) for key, row in self._known.items()]
+
+    def dump(self) -> Dump:
+        return [(*key, row.placed_ms, row.used, row.seen) for key, row in self._known.items()], {}
+
+    def load(self, about: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse, into an empty one. Raises msgspec.ValidationError."""
+        rows = msgspec.convert(about, list[tuple[str, int, int | None, float, float]])
+        self._known = {(job, attempt): GpuTime(*row) for job, attempt, *row in rows}  # type: ignore[arg-type]
+
+    def move(self, by_ms: int) -> None:
+        """A clock that was set: of the time until the next tick nobody knows."""
+        self._last_ms = None

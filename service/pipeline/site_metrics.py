@@ -1,0 +1,110 @@
+"""What a site is judged by, for Prometheus: waits by queue and class, use by pool and GPU model, failures by category.
+
+Series are bounded: of more queues, or more pools and models, the smaller ones are `other`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from typing import TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.events import FailureCategory
+from service.exposition import Page
+from service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, RECENT_MS, WAIT_QUANTILES, gpu_states
+from service.pipeline.tick import Tick
+
+KINDS_SHOWN = 40  # of (pool, GPU model)
+CATEGORIES: tuple[str, ...] = get_args(FailureCategory)
+K = TypeVar("K", bound=Hashable)
+
+
+def site_page(tick: Tick) -> bytes:
+    page = Page()
+    _add_waits(page, tick)
+    _add_pools(page, tick)
+    _add_ends(page, tick)
+    return page.encode()
+
+
+def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
+    """The keys with the most; of equals the first by name."""
+    return set(sorted(sizes, key=lambda key: (-sizes[key], str(key)))[:shown])
+
+
+def _add_waits(page: Page, tick: Tick) -> None:
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in (*tick.events.running, *tick.events.ended):
+        if row.started_ms is not None and row.submitted_ms and row.started_ms > tick.now_ms - RECENT_MS:
+            found[row.queue, row.class_].append(max(0.0, (row.started_ms - row.submitted_ms) / 1000))
+    sizes = Counter[str]()
+    for (queue, _), waits in found.items():
+        sizes[queue] += len(waits)
+    shown = largest(sizes, QUEUES_SHOWN)
+    told: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for (queue, class_), waits in found.items():
+        told[queue if queue in shown else OTHER, class_] += waits
+    page.add(
+        "summary",
+        "class_started_wait_seconds",
+        "How long the jobs of a queue and class that started within the last hour had waited.",
+        [
+            ({"queue": queue, "class": class_, "quantile": f"{q:g}"}, value)
+            for (queue, class_), waits in sorted(told.items())
+            for q, value in zip(WAIT_QUANTILES, np.quantile(waits, WAIT_QUANTILES).tolist(), strict=True)
+        ],
+    )
+
+
+def _add_pools(page: Page, tick: Tick) -> None:
+    kinds = [(node.pool, node.gpu_model or tick.gpu_models.get(node.name, "")) for node in tick.topology.nodes]
+    sizes = Counter[tuple[str, str]]()
+    for kind, gpus in zip(kinds, tick.topology.gpus.tolist(), strict=True):
+        sizes[kind] += gpus
+    shown = largest(sizes, KINDS_SHOWN)
+    rows_of: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, kind in enumerate(kinds):
+        rows_of[kind if kind in shown else (OTHER, OTHER)].append(row)
+    states, busy = gpu_states(tick), tick.gpu_column("gpu_util")
+    told = [({"pool": pool, "gpu_model": model}, rows) for (pool, model), rows in sorted(rows_of.items())]
+    page.gauge(
+        "pool_gpus",
+        "GPUs of a pool and model by state.",
+        [
+            ({**labels, "state": state}, int(mask[rows].sum()))
+            for labels, rows in told
+            for state, mask in states.items()
+        ],
+    )
+    page.gauge(
+        "pool_gpu_utilization_ratio",
+        "Mean utilization of the GPUs in use of a pool and model, and of all of them.",
+        [
+            ({**labels, "gpus": name}, _mean(busy[rows], mask[rows]))
+            for labels, rows in told
+            for name, mask in (("running", states["running"]), ("all", tick.exists))
+        ],
+    )
+
+
+def _mean(busy: NDArray[np.float64], mask: NDArray[np.bool_]) -> float | None:
+    known = busy[mask & ~np.isnan(busy)]
+    return float(known.mean()) if len(known) else None
+
+
+def _add_ends(page: Page, tick: Tick) -> None:
+    ended = [row for row in tick.events.ended if (row.over_ms or 0) > tick.now_ms - RECENT_MS]
+    failures: Counter[str] = Counter(
+        row.failure.category if row.failure else "unknown" for row in ended if row.state == "failed"
+    )
+    page.gauge(
+        "failed_jobs",
+        "Attempts that failed within the last hour, by category.",
+        [({"category": category}, failures[category]) for category in CATEGORIES],
+    )
+    page.gauge(
+        "ended_jobs",
+        "Attempts that ended within the last hour, by outcome.",
+        [({"outcome": name}, sum(row.state == name for row in ended)) for name in ("finished", "failed", "preempted")],
+    )
