@@ -154,6 +154,14 @@ class Ledger(LedgerFile):
             _, _, body, reply, *_ = self._unchanged_decision(rows[0])
             return typed_bytes(body), typed_bytes(reply)
 
+    def request(self, request_id: str) -> PlacementRequest | None:
+        """What a request asked for, decided or waiting; None where it is unknown."""
+        stored, waiting = self._stored(request_id), self._memory.queue.get(request_id)
+        if stored is None:
+            return waiting.request if waiting else None
+        with self.readable():
+            return _decode_request(stored[0])
+
     def request_of(self, job: str, attempt: int) -> PlacementRequest | None:
         """The request by which an attempt was placed, if it was."""
         where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"

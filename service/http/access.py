@@ -4,7 +4,9 @@ Tokens come from the environment, never from configuration or a command line: in
 `FLEETCAST_TOKENS_FILE` names; a line each, `#` begins a comment:
 
     name scope[,scope] token            grafana read 0f6c2e…        scopes: read, events, place, admin (all of them)
+    name read token queues=NAME[,NAME]  nlp-lead read 93ab17… queues=research/nlp
 
+A token that is bound to queues reads what is theirs, and what is below them: jobs, requests, charges and audit lines.
 A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as password and any user (for programs that only
 take a URL, `http://user:TOKEN@host`). With our own TLS a client's certificate may replace a token (`[access]
 subjects`). Without either all who reach us may do everything, except pages of other sites in a browser.
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from starlette.requests import Request
 
@@ -40,8 +43,10 @@ NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what RFC 6750 lets a bearer token be
 
 SUBJECT = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
+QUEUES = "queues="  # in a line of a token, or among a certificate's scopes
 ADMITTED = "fleetcast.admitted"  # in the scope of a request: its Caller
 VOUCHED = "x-fleetcast-caller"
+VOUCHED_QUEUES = "x-fleetcast-queues"
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -60,17 +65,32 @@ def default_scope(method: str) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a token or a certificate belongs to; the name goes into the audit trail."""
+    """Whom a token or a certificate belongs to; the name goes into the audit trail.
+
+    queues: he reads of these, and of those below them, alone; none: of all.
+    """
 
     name: str
     scopes: frozenset[Scope]
     by_certificate: bool = False
+    queues: tuple[str, ...] = ()
 
     def may(self, scope: Scope | None) -> bool:
         return scope is None or scope in self.scopes or Scope.ADMIN in self.scopes
 
+    def sees(self, queue: str) -> bool:
+        """Whether what belongs to a queue is his to read."""
+        return not self.queues or any(queue == own or queue.startswith(f"{own}/") for own in self.queues)
+
 
 ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says who he is
+
+
+def viewer_of(request: Request) -> Caller:
+    """The caller that was admitted; anybody where none is asked for."""
+    found = request.scope.get(ADMITTED, ANYBODY)
+    assert isinstance(found, Caller)
+    return found
 
 
 class Access:
@@ -98,11 +118,11 @@ class Access:
     def names(self) -> list[str]:
         return [*(caller.name for _, caller in self._callers), *self._subjects]
 
-    async def admit(self, request: Request, scope: Scope | None) -> Caller:
+    async def admit(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
         """The caller, as `check` finds him. Counts refusals, and delays them for guessers."""
         try:
             names = request.scope.get(NAMES, ())
-            caller = self.check(request.method, request.scope["headers"], scope, names)
+            caller = self.check(request.method, request.scope["headers"], scope, names, by_queue)
             request.scope[ADMITTED] = caller
             return caller
         except Refusal as refusal:
@@ -122,15 +142,30 @@ class Access:
             if not self._link:
                 return {}
             told = f"{','.join(sorted(caller.scopes))} {caller.name}"
-            return {"authorization": f"Bearer {self._link}", VOUCHED: told}
+            bound = {VOUCHED_QUEUES: quote(",".join(caller.queues), safe=",/")} if caller.queues else {}
+            return {"authorization": f"Bearer {self._link}", VOUCHED: told, **bound}
         return {name: value for name, value in request.headers.items() if name == "authorization"}
 
-    def check(self, method: str, headers: Headers, scope: Scope | None, names: Sequence[str] = ()) -> Caller:
-        """The caller, if he may do `scope` (None: any token will do); problems 401, 403. A token outranks `names`."""
+    def check(
+        self,
+        method: str,
+        headers: Headers,
+        scope: Scope | None,
+        names: Sequence[str] = (),
+        by_queue: bool = False,
+    ) -> Caller:
+        """The caller, if he may do `scope` (None: any token will do); problems 401, 403. A token outranks `names`.
+
+        by_queue: what is asked for answers a caller of some queues with what is theirs: then he need only read.
+        """
         self.check_site(method, headers)
         if self.is_open:
             return ANYBODY
         caller = self._caller(headers, names)
+        if caller.queues and by_queue:
+            return caller
+        if caller.queues:
+            raise _bound(caller, scope)
         if not caller.may(scope):
             has = ", ".join(sorted(caller.scopes))
             what = "certificate" if caller.by_certificate else "token"
@@ -180,17 +215,29 @@ class Refusal(Problem):
         self.reason = reason
 
 
+def _bound(caller: Caller, scope: Scope | None) -> Refusal:
+    """For what tells of more than the queues of a caller."""
+    detail = (
+        f"{caller.name} reads of {', '.join(caller.queues)} alone, and this tells of more: "
+        "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/jobs or /v1/audit"
+    )
+    challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope or Scope.READ}"'
+    return Refusal("scope", 403, "forbidden", detail, challenge)
+
+
 def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
     return Refusal(reason, 401, "unauthorized", detail, challenge)
 
 
 def vouched_for(headers: Headers) -> Caller:
     """The caller that the api names; it has looked at his certificate. Problem 401 where it names none."""
+    told = [unquote(value.decode("latin-1")) for name, value in headers if name == VOUCHED_QUEUES.encode()]
+    queues = tuple(queue for value in told for queue in value.split(","))
     for name, value in headers:
         if name == VOUCHED.encode():
             scopes, _, who = value.decode("latin-1").partition(" ")
             if who and set(scopes.split(",")) <= set(Scope):
-                return Caller(who, frozenset(map(Scope, scopes.split(","))), by_certificate=True)
+                return Caller(who, frozenset(map(Scope, scopes.split(","))), True, queues)
     raise _unauthorized("missing", f"the api names no caller: {VOUCHED}", CHALLENGE)
 
 
@@ -265,9 +312,15 @@ def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
             raise ConfigError(
                 f"access.subjects: {name!r}: expected a common or alternative name, 1 to 256 printable letters"
             )
-        if not scopes or not set(scopes) <= set(Scope):
-            raise ConfigError(f"access.subjects: {name!r} = {list(scopes)}: expected some of the scopes {_scopes()}")
-        callers[name] = Caller(name, frozenset(map(Scope, scopes)), by_certificate=True)
+        bound = [word for word in scopes if word.startswith(QUEUES)]
+        scopes = [word for word in scopes if word not in bound]
+        if not scopes or not set(scopes) <= set(Scope) or len(bound) > 1:
+            raise ConfigError(
+                f"access.subjects: {name!r} = {[*scopes, *bound]}: expected some of the scopes {_scopes()}; "
+                f"with {Scope.READ} alone one {QUEUES}NAME[,NAME] may stand"
+            )
+        queues = _queues(bound[0], scopes, f"access.subjects: {name!r}") if bound else ()
+        callers[name] = Caller(name, frozenset(map(Scope, scopes)), True, queues)
     return callers
 
 
@@ -300,9 +353,9 @@ def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
 
 
 def _parse_line(words: list[str], where: str) -> tuple[Caller, str]:
-    if len(words) != 3:
-        raise ConfigError(f"{where}: {len(words)} words, expected 'name scope[,scope] token'")
-    name, scopes, token = words
+    if len(words) not in (3, 4):
+        raise ConfigError(f"{where}: {len(words)} words, expected 'name scope[,scope] token [{QUEUES}NAME[,NAME]]'")
+    name, scopes, token, *bound = words
     if not NAME.fullmatch(name):
         raise ConfigError(f"{where}: the name must be 1 to 64 letters, digits, dots, dashes, _ or @")
     if not set(scopes.split(",")) <= set(Scope):
@@ -311,7 +364,18 @@ def _parse_line(words: list[str], where: str) -> tuple[Caller, str]:
         raise ConfigError(f"{where}: the token has {len(token)} characters, at least {SHORTEST} are needed")
     if not TOKEN.fullmatch(token):
         raise ConfigError(f"{where}: a token is made of letters, digits and . _ ~ + / - (= at its end)")
-    return Caller(name, frozenset(map(Scope, scopes.split(",")))), token
+    queues = _queues(bound[0], scopes.split(","), where) if bound else ()
+    return Caller(name, frozenset(map(Scope, scopes.split(","))), queues=queues), token
+
+
+def _queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
+    """The queues of `queues=a,b/c`. ConfigError, which does not say the word: it may be a token in the wrong place."""
+    queues = tuple(word.removeprefix(QUEUES).split(","))
+    if not word.startswith(QUEUES) or not all(part for queue in queues for part in queue.split("/")):
+        raise ConfigError(f"{where}: behind the token only {QUEUES}NAME[,NAME] may stand, such as {QUEUES}research/nlp")
+    if set(scopes) != {Scope.READ}:
+        raise ConfigError(f"{where}: bound to queues, so its scope can only be {Scope.READ}, not {','.join(scopes)}")
+    return queues
 
 
 def _scopes() -> str:

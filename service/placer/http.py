@@ -25,6 +25,7 @@ from service.http.request_body import read_raw
 from service.placer.body import decode
 from service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
 from service.placer.metrics import PlacerMetrics
+from service.placer.own_queues import OwnQueues
 from service.placer.queue_desk import QueueDesk
 from service.placer.service import PlacementService
 from service.placer.start_times import StartTimeSampler
@@ -36,6 +37,14 @@ UNNAMED = "unknown"  # no tokens are set, and the request names no user
 NOW = {"age": "0"}  # what the placer tells of itself is as of now
 LIMIT = Param("limit", int, "at most so many rows", 100, least=1, most=1000)
 LAST_CURSOR = 10**15 - 1
+BY_QUEUE = {
+    ("GET", path)
+    for path in (
+        *("/placements", "/placements/{request_id:path}", "/queues", "/queue/{request_id:path}/why", "/charges"),
+        *("/queue", "/audit"),
+    )
+}
+"""Routes that answer a caller of some queues with what is theirs."""
 
 
 @dataclass(slots=True)
@@ -83,11 +92,13 @@ async def enqueue(request: Request, context: PlacerContext, query: Query) -> Res
 async def placements(request: Request, context: PlacerContext, query: Query) -> Response:
     rows = context.service.ledger.decisions_after(query["after"], query["limit"])
     cursor = rows[-1].cursor if rows else query["after"]
+    rows = OwnQueues(request, context.service).decisions(rows)
     return answer(page(context.service.clock.now_ms(), rows, cursor), headers=NOW)
 
 
 async def one_placement(request: Request, context: PlacerContext, query: Query) -> Response:
     request_id = request.path_params["request_id"]
+    OwnQueues(request, context.service).check(request_id)
     reply = context.service.ledger.find(request_id)
     if reply is None:
         raise UnknownEntity(f"no request {request_id!r}")
@@ -100,6 +111,7 @@ async def cancel(request: Request, context: PlacerContext, query: Query) -> Resp
 
 async def queue(request: Request, context: PlacerContext, query: Query) -> Response:
     body = context.starts.queue(await context.service.queue_rows())
+    body = OwnQueues(request, context.service).queue(body)
     return answer(await asyncio.to_thread(encode, body), headers=NOW)
 
 
@@ -123,6 +135,7 @@ async def withdraw(request: Request, context: PlacerContext, query: Query) -> Re
 async def audit(request: Request, context: PlacerContext, query: Query) -> Response:
     ledger = context.service.ledger
     rows = ledger.audit(query["limit"], query["after"], query["request_id"])
+    rows = OwnQueues(request, context.service).audit(rows)
     body = {"as_of_ms": context.service.clock.now_ms(), "head": ledger.head, "rows": rows}
     return answer(encode(body), headers=NOW)
 
@@ -145,7 +158,7 @@ async def metrics(request: Request, context: PlacerContext, query: Query) -> Res
 
 
 def _row(method: str, path: str, handler: Handler, scope: Scope, params: tuple[Param, ...] | None = None) -> Row:
-    return Row(method, path, handler, "", "placer", params=params, scope=scope)
+    return Row(method, path, handler, "", "placer", params=params, scope=scope, by_queue=(method, path) in BY_QUEUE)
 
 
 def _after(default: int | None) -> Param:

@@ -9,6 +9,7 @@ from fleet.errors import RequestError
 from service.answers.queues import Charges
 from service.api.routes.table import JSON, Param, Query, encode
 from service.http.request_body import read_raw
+from service.placer.own_queues import OwnQueues
 from service.placer.queue_answers import charges_csv
 
 NOW = {"age": "0"}
@@ -23,7 +24,7 @@ CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
 
 
 async def queues(request: Request, context: Any, query: Query) -> Response:
-    answer = context.desk.queues()
+    answer = context.desk.queues(OwnQueues(request, context.service).caller.queues)
     return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
 
 
@@ -43,12 +44,15 @@ async def put_queues(request: Request, context: Any, query: Query) -> Response:
 
 
 async def why(request: Request, context: Any, query: Query) -> Response:
-    answer = context.desk.why(request.path_params["request_id"])
+    own, request_id = OwnQueues(request, context.service), request.path_params["request_id"]
+    own.check(request_id)
+    answer = own.why(context.desk.why(request_id))
     return Response(encode(answer), 200, NOW, media_type=JSON)
 
 
 async def charges(request: Request, context: Any, query: Query) -> Response:
-    answer: Charges = context.desk.charges(query["by"], query["from"], query["to"])
+    own = OwnQueues(request, context.service).charges
+    answer: Charges = context.desk.charges(query["by"], query["from"], query["to"], own)
     if query["format"] == "csv":
         return Response(charges_csv(answer), 200, NOW, media_type=CSV)
     return Response(encode(answer), 200, NOW, media_type=JSON)

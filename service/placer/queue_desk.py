@@ -1,8 +1,10 @@
 """What the placer answers about queues."""
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from fleet.errors import RequestError, StaleError
+from placement.charges import Charge
 from placement.queue import Waiting
 from placement.showback import By, ChargeSum, sums
 from placement.tree import Prices
@@ -21,8 +23,8 @@ class QueueDesk:
         self._week: tuple[int, QueueWeek] | None = None  # as of ms
         self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
-    def queues(self) -> QueuesAnswer:
-        """How the queues stand now. StaleError without a board."""
+    def queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
+        """How the queues stand now; of `below` alone, where it names any. StaleError without a board."""
         service = self._service
         observed, now_ms, file = service.observed(), service.clock.now_ms(), service.queues.file
         turns = service.queues.turns(observed)
@@ -31,7 +33,8 @@ class QueueDesk:
         waiting = [Waiting(entry.request, entry.queued_ms) for entry in service.ledger.queued()]
         opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
         week = self._seven_days(now_ms)
-        return queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, file.refused)
+        refused = "" if below else file.refused
+        return queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below)
 
     def _seven_days(self, now_ms: int) -> QueueWeek:
         """What changes slowly, and takes long to read, is read once a minute."""
@@ -75,8 +78,10 @@ class QueueDesk:
         wait, start_ms = service.waits.get(request_id), service.start_ms(request_id, now_ms)
         return why_waiting(request_id, order, wait, turns, start_ms, service.stalled, now_ms)
 
-    def charges(self, by: By, from_ms: int | None, to_ms: int | None) -> Charges:
-        """Charges of a time, the last week where none is given."""
+    def charges(
+        self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list
+    ) -> Charges:
+        """Charges of a time, the last week where none is given. own: drops those that the caller may not see."""
         service, now_ms = self._service, self._service.clock.now_ms()
         with suppress(StaleError):
             service.observed()
@@ -86,5 +91,6 @@ class QueueDesk:
             raise RequestError(f"from is {from_ms}, not before to, {to_ms}", "from")
         tree = service.queues.tree
         until_ms = min(to_ms, now_ms)
-        found = [service.queues.charging.told(row, until_ms) for row in service.ledger.charges.between(from_ms, to_ms)]
+        charges = own(service.ledger.charges.between(from_ms, to_ms))
+        found = [service.queues.charging.told(row, until_ms) for row in charges]
         return charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)

@@ -16,6 +16,7 @@ from service.api.routes.estimate import ask, start_of
 from service.api.routes.table import Param, Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
+from service.http.access import viewer_of
 from service.pipeline.documents import job_detail, job_row
 from service.pipeline.jobs.interference import NOW as CO_RUNS
 from service.pipeline.jobs.interference import blamed
@@ -38,10 +39,12 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
     """Running, queued and lately ended jobs, in that order."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.jobs")
-    rows = cache.document(board, "doc.jobs", list[msgspec.Raw])
-    if query["state"] is not None:
+    rows, caller = cache.document(board, "doc.jobs", list[msgspec.Raw]), viewer_of(request)
+    if query["state"] is not None or caller.queues:
         heads = cache.document(board, "doc.jobs", list[Head])
-        rows = [row for row, head in zip(rows, heads, strict=True) if head.state == query["state"]]
+        state = query["state"]
+        shown = [state in (None, head.state) and caller.sees(head.queue) for head in heads]
+        rows = [row for row, is_shown in zip(rows, shown, strict=True) if is_shown]
     return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]}))
 
 
@@ -51,6 +54,7 @@ class Head(msgspec.Struct):
     job: str
     attempt: int
     state: str
+    queue: str = ""
 
 
 def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
@@ -87,9 +91,11 @@ def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type
 async def job(request: Request, context: Context, query: Query) -> Response:
     """One job's latest attempt, with its placement and last events; of one that is over, as the archive has them."""
     cache, board = context.cache, context.cache.board()
-    name = request.path_params["job"]
+    name, caller = request.path_params["job"], viewer_of(request)
     row = row_of(cache, board, name)
     as_of_ms = cache.as_of_ms(board, "doc.job")
+    if caller.queues and (row is None or not caller.sees(row.queue)):
+        raise UnknownEntity(f"no job {name[:200]!r} of your queues runs, waits or ended within the last hour")
     if row is None:
         body = {"as_of_ms": as_of_ms, **await _archived(context, name)}
         return answer(context, board, as_of_ms, encode(body))
@@ -97,7 +103,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     asks = detail.pop("asks", None)
     body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None}
     reasons = {name: why for name, why in _reasons(row.state).items() if body.get(name) is None}
-    if row.state == "queued":
+    if row.state == "queued" and not caller.queues:
         body["start_ms"], why = await _start(request, context, row, asks)
         reasons |= {"start_ms": why} if why else {}
     return answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
@@ -221,6 +227,7 @@ ROWS = (
         jobs,
         "Running, queued and lately ended jobs",
         "jobs",
+        by_queue=True,
         params=LIST_PARAMS,
         answer=Jobs,
         problems=(422, 503),
@@ -257,6 +264,7 @@ JOB_ROWS = (
         job,
         "One job: placement, phase and last events",
         "jobs",
+        by_queue=True,
         answer=JobAnswer,
         problems=(404, 503),
         example={

@@ -88,6 +88,7 @@ ROWS = (
         "/v1/queues",
         "How the queues stand: held, guaranteed, borrowed, lent, share, credits, waits",
         (503,),
+        by_queue=True,
         answer=QueuesAnswer,
         example={
             **AS_OF,
@@ -115,6 +116,7 @@ ROWS = (
         "/v1/queue/{request_id:path}/why",
         "Why a request waits: who is before it, what is short, and when it starts",
         (404, 422, 503),
+        by_queue=True,
         answer=WhyWaiting,
         example=WHY,
     ),
@@ -123,6 +125,7 @@ ROWS = (
         "/v1/charges",
         "GPU-seconds granted, used, lost and waited for, by queue, user, class or pool (by, from, to, format)",
         (422, 503),
+        by_queue=True,
         answer=Charges,
         example={
             **AS_OF,

@@ -111,6 +111,7 @@ class Row:
     media_type: str = JSON
     scope: Scope | None = None  # what a token must allow; None: read for a GET, else admin
     is_open: bool = False  # asks for no token
+    by_queue: bool = False  # answers a caller of some queues with what is theirs
 
     @property
     def needs(self) -> Scope:
@@ -188,7 +189,7 @@ class Endpoint:
         if row.is_open:
             access.check_site(request.method, request.scope["headers"])
         else:
-            request.scope[CALLER] = (await access.admit(request, row.needs)).name
+            request.scope[CALLER] = (await access.admit(request, row.needs, row.by_queue)).name
         return await row.handler(request, self.context, read_query(request, row.params))
 
 

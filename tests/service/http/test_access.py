@@ -58,7 +58,11 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("ada read", "line 1: 2 words"),
-        ("ada read secretsecretsecret more", "line 1: 4 words"),
+        ("ada read secretsecretsecret queues=a more", "line 1: 5 words"),
+        ("ada read secretsecretsecret more", "line 1: behind the token only queues=NAME[,NAME] may stand"),
+        ("ada read secretsecretsecret queues=", "line 1: behind the token only queues=NAME[,NAME] may stand"),
+        ("ada read secretsecretsecret queues=a//b", "line 1: behind the token only queues=NAME[,NAME] may stand"),
+        ("ada read,place secretsecretsecret queues=a", "line 1: bound to queues, so its scope can only be read"),
         ("ada write secretsecretsecret", "line 1: unknown scope; scopes are read, events, place, admin"),
         ("secretsecretsecret ada read", "line 1: unknown scope"),
         ("ada read, secretsecretsecret", "line 1: unknown scope"),
@@ -295,6 +299,61 @@ def test_the_document_tells_the_scopes_and_no_token(closed: Any, tmp_path: Path)
     assert not any(token in text for token in SECRETS.values())
     with Client(create_app(config(tmp_path), ManualClock(NOW_MS))) as anybody:
         assert {} in anybody.get("/openapi.json").json()["paths"]["/v1/fleet"]["get"]["security"]
+
+
+# -- callers of some queues
+
+LINES = """
+lead read 0123456789abcdefgh queues=research,teaching/one
+trainer read 123456789abcdefghi queues=train
+"""
+BOUND = Access(parse_tokens(LINES, "test"))
+TRAINER = {"authorization": "Bearer 123456789abcdefghi"}
+LEAD = {"authorization": "Bearer 0123456789abcdefgh"}
+
+
+def test_a_caller_of_some_queues_sees_these_and_what_is_below() -> None:
+    caller = BOUND.check("GET", raw(LEAD), Scope.READ, by_queue=True)
+    seen = [
+        name
+        for name in ("research", "research/nlp", "researchers", "teaching", "teaching/one", "")
+        if caller.sees(name)
+    ]
+    assert seen == ["research", "research/nlp", "teaching/one"]
+    assert ANYBODY.sees("")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")
+def test_he_reads_what_is_answered_by_queue_and_nothing_else(bound: Any, row: Any) -> None:
+    path = row.path.replace(":path", "").replace("{", "").replace("}", "")
+    if row.path in OPEN:
+        return
+    response = bound.request(row.method, path, content=b"{}" if row.method == "POST" else None, headers=LEAD)
+    if row.by_queue:
+        assert row.method == "GET"
+        assert response.status_code in (200, 404, 503)  # there is no placer here
+    else:
+        assert response.status_code == 403
+        assert "lead reads of research, teaching/one alone" in response.json()["detail"]
+
+
+def test_he_sees_jobs_of_his_queues_alone(bound: Any) -> None:
+    own = bound.get("/v1/jobs", headers=TRAINER).json()["rows"]
+    assert [(row["job"], row["queue"]) for row in own] == [("team/a", "train"), ("b", "train"), ("c", "train")]
+    assert [row["job"] for row in bound.get("/v1/jobs?state=queued", headers=TRAINER).json()["rows"]] == ["b"]
+    assert bound.get("/v1/jobs/b", headers=TRAINER).json()["queue"] == "train"
+    assert bound.get("/v1/jobs", headers=LEAD).json()["rows"] == []
+    missing = bound.get("/v1/jobs/b", headers=LEAD)
+    assert missing.status_code == 404
+    assert missing.json()["detail"] == "no job 'b' of your queues runs, waits or ended within the last hour"
+
+
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("bound")
+    publish(folder)
+    with Client(create_app(config(folder), ManualClock(NOW_MS), access=BOUND)) as client:
+        yield client
 
 
 # -- the placer with tokens
