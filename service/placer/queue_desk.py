@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from msgspec import structs
+
 from fleet.errors import RequestError, StaleError
 from placement.charges import Charge
 from placement.queue import Waiting
@@ -34,7 +36,9 @@ class QueueDesk:
         opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
         week = self._seven_days(now_ms)
         refused = "" if below else file.refused
-        return queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below)
+        found = queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below)
+        more = [] if below else file.notes(capacity_of(observed.view))
+        return structs.replace(found, notes=[*found.notes, *more])
 
     def _seven_days(self, now_ms: int) -> QueueWeek:
         """What changes slowly, and takes long to read, is read once a minute."""

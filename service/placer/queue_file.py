@@ -73,9 +73,12 @@ class QueueFile:
 
     def _refuse(self, now_ms: int, digest: str, why: str) -> bool:
         self.refused = why
-        serving = self.tree.digest if self.tree is not None else "none"
-        self._note(now_ms, "placer", f"queues: {digest} was refused, {serving} serves: {why}")
+        self._note_refused(now_ms, "placer", digest, why)
         return False
+
+    def _note_refused(self, now_ms: int, caller: str, digest: str, why: str) -> None:
+        serving = self.tree.digest if self.tree is not None else "none"
+        self._note(now_ms, caller, f"queues: {digest} was refused, {serving} serves: {why}")
 
     def _serve(self, text: str, now_ms: int, caller: str, capacity: Mapping[str, float] | None) -> bool:
         tree = read_queues(text)
@@ -90,12 +93,25 @@ class QueueFile:
         self, text: str, generation: str, now_ms: int, caller: str, capacity: Mapping[str, float] | None
     ) -> QueueTree:
         """Check a new text, write it to the file and serve it. RequestError; ConflictError for another generation."""
-        tree = self.check(text, generation, capacity)
+        try:
+            tree = self.check(text, generation, capacity)
+        except RequestError as error:
+            self._note_refused(now_ms, caller, hashlib.sha256(text.encode()).hexdigest(), str(error))
+            raise
         assert self.path is not None
         files.replace_file(self.path, [text.encode()], "queues")
         self._seen = _stamp(self.path)
         self._serve(text, now_ms, caller, capacity)
         return tree
+
+    def notes(self, capacity: Mapping[str, float]) -> list[str]:
+        """What is wrong with the tree that serves since the fleet is another one than it was read for."""
+        try:
+            if self.tree is not None:
+                check_capacity(self.tree, capacity, self.text)
+        except RequestError as error:
+            return [str(error)]
+        return []
 
     def check(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> QueueTree:
         """What `put` would serve."""

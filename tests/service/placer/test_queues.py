@@ -1,5 +1,6 @@
 """The placer with a file of queues: order, limits, refusals at the door, reload, charges."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -385,3 +386,62 @@ def test_a_queue_takes_no_more_than_may_wait(world: QueueWorld) -> None:
     assert "queue 'a' has 1 request waiting, at most 1" in full["detail"]
     assert world.wait("a0", "a")["outcome"] == "queued"
     world.wait("b0", "b")
+
+
+BAD = {
+    "a cycle": ('[queue.a]\nparent = "b"\n[queue.b]\nparent = "a"\n', "line 4: queue.b.parent: is a cycle"),
+    "too much": ("[queue.a]\nguaranteed = {gpu = 129}\n", "line 2: queue.a.guaranteed: the queues are guaranteed 129"),
+    "negative": ("[queue.a]\nlimit = {gpu = -1}\n", "line 2: queue.a.limit: gpu is -1"),
+    "no number": ("[queue.a]\nweight = nan\n", "line 2: queue.a.weight: is nan"),
+    "infinite": ("[queue.a]\nguaranteed = {gpu = inf}\n", "line 2: queue.a.guaranteed: gpu is inf"),
+    "many": ("".join(f"[queue.q{number}]\n" for number in range(10_001)), "there are 10,001 queues, at most 10,000"),
+    "a million": ("[queue.a]\n" * 500_000, "at most 4,194,304 are read"),
+    "no TOML": ("[queue.a\n", "no valid TOML"),
+    "twice": ("[queue.a]\n[queue.a]\n", "no valid TOML"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_refused_whole_by_both_doors_and_the_audit_has_both_hashes(world: QueueWorld, name: str) -> None:
+    text, why = BAD[name]
+    before = world.ask("GET", "/queues")
+    serving = world.service.queues.file.tree
+    assert serving is not None
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    put = world.ask("PUT", "/queues", 422, content=text, headers={"if-match": before["generation"]})
+    world.rewrite(text)
+    world.beat()
+    world.wait("a0", "a")
+    answer = world.ask("GET", "/queues")
+    assert why in answer["refused"]
+    assert [row["queue"] for row in answer["rows"]] == ["a", "b", "c", "c/users"]
+    assert (answer["generation"], world.service.queues.file.tree) == (before["generation"], serving)
+    lines = [row["sentence"] for row in world.service.ledger.audit(9) if row["action"] == "queues"]
+    refused = [line for line in lines if digest in line and serving.digest in line and "was refused" in line]
+    assert len(refused) == 2
+    assert why in put["detail"]
+
+
+def test_a_subtree_that_is_gone_is_told_and_its_jobs_run_on(world: QueueWorld) -> None:
+    world.wait("c0", "c/users", user="ada")
+    assert world.pass_() == 1
+    world.rewrite("[queue.a]\nguaranteed = {gpu = 8}\n")
+    world.beat()
+    world.wait("a0", "a")
+    world.pass_()
+    world.beat()
+    answer = world.ask("GET", "/queues")
+    assert "a" in [row["queue"] for row in answer["rows"] if row["parent"] is None]
+    assert {row["name"]: row["jobs"] for row in world.ask("GET", "/charges")["rows"]} == {"a": 1, "c/users/ada": 1}
+    assert world.ask("GET", "/queue/a0/why", 404)
+    world.restart()
+    world.beat()
+    assert world.ask("GET", "/queues")["rows"]
+
+
+def test_guarantees_above_a_fleet_that_came_later_are_noted(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path, "[queue.a]\nguaranteed = {gpu = 200}\n")  # nobody knows the fleet yet
+    world.board.publish()
+    (note,) = world.ask("GET", "/queues")["notes"]
+    assert note.startswith("line 2: queue.a.guaranteed: the queues are guaranteed 200 GPUs, the fleet has 128")
+    world.close()
