@@ -6,6 +6,7 @@ own, so several clusters do not meet. The GPUs are plain files: Slurm hands out 
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from tests.programs import needed
 
 NODES, GPUS, CPUS = 4, 4, 16
 START_S = 200.0
+SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")  # of mariadb-server-core
 SBIN = "/usr/sbin:/sbin"
 
 
@@ -29,10 +31,19 @@ class SlurmCluster:
 
     accounting: with slurmdbd, so that sacct works. jobcomp: where completions are posted to. hook: the shell that
     slurmctld runs before and after each job, and for its completion. `zone`: the local time of its daemons.
+    settings: more lines of slurm.conf. billing: what of a job counts as its use.
     """
 
     def __init__(
-        self, folder: Path, *, accounting: bool = True, jobcomp: str = "", hook: str = "", zone: str = "UTC"
+        self,
+        folder: Path,
+        *,
+        accounting: bool = True,
+        jobcomp: str = "",
+        hook: str = "",
+        zone: str = "UTC",
+        settings: tuple[str, ...] = (),
+        billing: str = "",
     ) -> None:
         if SBIN not in os.environ["PATH"]:
             os.environ["PATH"] += f":{SBIN}"
@@ -44,6 +55,8 @@ class SlurmCluster:
         self.accounting = accounting
         self.jobcomp = jobcomp
         self.hook = hook
+        self.settings = settings
+        self.billing = f"TRESBillingWeights={billing}" if billing else ""
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "TZ": zone}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._database, self._dbd, self._ctld, *self._nodes = free_ports(3 + NODES)
@@ -76,6 +89,7 @@ class SlurmCluster:
             *("JobRequeue=1", "SlurmdTimeout=15", "SlurmctldTimeout=10", "InactiveLimit=0", "UnkillableStepTimeout=10"),
             *("OverTimeLimit=0", "JobAcctGatherType=jobacct_gather/none", "MailProg=/bin/true"),
             *self._addons(),
+            *self.settings,
         ]
         for number, port in enumerate(self._nodes, start=1):
             lines.append(
@@ -83,8 +97,9 @@ class SlurmCluster:
                 f"RealMemory=4000 Gres=gpu:h100:{GPUS} State=UNKNOWN"
             )
         lines += [
-            f"PartitionName=train Nodes=n[1-{NODES}] Default=YES MaxTime=INFINITE State=UP PriorityTier=10",
-            f"PartitionName=urgent Nodes=n[1-{NODES}] MaxTime=INFINITE State=UP PriorityTier=20",
+            f"PartitionName=train Nodes=n[1-{NODES}] Default=YES MaxTime=INFINITE State=UP PriorityTier=10 "
+            + self.billing,
+            f"PartitionName=urgent Nodes=n[1-{NODES}] MaxTime=INFINITE State=UP PriorityTier=20 " + self.billing,
         ]
         self._write("slurm.conf", lines)
 
@@ -131,10 +146,12 @@ class SlurmCluster:
         settings += ["--innodb-log-file-size=8M", "--innodb-flush-log-at-trx-commit=0", "--skip-grant-tables"]
         data.mkdir()
         (data / "mysql").mkdir()
+        begin = self.folder / "begin.sql"
+        begin.write_text(_with_procedures(SYSTEM_TABLES.read_text(encoding="utf-8")), encoding="utf-8")
         self.spawn(
             "mariadbd",
             *("mariadbd", *settings, f"--port={self._database}", "--bind-address=127.0.0.1"),
-            f"--socket={self.folder}/mariadb.sock",
+            *(f"--socket={self.folder}/mariadb.sock", f"--init-file={begin}"),
         )
         self.until("the database answers", lambda: _answers(self._database), START_S)
         self.spawn("slurmdbd", "slurmdbd", "-D")
@@ -219,6 +236,13 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _with_procedures(system_tables: str) -> str:
+    """The statement that makes the table of procedures: without them slurmdbd loses associations below the first."""
+    found = re.search(r"CREATE TABLE IF NOT EXISTS proc \(.*?;", system_tables, re.DOTALL)
+    assert found, f"{SYSTEM_TABLES}: no table of procedures"
+    return "USE mysql;\n" + " ".join(found[0].split()) + "\n"
 
 
 def _answers(port: int) -> bool:
