@@ -10,7 +10,7 @@ from fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, 
 from fleet.topology import DOMAIN_LEVELS, Level
 from placement.filters import Screen, screen
 from placement.fit import Fit, best_fits, largest_size, room_at, widest_level
-from placement.growth import grown
+from placement.growth import GangSize, grown
 from placement.options import Options
 from placement.scorers import NodeScores
 from placement.slots import WHOLE, fullest
@@ -20,15 +20,16 @@ from placement.words import placed_sentence, refused_sentence
 DEFAULT_OPTIONS = Options()
 
 
-def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> Decision:
-    """Place the whole gang or refuse it. Raises RequestError for a request that cannot be honoured as written."""
+def decide(
+    request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS, screened: Screen | None = None
+) -> Decision:
+    """Place the whole gang or refuse it. Raises RequestError for a request that cannot be honoured as written.
+
+    screened: the screen of this request on this view, where the caller has it.
+    """
     check_request(request)
-    screened = screen(request, view, options)
-    scores = NodeScores(request, view, options, screened)
-    growth = grown(request, view.topology, scores)
-    if not growth.keeps.all():
-        scores = NodeScores(request, view, options, screened.only(scores.rows[growth.keeps]))
-    fits = best_fits(request, view.topology, scores, growth.size)
+    screened = screen(request, view, options) if screened is None else screened
+    growth, fits = _fits(request, view, options, screened)
     if not fits:
         return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))
     best = fits[0]
@@ -49,9 +50,40 @@ def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFA
     )
 
 
+def _fits(
+    request: PlacementRequest, view: ClusterView, options: Options, screened: Screen
+) -> tuple[GangSize, list[Fit]]:
+    """The size of the gang, and the best places for it."""
+    scores = NodeScores(request, view, options, screened)
+    growth = grown(request, view.topology, scores)
+    if not growth.keeps.all():
+        scores = NodeScores(request, view, options, screened.only(scores.rows[growth.keeps]))
+    return growth, best_fits(request, view.topology, scores, growth.size)
+
+
+def claimed(
+    request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """What `decide` would give: (n, g) GPUs, all or a part of each, and (n,) members; nothing where it refuses."""
+    gpus, members = np.zeros(view.free.shape, bool), np.zeros(len(view), np.int64)
+    _, fits = _fits(request, view, options, screen(request, view, options))
+    for fit in fits[:1]:
+        members[fit.rows] = fit.takes
+        if request.milli == WHOLE:
+            gpus = view.free & (np.cumsum(view.free, axis=1) <= members[:, None] * request.gpus_per_node)
+            continue
+        for row, take in zip(fit.rows.tolist(), fit.takes.tolist(), strict=True):
+            gpus[row, fullest(view.milli[row], request.milli, take)] = True
+    return gpus, members
+
+
 def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> bool:
     """Whether `decide` would place the request: the same screen and the same rooms, without scores."""
-    screened = screen(request, view, options)
+    return holds_gang(request, view, screen(request, view, options))
+
+
+def holds_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -> bool:
+    """As `fits_now`, of what was screened already."""
     rows = np.flatnonzero(screened.passes)
     room = room_at(widest_level(request), view.topology, rows, screened.room[rows])
     return largest_size(request.members, room.most) > 0

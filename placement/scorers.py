@@ -122,11 +122,11 @@ class NodeScores:
         self.weights = {name: WEIGHTS[name] for name in ("risk", "slow", "fit", "packing")}
         self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
         self.total_weight = sum(self.weights.values())
+        self._of_nodes: dict[int, NDArray[np.float64]] = {}
 
     def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
         """name → (c,) how good each node is for a share of `size` members."""
-        hosted = np.minimum(self.room, size)
-        span = -(-size // max(1, int(self.room.max(initial=1))))
+        hosted, span = np.minimum(self.room, size), self.span(size)
         return {
             "risk": np.exp(span * self.survives),
             "slow": np.exp(span * self.keeps_pace),
@@ -150,7 +150,13 @@ class NodeScores:
 
     def of_nodes(self, size: int) -> NDArray[np.float64]:
         """(c,) the weighted mean of `node_parts`, in [0, 1]."""
-        return self.total(self.node_parts(size))
+        if size not in self._of_nodes:
+            self._of_nodes[size] = self.total(self.node_parts(size))
+        return self._of_nodes[size]
+
+    def span(self, size: int) -> int:
+        """The fewest candidates that could hold so many members if all were as roomy as the roomiest."""
+        return -(-size // max(1, int(self.room.max(initial=1))))
 
     def of_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
@@ -158,8 +164,7 @@ class NodeScores:
         """name → (n,) unweighted scores by domain. (k,) each: `at` candidates, `take` members, `domain` 0..n-1."""
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
-        span = -(-size // max(1, int(self.room.max(initial=1))))
-        node = self.fit(at, take)
+        span, node = self.span(size), self.fit(at, take)
         return {
             "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.shared_risk(at, domain, n)),
             "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
