@@ -1,6 +1,8 @@
-"""The queue with 1,000 requests in it: how long a pass thinks, and how little others wait for it meanwhile.
+"""The queue: how long a pass thinks, and how little others wait for it meanwhile.
 
-`pass`: alone; the head needs more than is free, and many shapes wait behind it. `placing beside it`: p99 of requests
+`pass`: alone, over 10,000 requests; the head needs more than is free, and many shapes wait behind it. `pass with
+queues`: of six teams with a guarantee each, half of them shared among users. Both are seconds of CPU of one pass after
+another over the same requests, as a placer has them. `placing beside it`, with 1,000 requests: p99 of requests
 for one GPU, 20 due a second, while pass follows pass in a real placer; the peer is the same placer with an empty queue.
 """
 
@@ -20,14 +22,19 @@ from benchmarks.service import ServerProcess, beside_the_server
 from fleet.requests import PlacementRequest
 from placement.options import Options
 from placement.queue import Waiting, plan
+from placement.queues_file import read_queues
 from placement.timeline import RunTimeQuantiles
+from placement.tree import QueueTree
+from placement.turns import TreeTurns
 from placement.view import ClusterView
 from service.answers.jobs import RunningJobRow
 from service.board.board import BoardWriter, Section
 from service.pipeline.publish import topology_sections
 
 SIZES = (1_000, 10_000, 80_000)
+WAITING = 10_000
 QUEUED = 1_000
+TEAMS, USERS = 6, 11
 SHAPES = 37
 RATE, SECONDS = 20.0, 6.0
 CONNECTIONS = 8
@@ -37,31 +44,49 @@ encode = msgspec.json.encode
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a size in GPUs."""
+    """Three records a size in GPUs."""
     for gpus in sizes:
         view = synthetic_view(gpus // GPUS_PER_NODE)
-        size = {"gpus": gpus, "nodes": len(view), "queued": QUEUED}
-        yield measure("queue", "pass", size, _pass(view), "ms", repeats=3)
+        long = {"gpus": gpus, "nodes": len(view), "queued": WAITING}
+        yield measure("queue", "pass", long, _pass(view, None), "ms", repeats=5)
+        yield measure("queue", "pass with queues", long, _pass(view, tree_of(view)), "ms", repeats=5)
+        size = long | {"queued": QUEUED}
         with tempfile.TemporaryDirectory() as folder, beside_the_server():
             yield _beside(Path(folder), view, size)
 
 
-def _pass(view: ClusterView) -> Callable[[], int]:
-    options = Options(now_ms=NOW_MS)
-    head = PlacementRequest(request_id="head", gang=len(view), gpus_per_node=GPUS_PER_NODE, priority=9)
-    rest = [
-        PlacementRequest(request_id=f"j{number}", gang=1 + number % SHAPES, gpus_per_node=GPUS_PER_NODE)
-        for number in range(QUEUED - 1)
-    ]
-    queue = [Waiting(request, 0) for request in (head, *rest)]
+def _pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
+    """The head is of a higher class, so that it is first either way."""
+    options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
+    head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
+    queue = [Waiting(request, NOW_MS - 1000 * at) for at, request in enumerate((head, *map(_one, range(WAITING - 1))))]
 
     def one() -> int:
-        result = plan(queue, view, {}, RunTimeQuantiles({}), options)
+        turns = TreeTurns(tree, {}, view, unknown, NOW_MS) if tree is not None else None
+        result = plan(queue, view, {}, unknown, options, turns)
         assert result.waiting[0].entry.request is head
         assert result.waiting[0].start_ms is not None
         return len(queue)
 
     return one
+
+
+def _one(number: int) -> PlacementRequest:
+    queue = f"team{number % TEAMS}/{'shared' if number // TEAMS % 2 else 'own'}"
+    return PlacementRequest(
+        request_id=f"j{number}", gang=1 + number % SHAPES, gpus_per_node=8, queue=queue, user=f"u{number % USERS}"
+    )
+
+
+def tree_of(view: ClusterView) -> QueueTree:
+    """Teams with a fortieth of the fleet each; one of the two queues of a team is shared among its users."""
+    each = len(view) * GPUS_PER_NODE // 40
+    teams = "".join(
+        f"[queue.team{team}]\nweight = {10 + team}\nguaranteed = {{gpu = {each}}}\n"
+        f'[queue."team{team}/own"]\n[queue."team{team}/shared"]\nper_user = true\n'
+        for team in range(TEAMS)
+    )
+    return read_queues(f"[class.urgent]\npriority = 1\n[queue.urgent]\n{teams}")
 
 
 def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:

@@ -45,7 +45,9 @@ class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpu_share or WHOLE_GPU
 
 
-class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PlacementRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, cache_hash=True
+):
     """`gang` counts members; each takes `gpus_per_node` GPUs on one node; two may share a node unless `spread`.
 
     gpu_share: of its one GPU a member takes so many thousandths. No GPUs (0): CPUs or host memory only. gpu_models: any

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
 from fleet.topology import Level, Topology
+from placement.asks import MachineShape, shape_of
 from placement.filters import screen
 from placement.fit import widest_level
 from placement.futures import ArrivalForecast, Drawn
 from placement.options import Options
-from placement.queue import ONE_LINE, Waiting, shape_of
+from placement.queue import ONE_LINE, Waiting
 from placement.run_draws import PATHS, RunTimeSample
 from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline, releases
 from placement.turns import QueueTurns
@@ -118,7 +119,7 @@ class Rooms:
 
     empty: ClusterView
     options: Options
-    known: dict[tuple[object, ...], NDArray[np.int64]] = field(default_factory=dict)
+    known: dict[MachineShape, NDArray[np.int64]] = field(default_factory=dict)
     blocks: dict[Level, NDArray[np.int64]] = field(default_factory=dict)
 
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:

@@ -18,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import Decision, PlacementRequest
-from placement.engine import decide, fits_now
+from placement.asks import MachineShape, QueueAsk, ask_of, shape_of
+from placement.engine import claimed, decide, fits_now, holds_gang
 from placement.filters import screen
 from placement.options import Options
+from placement.reasons import AfterPass, WaitCode, WaitReason
 from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
 from placement.turns import OneLine, QueueTurns
 from placement.view import ClusterView
-from placement.words import fitting, needs, shortage
+from placement.words import shortage
 
 BACKFILL_TRIES = 64
 
@@ -37,14 +39,19 @@ class Waiting:
     queued_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Why an entry still waits; `position` counts from 1. `start_ms`: the head's shadow time, else None."""
 
     entry: Waiting
     position: int
-    why: str
+    reason: WaitReason
     start_ms: int | None = None
+
+    @property
+    def why(self) -> str:
+        """The reason as a sentence."""
+        return self.reason.sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +86,8 @@ class Reservation:
         )
 
 
-def in_order(queue: Sequence[Waiting]) -> list[Waiting]:
-    """Higher priority first, then the longer wait, then the request's id."""
-    return sorted(queue, key=order_key)
-
-
 def order_key(entry: Waiting) -> tuple[int, int, str]:
-    """What the queue is sorted by."""
+    """Higher priority first, then the longer wait, then the request's id."""
     return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
 
@@ -101,10 +103,29 @@ def plan(
     turns: QueueTurns | None = None,
 ) -> Plan:
     """One pass over the queue at `options.now_ms`; `running` tells of the jobs that hold GPUs in the view."""
-    cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE)
+    cycle = Cycle(
+        view, dict(running), run_times, options, turns or ONE_LINE, AfterPass(options, view, turns or ONE_LINE)
+    )
     for entry in cycle.turns.in_order(queue):
         cycle.take_turn(entry)
+    cycle.after.view = cycle.view
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
+
+
+@dataclass(slots=True)
+class AskInPass:
+    """What a pass has found out about entries with one ask.
+
+    reason: why none of them can start in this pass; version: of the turns, as of which its queue refuses it, or lets it
+    have all that it asks for; wants: whether it may still lack what its queue is guaranteed.
+    """
+
+    ask: QueueAsk
+    reason: WaitReason | None = None
+    version: int = -1
+    refused: WaitReason | None = None
+    is_whole: bool = True
+    wants: bool = True
 
 
 @dataclass(slots=True)
@@ -116,123 +137,151 @@ class Cycle:
     run_times: RunTimeQuantiles
     options: Options
     turns: QueueTurns
+    after: AfterPass
     placed: list[tuple[Waiting, Decision]] = field(default_factory=list)
     waiting: list[Wait] = field(default_factory=list)
     reservation: Reservation | None = None
     tries: int = 0
-    failed: set[tuple[object, ...]] = field(default_factory=set)
-    hopeless: dict[tuple[object, ...], str] = field(default_factory=dict)
-    rooms: dict[tuple[object, ...], int] = field(default_factory=dict)
+    asks: dict[QueueAsk, AskInPass] = field(default_factory=dict)
+    final: dict[MachineShape, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
+    late: dict[MachineShape, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
+    _ahead: Timeline | None = None
+    _spare: tuple[ClusterView, ClusterView] | None = None
+    _ends: dict[tuple[int, float | None], bool] = field(default_factory=dict)
 
     def take_turn(self, entry: Waiting) -> None:
         """Consider an entry as far as its queue may have it."""
-        shape = shape_of(entry.request)
-        if shape in self.failed or shape in self.hopeless:  # what a queue may have is never more than is asked for
-            self.consider(entry)
-            if shape not in self.hopeless:
-                self.turns.want(entry.request)
+        ask = ask_of(entry.request)
+        row = self.asks.get(ask)
+        if row is None:
+            row = self.asks[ask] = AskInPass(ask)
+        reason = row.reason or self._told(row, entry)
+        if reason is not None:
+            self._wait(entry, reason)
+        elif self._try(entry, row):
             return
+        if row.wants and row.refused is None:
+            row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
+
+    def _told(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
+        """Why an entry is not tried; None: it is."""
+        shape = row.ask.shape
+        if shape in self.final:
+            row.reason, row.refused = self.final[shape], None
+            return row.reason
+        if self.tries >= BACKFILL_TRIES:
+            row.reason = self._behind("untried", entry.request)
+            row.wants = False  # nobody is placed any more
+            return row.reason
+        if row.version != self.turns.version:
+            self._look(row, entry.request)
+        if row.refused is not None or self.reservation is None:
+            return row.refused
+        late = row.is_whole and shape in self.late
+        return self.late[shape] if late and not self._ends_in_time(row.ask.gpus, entry.request.limit_s) else None
+
+    def _look(self, row: AskInPass, request: PlacementRequest) -> None:
+        """See what the queue lets this ask have now."""
+        allowed, row.version = self.turns.allow(request), self.turns.version
+        row.is_whole = allowed is request
+        row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
+
+    def _try(self, entry: Waiting, row: AskInPass) -> bool:
+        """Place it, if it fits; else it waits."""
         allowed = self.turns.allow(entry.request)
-        if isinstance(allowed, str):
-            self._wait(entry, allowed)
-            return
-        before = len(self.placed)
-        self.consider(entry if allowed is entry.request else Waiting(allowed, entry.queued_ms))
-        if len(self.placed) > before:
-            self.placed[-1] = (entry, self.placed[-1][1])
-            self.turns.take(entry.request, self.placed[-1][1])
-        elif shape_of(allowed) not in self.hopeless:
-            self.turns.want(entry.request)
-
-    def consider(self, entry: Waiting) -> None:
-        shape = shape_of(entry.request)
-        if shape in self.hopeless:
-            self._wait(entry, self.hopeless[shape])
+        assert not isinstance(allowed, str), allowed
+        shape = row.ask.shape if allowed is entry.request else shape_of(allowed)
+        if shape in self.final:
+            self._wait(entry, self.final[shape])
         elif self.reservation is not None:
-            self._backfill(entry, shape)
-        elif not self._place(entry, self.view):
-            self._reserve(entry, shape)
+            return self._backfill(entry, allowed, shape, self.reservation)
+        elif self._place(entry, allowed, self.view):
+            return True
+        else:
+            self._reserve(entry, allowed, shape)
+        return False
 
-    def _place(self, entry: Waiting, view: ClusterView) -> bool:
+    def _place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
         """Decide within `view`, which is the cycle's or a part of it; True when the entry was placed."""
-        if not fits_now(entry.request, view, self.options):
+        screened = screen(request, view, self.options)
+        if not holds_gang(request, view, screened):
             return False
-        decision = decide(entry.request, view, self.options)
+        decision = decide(request, view, self.options, screened)
         assert decision.outcome == "placed", decision.sentence
-        self.view = place(self.view, entry.request, decision.ranks)
+        self.view = place(self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
-        self.running[entry.request.job_name] = RunningJob(self.options.now_ms, gpus, entry.request.limit_s)
+        self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
         self.placed.append((entry, decision))
+        self.turns.take(entry.request, decision)
         return True
 
-    def _reserve(self, entry: Waiting, shape: tuple[object, ...]) -> None:
-        now_ms = self.options.now_ms
-        timeline = Timeline(self.view, releases(self.view, self.running, self.run_times, now_ms))
-        step = timeline.first_fit(entry.request, self.options)
-        if step is None and not entry.request.gpus_per_node:
-            self._wait(entry, f"waits for {needs(entry.request)}; {self._free(entry)}; when more comes is not known")
-            return
-        if step is None:
+    def _reserve(self, entry: Waiting, request: PlacementRequest, shape: MachineShape) -> None:
+        """Claim GPUs for the head; or what can never fit, or nobody knows when, holds nobody up."""
+        timeline = self._timeline()
+        step = timeline.first_fit(request, self.options)
+        if step is None and not request.gpus_per_node:
+            self.final[shape] = WaitReason("unknown", request, self.after)
+        elif step is None:
             empty = timeline.at(len(timeline.ahead))
-            lack = shortage(entry.request, empty, screen(entry.request, empty, self.options))
-            self.hopeless[shape] = f"does not fit even when all running jobs have ended: {lack}"
-            self._wait(entry, self.hopeless[shape])
-            return
-        last = timeline.ahead[step - 1]
-        self.reservation = claim(entry, timeline.at(step), last.end_ms, last.job, self.options)
-        why = f"waits for {needs(entry.request)}; {self._free(entry)}; it is next, when {last.job} has ended"
-        self._wait(entry, why, last.end_ms)
-
-    def _backfill(self, entry: Waiting, shape: tuple[object, ...]) -> None:
-        head = self.reservation
-        assert head is not None
-        request = entry.request
-        run_s = self.run_times.run_s(request.members.desired * request.gpus_per_node, 0.9, limit_s=request.limit_s)
-        ends_in_time = self.options.now_ms + run_s * 1000 <= head.shadow_ms
-        behind = f"{head.entry.request.job_name} is next"
-        if shape in self.failed or (shape, ends_in_time) in self.failed:
-            self._wait(entry, f"waits for {needs(request)}; {self._free(entry)}; {behind}")
-            return
-        if self.tries >= BACKFILL_TRIES:
-            self._wait(entry, f"waits for {needs(request)}; not tried in this pass ({BACKFILL_TRIES} were); {behind}")
-            return
-        self.tries += 1
-        if self._place(entry, self.view if ends_in_time else head.spare(self.view)):
-            return
-        self.failed.add(shape if ends_in_time else (shape, False))
-        if not ends_in_time and fits_now(request, self.view, self.options):
-            self._wait(entry, f"would fit, but on GPUs kept free: {behind}, and should start before this job ends")
+            lack = shortage(request, empty, screen(request, empty, self.options))
+            said = f"does not fit even when all running jobs have ended: {lack}"
+            self.final[shape] = WaitReason("never", request, self.after, said=said)
         else:
-            self._wait(entry, f"waits for {needs(request)}; {self._free(entry)}; {behind}")
+            last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
+            self.reservation = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
+            self._wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
+            return
+        self._wait(entry, self.final[shape])
 
-    def _free(self, entry: Waiting) -> str:
-        key = (len(self.placed), *shape_of(entry.request))
-        if key not in self.rooms:
-            room = int(screen(entry.request, self.view, self.options).room.sum())
-            self.rooms[key] = room
-        return fitting(entry.request, self.rooms[key])
+    def _backfill(self, entry: Waiting, request: PlacementRequest, shape: MachineShape, head: Reservation) -> bool:
+        in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)
+        if not in_time and shape in self.late:
+            self._wait(entry, self.late[shape])
+            return False
+        self.tries += 1
+        if self._place(entry, request, self.view if in_time else self._beside(head)):
+            return True
+        if in_time:
+            reason = self.final[shape] = self._behind("room", request)
+        else:
+            code: WaitCode = "kept" if fits_now(request, self.view, self.options) else "room"
+            reason = self.late[shape] = self._behind(code, request)
+        self._wait(entry, reason)
+        return False
 
-    def _wait(self, entry: Waiting, why: str, start_ms: int | None = None) -> None:
-        self.waiting.append(Wait(entry, len(self.waiting) + 1, why, start_ms))
+    def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
+        """Whether a job of so many GPUs should have ended when the head starts."""
+        assert self.reservation is not None
+        in_time = self._ends.get((gpus, limit_s))
+        if in_time is None:
+            end_ms = self.options.now_ms + 1000 * self.run_times.run_s(gpus, 0.9, limit_s=limit_s)
+            in_time = self._ends[gpus, limit_s] = end_ms <= self.reservation.shadow_ms
+        return in_time
+
+    def _timeline(self) -> Timeline:
+        """The releases ahead."""
+        if self._ahead is None or self._ahead.view is not self.view:
+            ahead = releases(self.view, self.running, self.run_times, self.options.now_ms)
+            self._ahead = Timeline(self.view, ahead)
+        return self._ahead
+
+    def _beside(self, head: Reservation) -> ClusterView:
+        """What the head leaves of the view."""
+        if self._spare is None or self._spare[0] is not self.view:
+            self._spare = self.view, head.spare(self.view)
+        return self._spare[1]
+
+    def _behind(self, code: WaitCode, request: PlacementRequest) -> WaitReason:
+        assert self.reservation is not None
+        return WaitReason(code, request, self.after, self.reservation.entry.request.job_name)
+
+    def _wait(self, entry: Waiting, reason: WaitReason, start_ms: int | None = None) -> None:
+        self.waiting.append(Wait(entry, len(self.waiting) + 1, reason, start_ms))
 
 
 def claim(entry: Waiting, view: ClusterView, shadow_ms: int, blocker: str, options: Options) -> Reservation:
     """What the head will use in the view of its shadow time."""
-    gpus = np.zeros(view.free.shape, bool)
-    members = np.zeros(len(view))
-    for rank in decide(entry.request, view, options).ranks:
-        row = view.inventory.row[rank.node]
-        gpus[row, list(rank.gpus)] = True
-        members[row] += 1
-    cpus = members * (entry.request.cpus or 0)
-    return Reservation(entry, shadow_ms, blocker, gpus, cpus, members * (entry.request.host_memory_gib or 0.0))
-
-
-def shape_of(request: PlacementRequest) -> tuple[object, ...]:
-    """Requests of one shape fit, or do not, alike."""
-    return (
-        *(request.members.min, request.gpus_per_node, request.spread, request.topology.required, request.cluster),
-        *(request.gpu_share, request.gpu_models, request.pool),
-        *(request.gpu_model, request.gpu_memory_gib, request.cpus, request.host_memory_gib),
-        *(request.max_risk, request.avoid_nodes),
-    )
+    gpus, members = claimed(entry.request, view, options)
+    cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
+    memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)
+    return Reservation(entry, shadow_ms, blocker, gpus, cpus, memory_gib)

@@ -11,19 +11,21 @@ What a queue leaves unused is lent. Its own requests take it back: what they wai
 returns as jobs end.
 """
 
-import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fleet.requests import WHOLE_GPU, Gang, PlacementRequest
+from placement.asks import Waiters
 from placement.charges import LN2, LeafUse
 from placement.tree import ANY, ROOT, QueueNode, QueueTree
+from placement.walk import TreeWalk, WalkLine
 
-LeafKey = Callable[["Entry", QueueNode], tuple[Any, ...]]
+LeafRanks = Callable[[Waiters, Sequence[QueueNode]], NDArray[np.int64]]  # and the queue of each ask → (k,)
 Amounts = Mapping[str, float]
 NOTHING: Amounts = {}
 
@@ -90,6 +92,7 @@ class QueueStanding:
     ) -> None:
         self.tree = tree
         self.capacity = capacity
+        self.version = 0  # of what is held and wanted
         self.stands: dict[str, Stand] = {}
         for node in tree.nodes:
             parent = self.stands[tree.nodes[node.parent].name] if node.parent >= 0 else None
@@ -155,23 +158,57 @@ class QueueStanding:
                 shares.append(beyond * scale / max(1.0, self.capacity.get(name, 0.0)))
         return max(shares, default=0.0)
 
-    def in_order(self, queue: Sequence[Any], key: LeafKey) -> list[Any]:
+    def in_order(self, queue: Sequence[Any], ranks: LeafRanks) -> list[Any]:
         """Who waits in the order in which all would start if each fitted; those of no queue are last.
 
-        key: an entry's place within its leaf. What is above a limit now takes nothing on the way.
+        ranks: places of entries, of which those in one leaf are compared. What is above a limit now takes nothing on
+        the way.
         """
-        by_leaf: dict[str, list[Any]] = {}
-        for entry in queue:
-            by_leaf.setdefault(self.tree.known_leaf(entry.request), []).append(entry)
-        outside = sorted(by_leaf.pop(ROOT, ()), key=lambda entry: key(entry, self.tree.nodes[0]))
-        classes: dict[int, list[_Line]] = {}
-        for name, entries in by_leaf.items():
-            node = self.tree.path(name)[0]
-            entries.sort(key=lambda entry: key(entry, node))
-            classes.setdefault(-node.priority, []).append(_Line(self.leaf(name), deque(entries)))
-        walk = _Walk(self)
-        found = [entry for _, lines in sorted(classes.items(), key=lambda item: item[0]) for entry in walk.go(lines)]
-        return found + outside
+        waiters = Waiters(queue)
+        leaves = [self.tree.known_leaf(request) for request in waiters.first]
+        nodes = [self.tree.path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in leaves]
+        places = ranks(waiters, nodes)
+        classes = np.array([node.priority for node in nodes], np.int64)
+        known = np.array([bool(leaf) for leaf in leaves], bool)
+        merge = self._merge(waiters, leaves, places)
+        found: list[Any] = []
+        for priority in sorted(set(classes[known].tolist()), reverse=True):
+            mine = np.flatnonzero((known & (classes == priority))[waiters.ask])
+            found += [queue[at] for at in merge(mine).tolist()]
+        outside = np.flatnonzero(~known[waiters.ask])
+        return found + [queue[at] for at in outside[np.argsort(places[outside])].tolist()]
+
+    def _merge(
+        self, waiters: Waiters, leaves: Sequence[str], places: NDArray[np.int64]
+    ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        """(k,) entries of one class → their order, after all that were asked for before; leaves: of each ask."""
+        names = [self.leaf(leaf).name if leaf else ROOT for leaf in leaves]
+        number = {name: at for at, name in enumerate(self.stands)}
+        models = [self._spelt.get(ask.model.casefold(), ask.model) for ask in waiters.asks]
+        walk = TreeWalk(self._lines(number), self.capacity, self.tree.policy.half_life_s, models)
+        line = np.array([number[name] for name in names], np.int64)[waiters.ask]
+        milli = np.array([ask.milli for ask in waiters.asks], np.int64)[waiters.ask]
+        model = np.array([walk.resources.index(name) for name in models], np.int64)[waiters.ask]
+
+        def merged(mine: NDArray[np.int64]) -> NDArray[np.int64]:
+            mine = mine[np.lexsort((places[mine], line[mine]))]
+            return mine[walk.merged(line[mine], milli[mine], model[mine], waiters.queued_ms[mine])]
+
+        return merged
+
+    def _lines(self, number: Mapping[str, int]) -> list[WalkLine]:
+        found: list[WalkLine] = []
+        for stand in self.stands.values():
+            parent = number[stand.parent.name] if stand.parent else -1
+            room = {
+                name: most - stand.held.get(name, 0.0)
+                for name in self.tree.resources
+                if (most := stand.most(name)) < float("inf")
+            }
+            depth = found[parent].depth + 1 if stand.parent else 0
+            own = stand.weight, stand.held, stand.guaranteed, stand.decayed_gpu_s
+            found.append(WalkLine(stand.name, parent, depth, *own, room))
+        return found
 
     # -- how much more each may take
 
@@ -240,21 +277,27 @@ class QueueStanding:
 
     def take(self, request: PlacementRequest, amounts: Amounts) -> None:
         """Count a placement."""
+        self.version += 1
         leaf = self.leaf(self.tree.leaf_of(request))
         for stand in leaf.path():
             for name, gpus in amounts.items():
                 stand.held[name] = stand.held.get(name, 0.0) + gpus
             self._reserve(stand)
 
-    def want(self, request: PlacementRequest) -> None:
-        """Count a request that waits for GPUs: what its queue is guaranteed is lent to nobody meanwhile."""
+    def want(self, request: PlacementRequest) -> bool:
+        """Count a request that waits for GPUs: what its queue is guaranteed is lent to nobody meanwhile.
+
+        False where none of its queues lacks any more: no further request of this leaf counts.
+        """
         leaf = self.leaf(self.tree.leaf_of(request))
         if not any(stand.lacks() for stand in leaf.path()):
-            return
+            return False
+        self.version += 1
         for stand in leaf.path():
             for name, gpus in self.wanted(request, request.members.min).items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + gpus
             self._reserve(stand)
+        return True
 
 
 def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
@@ -271,98 +314,3 @@ def gpus_of(resource: str, gpus: float) -> str:
     """
     noun = "GPU" if resource == ANY else resource
     return f"{gpus:g} {noun}" if gpus == 1 else f"{gpus:g} {noun}s"
-
-
-@dataclass(slots=True)
-class _Line:
-    """A leaf with what waits in it, or a queue with the lines below it."""
-
-    stand: Stand
-    entries: deque[Any]
-    below: list[tuple[tuple[float, int, str], "_Line"]] = field(default_factory=list)
-
-    @property
-    def head(self) -> Any:
-        return self.entries[0] if self.entries else self.below[0][1].head
-
-
-class _Walk:
-    """Progressive filling: it counts what it gives, apart from what is held."""
-
-    def __init__(self, standing: QueueStanding) -> None:
-        self.standing = standing
-        self.given: dict[str, dict[str, float]] = {}
-        self.room = {name: self._room(stand) for name, stand in standing.stands.items()}
-
-    def _left(self, stand: Stand) -> Amounts:
-        return self.room.get(stand.name, NOTHING)
-
-    def _room(self, stand: Stand) -> dict[str, float]:
-        return {
-            name: most - stand.held.get(name, 0.0)
-            for name in self.standing.tree.resources
-            if (most := stand.most(name)) < float("inf")
-        }
-
-    def go(self, lines: Sequence[_Line]) -> Iterable[Any]:
-        """The entries of some leaves, one by one."""
-        found = {line.stand.name: line for line in lines}
-        queue = deque(lines)
-        top: _Line | None = None
-        above: dict[str, list[_Line]] = {}
-        while queue:
-            line = queue.popleft()
-            parent = line.stand.parent
-            if parent is None:
-                top = line
-                continue
-            above.setdefault(parent.name, []).append(line)
-            if parent.name not in found:
-                found[parent.name] = _Line(parent, deque())
-                queue.append(found[parent.name])
-        self._heap(top, above)
-        while top is not None and (top.below or top.entries):
-            yield self._pop(top)
-
-    def _heap(self, line: _Line | None, above: Mapping[str, list[_Line]]) -> None:
-        if line is None:
-            return
-        for child in above.get(line.stand.name, ()):
-            self._heap(child, above)
-            line.below.append((self._key(child), child))
-        heapq.heapify(line.below)
-
-    def _key(self, line: _Line) -> tuple[float, int, str]:
-        head = line.head
-        more = dict(self.given.get(line.stand.name, NOTHING))
-        for name, gpus in amounts_of(head.request, head.request.members.min).items():
-            more[name] = more.get(name, 0.0) + gpus
-        return self.standing.share(line.stand, more), head.queued_ms, line.stand.name
-
-    def _pop(self, line: _Line) -> Any:
-        if line.entries:
-            entry = line.entries.popleft()
-            self._give(line.stand, entry.request)
-            return entry
-        child = line.below[0][1]
-        entry = self._pop(child)
-        if child.entries or child.below:
-            heapq.heapreplace(line.below, (self._key(child), child))
-        else:
-            heapq.heappop(line.below)
-        return entry
-
-    def _give(self, leaf: Stand, request: PlacementRequest) -> None:
-        amounts = amounts_of(request, request.members.min)
-        path = list(leaf.path())
-        if any(
-            amounts.get(name, 0.0) > most
-            for stand in path
-            if (left := self.room.get(stand.name))
-            for name, most in left.items()
-        ):
-            return
-        for stand in path:
-            given = self.given.setdefault(stand.name, {})
-            for name, gpus in amounts.items():
-                given[name] = given.get(name, 0.0) + gpus

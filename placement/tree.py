@@ -21,6 +21,7 @@ DEFAULT_QUEUE = "default"
 Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
 NAMED = 3
+MOST_LEAVES = 65_536  # that are kept in mind
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,22 @@ class QueueTree:
             raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
         return node
 
+    @cached_property
+    def _leaves(self) -> dict[tuple[str, str, str], str]:
+        """Leaves that were asked for before."""
+        return {}
+
     def leaf_of(self, request: PlacementRequest) -> str:
         """The leaf that a request waits in: its queue, or its user below that. Raises RequestError as `queue_of`."""
+        key = request.queue, request.tenant, request.user
+        leaf = self._leaves.get(key)
+        if leaf is None:
+            if len(self._leaves) >= MOST_LEAVES:
+                self._leaves.clear()
+            leaf = self._leaves[key] = self._leaf_of(request)
+        return leaf
+
+    def _leaf_of(self, request: PlacementRequest) -> str:
         node = self.queue_of(request)
         if not node.per_user:
             return node.name

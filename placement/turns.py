@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import WHOLE_GPU, Decision, PlacementRequest
+from placement.asks import Waiters
 from placement.charges import LeafUse
-from placement.order import Order
+from placement.order import DAY_S
 from placement.standing import QueueStanding, amounts_of
 from placement.timeline import RunTimeQuantiles
 from placement.tree import ANY, QueueNode, QueueTree, Window
 from placement.view import ClusterView
 
-SHORTEST = Order("shortest", run_term="limit")  # no forecast has won a contest here
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
 
 
@@ -38,8 +38,12 @@ class QueueTurns(Protocol):
     def take(self, request: PlacementRequest, decision: Decision) -> None:
         """Count a placement."""
 
-    def want(self, request: PlacementRequest) -> None:
-        """Count a request that waits for GPUs."""
+    def want(self, request: PlacementRequest) -> bool:
+        """Count a request that waits for GPUs; False where those of its queue need not be counted any more."""
+
+    @property
+    def version(self) -> int:
+        """Another one when `allow` may answer otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,12 @@ class OneLine:
     def take(self, request: PlacementRequest, decision: Decision) -> None:
         pass
 
-    def want(self, request: PlacementRequest) -> None:
-        pass
+    def want(self, request: PlacementRequest) -> bool:
+        return False
+
+    @property
+    def version(self) -> int:
+        return 0
 
 
 class TreeTurns:
@@ -96,26 +104,29 @@ class TreeTurns:
         self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
-        return self.standing.in_order(queue, self.key)
+        return self.standing.in_order(queue, self.ranks)
 
-    def key(self, entry: Any, queue: QueueNode) -> tuple[Any, ...]:
-        """An entry's place in its leaf: who is overdue, then the higher priority, the least area, the longer wait."""
-        request = entry.request
-        if self.now_ms >= self.due_ms(entry, queue):
-            return 0, 0, entry.queued_ms, request.request_id
-        gpus = request.members.desired * request.gpus_per_node * request.milli / WHOLE_GPU
-        area = SHORTEST.key(gpus, None, request.limit_s) if queue.order == "shortest" else 0.0
-        return 1, -self.tree.priority_of(request), area, entry.queued_ms, request.request_id
+    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+        """(k,) places within a leaf: who is overdue, then the higher priority, the least area, the longer wait.
 
-    def due_ms(self, entry: Any, queue: QueueNode) -> float:
-        """From when on it goes before all of its queue: its longest wait, or its latest start for the deadline."""
-        request, longest_s = entry.request, queue.max_wait_s
-        if request.tolerated_wait_s is not None:
-            longest_s = min(longest_s, request.tolerated_wait_s)
-        due_ms = float(entry.queued_ms + 1000 * longest_s)
-        if request.deadline_ms is not None:
-            due_ms = min(due_ms, request.deadline_ms - 1000 * (1 + SLACK) * self._run_s(request))
-        return due_ms
+        queues: of each ask.
+        """
+        on_time = ~(self.now_ms >= self.due_ms(waiters, queues))
+        priority = np.array([self.tree.priority_of(request) for request in waiters.first], np.int64)[waiters.ask]
+        gpus = [ask.gpus * request.milli / WHOLE_GPU for ask, request in zip(waiters.asks, waiters.first, strict=True)]
+        counts = [queue.order == "shortest" for queue in queues]
+        area = np.where(counts, gpus, 0.0)[waiters.ask] * waiters.times("limit_s", DAY_S)
+        return waiters.ranks(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
+
+    def due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
+        """(k,) from when on each goes before all of its leaf: its longest wait, or its latest start in time."""
+        longest_s = np.array([queue.max_wait_s for queue in queues])[waiters.ask]
+        due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.times("tolerated_wait_s", np.inf))
+        deadline_ms = waiters.times("deadline_ms", np.inf)
+        for at in np.flatnonzero(np.isfinite(deadline_ms)).tolist():
+            latest_ms = deadline_ms[at] - 1000 * (1 + SLACK) * self._run_s(waiters.entries[at].request)
+            due_ms[at] = min(due_ms[at], latest_ms)
+        return np.asarray(due_ms)
 
     def _run_s(self, request: PlacementRequest) -> float:
         gpus = request.members.desired * request.gpus_per_node
@@ -159,7 +170,8 @@ class TreeTurns:
         return found
 
     def _of_model(self, model: str) -> NDArray[np.bool_]:
-        return np.array([node.gpu_model == model for node in self.view.topology.nodes], bool)
+        codes = [code for code, name in enumerate(self.view.inventory.gpu_models) if name == model]
+        return np.isin(self.view.inventory.gpu_model, codes)
 
     def places(self, entries: Sequence[Any]) -> Places:
         """As they stand. Who comes stands behind the last of a leaf, each entry's with the same chance."""
@@ -173,8 +185,12 @@ class TreeTurns:
     def take(self, request: PlacementRequest, decision: Decision) -> None:
         self.standing.take(request, placed_amounts(decision, self.view))
 
-    def want(self, request: PlacementRequest) -> None:
-        self.standing.want(request)
+    def want(self, request: PlacementRequest) -> bool:
+        return self.standing.want(request)
+
+    @property
+    def version(self) -> int:
+        return self.standing.version
 
 
 def is_below(leaf: str, queue: str) -> bool:
@@ -194,10 +210,9 @@ def nodes_of(window: Window, view: ClusterView) -> NDArray[np.bool_]:
 def capacity_of(view: ClusterView, outside: LeafUse | None = None) -> dict[str, float]:
     """Resource → GPUs that can be used, without what jobs of no queue hold."""
     usable = np.count_nonzero(view.usable, axis=1)
-    found = {ANY: float(usable.sum())}
-    for row, node in enumerate(view.topology.nodes):
-        if node.gpu_model:
-            found[node.gpu_model] = found.get(node.gpu_model, 0.0) + float(usable[row])
+    models = view.inventory.gpu_models
+    by_model = np.bincount(view.inventory.gpu_model + 1, usable, len(models) + 1)[1:].tolist()
+    found = {ANY: float(usable.sum()), **dict(zip(models, by_model, strict=True))}
     for name, gpus in (outside.held if outside else {}).items():
         found[name] = max(0.0, found.get(name, 0.0) - gpus)
     return found

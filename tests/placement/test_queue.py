@@ -5,7 +5,7 @@ import pytest
 
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.options import Options
-from placement.queue import BACKFILL_TRIES, Plan, Waiting, in_order, plan
+from placement.queue import BACKFILL_TRIES, ONE_LINE, Plan, Waiting, plan
 from placement.timeline import RunningJob, RunTimeQuantiles
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
@@ -42,7 +42,7 @@ def names(result: Plan) -> list[str]:
 
 def test_order_is_priority_then_arrival_then_id() -> None:
     queue = [entry("late", queued=9), entry("b"), entry("a"), entry("urgent", queued=99, priority=5)]
-    assert [row.request.request_id for row in in_order(queue)] == ["urgent", "a", "b", "late"]
+    assert [row.request.request_id for row in ONE_LINE.in_order(queue)] == ["urgent", "a", "b", "late"]
 
 
 def test_what_fits_starts_in_order(busy) -> None:

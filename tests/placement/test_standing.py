@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import Gang, PlacementRequest
+from placement.asks import Waiters
 from placement.charges import LN2, LeafUse
-from placement.queue import Waiting, order_key
+from placement.queue import Waiting
 from placement.queues_file import read_queues
 from placement.standing import QueueStanding, amounts_of
 
@@ -28,14 +29,19 @@ def use(**held: float) -> dict[str, LeafUse]:
     return {name: LeafUse({"gpu": gpus}, 0.0) for name, gpus in held.items()}
 
 
+def by_arrival(waiters: Waiters, queues: Any) -> Any:
+    """Places as in one line."""
+    return waiters.ranks(np.array([-entry.request.priority for entry in waiters.entries], np.int64))
+
+
 def ordered(standing: QueueStanding, queue: list[Waiting]) -> list[str]:
-    return [entry.request.request_id for entry in standing.in_order(queue, lambda entry, node: order_key(entry))]
+    return [entry.request.request_id for entry in standing.in_order(queue, by_arrival)]
 
 
 def first(standing: QueueStanding, queue: list[Waiting], gpus: float) -> Counter[str]:
     """GPUs by queue of those who come first, until so many are given."""
     given = Counter[str]()
-    for entry in standing.in_order(queue, lambda entry, node: order_key(entry)):
+    for entry in standing.in_order(queue, by_arrival):
         if given.total() >= gpus:
             break
         given[entry.request.queue] += entry.request.gpus_per_node
@@ -73,7 +79,7 @@ def test_a_tree_divides_level_by_level_and_users_alike() -> None:
     standing = QueueStanding(read_queues(text), {}, {"gpu": 80.0})
     given = first(standing, queue, 80)
     assert given == {"r/x": 30, "r/y": 30, "p": 20}
-    users = Counter(entry.request.user for entry in standing.in_order(queue, lambda e, n: order_key(e))[:80])
+    users = Counter(entry.request.user for entry in standing.in_order(queue, by_arrival)[:80])
     assert (users["ada"], users["bob"]) == (15, 15)
 
 
@@ -218,7 +224,7 @@ def test_forty_forty_twenty_within_two_points_over_a_half_life() -> None:
         shares = {name: LeafUse({"gpu": held[name]}, used[name]) for name in sizes}
         standing = QueueStanding(tree, shares, {"gpu": fleet})
         queue = [waiting(name, n, int(rng.choice(sizes[name]))) for n in range(20) for name in sizes]
-        for entry in standing.in_order(queue, lambda entry, node: order_key(entry)):
+        for entry in standing.in_order(queue, by_arrival):
             name, gpus = entry.request.queue, entry.request.gpus_per_node
             if sum(held.values()) + gpus > fleet:
                 break

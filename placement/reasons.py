@@ -1,0 +1,70 @@
+"""Reasons: why an entry of the queue waits, as a code and what it is about. The sentence is made for who reads it.
+
+Thousands of entries share a reason. What is free is told as it is after the pass.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fleet.requests import PlacementRequest
+from placement.filters import screen
+from placement.options import Options
+from placement.turns import QueueTurns
+from placement.view import ClusterView
+from placement.words import fitting, needs
+
+WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown"]
+"""queue: its queue may have no more; never: it fits into no empty fleet; next: it is the head; room: too little is
+free; kept: what is free is kept for the head; untried: the pass had tried enough others; unknown: nobody knows when
+CPUs and host memory come free."""
+
+
+@dataclass(slots=True)
+class AfterPass:
+    """What is free after a pass, and how the queues then stand."""
+
+    options: Options
+    view: ClusterView
+    turns: QueueTurns
+
+    def room(self, request: PlacementRequest) -> str:
+        """`16 free GPUs fit`."""
+        return fitting(request, int(screen(request, self.view, self.options).room.sum()))
+
+
+@dataclass(slots=True)
+class WaitReason:
+    """Why it waits. request: any of those of the same shape; job: of the head, or the one that the head waits for.
+
+    said: the sentence, where it is known already.
+    """
+
+    code: WaitCode
+    request: PlacementRequest
+    after: AfterPass
+    job: str = ""
+    said: str = field(default="")
+
+    @property
+    def sentence(self) -> str:
+        if not self.said:
+            self.said = self._sentence()
+        return self.said
+
+    def _sentence(self) -> str:
+        if self.code == "kept":
+            return f"would fit, but on GPUs kept free: {self._behind}, and should start before this job ends"
+        what = f"waits for {needs(self.request)}"
+        if self.code == "untried":
+            allowed = self.after.turns.allow(self.request)
+            if isinstance(allowed, str):
+                return allowed
+            return f"{what}; not tried in this pass; {self._behind}"
+        text = f"{what}; {self.after.room(self.request)}"
+        if self.code == "next":
+            return f"{text}; it is next, when {self.job} has ended"
+        return f"{text}; when more comes is not known" if self.code == "unknown" else f"{text}; {self._behind}"
+
+    @property
+    def _behind(self) -> str:
+        return f"{self.job} is next"

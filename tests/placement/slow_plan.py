@@ -1,0 +1,116 @@
+"""A pass over the queue as it is defined: every entry in turn, with every question asked anew."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from fleet.requests import PlacementRequest, RankPlacement
+from placement.engine import decide, fits_now
+from placement.options import Options
+from placement.queue import BACKFILL_TRIES, Reservation, Waiting, claim
+from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
+from placement.turns import QueueTurns
+from placement.view import ClusterView
+
+
+def form(request: PlacementRequest) -> PlacementRequest:
+    """The request without its name, times and wishes: equal ones fit, or do not, alike."""
+    kept = ("gpus_per_node", "spread", "topology", "cluster", "gpu_share", "gpu_models", "pool", "gpu_model")
+    more = ("gpu_memory_gib", "cpus", "host_memory_gib", "max_risk", "avoid_nodes")
+    columns: dict[str, Any] = {name: getattr(request, name) for name in (*kept, *more)}
+    columns["topology"] = msgspec.structs.replace(request.topology, preferred=None)
+    return PlacementRequest(request_id="form", gang=request.members.min, **columns)
+
+
+@dataclass
+class SlowPass:
+    """The state of it. codes: request_id → why it waits, in order."""
+
+    view: ClusterView
+    running: dict[str, RunningJob]
+    run_times: RunTimeQuantiles
+    options: Options
+    turns: QueueTurns
+    placed: list[tuple[str, tuple[RankPlacement, ...]]] = field(default_factory=list)
+    codes: dict[str, str] = field(default_factory=dict)
+    head: Reservation | None = None
+    tries: int = 0
+    failed: set[Any] = field(default_factory=set)
+    never: set[Any] = field(default_factory=set)
+
+    def take_turn(self, entry: Waiting) -> None:
+        request = entry.request
+        shape = form(request)
+        if shape not in self.failed and shape not in self.never:
+            allowed = self.turns.allow(request)
+            if isinstance(allowed, str):
+                self.codes[request.request_id] = "queue"
+                return
+            shape = form(allowed)
+            code = self.consider(entry, allowed, shape)
+        else:
+            code = "never" if shape in self.never else "room"
+        if code:
+            self.codes[request.request_id] = code
+            if code != "never":
+                self.turns.want(request)
+
+    def consider(self, entry: Waiting, request: PlacementRequest, shape: Any) -> str:
+        """Why it waits; "" where it was placed."""
+        if shape in self.never:
+            return "never"
+        if self.head is not None:
+            return self.backfill(entry, request, shape, self.head)
+        if self.place(entry, request, self.view):
+            return ""
+        ahead = Timeline(self.view, releases(self.view, self.running, self.run_times, self.options.now_ms))
+        step = ahead.first_fit(request, self.options)
+        if step is None:
+            if request.gpus_per_node:
+                self.never.add(shape)
+            return "never" if request.gpus_per_node else "unknown"
+        last = ahead.ahead[step - 1]
+        self.head = claim(Waiting(request, entry.queued_ms), ahead.at(step), last.end_ms, last.job, self.options)
+        return "next"
+
+    def backfill(self, entry: Waiting, request: PlacementRequest, shape: Any, head: Reservation) -> str:
+        gpus = request.members.desired * request.gpus_per_node
+        run_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        in_time = self.options.now_ms + 1000 * run_s <= head.shadow_ms
+        if shape in self.failed or (shape, in_time) in self.failed:
+            return "room"
+        if self.tries >= BACKFILL_TRIES:
+            return "untried"
+        self.tries += 1
+        if self.place(entry, request, self.view if in_time else head.spare(self.view)):
+            return ""
+        self.failed.add(shape if in_time else (shape, False))
+        return "room"
+
+    def place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
+        if not fits_now(request, view, self.options):
+            return False
+        decision = decide(request, view, self.options)
+        self.view = place(self.view, request, decision.ranks)
+        gpus = sum(len(rank.gpus) for rank in decision.ranks)
+        self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
+        self.placed.append((request.request_id, decision.ranks))
+        self.turns.take(entry.request, decision)
+        return True
+
+
+def slow_plan(
+    queue: Sequence[Waiting],
+    view: ClusterView,
+    running: Mapping[str, RunningJob],
+    run_times: RunTimeQuantiles,
+    options: Options,
+    turns: QueueTurns,
+) -> SlowPass:
+    """One pass."""
+    mine = SlowPass(view, dict(running), run_times, options, turns)
+    for entry in turns.in_order(queue):
+        mine.take_turn(entry)
+    return mine

@@ -1,0 +1,67 @@
+"""The order of queues, merged at once, is the one that a walk from entry to entry finds."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.requests import PlacementRequest
+from placement.charges import LeafUse
+from placement.queue import Waiting
+from placement.queues_file import read_queues
+from placement.standing import QueueStanding
+from tests.placement.slow_walk import walked
+from tests.placement.test_standing import ordered
+
+TREES = (
+    "[queue.a]\nweight = 40\n[queue.b]\nweight = 40\n[queue.c]\nweight = 20\n",
+    "[queue.a]\nguaranteed = {gpu = 8}\nper_user = true\n[queue.b]\nlimit = {gpu = 6}\n[queue.c]\n"
+    '[queue."c/x"]\nlimit = {H100 = 4}\n[queue."c/y"]\nweight = 3\nper_user = true\n',
+    "[class.b]\npriority = 3\n[queue.a]\nguaranteed = {gpu = 16, H100 = 4}\n[queue.b]\nguaranteed = {A100 = 4}\n"
+    '[queue.c]\nlimit = {gpu = 30}\n[queue."c/x"]\nguaranteed = {H100 = 3}\n[queue."c/y"]\n[queue."c/y/z"]\n',
+)
+entries = st.lists(
+    st.fixed_dictionaries(
+        {
+            "queue": st.sampled_from(["a", "b", "c", "c/x", "c/y", "c/y/z", "gone"]),
+            "user": st.sampled_from(["ada", "bob", ""]),
+            "gpus_per_node": st.integers(0, 8),
+            "gang": st.integers(1, 3),
+            "gpu_model": st.sampled_from(["", "", "H100", "a100", "B200"]),
+            "priority": st.integers(0, 1),
+            "queued_ms": st.integers(0, 5),
+        }
+    ),
+    max_size=30,
+)
+uses = st.dictionaries(
+    st.sampled_from(["a", "a/ada", "b", "c/x", "c/y/bob", "c/y/z", "drained"]),
+    st.builds(
+        LeafUse,
+        st.fixed_dictionaries({"gpu": st.integers(0, 20).map(float)}, optional={"H100": st.integers(0, 8).map(float)}),
+        st.integers(0, 10**7).map(float),
+    ),
+    max_size=5,
+)
+
+
+def waiting(number: int, queued_ms: int, gpus_per_node: int, **fields: Any) -> Waiting:
+    cpus = None if gpus_per_node else 1
+    return Waiting(
+        PlacementRequest(request_id=f"r{number}", gpus_per_node=gpus_per_node, cpus=cpus, **fields), queued_ms
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(TREES), entries, uses)
+def test_the_order_is_that_of_a_walk(text: str, drawn: list[dict[str, Any]], use: dict[str, LeafUse]) -> None:
+    queue = [waiting(number, **fields) for number, fields in enumerate(drawn)]
+    capacity = {"gpu": 64.0, "H100": 24.0, "A100": 40.0}
+    expected = [entry.request.request_id for entry in walked(QueueStanding(read_queues(text), use, capacity), queue)]
+    assert ordered(QueueStanding(read_queues(text), use, capacity), queue) == expected
+
+
+@pytest.mark.parametrize("text", TREES)
+def test_nobody_waits_in_an_empty_queue(text: str) -> None:
+    assert ordered(QueueStanding(read_queues(text), {}, {"gpu": 8.0}), []) == []
