@@ -195,19 +195,25 @@ def test_limits_hold_on_every_path_and_nothing_kept_is_borrowed(steps: list[tupl
         request = waiting(leaf, number, gpus).request
         if only_wants:
             standing.want(request)
-        elif (
-            isinstance(standing.allow(request), PlacementRequest)
-            and standing.stands[""].held.get("gpu", 0) + gpus <= 64
-        ):
+        elif isinstance(standing.allow(request), PlacementRequest) and held_by_all(standing) + gpus <= 64:
+            borrows = is_borrowed(standing, leaf, gpus)
             standing.take(request, amounts_of(request, 1))
+            assert not borrows or all(has_its_own(standing, name) for name in ("x", "y"))
         for node in tree.nodes:
             held = standing.stands[node.name].held.get("gpu", 0.0)
             assert held <= node.most("gpu")
-    for name in ("x", "y"):  # what is guaranteed and wanted, or kept, is there for it, unless it lent it before
-        stand = standing.stands[name]
-        others = sum(other.held.get("gpu", 0.0) for other in standing.stands[""].children if other is not stand)
-        kept = stand.node.kept("gpu") if stand.node else 0.0
-        assert others <= 64 - kept
+
+
+def is_borrowed(standing: QueueStanding, leaf: str, gpus: int) -> bool:
+    """Whether so many more pass a guarantee; who takes what he is guaranteed, and has lent, borrows nothing."""
+    return any(stand.name and not stand.has_within({"gpu": float(gpus)}) for stand in standing.leaf(leaf).path())
+
+
+def has_its_own(standing: QueueStanding, name: str) -> bool:
+    """Whether what a queue keeps to itself is left for it."""
+    stand = standing.stands[name]
+    others = held_by_all(standing) - stand.held.get("gpu", 0.0)
+    return others <= 64 - (stand.node.kept("gpu") if stand.node else 0.0)
 
 
 def test_forty_forty_twenty_within_two_points_over_a_half_life() -> None:
