@@ -9,11 +9,12 @@ from training.judges.played import PlayScene
 from training.judges.played_numbers import PlayNumbers, held_over, last_s, price_of_fairness, queues_of
 from training.reports.contests import OURS
 from training.reports.page import listed, page, panel, panels, section, table
-from training.reports.plots import OURS_INK, RIVAL_DASHES, RIVAL_INKS, drawn, styles
+from training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, drawn, styles
 
 BINS = 160
 MOST_LINES = 4  # rivals in a plot over time
 MOST_QUEUES = 9
+HATCHES = ("", "////", "....")  # where there are more methods than inks
 DAY_S = 86_400.0
 HEAD = (
     "method",
@@ -68,7 +69,8 @@ def sizes_svg(found: Sequence[PlayNumbers]) -> str:
         for at, one in enumerate(found):
             x = np.arange(len(names)) + (at - (len(found) - 1) / 2) * thick
             hours = [row.mean_s / 3600 for row in one.by_size]
-            canvas.axes.bar(x, hours, width=thick * 0.88, color=look[one.method]["color"], label=one.method)
+            more = {"color": look[one.method]["color"], "hatch": HATCHES[at // len(RIVAL_INKS) % len(HATCHES)]}
+            canvas.axes.bar(x, hours, width=thick * 0.88, edgecolor=PANEL, linewidth=0.5, label=one.method, **more)
         canvas.axes.set_xticks(range(len(names)), names)
         canvas.figure.legend(loc="outside upper left", ncols=6, fontsize=8)
     return canvas.svg
