@@ -1,17 +1,21 @@
 """One pass over what waits: who starts now, and for whom room is kept. EASY backfill over rows, on any machine.
 
 Entries are taken by rank: priority, then who has waited too long (by arrival), then the least key. The first that does
-not fit is the *head*: the machine keeps room for it, and later entries start only beside that room, or where they
-should have ended by then (Lifka, "The ANL/IBM SP Scheduling System", 1995). Once an entry did not start, nobody behind
-it in its row is tried in this pass: room only shrinks. So nobody who has waited too long is passed for ever: in time it
-is the head, and the head's place never moves back as long as nobody runs longer than planned.
+not fit is the *head*: the machine keeps room for it, and others start only beside that room, or where they should have
+ended by then (Lifka, "The ANL/IBM SP Scheduling System", 1995). Once an entry did not start, nobody behind it in its
+row is tried in this pass: room only shrinks.
+
+What the head leaves goes by priority and key alone, whoever has waited: only the head has a promise, and a bound that
+also ordered what passes it would make a long queue first come, first served. So nobody who has waited too long is
+passed for ever: in time it is the head, and the head's place never moves back as long as nobody runs longer than
+planned.
 """
 
 import heapq
 from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
-from placement.rows import A, Item, Rank, Rows, WaitingRow
+from placement.rows import NEVER, A, Item, Rank, Rows, WaitingRow
 
 B_contra = TypeVar("B_contra", bound=Hashable, contravariant=True)
 
@@ -30,26 +34,46 @@ class Machine(Protocol[B_contra]):
 
 
 Ranked = tuple[Rank, Item, WaitingRow[A]]
+UNBOUND_S = -NEVER  # a moment at which nobody has waited too long
 
 
 def backfill(rows: Rows[A], machine: Machine[A], now_s: float) -> None:
     """Start what may start now; it leaves its row."""
-    ready: list[Ranked[A]] = []
-    blocked: list[Ranked[A]] = []
-    for row in rows:
-        (ready if machine.fits(row.ask) else blocked).append((*row.first(now_s), row))
-    heapq.heapify(ready)
-    heapq.heapify(blocked)
-    headless = True
-    while ready or (blocked and headless):
-        if headless and blocked and not (ready and ready[0][0] < blocked[0][0]):
-            _, item, row = heapq.heappop(blocked)
-            headless = not machine.claim(row.ask, item)
-            continue
-        _, item, row = heapq.heappop(ready)
-        if machine.start(row.ask, item):
-            row.remove(item)
-            if row.size:
-                heapq.heappush(ready, (*row.first(now_s), row))
-        elif headless:
-            headless = not machine.claim(row.ask, item)
+    if _head(rows, machine, now_s):
+        _beside(rows, machine)
+
+
+def _head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
+    """Start by rank until somebody does not fit, and keep room for it; False where nobody is kept waiting."""
+    ranked: list[Ranked[A]] = [(*row.first(now_s), row) for row in rows]
+    heapq.heapify(ranked)
+    while ranked:
+        _, item, row = heapq.heappop(ranked)
+        if _starts(row, item, machine):
+            _again(ranked, row, now_s)
+        elif machine.claim(row.ask, item):
+            return True
+    return False
+
+
+def _beside(rows: Rows[A], machine: Machine[A]) -> None:
+    """Start by key what may start beside the head."""
+    ranked: list[Ranked[A]] = [(*row.first(UNBOUND_S), row) for row in rows if machine.fits(row.ask)]
+    heapq.heapify(ranked)
+    while ranked:
+        _, item, row = heapq.heappop(ranked)
+        if _starts(row, item, machine):
+            _again(ranked, row, UNBOUND_S)
+
+
+def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
+    started = machine.start(row.ask, item)
+    if started:
+        row.remove(item)
+    return started
+
+
+def _again(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
+    """The next of a row."""
+    if row.size:
+        heapq.heappush(ranked, (*row.first(now_s), row))

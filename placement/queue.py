@@ -3,8 +3,9 @@
 1. Entries are placed in order until one does not fit: the head.
 2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits: its *shadow
    time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
-3. A later entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are not
-   reserved. (Lifka, "The ANL/IBM SP Scheduling System", 1995.)
+3. Another entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are not
+   reserved. (Lifka, "The ANL/IBM SP Scheduling System", 1995.) Who is overdue in a queue was first in line to be the
+   head; beside the head nobody goes by that (`placement.backfill`).
 4. An entry that would not fit into the fleet with all jobs gone waits without holding anybody up.
 
 Estimates are the p90 of finished jobs of the same GPU count: never a job's own future. A shape that failed is not tried
@@ -106,7 +107,12 @@ def plan(
     cycle = Cycle(
         view, dict(running), run_times, options, turns or ONE_LINE, AfterPass(options, view, turns or ONE_LINE)
     )
-    for entry in cycle.turns.in_order(queue):
+    ordered = iter(cycle.turns.in_order(queue))
+    for entry in ordered:
+        cycle.take_turn(entry)
+        if cycle.reservation is not None:
+            break
+    for entry in cycle.turns.behind(list(ordered)):
         cycle.take_turn(entry)
     cycle.after.view = cycle.view
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)

@@ -6,6 +6,7 @@ reservations and maintenance.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +29,9 @@ class QueueTurns(Protocol):
     """Who is next, and what of his request he may have."""
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]: ...
+
+    def behind(self, queue: Sequence[Any]) -> list[Any]:
+        """Of entries in order: who passes the head first. Nobody goes by his wait (`placement.backfill`)."""
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         """The request, as far as it may be placed now, or the reason why not at all."""
@@ -63,6 +67,9 @@ class OneLine:
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
         return sorted(queue, key=self._key)
+
+    def behind(self, queue: Sequence[Any]) -> list[Any]:
+        return list(queue)
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
@@ -102,16 +109,21 @@ class TreeTurns:
         self.standing = QueueStanding(tree, use, capacity_of(view, use.get("")), banked or {})
         self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
         self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._overdue = False  # whether anybody was, in the last order
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
         return self.standing.in_order(queue, self.ranks)
 
-    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+    def behind(self, queue: Sequence[Any]) -> list[Any]:
+        return self.standing.in_order(queue, partial(self.ranks, bounded=False)) if self._overdue else list(queue)
+
+    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode], bounded: bool = True) -> NDArray[np.int64]:
         """(k,) places within a leaf: who is overdue, then the higher priority, the least area, the longer wait.
 
-        queues: of each ask.
+        queues: of each ask; bounded: False: nobody is overdue.
         """
-        on_time = ~(self.now_ms >= self.due_ms(waiters, queues))
+        on_time = ~(bounded & (self.now_ms >= self.due_ms(waiters, queues)))
+        self._overdue = not on_time.all()
         priority = np.array([self.tree.priority_of(request) for request in waiters.first], np.int64)[waiters.ask]
         gpus = [ask.gpus * request.milli / WHOLE_GPU for ask, request in zip(waiters.asks, waiters.first, strict=True)]
         counts = [queue.order == "shortest" for queue in queues]

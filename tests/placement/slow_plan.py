@@ -111,6 +111,11 @@ def slow_plan(
 ) -> SlowPass:
     """One pass."""
     mine = SlowPass(view, dict(running), run_times, options, turns)
-    for entry in turns.in_order(queue):
+    ordered = turns.in_order(queue)
+    for at, entry in enumerate(ordered):
         mine.take_turn(entry)
+        if mine.head is not None:
+            for behind in turns.behind(ordered[at + 1 :]):
+                mine.take_turn(behind)
+            break
     return mine

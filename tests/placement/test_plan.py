@@ -21,7 +21,7 @@ NOW_MS = 1_800_000_000_000
 OPTIONS = Options(now_ms=NOW_MS)
 TIMES = RunTimeQuantiles({8: (600.0, 3600.0), 0: (60.0, 7200.0)})
 TREE = (
-    "[class.c]\npriority = 1\n[queue.a]\nguaranteed = {gpu = 8}\nlimit = {gpu = 20}\n"
+    "[policy]\nmax_wait_h = 0.002\n[class.c]\npriority = 1\n[queue.a]\nguaranteed = {gpu = 8}\nlimit = {gpu = 20}\n"
     '[queue.b]\nguaranteed = {gpu = 8}\nlend = {gpu = 2}\n[queue."b/x"]\nper_user = true\n[queue.c]\norder = "fifo"\n'
     '[[reservation]]\nname = "kept"\nqueue = "a"\nnodes = ["n001"]\n'
     "from = 2027-01-15T00:00:00Z\nto = 2027-01-16T00:00:00Z\n"

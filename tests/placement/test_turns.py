@@ -1,12 +1,15 @@
 """The order within a queue of the tree, in the plan."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from fleet.requests import PlacementRequest
 from placement.options import Options
 from placement.queue import Waiting, plan
 from placement.queues_file import read_queues
-from placement.timeline import RunTimeQuantiles
+from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.turns import TreeTurns
 
 NOW_MS = 1_700_000_000_000
@@ -46,6 +49,26 @@ def test_without_a_limit_a_request_counts_as_a_day_long(make_view) -> None:
     turns = TreeTurns(read_queues("[queue.a]\n"), {}, make_view({"r01": [8]}), UNKNOWN, NOW_MS)
     queue = [entry("unknown", 1, None), entry("long", 1, 86_399.0)]
     assert [row.request.request_id for row in turns.in_order(queue)] == ["long", "unknown"]
+
+
+def test_beside_the_head_the_least_area_goes_first_whoever_has_waited(make_view) -> None:
+    view = make_view({"r01": [3]})
+    tree = read_queues("[queue.a]\nmax_wait_h = 1\n")
+    head, overdue = entry("head", 8, 60.0, waited_s=9000.0), entry("overdue", 2, 70.0, waited_s=8000.0)
+    queue = [overdue, SMALL, entry("smaller", 2, 50.0), head]
+    running = {"job": RunningJob(NOW_MS, 5, 3600.0)}
+    view = replace(view, jobs=("job",), holders=np.where(view.free, -1, 0).astype(np.int32))
+
+    def turns() -> TreeTurns:
+        return TreeTurns(tree, {}, view, UNKNOWN, NOW_MS)
+
+    assert [row.request.request_id for row in turns().in_order(queue)] == ["head", "overdue", "smaller", "small"]
+    found = plan(queue, view, running, UNKNOWN, Options(now_ms=NOW_MS), turns())
+    assert [row.request.request_id for row, _ in found.placed] == ["smaller"]
+    assert [wait.entry.request.request_id for wait in found.waiting] == ["head", "small", "overdue"]
+    late = [entry("overdue", 2, 70.0, waited_s=8000.0), SMALL, entry("smaller", 2, 50.0)]
+    found = plan(late, view, running, UNKNOWN, Options(now_ms=NOW_MS), turns())
+    assert [row.request.request_id for row, _ in found.placed] == ["overdue"]
 
 
 def test_the_plan_places_the_least_area_first(make_view) -> None:

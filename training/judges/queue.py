@@ -6,7 +6,7 @@ planned is the limit, at which a job is killed; without limits the p90 of ended 
 area pass nobody who has waited `max_wait_h`; peers by arrival need no bound. Sets without limits have no peers on them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.capacity import Capacity, CountAsk, Planned
-from placement.contest import TermContest
-from placement.order import Order
-from placement.replay import PlayedMachine, Replay, RowScheduler, Trace
+from placement.order import area
+from placement.replay import PlayedMachine, QueuePolicy, Replay, RowScheduler, Trace
 from placement.rows import NEVER
 from placement.seen_runs import SeenRuns
-from training.judges.queue_policies import KeyedPeer, Ours, Qssf
+from training.judges.queue_policies import Forecast, KeyedPeer, Qssf
 from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
 from training.judges.start import capacity_of
 from training.reports.results import ResultRow, Results, interval
@@ -34,9 +33,11 @@ MAX_WAIT_H = 24.0
 BY_ARRIVAL = frozenset({"fifo", "easy_limits"})
 ON_LIMITS = frozenset({"easy_limits", "conservative_limits", "limit_x_cores"})
 METHODS = (
-    *("ours", "fifo", "easy_limits", "conservative_limits", "limit_x_cores", "gpus_only", "qssf"),
-    *("area_oracle", "sjf_oracle"),
+    *("ours", "fifo", "easy_limits", "conservative_limits", "limit_x_cores", "gpus_only", "forecast_x_cores"),
+    *("qssf", "area_oracle", "sjf_oracle"),
 )
+
+LEARNT: Mapping[str, Callable[[Trace, SeenRuns], QueuePolicy]] = {"forecast_x_cores": Forecast, "qssf": Qssf}
 
 Floats = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -76,9 +77,9 @@ def evaluate(
         for method in METHODS:
             if method in ON_LIMITS and not scene.limited:
                 continue
-            start_s, model = play(scene, method)
-            _judge(results, scene, method, model, start_s, seed)
-            say(f"{scene.dataset}: {method}: mean wait {_wait_s(scene, start_s).mean():,.0f} s ({model})")
+            start_s = play(scene, method)
+            _judge(results, scene, method, start_s, seed)
+            say(f"{scene.dataset}: {method}: mean wait {_wait_s(scene, start_s).mean():,.0f} s")
     return results
 
 
@@ -106,35 +107,29 @@ def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
     )
 
 
-def play(scene: QueueScene, method: str) -> tuple[Floats, str]:
-    """(job,) starts by a method, NaN for jobs larger than the fleet; and what it went by, in words."""
-    trace = scene.trace
+def play(scene: QueueScene, method: str) -> Floats:
+    """(job,) starts by a method, NaN for jobs larger than the fleet."""
     if method == "conservative_limits":
-        return conservative(trace, scene.capacity), "every job has a reservation"
-    if method != "ours":
-        return Replay(trace, peer(trace, method, scene.machine, scene.ask, scene.max_wait_s)).play(), method
-    seen = SeenRuns()
-    contest = TermContest(scene.capacity, scene.max_wait_s, seen.planned)
-    bound_s = Order("shortest", scene.max_wait_s).bound_s()
-    machine, ours = scene.machine(seen.planned), Ours(trace, seen, contest=contest)
-    start_s = Replay(trace, RowScheduler(trace.submit_s, machine, ours, scene.ask, bound_s)).play()
-    return start_s, f"last contests: {', '.join(term for _, term, _ in contest.log[-6:]) or contest.term}"
+        return conservative(scene.trace, scene.capacity)
+    return Replay(scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s)).play()
 
 
 def peer(
     trace: Trace, method: str, machine: MachineOf, ask: Callable[[int], CountAsk | None], max_wait_s: float
 ) -> RowScheduler[CountAsk]:
-    """A peer or an oracle on a machine; orders by area pass nobody who has waited `max_wait_s`."""
+    """An order on a machine; those by area pass nobody who has waited `max_wait_s`."""
     seen = SeenRuns()
-    policy = Qssf(trace, seen) if method == "qssf" else KeyedPeer(trace, seen, _keys(trace, method))
-    bound_s = NEVER if method in BY_ARRIVAL else Order("shortest", max_wait_s).bound_s()
+    learns = LEARNT.get(method)
+    policy = KeyedPeer(trace, seen, _keys(trace, method)) if learns is None else learns(trace, seen)
+    bound_s = NEVER if method in BY_ARRIVAL else max_wait_s
     return RowScheduler(trace.submit_s, machine(seen.planned, method != "fifo"), policy, ask, bound_s)
 
 
 def _keys(trace: Trace, method: str) -> Sequence[float]:
     gpus, run_s = np.array(trace.gpus, np.float64), np.array(trace.run_s)
-    limit_s = np.array([limit or DAY_S for limit in trace.limit_s], np.float64)
-    keys = {"limit_x_cores": limit_s * gpus, "gpus_only": gpus, "sjf_oracle": run_s, "area_oracle": run_s * gpus}
+    areas = np.array([area(*ask) for ask in zip(trace.gpus, trace.limit_s, strict=True)])
+    keys = {"ours": areas, "limit_x_cores": areas, "gpus_only": gpus}
+    keys |= {"sjf_oracle": run_s, "area_oracle": run_s * gpus}
     found: list[float] = keys.get(method, np.zeros(len(trace))).tolist()
     return found
 
@@ -156,7 +151,7 @@ def _wait_s(scene: QueueScene, start_s: Floats, rows: NDArray[np.bool_] | None =
     return np.asarray(wait_s[np.isfinite(wait_s)])
 
 
-def _judge(results: Results, scene: QueueScene, method: str, model: str, start_s: Floats, seed: int) -> None:
+def _judge(results: Results, scene: QueueScene, method: str, start_s: Floats, seed: int) -> None:
     for series, rows in _spans(scene):
         wait_s = _wait_s(scene, start_s, rows)
         if not len(wait_s):
@@ -169,7 +164,7 @@ def _judge(results: Results, scene: QueueScene, method: str, model: str, start_s
             "jain": (jain(scene.trace, start_s, rows), None, None),
         }
         for metric, numbers in found.items():
-            row = ResultRow(scene.dataset, "queue", series, None, method, model, metric, *numbers, len(wait_s))
+            row = ResultRow(scene.dataset, "queue", series, None, method, method, metric, *numbers, len(wait_s))
             results.rows.append(row)
 
 

@@ -6,7 +6,8 @@
 | gpus_only | GPUs |
 | limit_x_cores | limit x GPUs |
 | qssf | mean of the user's newest runs x GPUs, from a stream (QSSF's idea: Hu et al., SC 2021) |
-| ours | the term that won the last contest x GPUs (`placement.contest`) |
+| ours | the area that the plan goes by: limit x GPUs, GPUs alone where there is no limit (`placement.order`) |
+| forecast_x_cores | mean run of what is alike x GPUs, from a stream: shortest expected processing time first |
 | sjf_oracle, area_oracle | true run time; the same x GPUs |
 """
 
@@ -15,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from placement.contest import Issued, TermContest
 from placement.order import area
 from placement.replay import Trace
+from placement.rows import NEVER
 from placement.seen_runs import SeenRuns
 from training.fits.run_pools import Key, RunPools
 
@@ -60,26 +61,14 @@ class Qssf(Streaming):
         return self.trace.gpus[job] * (float(np.exp(known).mean()) if len(known) else 0.0)
 
 
-@dataclass(slots=True)
-class Ours(Streaming):
-    """Shortest area first. The forecast is the median run of what is alike; the limit is part of the likeness."""
-
-    contest: TermContest = field(kw_only=True)
+class Forecast(Streaming):
+    """The mean of the newest runs of what is alike, each no longer than the limit; the limit where nothing is known."""
 
     def key(self, job: int, now_s: float) -> float:
-        self.contest.settle(now_s)
-        known = self.pools.known(self.kinds[job])
-        forecast_s = float(np.exp(np.median(known))) if len(known) else None
-        gpus, limit_s = self.trace.gpus[job], self.trace.limit_s[job]
-        self.contest.issued(job, Issued(self.trace.submit_s[job], gpus, limit_s, forecast_s))
-        return area(self.contest.term, gpus, forecast_s, limit_s)
-
-    def started(self, job: int, now_s: float) -> None:
-        self.contest.started(job, now_s)
-
-    def ended(self, job: int, now_s: float) -> None:
-        Streaming.ended(self, job, now_s)
-        self.contest.ended(job, now_s)
+        limit_s = self.trace.limit_s[job]
+        known = np.exp(self.pools.known(self.kinds[job]))
+        mean_s = float(np.minimum(known, limit_s or NEVER).mean()) if len(known) else limit_s
+        return area(self.trace.gpus[job], mean_s)
 
 
 @dataclass(slots=True)

@@ -44,8 +44,8 @@ def split(folder: Path, table: pd.DataFrame) -> tuple[Path, Path]:
     return folders
 
 
-def judged(folder: Path, table: pd.DataFrame) -> Results:
-    return evaluate(*split(folder, table), 0, lambda line: None, capacity=8)
+def judged(folder: Path, table: pd.DataFrame, max_wait_h: float = 24.0) -> Results:
+    return evaluate(*split(folder, table), 0, lambda line: None, capacity=8, max_wait_h=max_wait_h)
 
 
 def means(results: Results) -> dict[str, float]:
@@ -63,8 +63,16 @@ def test_every_method_plays_the_same_jobs_and_all_pass_the_head(tmp_path: Path) 
     assert {row.metric for row in results.rows} == {"wait_mean_s", "wait_p99_s", "wait_max_s", "jain"}
 
 
-def test_without_limits_the_peers_on_limits_are_left_out(tmp_path: Path) -> None:
-    assert set(means(judged(tmp_path, history(limits=False)))) == set(METHODS) - ON_LIMITS
+def test_ours_is_the_area_by_limits_and_a_forecast_beats_limits_that_say_nothing(tmp_path: Path) -> None:
+    found = means(judged(tmp_path, history().assign(limit_s=DAY_S), 1e6))
+    assert found["ours"] == found["limit_x_cores"] == found["gpus_only"]
+    assert max(found["area_oracle"], found["forecast_x_cores"]) < 0.95 * found["ours"]
+
+
+def test_without_limits_the_peers_on_limits_are_left_out_and_ours_is_gpus_alone(tmp_path: Path) -> None:
+    found = means(judged(tmp_path, history(limits=False)))
+    assert set(found) == set(METHODS) - ON_LIMITS
+    assert found["ours"] == found["gpus_only"]
 
 
 def test_a_job_larger_than_the_fleet_is_left_out_and_a_bad_row_is_counted(tmp_path: Path) -> None:
