@@ -74,8 +74,9 @@ def show(
 def _read(path: Path, topology: Path | None) -> "QueueTree":
     """ConfigError for a file that is refused."""
     from ingest.topology.load import load_topology
+    from placement.queues_file import installed_gpus
 
-    return read_tree(path, None if topology is None else _capacity(load_topology(topology).nodes))
+    return read_tree(path, None if topology is None else installed_gpus(load_topology(topology).nodes))
 
 
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
@@ -96,17 +97,6 @@ def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
     except RequestError as error:
         raise ConfigError(f"{path}: {error}") from None
     return tree
-
-
-def _capacity(nodes: Any) -> dict[str, float]:
-    from placement.tree import ANY
-
-    found: dict[str, float] = {ANY: 0.0}
-    for node in nodes:
-        found[ANY] += node.gpus
-        if node.gpu_model:
-            found[node.gpu_model] = found.get(node.gpu_model, 0.0) + node.gpus
-    return found
 
 
 def row_of(tree: "QueueTree", node: "QueueNode") -> dict[str, Any]:

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fleet.errors import RequestError
-from fleet.topology import Level
+from fleet.topology import Level, NodeSpec
 from placement.queue_table import QueueTable, make_nodes
 from placement.toml_lines import Path, line_at, lines_of
 from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
@@ -127,6 +127,16 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
     _check_names(tree, refuse)
     windows = _windows(document, "reservation", tree, refuse) + _windows(document, "maintenance", tree, refuse)
     return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
+
+
+def installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
+    """Resource → GPUs that a fleet has, with those that are out of service today."""
+    found: dict[str, float] = {ANY: 0.0}
+    for node in nodes:
+        found[ANY] += node.gpus
+        if node.gpu_model:
+            found[node.gpu_model] = found.get(node.gpu_model, 0.0) + node.gpus
+    return found
 
 
 def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "") -> None:

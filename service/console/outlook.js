@@ -114,9 +114,8 @@ export function room(header, series, queue, nowMs) {
   const queued = num(header.queued_gpus) ?? 0;
   const [line, detail] = [byId("room"), byId("room-detail")];
   const median = series ? quantileOf(series, 0.5) : [];
-  const now = num(series?.now);
-  const path = now === null ? median : [[num(series.issued_ms) ?? nowMs, now], ...median];
-  if (path.length < 2 || nowMs === null) {
+  const path = nowMs === null || num(gpus.running) === null ? [] : [[nowMs, gpus.running + queued], ...median.filter(([at]) => at > nowMs)];
+  if (path.length < 2) {
     say(line, free === null || !num(gpus.total) ? NONE : `${count(free, "GPU")} free now`);
     say(detail, "No forecast yet.");
     return;

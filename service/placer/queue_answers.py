@@ -45,7 +45,7 @@ def queues_answer(
 
 def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
     node, guaranteed = stand.node, stand.guaranteed
-    beyond = {name: gpus - guaranteed.get(name, 0.0) for name, gpus in stand.held.items()}
+    beyond = {name: stand.held.get(name, 0.0) - gpus for name, gpus in (guaranteed or {ANY: 0.0}).items()}
     return QueueState(
         queue=stand.name,
         parent=stand.parent.name if stand.parent is not None and stand.parent.name else None,
@@ -56,7 +56,7 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
         held=dict(stand.held),
         guaranteed=dict(guaranteed),
         limit=dict(node.limit) if node else {},
-        borrowed={name: gpus for name, gpus in beyond.items() if gpus > 0 and (guaranteed or name == ANY)},
+        borrowed={name: gpus for name, gpus in beyond.items() if gpus > 0},
         share=round(share, 4),
         decayed_gpu_s=round(stand.decayed_gpu_s, 1),
         banked_gpu_s=round(banked[stand.name], 1) if stand.name in banked else None,

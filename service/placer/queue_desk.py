@@ -8,9 +8,10 @@ from msgspec import structs
 from fleet.errors import RequestError, StaleError
 from placement.charges import Charge
 from placement.queue import Waiting
+from placement.queues_file import installed_gpus
 from placement.showback import By, ChargeSum, sums
 from placement.tree import Prices
-from placement.turns import TreeTurns, capacity_of
+from placement.turns import TreeTurns
 from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
 from service.placer.queue_answers import change_of, charges_answer, queues_answer, why_waiting
 from service.placer.queue_week import DAY_MS, KEPT_MS, WEEK_MS, QueueWeek, week_of
@@ -37,7 +38,7 @@ class QueueDesk:
         week = self._seven_days(now_ms)
         refused = "" if below else file.refused
         found = queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below)
-        more = [] if below else file.notes(capacity_of(observed.view))
+        more = [] if below else file.notes(installed_gpus(observed.view.topology.nodes))
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _seven_days(self, now_ms: int) -> QueueWeek:
@@ -62,7 +63,7 @@ class QueueDesk:
         service, file = self._service, self._service.queues.file
         before, capacity = file.tree, {}
         with suppress(StaleError):
-            capacity = capacity_of(service.observed().view)
+            capacity = installed_gpus(service.observed().view.topology.nodes)
         if dry_run:
             return change_of(before, file.check(text, generation, capacity), False)
         service.watch.refuse()

@@ -7,9 +7,10 @@ from placement.charges import LeafUse, use_of
 from placement.credits import Bank, banks_at
 from placement.ledger import Ledger
 from placement.queue import ONE_LINE
+from placement.queues_file import installed_gpus
 from placement.standing import QueueStanding
 from placement.tree import QueueTree
-from placement.turns import QueueTurns, TreeTurns, capacity_of, is_below
+from placement.turns import QueueTurns, TreeTurns, is_below
 from placement.words import count_of
 from service.board.board import Board
 from service.placer.charging import Charging, leaf_name
@@ -37,7 +38,7 @@ class ServedQueues:
         self.charging.follow(board, observed, self.tree)
         if self.file.has_changed():
             self.settle_banks()
-            self.file.look(self.clock.now_ms(), capacity_of(observed.view))
+            self.file.look(self.clock.now_ms(), installed_gpus(observed.view.topology.nodes))
             self.settle_banks()
 
     def settle_banks(self) -> None:

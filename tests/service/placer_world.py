@@ -38,6 +38,7 @@ class HandBoard:
     as_of_ms: int = NOW_MS
     inbox: dict[str, int] = field(default_factory=dict)  # what of it is folded
     parts: list[tuple[int, int, int, int]] = field(default_factory=list)  # job, node, GPU, thousandths
+    broken: list[tuple[int, int]] = field(default_factory=list)  # node, GPU
 
     def __post_init__(self) -> None:
         self.writer = BoardWriter(self.folder)
@@ -56,6 +57,9 @@ class HandBoard:
             holders[node, gpu] = number
         for row, (p, _) in self.risk.items():
             risk[2, :, row] = p
+        usable = np.ones((NODES, GPUS), bool)
+        for node, gpu in self.broken:
+            usable[node, gpu] = False
         sections: dict[str, Any] = {
             "names.node": "\n".join(names).encode(),
             "names.gpu_model": b"H100",
@@ -72,7 +76,7 @@ class HandBoard:
             "node.flagged": np.zeros(NODES, bool),
             "node.risk": risk,
             "risk.reason": _json({names[row]: sentence for row, (_, sentence) in self.risk.items()}),
-            "gpu.usable": np.ones((NODES, GPUS), bool),
+            "gpu.usable": usable,
             "gpu.job": holders,
             "gpu.parts": np.array(self.parts, np.int32).reshape(-1, 4),
             "node.free_cpus": np.full(NODES, 128, np.float32),

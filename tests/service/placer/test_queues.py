@@ -445,3 +445,26 @@ def test_guarantees_above_a_fleet_that_came_later_are_noted(tmp_path: Path) -> N
     (note,) = world.ask("GET", "/queues")["notes"]
     assert note.startswith("line 2: queue.a.guaranteed: the queues are guaranteed 200 GPUs, the fleet has 128")
     world.close()
+
+
+def test_a_gpu_that_is_out_today_makes_no_file_of_queues_wrong(tmp_path: Path) -> None:
+    text = "[queue.a]\nguaranteed = {gpu = 128}\n"
+    world = QueueWorld(tmp_path, text)
+    world.board.broken = [(3, 5)]
+    world.board.publish()
+    before = world.ask("GET", "/queues")
+    assert (before["notes"], before["capacity"]["gpu"]) == ([], 127.0)
+    world.ask("PUT", "/queues", content=f"{text}weight = 2\n", headers={"if-match": before["generation"]})
+    world.close()
+
+
+def test_who_is_guaranteed_any_gpus_borrows_none_of_a_model(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path, "[queue.a]\nguaranteed = {gpu = 16}\n[queue.b]\nguaranteed = {H100 = 8}\n")
+    world.board.publish()
+    for number in range(3):
+        world.wait(f"a{number}", "a")
+        world.wait(f"b{number}", "b")
+    world.pass_()
+    rows = {row["queue"]: row["borrowed"] for row in world.ask("GET", "/queues")["rows"]}
+    assert rows == {"a": {"gpu": 8.0}, "b": {"H100": 16.0}}
+    world.close()
