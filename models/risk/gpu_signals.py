@@ -24,10 +24,11 @@ CRC_10M = 60_000  # 100 a second
 SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
 HOT_C, HOT_OVER_C = 84.0, 15.0
 HOT_FOR_LOAD_C, HOT_SIGMAS = 5.0, 5.0
-TOLD, LIKELY, OPEN, DENIED = 1.0, 0.75, 0.5, 0.0  # what `cap_evidence` says
+TOLD, LIKELY, WAITS, OPEN, DENIED = 1.0, 0.75, 0.6, 0.5, 0.0  # what `cap_evidence` says
 AS_STEADY = 1.05  # beside its peers it draws no more than in the last two minutes
 AS_CLOCK = 0.5  # of what the clock fell by: board power falls at least so much, whatever it draws idle
 AT_LIMIT, FAR_BELOW_LIMIT = 0.95, 0.7  # of the stated power limit: reached; so low that the limit cannot be the reason
+LOWERED_LIMIT = 0.95  # of what most of the fleet has: somebody set it
 USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
 
 
@@ -102,14 +103,17 @@ def at_limit(view: GpuView) -> Mask:
 
 def cap_evidence(view: GpuView) -> Array:
     """(gpu,) whether a low clock would be that of a power cap: TOLD by the reason bit or by power at the limit. Where
-    neither is exported and it is not hot, LIKELY by its power beside its node's GPUs, else OPEN. DENIED otherwise."""
+    neither is exported and it is not hot, LIKELY by its power beside its node's GPUs, else OPEN. DENIED otherwise.
+    WAITS where the bit is set and the limit was lowered, but it draws far less, as one of a gang that waits does."""
     limit = view["power_limit_w"]
     faulty = (view.bits & (THERMAL | BRAKE)) > 0
+    bit = (view.bits & POWER_CAP) > 0
     far_below = np.fmax(view["power_w"], view["power_w_mean_2m"]) < FAR_BELOW_LIMIT * limit
-    told = ((view.bits & POWER_CAP) > 0) | at_limit(view)
+    waits = bit & far_below & (limit < LOWERED_LIMIT * most_have(limit))
+    told = bit | at_limit(view)
     untold = ~view.has_bits & np.isnan(limit) & ~(view["gpu_temp_c"] >= HOT_C)
-    cases = (faulty | far_below, told, untold & on_plateau(view), untold)
-    return np.select(cases, (DENIED, TOLD, LIKELY, OPEN), DENIED)
+    cases = (faulty, waits, far_below, told, untold & on_plateau(view), untold)
+    return np.select(cases, (DENIED, WAITS, DENIED, TOLD, LIKELY, OPEN), DENIED)
 
 
 def on_plateau(view: GpuView) -> Mask:

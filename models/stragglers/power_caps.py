@@ -1,9 +1,10 @@
 """Power caps: nodes whose clocks are low because somebody limited the power. That costs a gang time, and is no fault.
 
 `models.risk.gpu_signals.cap_evidence` says of each GPU whether a cap is TOLD (by a reason bit, by power at its stated
-limit), LIKELY (nobody exports either, but its power lies below its node's others' as its clock does), OPEN (nor does
-that, and it is not hot) or DENIED. Where it is open, all GPUs of the node that work must be low alike, and not by half:
-a power brake divides clocks by two at least.
+limit), LIKELY (nobody exports either, but its power lies below its node's others' as its clock does), WAITS (told, but
+it draws far less than its limit), OPEN (nor does that, and it is not hot) or DENIED. Where it waits, its gang must draw
+less than the limit, too. Where it is open, all GPUs of the node that work must be low alike, and not by half: a power
+brake divides clocks by two at least.
 
 A clock is low beside its gang's, or beside its own usual one where the rest of the fleet runs nearer to theirs: boards
 that draw all that they may are clocked down with the same reason, everywhere.
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from models.peers import group_median, middle, spread
 from models.risk.detectors import reports
-from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, TOLD
+from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, TOLD, WAITS
 from models.risk.signals import Array, Mask, Signal
 from models.stragglers.gang import GangColumns, GangMembers
 from models.words import number
@@ -30,9 +31,10 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     """A signal for every node with capped GPUs: the lowest of their clocks beside the usual one, and what it costs."""
     if not len(gpu.names):
         return []
-    usual, low = _low(gangs, gpu)
+    usual, low, power = _low(gangs, gpu)
     evidence, clock = gpu.last["cap"], gpu.last["sm_clock_mhz"]
-    capped = low & ((evidence >= LIKELY) | ((evidence == OPEN) & _alike(gpu, low, usual)))
+    waits = (evidence == WAITS) & (power < gpu.last["power_limit_w"])
+    capped = low & ((evidence >= LIKELY) | waits | ((evidence == OPEN) & _alike(gpu, low, usual)))
     found = []
     for node in np.unique(gpu.node[capped]).tolist():
         rows = np.flatnonzero(capped & (gpu.node == node))
@@ -44,8 +46,8 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     return found
 
 
-def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask]:
-    """(gpu,) the usual clock, by its gang or by itself, and whether it runs below that now."""
+def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
+    """(gpu,) the usual clock, by its gang or by itself, whether it runs below that now, and what its gang draws."""
     clock, own = gpu.last["sm_clock_mhz"], gpu.last["usual_clock_mhz"]
     gang = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1) if len(gangs.attempts) else gangs.of_gpu
     others, power = (
@@ -59,7 +61,7 @@ def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask]:
     ratio = (clock / own)[np.isfinite(clock / own)]
     fleet = middle(ratio) if len(np.unique(gpu.node[np.isfinite(clock)])) > 1 else 1.0
     alone = ~(clock < BELOW_OTHERS * others) & (clock < BELOW_OTHERS * fleet * own)
-    return usual, (clock < LOW_CLOCK * usual) & (by_gang | alone)
+    return usual, (clock < LOW_CLOCK * usual) & (by_gang | alone), power
 
 
 def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
@@ -83,5 +85,7 @@ def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: i
     watts = limit if np.isfinite(limit).any() else power
     at = f"at {number(float(np.nanmedian(watts)))} W, " if np.isfinite(watts).any() else ""
     hosts = max((len(gangs.attempts[job].hosts) for job in gangs.jobs_on(gangs.nodes[node])), default=1)
-    untold = "" if (gpu.last["cap"][rows] == TOLD).any() else "; neither its limit nor the reason is exported"
+    untold = (
+        "" if np.isin(gpu.last["cap"][rows], (TOLD, WAITS)).any() else "; neither its limit nor the reason is exported"
+    )
     return f"{at}{100 * lost:.0f} % slower{untold}" + (f"; the gang of {hosts} nodes waits for it" if hosts > 1 else "")

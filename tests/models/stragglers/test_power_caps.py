@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from fleet.clock_reasons import POWER_CAP
 from fleet.events import Step, StepParts
 from tests.models.conftest import SmallFleet
 
@@ -138,6 +139,20 @@ def test_who_draws_as_much_as_the_gang_or_far_below_the_limit_is_not_capped(smal
     cap(sick, 1200.0, 200.0)
     for fleet in (strong, sick):
         assert fleet.flagged(fleet.tick(8)) == ["n002"]
+
+
+def test_a_lowered_limit_explains_a_clock_while_the_gang_waits_and_draws_little(small_fleet: Small) -> None:
+    fleet = running(small_fleet)
+    cap(fleet, 1350.0, 210.0, slice(8, 9))
+    fleet.gpu["power_w"][:] = fleet.gpu["power_w_mean_2m"][:] = 270.0
+    fleet.gpu["power_w"][8] = fleet.gpu["power_w_mean_2m"][8] = 210.0
+    fleet.gpu["power_limit_w"][8] = 333.0
+    fleet.gpu["clock_event_reasons"][8] = POWER_CAP
+    answer = fleet.tick(8)
+    assert fleet.flagged(answer) == []
+    assert "power capped" in fleet.sentences(answer, "n002")[0]
+    fleet.gpu["power_limit_w"][8] = 700.0  # what all have
+    assert fleet.flagged(fleet.tick(30)) == ["n002"]
 
 
 def test_a_gpu_that_falls_below_the_cap_of_its_node_is_an_outlier(small_fleet: Small) -> None:
