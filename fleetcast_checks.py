@@ -6,9 +6,9 @@ def test_mine(tmp_path): check_source(lambda: MySource(tmp_path), batches=3)
 
 import asyncio
 import copy
+import dataclasses
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from ingest.source import Batch, Source, check_source_class
 from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
-from service.adapters import Adapter
+from schedulers.adapter import Adapter, Write
+from schedulers.bands import Bands
+from schedulers.weather import Weather
 from service.pipeline.guarded_source import GuardedSource
 
 TAKE_S = 60.0
@@ -190,10 +192,55 @@ def _pure(function: Callable[..., Any], request: PlacementRequest, view: Cluster
     return first
 
 
-def check_adapter(make: Callable[[Mapping[str, Any]], Adapter], options: Mapping[str, Any]) -> None:
-    """Writes what is new, nothing for the same scores again, and bears nodes without a score and no nodes at all."""
-    adapter = make(options)
-    assert adapter.update([], [], 0) == 0
-    assert adapter.update(["a", "b", "c"], [0.0, 0.9, math.nan], 1_000) > 0
-    assert adapter.update(["a", "b", "c"], [0.0, 0.9, math.nan], 2_000) == 0
-    assert adapter.update(["b", "a"], [0.9, 0.0], 3_000) == 0, "the order of nodes is no news"
+FOREIGN = "somebody.else/field"
+
+
+def check_adapter(adapter: Adapter, weathers: Sequence[Weather]) -> None:
+    """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
+    written, and nothing of what others own. Without weather nothing of it stays; risk that wavers by 1 % is no news.
+    """
+    seen: dict[str, dict[str, str]] = {}
+    some = False
+    for weather in weathers:
+        for name in weather.nodes.rows if weather.nodes else ():
+            seen.setdefault(name, {})[FOREIGN] = "theirs"
+        wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))
+        assert wishes == list(adapter.wishes(weather, copy.deepcopy(seen))), "not the same twice"
+        some |= bool(wishes)
+        _written(adapter, seen, wishes)
+        assert not list(adapter.wishes(weather, seen)), "wishes that were granted are wished again"
+    assert some, "not one wish"
+    for wavering in _an_hour(next(weather for weather in reversed(weathers) if weather.nodes)):
+        _written(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
+        assert wavering.sequence == 0 or not wishes, f"noise is written: {wishes[:3]}"
+    _written(adapter, seen, list(adapter.wishes(None, seen)))
+    left = [key for key, values in seen.items() if adapter.fields & values.keys()]
+    assert not left, f"left behind after a withdrawal: {left[:3]}"
+    assert all(values == {FOREIGN: "theirs"} for values in seen.values() if values), "what others own was lost"
+
+
+def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
+    """Write all of it, as a port does."""
+    for write in wishes:
+        assert write.field in adapter.fields, f"{write.field} is not ours"
+        held = seen.setdefault(write.key, {})
+        assert write.seen == held.get(write.field), f"{write}: the guard is not what was seen"
+        assert write.value != write.seen, f"{write}: no change"
+        if write.value is None:
+            del held[write.field]
+        else:
+            held[write.field] = write.value
+
+
+def _an_hour(weather: Weather) -> Iterator[Weather]:
+    """Boards of an hour, one every ten seconds, whose risks waver by 1 %: around the edges of the bands, too."""
+    assert weather.nodes is not None
+    nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
+    risk = nodes.risk.copy()
+    edges = (bands.rule.elevated, bands.rule.high, bands.rule.high * bands.rule.leave_ratio)
+    risk[0, : len(edges)] = edges[: risk.shape[1]]
+    for number in range(360):
+        noisy = risk * (1 + rng.uniform(-0.01, 0.01, risk.shape)) if number else risk
+        outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
+        now_ms = weather.now_ms + 10_000 * number
+        yield Weather(number, now_ms, now_ms, outlook)

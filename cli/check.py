@@ -22,6 +22,7 @@ def check_config_file(
     from ingest.archive.files import ArchiveFiles
     from ingest.topology.load import load_topology
     from service.config import load_config
+    from service.doors import open_doors
     from service.http.access import load_access
     from service.http.tls import Tls
     from service.pipeline.role import open_sources
@@ -30,6 +31,7 @@ def check_config_file(
     access = load_access(config.api.host, subjects=config.access.subjects)
     tls = Tls(config.api) if config.api.tls_cert else None
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
+    doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
     archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
     typer.echo(f"{path}: fine")
     if config.fleet.topology:
@@ -43,7 +45,7 @@ def check_config_file(
     typer.echo(f"tls: {tls_line(config, tls)}")
     typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
     typer.echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
-    typer.echo(f"state: {config.folder}  adapters: {[row.use for row in config.adapters.adapter] or 'none'}")
+    typer.echo(f"state: {config.folder}  adapters: {', '.join(doors) or 'none'}")
 
 
 def tls_line(config: "Config", tls: "Tls | None") -> str:

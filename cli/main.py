@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cli import (
+    adapters,
     audit,
     backfill,
     backtest,
@@ -52,6 +53,7 @@ app.command("demo")(demo.demo)
 app.command("backfill")(backfill.backfill)
 app.command("bench")(bench.bench)
 app.command("check-config")(check.check_config_file)
+app.add_typer(adapters.app, name="adapters")
 app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(state.app, name="state")

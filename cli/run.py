@@ -62,6 +62,7 @@ def run(
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
     from service.config import check_config, load_config, override
+    from service.doors import open_doors
     from service.http.access import load_access
     from service.http.tls import Tls
 
@@ -75,6 +76,8 @@ def run(
     )
     check_config(loaded)
     _check_instance(role, instance, loaded)
+    if role in (None, RoleName.ADAPTERS):
+        open_doors(loaded.adapters)
     if role in (None, RoleName.API):
         load_access(loaded.api.host, subjects=loaded.access.subjects)
         if loaded.api.tls_cert:

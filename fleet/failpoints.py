@@ -29,6 +29,7 @@ OPERATIONS = {
     "models": DURABLE,  # which version serves
     "progress": DURABLE,  # windows that a backfill has done
     "bands": DURABLE,  # the bands of nodes, for other systems
+    "adapters": ("write", "rename"),  # how adapters stand, and the audit of what they wrote
     "mirror": ("write", "rename"),  # the board of an api on another host
     "pids": ("write", "rename"),  # the processes of a supervisor
 }

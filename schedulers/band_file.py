@@ -1,36 +1,33 @@
-"""Node risk bands as a file: one `node band` pair a line, replaced atomically when a band changes. Needs no HTTP."""
+"""Node risk bands for a file (`service.ports.band_file`): each node and its band."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
-from fleet import files
-from fleet.errors import ConfigError
-from schedulers.bands import BandRule, Bands
+import numpy as np
+
+from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.bands import LEVELS
+from schedulers.weather import Outlook, Weather
+
+BAND = "band"
 
 
 class BandFile:
-    """Adapter `band_file`; options: path (required), elevated, high, writes_per_minute."""
+    """Adapter `band_file`: the key is a node, its one field the band. Nodes of unknown risk keep theirs."""
 
-    def __init__(self, options: Mapping[str, str | int | float | bool]) -> None:
-        unknown = set(options) - {"path", "elevated", "high", "writes_per_minute"}
-        if unknown or not isinstance(options.get("path"), str):
-            raise ConfigError(
-                f"adapter band_file: needs `path`, takes elevated, high, writes_per_minute; got {options}"
-            )
-        self.path = Path(str(options["path"]))
-        rule = BandRule()
-        self.bands = Bands(
-            BandRule(
-                elevated=float(options.get("elevated", rule.elevated)),
-                high=float(options.get("high", rule.high)),
-                writes_per_minute=int(options.get("writes_per_minute", rule.writes_per_minute)),
-            )
-        )
+    verbs: Mapping[str, Verb] = {}
+    fields = frozenset({BAND})
 
-    def update(self, nodes: Sequence[str], risk: Sequence[float], now_ms: int) -> int:
-        """Rewrite the file if a band changed; returns how many did."""
-        changed = self.bands.update(nodes, risk, now_ms)
-        if changed:
-            text = "".join(f"{node} {band}\n" for node, band in sorted(self.bands.current.items()))
-            files.replace_file(self.path, [text.encode()], "bands")
-        return len(changed)
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
+        if weather is None or weather.nodes is None:
+            return take_back(seen, self.fields, "the bands are not known now" if weather else "withdrawn")
+        return self._bands(weather.nodes, seen)
+
+    def _bands(self, nodes: Outlook, seen: Seen) -> Iterator[Write]:
+        hour = nodes.risk[0]
+        for name, row in nodes.rows.items():
+            band, held = LEVELS[nodes.level[row]], seen.get(name, {}).get(BAND)
+            if band != held and not np.isnan(hour[row]):
+                why = nodes.reasons.get(name, "")
+                yield Write(name, BAND, band, held, why, int(1000 * hour[row]))
+        gone = {name: values for name, values in seen.items() if name not in nodes.rows}
+        yield from take_back(gone, self.fields, "the fleet has no such node")

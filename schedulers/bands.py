@@ -1,67 +1,66 @@
-"""Risk bands with hysteresis and a rate limit, since others act on each change: labels reschedule, backfill replans."""
+"""Risk bands with hysteresis and within a share of each pool, since others act on each change."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 LOW, ELEVATED, HIGH = "low", "elevated", "high"
 LEVELS = (LOW, ELEVATED, HIGH)
+Levels = NDArray[np.int8]  # rows of LEVELS
 
 
 @dataclass(frozen=True, slots=True)
 class BandRule:
-    """A score enters a band above `enter`, and leaves it downwards only below `enter * leave_ratio`."""
+    """A score enters a band at `elevated` or `high`, and leaves it downwards only below `leave_ratio` of that.
+
+    At most `max_share` of a pool's nodes are high at once, but one may always be.
+    """
 
     elevated: float = 0.05
     high: float = 0.3
     leave_ratio: float = 0.7
-    writes_per_minute: int = 30
+    max_share: float = 1.0
 
 
-@dataclass(slots=True)
 class Bands:
-    """The bands of many nodes; the riskiest changes go first.
+    """The bands of a fleet's nodes from one board to the next. `held`: those of an earlier process, by name.
 
     >>> bands = Bands(BandRule(elevated=0.1, high=0.5))
-    >>> bands.update(["a", "b"], [0.6, 0.01], now_ms=0)
-    {'a': 'high', 'b': 'low'}
-    >>> bands.update(["a", "b"], [0.4, 0.01], now_ms=1000)  # 0.4 is above 0.5 * 0.7: stays high
-    {}
+    >>> bands.step({"a": 0, "b": 1}, np.array([0.6, 0.01])).tolist()
+    [2, 0]
+    >>> bands.step({"a": 0, "b": 1}, np.array([0.4, 0.01])).tolist()  # 0.4 is above 0.5 * 0.7: stays high
+    [2, 0]
     """
 
-    rule: BandRule = field(default_factory=BandRule)
-    current: dict[str, str] = field(default_factory=dict)
-    _writes_ms: list[int] = field(default_factory=list)
+    def __init__(self, rule: BandRule | None = None, held: Mapping[str, str] | None = None) -> None:
+        self.rule = rule or BandRule()
+        known = {name: LEVELS.index(band) for name, band in (held or {}).items() if band in LEVELS}
+        self._rows: Mapping[str, int] = {name: row for row, name in enumerate(known)}
+        self._levels: Levels = np.array([*known.values()], np.int8)
+        self.capped = 0  # nodes that are high but for the share
 
-    def update(self, nodes: Sequence[str], scores: Sequence[float], now_ms: int) -> dict[str, str]:
-        """The bands to write now. A score that is NaN (unknown) changes nothing. The first pass is not limited."""
-        wanted = {
-            node: band
-            for node, score in sorted(zip(nodes, scores, strict=True), key=lambda pair: -pair[1])
-            if not math.isnan(score) and (band := self._band(node, score)) != self.current.get(node)
-        }
-        first = {node: band for node, band in wanted.items() if node not in self.current}
-        self._writes_ms = [time_ms for time_ms in self._writes_ms if time_ms > now_ms - 60_000]
-        room = max(0, self.rule.writes_per_minute - len(self._writes_ms))
-        changed = dict([pair for pair in wanted.items() if pair[0] not in first][:room])
-        self._writes_ms += [now_ms] * len(changed)
-        self.current |= first | changed
-        return first | changed
+    @property
+    def marked(self) -> dict[str, str]:
+        """The band of each node that is not low."""
+        return {name: LEVELS[self._levels[row]] for name, row in self._rows.items() if self._levels[row]}
 
-    def _band(self, node: str, score: float) -> str:
-        held = self.current.get(node)
-        rule = self.rule
-        if score >= rule.high or (held == HIGH and score >= rule.high * rule.leave_ratio):
-            return HIGH
-        if score >= rule.elevated or (held in (HIGH, ELEVATED) and score >= rule.elevated * rule.leave_ratio):
-            return ELEVATED
-        return LOW
+    def step(
+        self, rows: Mapping[str, int], scores: NDArray[np.float64], pool: NDArray[np.integer] | None = None
+    ) -> Levels:
+        """(n,) the bands for the newest scores (NaN: unknown, changes nothing), `pool` a number for each node's."""
+        if rows is not self._rows:
+            held = [self._levels[self._rows[name]] if name in self._rows else 0 for name in rows]
+            self._rows, self._levels = rows, np.array(held, np.int8)
+        wanted = step_levels(self._levels, scores, self.rule)
+        pools = np.zeros(len(scores), np.int64) if pool is None else pool
+        self._levels = within_share(wanted, self._levels, scores, pools, self.rule.max_share)
+        self.capped = int(np.count_nonzero(self._levels != wanted))
+        return self._levels
 
 
-def step_levels(held: NDArray[np.int8], scores: NDArray[np.float64], rule: BandRule) -> NDArray[np.int8]:
+def step_levels(held: Levels, scores: NDArray[np.float64], rule: BandRule) -> Levels:
     """(n,) the next rows of LEVELS of nodes at those of `held`; a NaN score changes nothing.
 
     >>> step_levels(np.array([2, 0], np.int8), np.array([0.25, 0.25]), BandRule()).tolist()
@@ -72,3 +71,22 @@ def step_levels(held: NDArray[np.int8], scores: NDArray[np.float64], rule: BandR
     levels = (scores >= elevated).astype(np.int8)
     levels[scores >= high] = 2
     return np.where(np.isnan(scores), held, levels)
+
+
+def within_share(
+    levels: Levels, held: Levels, scores: NDArray[np.float64], pool: NDArray[np.integer], share: float
+) -> Levels:
+    """(n,) the levels with so many high ones in each pool as may be: those that were high, then the riskiest.
+    The others are elevated.
+
+    >>> four = np.zeros(4, np.int64)
+    >>> within_share(np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0]), four, 0.5).tolist()
+    [2, 1, 2, 0]
+    """
+    order = np.lexsort((-np.nan_to_num(scores), -(held == 2).astype(np.int8)))
+    allowed = levels.copy()
+    for number in set(pool[levels == 2].tolist()):  # np.unique would import numpy.ma first, while a scheduler waits
+        high = [row for row in order.tolist() if levels[row] == 2 and pool[row] == number]
+        most = max(1, int(share * np.count_nonzero(pool == number)))
+        allowed[high[most:]] = 1
+    return allowed

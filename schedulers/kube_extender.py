@@ -4,7 +4,8 @@ Keys come in any case, as in Go. With `nodeCacheCapable: true` nodes come and go
 open: an unknown node passes with the neutral score; without fresh data nothing changes; no node or victim is invented.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import RequestError
+from schedulers.adapter import NotKnown, Seen, Verb, Write
 from schedulers.kube_types import HostPriority, KubeNode, KubePod, PreemptionArgs, PreemptionResult
 from schedulers.name_index import NameIndex
-from schedulers.ratings import NEUTRAL, Outlook, Ratings
+from schedulers.ratings import NEUTRAL, Ratings
+from schedulers.weather import Outlook, Weather
 
 PREFIX = "fleetcast: "
 NULL = msgspec.Raw(b"null")
@@ -152,6 +155,37 @@ class KubeExtender:
             whole = args.node_name_to_victims or {}
             asked = {name: victims.by_id() for name, victims in whole.items()}
         return _encode(PreemptionResult({name: row for name, row in asked.items() if name not in unusable}))
+
+
+REPLIES: Mapping[str, Callable[[KubeExtender, bytes], bytes]] = {
+    "filter": KubeExtender.filter,
+    "prioritize": KubeExtender.prioritize,
+    "preempt": KubeExtender.preempt,
+}
+
+
+class KubeAdapter:
+    """Adapter `kube`: an extender for the newest weather, and one that has seen nothing for when there is none."""
+
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._extender, blind = KubeExtender(), KubeExtender()
+        self._weather: Weather | None = None
+        self.verbs = {
+            name: Verb(partial(self._answer, reply), partial(reply, blind)) for name, reply in REPLIES.items()
+        }
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        return ()
+
+    def _answer(self, reply: Callable[[KubeExtender, bytes], bytes], weather: Weather, body: bytes) -> bytes:
+        if weather.nodes is None:
+            raise NotKnown("the board has no scores yet")
+        if weather is not self._weather:
+            self._extender.update(weather.nodes)
+            self._weather = weather
+        return reply(self._extender, body)
 
 
 def _asked(body: bytes) -> _RawArgs:

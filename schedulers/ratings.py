@@ -10,36 +10,17 @@ Within a band the fit decides, 1 - GPUs left free / GPUs: small pods fill broken
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.nodes import NodeState
 from models.risk.scores import RISK_HORIZONS_S
-from schedulers.bands import BandRule, step_levels
+from schedulers.weather import Outlook
 
 NEUTRAL = 5
 FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated, high
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The fleet at one moment, over n nodes. Nobody changes it."""
-
-    rows: Mapping[str, int]  # by name; the same object while the names stay the same
-    risk: NDArray[np.float64]  # (horizon, n) probability that a pod fails or slows down, NaN unknown
-    state: NDArray[np.int8]  # (n,) NodeState
-    gpus: NDArray[np.int64]  # (n,) that answer
-    free: NDArray[np.int64]  # (n,) that no job holds
-    reasons: Mapping[str, str] = field(default_factory=dict)  # first reason by name
-    urgent: Mapping[str, str] = field(default_factory=dict)  # why not, of nodes that a hard signal struck since
-    max_risk: float = 0.5
-
-    @classmethod
-    def nothing(cls) -> "Outlook":
-        none = np.zeros(0, np.int64)
-        return cls({}, np.zeros((len(RISK_HORIZONS_S), 0)), none.astype(np.int8), none, none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +32,18 @@ class Refusals:
 
 
 class Ratings:
-    """Of the newest outlook; the bands are remembered from one to the next. Before the first, nothing is known."""
+    """Of the newest outlook. Before the first, nothing is known."""
 
     def __init__(self) -> None:
-        self.rule = BandRule()
         self.outlook = Outlook.nothing()
         self.names: tuple[str, ...] = ()
-        self._levels = np.zeros(0, np.int8)
         self._refusals: dict[int, Refusals] = {}
         self._scores: dict[int, NDArray[np.int64]] = {}
 
     def update(self, outlook: Outlook) -> None:
         if outlook.rows is not self.outlook.rows:
-            held = dict(zip(self.names, self._levels.tolist(), strict=True))
             self.names = tuple(outlook.rows)
-            self._levels = np.array([held.get(name, 0) for name in self.names], np.int8)
         self.outlook = outlook
-        self._levels = step_levels(self._levels, outlook.risk[0], self.rule)
         self._refusals, self._scores = {}, {}
 
     def unusable(self, limit_s: float | None = None) -> Refusals:
@@ -105,7 +81,7 @@ class Ratings:
         outlook = self.outlook
         left = outlook.free - gpus
         fit = np.where(left < 0, 0.0, 1 - left / np.maximum(outlook.gpus, 1))
-        scores: NDArray[np.int64] = FLOOR[self._levels] + np.rint(fit * SPAN[self._levels]).astype(np.int64)
+        scores: NDArray[np.int64] = FLOOR[outlook.level] + np.rint(fit * SPAN[outlook.level]).astype(np.int64)
         scores[np.isnan(outlook.risk[0])] = NEUTRAL
         scores[self.unusable().mask] = 0
         return scores

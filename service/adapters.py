@@ -1,70 +1,134 @@
-"""The adapters role: feed each new board to other schedulers, by `band_file` or by a class of your own."""
+"""The adapters role: from each new board to other schedulers and autoscalers, one writer an adapter.
+
+    latest board → Weather (bands, share of a pool) → wishes → limit → port → audit, counts
+
+Without a fresh board nothing is written. After `adapters.withdraw_after_s` what restricts is taken back, until there is
+a fresh one. `fleetcast adapters withdraw` takes everything back. An adapter that hangs holds up no other.
+"""
 
 import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
 
-import numpy as np
-
+from fleet.clock import Clock
+from schedulers.bands import Bands
+from schedulers.weather import Weather
+from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
+from service.adapter_writer import AdapterWriter
 from service.board.board import Board, BoardReader
 from service.config import Config
-from service.plugins import load
+from service.disk_errors import log_disk_errors
+from service.doors import open_doors
+from service.weather import WeatherStation, rule_of
 
 logger = logging.getLogger(__name__)
 
-BUILT_IN = {"band_file": "schedulers.band_file:BandFile"}
-POLL_S = 0.25
+POLL_S = 0.25  # wall
+RETRY_S = 5.0  # wall; until what was not done is tried again
+ENDS_S = 5.0  # wall; for the steps that run at the end
 
 
-class Adapter(Protocol):
-    def update(self, nodes: Sequence[str], risk: Sequence[float], now_ms: int) -> int:
-        """Push what changed; risk is the highest probability of each node within an hour, NaN unknown."""
+class AdapterHost:
+    """All writers of a configuration. Whoever makes one holds the lock of the role: two would undo each other."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self.records = AdapterRecords(config.folder)
+        limits = config.adapters
+        self.writers = [
+            AdapterWriter(opened, limits.writes_per_minute, self.records, clock) for opened in open_doors(limits)
+        ]
+        bands = Bands(rule_of(limits, shared=True), self.records.status().bands)
+        self._station = WeatherStation(config, clock, bands)
+        self._clock, self._began_ms = clock, clock.now_ms()
+        self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
+        self._steps = {writer.status.name: _Steps() for writer in self.writers}
+
+    def poll(self, board: Board | None) -> None:
+        """Begin the steps that are due, each as a task of its own."""
+        fresh = self._station.fresh(board)
+        for writer in self.writers:
+            steps = self._steps[writer.status.name]
+            if self.records.is_withdrawn(writer.status.name):
+                steps.begin("withdrawn", writer, None)
+            elif fresh is not None:
+                steps.begin(fresh, writer, fresh)
+            elif self._lost(board):
+                steps.begin("lost", writer, Weather(board.sequence if board else 0, 0, self._clock.now_ms()))
+
+    def _lost(self, board: Board | None) -> bool:
+        """Whether there was no fresh board for so long that what restricts is to be taken back."""
+        age_s = (self._clock.now_ms() - self._began_ms) / 1000 if board is None else self._station.age_s(board)
+        return abs(age_s) > self._withdraw_after_s
+
+    @property
+    def changed(self) -> bool:
+        """Whether a step has ended since this was asked last."""
+        ended = [steps.take_ended() for steps in self._steps.values()]
+        return any(ended)
+
+    def status(self) -> AdaptersStatus:
+        bands = self._station.bands
+        rows = [writer.status for writer in self.writers]
+        return AdaptersStatus(self._clock.now_ms(), bands.marked, bands.capped, rows)
+
+    async def withdraw(self, name: str) -> AdapterStatus:
+        """Take back all that one adapter has written, here and now."""
+        writer = next(writer for writer in self.writers if writer.status.name == name)
+        await writer.step(None)
+        kept = self.records.status()
+        others = [row for row in kept.adapters if row.name != name]
+        kept.adapters = [*others, writer.status]
+        self.records.keep(kept)
+        self.records.close()
+        return writer.status
+
+    async def end(self) -> None:
+        """Let running steps end, for a while."""
+        running = [steps.task for steps in self._steps.values() if steps.task]
+        if running:
+            await asyncio.wait(running, timeout=ENDS_S)
+        self.records.close()
 
 
-def make_adapter(use: str, options: Mapping[str, Any]) -> Adapter:
-    """`band_file` or `package.module:Class`, made with its options. Raises ConfigError for any other name."""
-    kind = load(f"adapters.adapter.use (built in: {', '.join(sorted(BUILT_IN))})", BUILT_IN.get(use, use))
-    return cast(Adapter, kind(options))
+class _Steps:
+    """The steps of one writer: one at a time, again for other weather, or after a while where something was left."""
 
+    def __init__(self) -> None:
+        self.task: asyncio.Task[bool] | None = None
+        self._done_for: object = None
+        self._retry_s = 0.0
+        self._ended = False
 
-def node_risk(board: Board) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(n,) highest probability over kinds at the shortest horizon, NaN where nothing is known."""
-    risk = board.array("node.risk")[:, 0, :]
-    known = ~np.isnan(risk).all(axis=0)
-    worst = np.full(risk.shape[1], np.nan)
-    worst[known] = np.nanmax(risk[:, known], axis=0)
-    return worst
+    def begin(self, reason: object, writer: AdapterWriter, weather: Weather | None) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self.task is not None or (reason is self._done_for and now_s < self._retry_s):
+            return
+        self._done_for = reason
+        self.task = asyncio.ensure_future(writer.step(weather))
+
+    def take_ended(self) -> bool:
+        """Whether the step that ran has ended. Raises what it raised: a bug, which ends the process."""
+        if self.task is None or not self.task.done():
+            return False
+        is_done, self.task = self.task.result(), None
+        self._retry_s = float("inf") if is_done else asyncio.get_running_loop().time() + RETRY_S
+        return True
 
 
 async def serve(config: Config) -> None:
-    """Run all adapters until SIGTERM. One that fails is logged and tried again at the next board."""
-    adapters = [(row.use, make_adapter(row.use, row.options)) for row in config.adapters.adapter]
+    """Run all adapters until SIGTERM."""
+    host = AdapterHost(config, config.make_clock())
     reader = BoardReader(config.board)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    done = -1
     while not stopped.is_set():
-        board = reader.latest()
-        if board is not None and board.sequence != done:
-            done = board.sequence
-            for name, adapter in adapters:
-                await _push(name, adapter, board)
+        host.poll(reader.latest())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), POLL_S)
-
-
-async def _push(name: str, adapter: Adapter, board: Board) -> None:
-    try:
-        changed = await asyncio.to_thread(
-            adapter.update, board.names("names.node"), node_risk(board).tolist(), board.as_of_ms
-        )
-    except OSError as error:
-        logger.warning("adapter %s failed (%s), trying again at the next board", name, error)
-        return
-    if changed:
-        logger.info("adapter %s wrote %d changes", name, changed)
+        if host.changed:
+            with log_disk_errors("keep how adapters stand", "the next step does"):
+                host.records.keep(host.status())
+    await host.end()

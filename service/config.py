@@ -46,7 +46,7 @@ class ScrapeConfig(_Section, frozen=True):
 
 
 class PluginConfig(_Section, frozen=True):
-    """One source or adapter: `use` is an import path (or the name of a built-in adapter), `options` are its own."""
+    """One source: `use` is an import path or the name of a built-in one, `options` are its own."""
 
     use: str
     options: dict[str, str | int | float | bool | list[str]] = {}
@@ -136,8 +136,25 @@ class PlacerConfig(_Section, frozen=True):
     scorers: tuple[str, ...] = ()  # import paths of further scorer functions
 
 
+class AdapterConfig(_Section, frozen=True):
+    """One adapter that writes: `use` is a built-in's name or an import path, `options` are its own. `name`: its own in
+    lists, metrics and the audit; empty: `use`."""
+
+    use: str
+    name: str = ""
+    mode: str = "observe"
+    options: dict[str, str | int | float | bool | list[str]] = {}
+
+
 class AdaptersConfig(_Section, frozen=True):
-    adapter: tuple[PluginConfig, ...] = ()
+    """Bands of node risk, and how much of the fleet adapters may change."""
+
+    elevated: float = 0.05
+    high: float = 0.3
+    max_share: float = 0.1
+    writes_per_minute: int = 30
+    withdraw_after_s: float = 600.0
+    adapter: tuple[AdapterConfig, ...] = ()
 
 
 class Config(_Section, frozen=True):
@@ -223,6 +240,7 @@ def load_config(path: Path | None) -> Config:
 
 
 UNKNOWN_USE = ("avoid", "ignore")
+ADAPTER_MODES = ("observe", "write")
 PERIOD_S = (0.001, 31_536_000.0)
 BYTES = (1024, 2**34)
 LIMITS: dict[str, tuple[float, float]] = {
@@ -263,6 +281,11 @@ LIMITS: dict[str, tuple[float, float]] = {
     "placer.port": (1, 65_535),
     "placer.queue_period_s": PERIOD_S,
     "placer.intent_expires_s": PERIOD_S,
+    "adapters.elevated": (0, 1),
+    "adapters.high": (0, 1),
+    "adapters.max_share": (0, 1),
+    "adapters.writes_per_minute": (1, 1_000_000),
+    "adapters.withdraw_after_s": PERIOD_S,
 }
 
 
@@ -287,6 +310,7 @@ def check_config(config: Config) -> None:
             f"api.body_budget_bytes = {config.api.body_budget_bytes}: must hold a body of api.max_body_bytes = "
             f"{config.api.max_body_bytes} as sent and unpacked, so at least {2 * config.api.max_body_bytes}"
         )
+    _check_adapters(config.adapters)
     _check_tls(config.api, config.access)
     Networks(config.api.trusted_proxies, "api.trusted_proxies")
     if config.api.port == config.placer.port:
@@ -304,6 +328,16 @@ def check_config(config: Config) -> None:
         raise ConfigError(f"placer.queues = {config.placer.queues!r}: no such file")
     if config.fleet.topology and not Path(config.fleet.topology).exists():
         raise ConfigError(f"fleet.topology = {config.fleet.topology!r}: no such file or folder")
+
+
+def _check_adapters(adapters: AdaptersConfig) -> None:
+    """The keys of our own; `service.doors.open_doors` looks at those of each adapter."""
+    if adapters.elevated > adapters.high:
+        raise ConfigError(f"adapters.elevated = {adapters.elevated}: must not be above adapters.high = {adapters.high}")
+    for number, row in enumerate(adapters.adapter):
+        if row.mode not in ADAPTER_MODES:
+            modes = " or ".join(ADAPTER_MODES)
+            raise ConfigError(f"adapters.adapter[{number}].mode = {row.mode!r} ({row.use}): must be {modes}")
 
 
 def _number(value: float) -> str:

@@ -1,9 +1,14 @@
-"""Load plugins by import path."""
+"""Load plugins by import path, and read their options."""
 
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from fleet.errors import ConfigError
+
+Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def load(key: str, path: str) -> Any:
@@ -13,3 +18,12 @@ def load(key: str, path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{key}: {path!r}: {error}; give 'package.module:name'") from None
+
+
+def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
+    """An adapter's options as its struct (with `forbid_unknown_fields`). Raises ConfigError that names the key."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+        raise ConfigError(f"options: {error}; it takes {known}") from None

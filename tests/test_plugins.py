@@ -29,11 +29,12 @@ from placement.filters import FILTERS, busy
 from placement.options import Filter, Options
 from placement.view import ClusterView
 from schedulers.band_file import BandFile
-from service.adapters import BUILT_IN, make_adapter
 from service.config import Config, PipelineConfig, PluginConfig
+from service.doors import make_door
 from service.pipeline import role as sources
 from tests.ingest.exporter_pages import dcgm_page
 from tests.placement.conftest import build
+from tests.schedulers.small_fleet import weather
 
 NOW_MS = 1_700_000_000_000
 REQUESTS = (
@@ -178,10 +179,21 @@ def test_scorer() -> None:
         check_scorer(lambda *_: 8 * half_free(*_), REQUESTS, VIEWS)
 
 
-def test_adapter(tmp_path: Path) -> None:
-    assert set(BUILT_IN) == {"band_file"}
-    check_adapter(BandFile, {"path": str(tmp_path / "bands")})
-    assert isinstance(make_adapter("band_file", {"path": str(tmp_path / "bands")}), BandFile)
+def test_adapter() -> None:
+    check_adapter(BandFile(), [weather({"a": 0.0, "b": 0.9, "c": np.nan, "d": 0.1})])
+
+
+def test_an_adapter_that_writes_what_others_own_is_found_out() -> None:
+    class Greedy(BandFile):
+        fields = frozenset({"another"})
+
+    with pytest.raises(AssertionError, match="band is not ours"):
+        check_adapter(Greedy(), [weather({"a": 0.9})])
+
+
+def test_an_adapter_of_a_users_own_is_an_import_path(tmp_path: Path) -> None:
+    door = make_door("service.ports.band_file:band_file", {"path": str(tmp_path / "bands")})
+    assert isinstance(door.adapter, BandFile)
 
 
 @pytest.mark.parametrize("use", sources.BUILT_IN)

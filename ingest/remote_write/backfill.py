@@ -22,7 +22,7 @@ from fleet.topology import Topology
 from ingest.archive.archive import Archive
 from ingest.pages.exporters import ExporterResolver, names_read
 from ingest.remote_write.decoder import WriteDecoder
-from ingest.remote_write.request import Write
+from ingest.remote_write.request import WriteRequest
 from ingest.source import Batch
 
 UNAME = "node_uname_info"  # names hosts: first in each window
@@ -175,7 +175,7 @@ def known(names: Sequence[str]) -> list[str]:
     return [*([UNAME] if UNAME in names else []), *names_read(names)]
 
 
-def write_of(rows: Sequence[MatrixRow]) -> Write:
+def write_of(rows: Sequence[MatrixRow]) -> WriteRequest:
     """An answer as a remote write of 2.0 would say it, so that series are looked up in the same way."""
     symbols: dict[str, int] = {}
     refs: list[int] = []
@@ -186,7 +186,7 @@ def write_of(rows: Sequence[MatrixRow]) -> Write:
     counts = np.array([len(row.values) for row in rows], np.intp)
     points = np.array([point for row in rows for point in row.values], np.float64).reshape(-1, 2)
     end = np.array(ends, np.intp)
-    return Write(
+    return WriteRequest(
         np.repeat(np.arange(len(rows)), counts),
         np.rint(points[:, 0] * 1000).astype(np.int64),
         np.ascontiguousarray(points[:, 1]),

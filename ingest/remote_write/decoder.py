@@ -23,7 +23,7 @@ from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.pages.parts import Growth, PartRows, PartSums
 from ingest.pages.text import Resolve, Target
 from ingest.remote_write.protobuf import BYTES, fields
-from ingest.remote_write.request import Version, Write, walk
+from ingest.remote_write.request import Version, WriteRequest, walk
 from ingest.remote_write.snappy import unpack
 from ingest.series import Conversion, Fold, Series
 from ingest.source import Batch
@@ -94,11 +94,11 @@ class WriteDecoder:
             found = self._look_up(write)
         return self._take(write, found, received_ms)
 
-    def read(self, write: Write, received_ms: int) -> Batch:
+    def read(self, write: WriteRequest, received_ms: int) -> Batch:
         """The samples of a request that was walked exactly."""
         return self._take(write, self._look_up(write), received_ms)
 
-    def _take(self, write: Write, found: "_Found", received_ms: int) -> Batch:
+    def _take(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
         self._place(found)
         unwanted = int(np.count_nonzero(found.rows[write.of] == _UNWANTED))
         self._count(unknown_metric=unwanted, histogram=write.histograms, exemplar=write.exemplars)
@@ -112,7 +112,7 @@ class WriteDecoder:
             self._rows, self._symbols, self._of_instance, self._nodes = {}, {}, {}, {}
             self._unwanted = self._held = 0
 
-    def _keys(self, write: Write) -> list[bytes]:
+    def _keys(self, write: WriteRequest) -> list[bytes]:
         """Of each series of a 2.0 request."""
         numbers, known = self._symbols, len(self._symbols)
         own = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in write.symbols], "<u4")
@@ -121,7 +121,7 @@ class WriteDecoder:
         begin, end = (write.begin * 4).tolist(), (write.end * 4).tolist()
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
 
-    def _look_up(self, write: Write) -> "_Found":
+    def _look_up(self, write: WriteRequest) -> "_Found":
         """What is known of the series of a request, and the labels of those that are new."""
         self._bound()
         keys = self._keys(write) if len(write.begin) else write.labels
@@ -185,7 +185,7 @@ class WriteDecoder:
     def _count(self, **counts: int) -> None:
         self.noted.update({reason: count for reason, count in counts.items() if count})
 
-    def _batch(self, write: Write, rows: NDArray[np.int64], received_ms: int, bad: list[RecordError]) -> Batch:
+    def _batch(self, write: WriteRequest, rows: NDArray[np.int64], received_ms: int, bad: list[RecordError]) -> Batch:
         at = rows[write.of]
         wanted = np.flatnonzero(at >= 0)
         finite = np.isfinite(write.value[wanted])
@@ -361,7 +361,7 @@ def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
     raise RecordError("bad_label", f"no label at byte {at} of {text[:80]!r}")
 
 
-def _labels_of(write: Write, row: int) -> dict[str, str]:
+def _labels_of(write: WriteRequest, row: int) -> dict[str, str]:
     """Of a series of 2.0."""
     refs = write.refs[write.begin[row] : write.end[row]].tolist()
     try:

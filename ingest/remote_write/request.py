@@ -68,7 +68,7 @@ class Version(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteRequest:
     """A request. s series, n samples; `of`: (n,) the series of each sample, in the order sent.
     1.0: `labels`, (s,) the label fields of each series as sent. 2.0: series i has the labels
     `symbols[refs[begin[i]]], symbols[refs[begin[i] + 1]], …` up to `refs[end[i]]`, names and values in turn."""
@@ -85,7 +85,7 @@ class Write:
     exemplars: int = 0
 
 
-def walk(message: bytes, version: Version, *, exact: bool = False) -> Write:
+def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteRequest:
     """Read a message except its labels. RecordError: bad_protobuf, too_many_series, too_many_samples.
     exact: reads every series of 1.0 field by field.
 
@@ -289,7 +289,7 @@ class _Samples:
         return sum(getattr(found, what) for found in self.slow.values())
 
 
-def _walk_labels(spans: _Spans, exact: bool) -> Write:
+def _walk_labels(spans: _Spans, exact: bool) -> WriteRequest:
     """1.0: the sample is the end of its series, and what lies before are labels."""
     words = spans.at(np.maximum(spans.end - _WINDOW, 0))
     size = np.where(spans.end >= _WINDOW, spans.end - spans.begin, 0)
@@ -306,7 +306,7 @@ def _walk_labels(spans: _Spans, exact: bool) -> Write:
         labels[row] = b"".join(found.labels)
     of, time_ms, value = samples.columns()
     counts = samples.count("histograms"), samples.count("exemplars")
-    return Write(of, time_ms, value, labels, histograms=counts[0], exemplars=counts[1])
+    return WriteRequest(of, time_ms, value, labels, histograms=counts[0], exemplars=counts[1])
 
 
 def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -317,7 +317,7 @@ def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np
     return answer
 
 
-def _walk_refs(spans: _Spans, symbols: list[bytes]) -> Write:
+def _walk_refs(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     """2.0: references to symbols, one sample, and the series' metadata, which nobody reads."""
     byte, size = spans.byte, len(spans.message)
     length = byte[np.minimum(spans.begin + 1, size)].astype(np.intp)
@@ -338,7 +338,7 @@ def _walk_refs(spans: _Spans, symbols: list[bytes]) -> Write:
         raise RecordError("bad_protobuf", f"symbol {int(refs.max())} of {len(symbols)}")
     counts = samples.count("histograms"), samples.count("exemplars")
     of, time_ms, value = samples.columns()
-    return Write(of, time_ms, value, [], symbols, refs, begin, end, counts[0], counts[1])
+    return WriteRequest(of, time_ms, value, [], symbols, refs, begin, end, counts[0], counts[1])
 
 
 def _references(

@@ -10,6 +10,7 @@ from fleet.clock import Clock
 from fleet.errors import ConfigError
 from ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_events
 from ingest.inbox.job_events import identity
+from service.api.answerers import Answerers
 from service.api.archived_jobs import ArchivedJobs
 from service.api.broadcaster import EventBroadcaster
 from service.api.new_names import NewNames
@@ -47,7 +48,9 @@ def context_of(config: Config, clock: Clock, access: Access) -> Context:
     access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     archived = ArchivedJobs(config)
-    return Context(*kept, access=access, backlog=backlog, bodies=bodies, archived=archived, mirror=mirror)
+    answerers = Answerers(config, clock, cache)
+    doors = access, backlog, archived, answerers, bodies
+    return Context(*kept, *doors, mirror=mirror)
 
 
 def access_of(config: Config) -> Access:

@@ -33,6 +33,7 @@ COMMANDS = (
     *("topology", "topology show"),
     *("models", "models list", "models show", "models promote", "models rollback", "models prune"),
     *("state", "state show", "state accept"),
+    *("adapters", "adapters list", "adapters show", "adapters withdraw"),
     *("history", "history show", "history compact", "history prune"),
 )
 

@@ -1,8 +1,11 @@
-"""An outlook of a few nodes, for tests."""
+"""An outlook and a weather of a few nodes, for tests."""
 
 import numpy as np
 
-from schedulers.ratings import Outlook
+from schedulers.bands import BandRule, step_levels
+from schedulers.weather import Outlook, Weather
+
+NOW_MS = 1_760_000_000_000
 
 
 def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
@@ -12,8 +15,15 @@ def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
     values = {
         "rows": {name: row for row, name in enumerate(risk)},
         "risk": np.stack([hour + 0.1 * step for step in range(4)]),
+        "level": step_levels(np.zeros(n, np.int8), hour, BandRule()),
         "state": np.zeros(n, np.int8),
         "gpus": np.full(n, 8),
         "free": np.full(n, free),
     }
     return Outlook(**(values | more))  # type: ignore[arg-type]
+
+
+def weather(risk: dict[str, float] | None, sequence: int = 1, **more: object) -> Weather:
+    """None: a board without scores."""
+    nodes = None if risk is None else outlook(risk, **more)  # type: ignore[arg-type]
+    return Weather(sequence, NOW_MS, NOW_MS, nodes)

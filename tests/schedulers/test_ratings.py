@@ -1,9 +1,7 @@
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
-from schedulers.bands import LEVELS, BandRule, Bands, step_levels
-from schedulers.ratings import NEUTRAL, Outlook, Ratings
+from schedulers.ratings import NEUTRAL, Ratings
+from schedulers.weather import Outlook
 from tests.schedulers.small_fleet import outlook
 
 
@@ -30,22 +28,6 @@ def test_a_small_pod_fills_a_broken_node_before_it_breaks_a_whole_one() -> None:
 def test_a_pod_without_gpus_goes_where_none_is_free() -> None:
     ratings = seen(outlook({"whole": 0.0, "full": 0.0}, free=np.array([8, 0])))  # type: ignore[arg-type]
     assert ratings.scores(0).tolist() == [6, 10]
-
-
-def test_noise_around_the_edge_of_a_band_changes_no_score() -> None:
-    edge = BandRule().elevated
-    ratings = Ratings()
-    scores = []
-    for step in range(20):
-        ratings.update(outlook({"a": edge + (0.01 if step % 2 else -0.01)}))
-        scores.append(ratings.scores(8).item())
-    assert scores[0] == 10
-    assert set(scores[1:]) == {4}
-
-
-def test_bands_follow_the_names_when_the_nodes_change() -> None:
-    before, after = outlook({"a": 0.4, "b": 0.0}), outlook({"new": 0.25, "b": 0.25, "a": 0.25})
-    assert seen(before, after).scores(8).tolist() == [4, 4, 1]
 
 
 def test_the_reason_is_said_once() -> None:
@@ -82,14 +64,3 @@ def test_risk_is_that_of_the_time_a_pod_will_run() -> None:
 def test_who_has_seen_nothing_says_nothing() -> None:
     assert seen().unusable().why == {}
     assert seen().scores(3).tolist() == []
-
-
-@given(st.lists(st.lists(st.floats(0, 1) | st.just(np.nan), min_size=3, max_size=3), max_size=20))
-def test_levels_as_columns_are_those_of_bands(rounds: list[list[float]]) -> None:
-    rule = BandRule(writes_per_minute=1000)
-    bands, levels = Bands(rule), np.zeros(3, np.int8)
-    for number, scores in enumerate(rounds):
-        bands.update(["a", "b", "c"], scores, number)
-        levels = step_levels(levels, np.array(scores), rule)
-        held = [bands.current.get(name, "low") for name in "abc"]
-        assert [LEVELS[level] for level in levels] == held

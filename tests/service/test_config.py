@@ -57,6 +57,12 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
         ("[clock]\nspeed = 0.0\n", "must lie in 0.001..1000000"),
         ("[api]\ntrusted_proxies = ['proxy']\n", "api.trusted_proxies: 'proxy' does not appear to be"),
         ("[placer]\nmax_risk = 2.0\n", "placer.max_risk = 2.0"),
+        ("[adapters]\nmax_share = 2.0\n", "adapters.max_share = 2.0: must lie in 0..1"),
+        ("[adapters]\nelevated = 0.5\n", "adapters.elevated = 0.5: must not be above adapters.high = 0.3"),
+        (
+            '[adapters]\nadapter = [{use = "band_file", mode = "try"}]\n',
+            "mode = 'try' .band_file.: must be observe or write",
+        ),
         ('[placer]\nunknown_use = "maybe"\n', "placer.unknown_use = 'maybe': must be avoid or ignore"),
         ("[fleet]\ntopology = 'nowhere.toml'\n", "nowhere.toml"),
         ("[fleet\n", "not valid TOML"),

@@ -1,14 +1,12 @@
 """Answer outside schedulers from the newest board or neutrally, at once: kube-scheduler waits for us to place a pod."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from schedulers.kube_extender import KubeExtender
 from schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
 from service.api.routes.context import Context
 from service.api.routes.table import JSON, NO_STORE, Handler, Query, Row, answer
@@ -19,12 +17,11 @@ from service.http.request_body import read_body
 DEADLINE_S = 1.0  # wall
 
 
-def _verb(reply: Callable[[KubeExtender, bytes], bytes]) -> Handler:
+def _asked(adapter: str, verb: str) -> Handler:
     async def handle(request: Request, context: Context, query: Query) -> Response:
         body = await _body(request, context.config.api.max_body_bytes)
-        extender, board = context.kube.newest(context.cache, context.config, context.clock)
         try:
-            made = reply(extender, body)
+            made, board = context.answerers.answer(adapter, verb, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Problem(400, "not_json", f"the body is not JSON: {error}") from None
         if board is None:
@@ -53,16 +50,15 @@ VICTIMS = {"n041": {"Pods": [{"UID": "0b77"}], "NumPDBViolations": 0}}
 DRAINED = {"n042": "fleetcast: drained since 14:02 UTC"}
 
 
-def _row(name: str, reply: Callable[[KubeExtender, bytes], bytes], summary: str, **more: Any) -> Row:
-    path = f"/v1/adapters/kube/{name}"
+def _row(verb: str, summary: str, **more: Any) -> Row:
+    path = f"/v1/adapters/kube/{verb}"
     problems = (400, 408, 413, 415, 422)
-    return Row("POST", path, _verb(reply), summary, "adapters", scope=Scope.READ, problems=problems, **more)
+    return Row("POST", path, _asked("kube", verb), summary, "adapters", scope=Scope.READ, problems=problems, **more)
 
 
 ROWS = (
     _row(
         "filter",
-        KubeExtender.filter,
         "kube-scheduler's extender: nodes that a pod can use",
         body=(ExtenderArgs,),
         body_example=ASKED,
@@ -77,7 +73,6 @@ ROWS = (
     ),
     _row(
         "prioritize",
-        KubeExtender.prioritize,
         "kube-scheduler's extender: a score from 0 to 10 for each node",
         body=(ExtenderArgs,),
         body_example=ASKED,
@@ -86,7 +81,6 @@ ROWS = (
     ),
     _row(
         "preempt",
-        KubeExtender.preempt,
         "kube-scheduler's extender: nodes on which preempting others is of use",
         body=(PreemptionArgs,),
         body_example={"Pod": POD, "NodeNameToMetaVictims": VICTIMS},

@@ -6,9 +6,9 @@ from fleet.clock import Clock
 from fleet.errors import FleetcastError, SourceError
 from ingest.inbox.inbox import Backlog, InboxWriter
 from ingest.slurm.jobcomp import Attempts
+from service.api.answerers import Answerers
 from service.api.archived_jobs import ArchivedJobs
 from service.api.broadcaster import EventBroadcaster
-from service.api.kube_outlook import ExtenderCache
 from service.api.new_names import NewNames
 from service.api.placer_link import PlacerLink
 from service.api.recent import RecentIdentities
@@ -36,11 +36,11 @@ class Context:
     access: Access
     backlog: Backlog
     archived: ArchivedJobs
+    answerers: Answerers
     bodies: BodyBudget
     inbox: InboxWriter | None = None  # from the application's start to its end
     writes: InboxWriter | None = None  # likewise, for samples: no event waits until they are on disk
     mirror: BoardMirror | None = None  # of a replica: its board comes from another api
-    kube: ExtenderCache = field(default_factory=ExtenderCache)
     slurm_attempts: Attempts = field(default_factory=Attempts)
     prefix: str = ""
 

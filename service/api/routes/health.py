@@ -6,7 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import SourceError
+from service.adapter_records import AdapterRecords
 from service.answers.fleet import Health, Readiness
+from service.api.adapter_metrics import adapters_page
 from service.api.readiness import checks
 from service.api.routes.context import Context
 from service.api.routes.table import JSON, NO_STORE, Query, Row, age_headers, encode
@@ -37,7 +39,8 @@ async def readyz(request: Request, context: Context, query: Query) -> Response:
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
     """Our own metrics: this process, what the board tells of the pipeline and the fleet, and the placer's page."""
-    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context)]
+    adapters = adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
+    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context), adapters]
     body = merge_pages(*pages).encode() + _fleet_page(context)
     return Response(body, media_type=None, headers={"content-type": CONTENT_TYPE})
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from fleet.errors import RecordError
 from ingest.inbox.segments import RecordKind
 from ingest.remote_write.decoder import MAX_UNPACKED_BYTES
-from ingest.remote_write.request import Version, Write, walk
+from ingest.remote_write.request import Version, WriteRequest, walk
 from ingest.remote_write.snappy import unpack, unpacked_bytes
 from service.api.routes.context import Context
 from service.api.routes.table import NO_STORE, Query, Row
@@ -55,7 +55,7 @@ async def write(request: Request, context: Context, query: Query) -> Response:
     return Response(None, 204, {"cache-control": NO_STORE} | (_written(taken) if version is Version.V2 else {}))
 
 
-def read(body: bytes, version: Version) -> Write:
+def read(body: bytes, version: Version) -> WriteRequest:
     """What a body holds. RecordError where it cannot be read."""
     return walk(unpack(body, MAX_UNPACKED_BYTES), version)
 
@@ -77,7 +77,7 @@ def _check_coding(coding: str) -> None:
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "snappy"})
 
 
-def _written(taken: Write) -> dict[str, str]:
+def _written(taken: WriteRequest) -> dict[str, str]:
     """What a sender of 2.0 is told: samples are kept, histograms and exemplars are not."""
     counts = {"samples": len(taken.of), "histograms": 0, "exemplars": 0}
     return {WRITTEN.format(what): str(count) for what, count in counts.items()}

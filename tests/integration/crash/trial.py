@@ -77,7 +77,7 @@ def sections(folder: Path, target: str) -> dict[str, dict[str, Any]]:
         "scrape": {"targets": [target]},
         "pipeline": {"tick_s": 6.0, "snapshot_s": 15.0, "sources": [source]},
         "placer": {"intent_expires_s": 360_000.0},
-        "adapters": {"adapter": [{"use": "band_file", "options": {"path": str(folder / "bands")}}]},
+        "adapters": {"adapter": [{"use": "band_file", "mode": "write", "options": {"path": str(folder / "bands")}}]},
     }
 
 

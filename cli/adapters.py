@@ -1,0 +1,177 @@
+"""`fleetcast adapters`: the doors to other schedulers and autoscalers, what went through them, and how to close one."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from service.adapter_records import AdapterRecords, AdapterStatus
+    from service.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Doors to other schedulers and autoscalers: who acts on forecasts, and how (docs/schedulers/index.md).\n\n"
+    "Example:  fleetcast adapters list",
+)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="The file that `fleetcast run` reads.")]
+StateOption = Annotated[
+    str | None, typer.Option("--state", help="The folder `fleetcast run` keeps its state in [var].")
+]
+NameArgument = Annotated[str, typer.Argument(help="Its name in `fleetcast adapters list`.", metavar="NAME")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="As JSON.")]
+LINES = 20
+TAKES_S = 30.0
+POLL_S = 0.2
+
+
+@app.command("list")
+def list_adapters(config: ConfigOption = None, state: StateOption = None, as_json: JsonFlag = False) -> None:
+    """List every adapter: what it is called, whether it answers, observes or writes, and how it stands.
+
+    Example:  fleetcast adapters list --config config.toml
+    """
+    rows = _rows(_loaded(config, state))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        typer.echo(f"{row['name']:<20} {row['kind']:<9} {row['mode']:<8} {_standing(row)}".rstrip())
+
+
+@app.command("show")
+def show(name: NameArgument, config: ConfigOption = None, state: StateOption = None, as_json: JsonFlag = False) -> None:
+    """Show one adapter: how it stands, and what it wrote last and why.
+
+    Example:  fleetcast adapters show band_file --config config.toml
+    """
+    import msgspec
+
+    from service.adapter_records import AdapterRecords
+
+    loaded = _loaded(config, state)
+    row = _row(loaded, name)
+    lines = AdapterRecords(loaded.folder).newest(name, LINES)
+    if as_json:
+        typer.echo(json.dumps({**row, "audit": msgspec.to_builtins(lines)}, indent=2))
+        return
+    for key, value in row.items():
+        typer.echo(f"{key:<12} {value}")
+    for line in lines:
+        change = f"{line.seen or '-'} -> {line.value or '-'}"
+        typer.echo(f"{_time(line.time_ms)}  {line.outcome:<9} {line.key} {line.field}: {change}  {line.why}".rstrip())
+
+
+@app.command("withdraw")
+def withdraw(
+    name: NameArgument,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it write again.")] = False,
+) -> None:
+    """Take back everything that an adapter has written, and let it write no more until --undo.
+
+    It may run beside the service, which then does it. Exit code 1: not all could be taken back yet.
+
+    Examples:
+
+      fleetcast adapters withdraw band_file --config config.toml
+
+      fleetcast adapters withdraw band_file --config config.toml --undo
+    """
+    from service.adapter_records import AdapterRecords
+
+    loaded = _loaded(config, state)
+    row = _row(loaded, name)
+    if row["kind"] != "writer":
+        typer.echo(f"{name} only answers: there is nothing to take back")
+        return
+    records = AdapterRecords(loaded.folder)
+    records.withdraw(name, undo=undo)
+    if undo:
+        typer.echo(f"{name} writes again from the next board on")
+        return
+    status = _withdrawn(loaded, records, name)
+    if status is None or not status.withdrawn:
+        why = f": {status.error}" if status and status.error else ""
+        typer.echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{name} is taken back and writes no more: fleetcast adapters withdraw {name} --undo lets it")
+
+
+def _loaded(config: Path | None, state: str | None) -> "Config":
+    from service.config import load_config, override
+    from service.doors import open_doors
+
+    loaded = override(load_config(config), state=state)
+    open_doors(loaded.adapters)  # refuses what cannot be
+    return loaded
+
+
+def _rows(config: "Config") -> list[dict[str, Any]]:
+    """Those that answer, then those that are configured, each with what the role last said of it."""
+    import msgspec
+
+    from service.adapter_records import AdapterRecords, AdapterStatus
+    from service.doors import ANSWERERS
+
+    known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
+    rows: list[dict[str, Any]] = [{"name": name, "mode": "answer", "kind": "answerer"} for name in ANSWERERS]
+    for row in config.adapters.adapter:
+        name = row.name or row.use
+        status = msgspec.to_builtins(known.get(name) or AdapterStatus(name=name, use=row.use, mode=row.mode))
+        rows.append({**status, "use": row.use, "mode": row.mode})
+    return rows
+
+
+def _row(config: "Config", name: str) -> dict[str, Any]:
+    from fleet.errors import ConfigError
+
+    rows = {row["name"]: row for row in _rows(config)}
+    if name not in rows:
+        raise ConfigError(f"no adapter {name!r}: there are {', '.join(rows)}")
+    return rows[name]
+
+
+def _standing(row: dict[str, Any]) -> str:
+    if row["kind"] == "answerer":
+        return f"asked at /v1/adapters/{row['name']}"
+    if row["board"] is None and not row["withdrawn"]:
+        return str(row["error"] or "has not run yet")
+    words = [f"{row['ours']} marked", f"{row['writes']} written", f"{row['held_back']} held back"]
+    words += ["withdrawn"] if row["withdrawn"] else []
+    return ", ".join([*words, row["error"]] if row["error"] else words)
+
+
+def _withdrawn(config: "Config", records: "AdapterRecords", name: str) -> "AdapterStatus | None":
+    """How it stands after it was taken back: by the service where that runs, else by us. None: it did not say."""
+    from service.adapters import AdapterHost
+    from service.state_folder import StateError, role_lock
+
+    try:
+        with role_lock(config, "adapters", patience_s=0.0):
+            host = AdapterHost(config, config.make_clock())
+            return asyncio.run(host.withdraw(name))
+    except StateError:
+        return _awaited(records, name)
+
+
+def _awaited(records: "AdapterRecords", name: str) -> "AdapterStatus | None":
+    """What the service says of it once it is withdrawn, or after a while."""
+    deadline = time.monotonic() + TAKES_S
+    while True:
+        status = next((row for row in records.status().adapters if row.name == name), None)
+        if (status is not None and status.withdrawn) or time.monotonic() >= deadline:
+            return status
+        time.sleep(POLL_S)
+
+
+def _time(ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

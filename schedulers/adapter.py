@@ -1,0 +1,93 @@
+"""The one protocol between Fleetcast and outside schedulers and autoscalers.
+
+    board → Weather → Adapter.wishes → limits → Port.write      we write   (service.adapters)
+    question → Verb.answer, or Verb.stale                       we answer  (service.api.answerers)
+
+An adapter translates and does nothing else: no clock, no socket, no file. Whatever has one is the host's or the port's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from fleet.errors import FleetcastError
+from schedulers.weather import Weather
+
+Seen = Mapping[str, Mapping[str, str]]  # key → field → value: what the other system holds, ours and others'
+
+
+class NotKnown(FleetcastError):
+    """The weather lacks what an answer needs: the caller gets the stale answer."""
+
+
+class Verb(NamedTuple):
+    """A question that others ask. `answer` may raise NotKnown, or RequestError for another shape.
+
+    `stale` is the neutral answer without fresh weather, or None where the caller is better served by an error at once.
+    """
+
+    answer: Callable[[Weather, bytes], bytes]
+    stale: Callable[[bytes], bytes | None]
+
+
+class Write(NamedTuple):
+    """A wish about one field of the other system. value None: take ours back.
+
+    `seen` is what the field held when the wish was made: a port writes nothing over anything else. When a limit is
+    reached, withdrawals go first, then what it costs most to leave undone.
+    """
+
+    key: str
+    field: str
+    value: str | None
+    seen: str | None
+    why: str
+    cost: int = 0
+
+
+class WriteOutcome(StrEnum):
+    """What became of a write. OBSERVED: nothing, since the adapter only observes."""
+
+    DONE = "done"
+    CONFLICT = "conflict"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    OBSERVED = "observed"
+
+
+class Adapter(Protocol):
+    """A language of another system. A pure answerer wishes nothing, a pure writer has no verbs."""
+
+    @property
+    def verbs(self) -> Mapping[str, Verb]: ...
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that are ours: no other is ever written."""
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        """What should change. None: take everything of ours back. A part that is None: take back what restricts."""
+
+
+class Port(Protocol):
+    """The only input and output, one for an outside system. SourceError or OSError while it is away."""
+
+    async def read(self) -> Seen: ...
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        """One outcome for each write, in order."""
+
+
+class Door(NamedTuple):
+    """A writer, ready for use: what `use` of a configured adapter makes of its options."""
+
+    adapter: Adapter
+    port: Port
+
+
+def take_back(seen: Seen, fields: Iterable[str], why: str) -> Iterator[Write]:
+    """A withdrawal of each of these fields that is there."""
+    ours = frozenset(fields)
+    for key, values in seen.items():
+        for field in sorted(ours & values.keys()):
+            yield Write(key, field, None, values[field], why)

@@ -1,0 +1,130 @@
+"""What the adapters role leaves in `state/adapters/`, for the api, the command line and whoever asks later.
+
+status            how each adapter stands, and the bands: one JSON document, replaced when it changes
+audit-TIME.jsonl  a line a write: what was wished, why, from which board, and what became of it
+NAME.withdrawn    the adapter of that name is taken back as long as this file is there
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from fleet import files
+
+AREA = "adapters"
+SEGMENT_BYTES = 8 * 2**20
+SEGMENTS = 8
+MARK = ".withdrawn"
+
+
+class AdapterStatus(msgspec.Struct, kw_only=True):
+    """How one adapter stands. Counts are those of this process; `seen_ms`: when its system was last read."""
+
+    name: str
+    use: str
+    mode: str
+    kind: str = "writer"
+    board: int | None = None
+    seen_ms: int | None = None
+    wishes: int = 0
+    writes: int = 0
+    conflicts: int = 0
+    errors: int = 0
+    ours: int = 0
+    held_back: int = 0
+    withdrawn: bool = False
+    error: str = ""
+
+
+class AdaptersStatus(msgspec.Struct):
+    """The document `status`. `bands`: of nodes that are not low; `held_down`: nodes that are high but for max_share."""
+
+    as_of_ms: int = 0
+    bands: dict[str, str] = {}
+    held_down: int = 0
+    adapters: list[AdapterStatus] = []
+
+
+class AdapterAuditLine(msgspec.Struct, kw_only=True):
+    """One write. `decision` is unique among them; seen and value are what the field was and should be (null: none)."""
+
+    time_ms: int
+    decision: str
+    adapter: str
+    mode: str
+    board: int | None
+    key: str
+    field: str
+    seen: str | None
+    value: str | None
+    why: str
+    outcome: str
+
+
+class AdapterRecords:
+    """The folder. Methods raise OSError where the disk does."""
+
+    def __init__(self, state: Path) -> None:
+        self.folder = state / "adapters"
+        self._segment: files.File | None = None
+        self._segment_bytes = 0
+
+    def status(self) -> AdaptersStatus:
+        """An empty one before the first, or where it cannot be read."""
+        try:
+            return msgspec.json.decode((self.folder / "status").read_bytes(), type=AdaptersStatus)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return AdaptersStatus()
+
+    def keep(self, status: AdaptersStatus) -> None:
+        """Replace the status; a power cut may bring the last one back."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files.replace_file(self.folder / "status", [msgspec.json.encode(status)], AREA, sync=False)
+
+    def append(self, lines: Sequence[AdapterAuditLine]) -> None:
+        """Add lines to the audit, and drop its oldest segment beyond SEGMENTS."""
+        if self._segment is None or self._segment_bytes > SEGMENT_BYTES:
+            self._begin(lines[0].time_ms)
+        assert self._segment is not None
+        text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        self._segment_bytes += self._segment.write(text)
+
+    def _begin(self, time_ms: int) -> None:
+        self.close()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = self._segments()
+        for path in kept[: max(0, len(kept) + 1 - SEGMENTS)]:
+            path.unlink()
+        newest_ms = int(kept[-1].stem.removeprefix("audit-")) if kept else -1
+        path = self.folder / f"audit-{max(time_ms, newest_ms + 1):015d}.jsonl"
+        self._segment, self._segment_bytes = files.create_appended(path, AREA), 0
+
+    def _segments(self) -> list[Path]:
+        return sorted(self.folder / name for name in files.listing(self.folder) if name.startswith("audit-"))
+
+    def newest(self, adapter: str, limit: int) -> list[AdapterAuditLine]:
+        """The newest lines of an adapter, newest first."""
+        return list(islice((line for line in self._lines() if line.adapter == adapter), limit))
+
+    def _lines(self) -> Iterator[AdapterAuditLine]:
+        for path in reversed(self._segments()):
+            for text in reversed(path.read_bytes().splitlines()):
+                with contextlib.suppress(msgspec.DecodeError):  # a line that a kill cut short
+                    yield msgspec.json.decode(text, type=AdapterAuditLine)
+
+    def is_withdrawn(self, adapter: str) -> bool:
+        return (self.folder / f"{adapter}{MARK}").exists()
+
+    def withdraw(self, adapter: str, *, undo: bool = False) -> None:
+        """Have an adapter taken back from now on, or no longer."""
+        path = self.folder / f"{adapter}{MARK}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True) if undo else path.touch()
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None

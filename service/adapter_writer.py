@@ -1,0 +1,152 @@
+"""AdapterWriter: one adapter's wishes, within its limits, to its port; each write is counted and put on record."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TypeVar
+
+from fleet.clock import Clock
+from fleet.errors import SourceError
+from schedulers.adapter import Port, Seen, Write, WriteOutcome
+from schedulers.weather import Weather
+from service.adapter_records import AdapterAuditLine, AdapterRecords, AdapterStatus
+from service.doors import ConfiguredDoor
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BATCH = 100
+PORT_S = 30.0  # wall; for a reading, and for a batch
+MINUTE_MS = 60_000
+
+
+class ObservedPort:
+    """A port of which only `read` is used: what would have been written is seen from then on."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._written: dict[tuple[str, str], str | None] = {}
+
+    async def read(self) -> Seen:
+        seen = {key: dict(values) for key, values in (await self._port.read()).items()}
+        for (key, field), value in self._written.items():
+            if value is None:
+                seen.get(key, {}).pop(field, None)
+            else:
+                seen.setdefault(key, {})[field] = value
+        return seen
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        self._written |= {(write.key, write.field): write.value for write in batch}
+        return [WriteOutcome.OBSERVED] * len(batch)
+
+
+class ChangeLimit:
+    """At most so many keys a minute. Free: keys that hold nothing of ours yet, and withdrawals."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._granted_ms: deque[int] = deque()
+
+    def within(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
+        """The writes to make now: withdrawals, then what it costs most to leave undone."""
+        while self._granted_ms and self._granted_ms[0] <= now_ms - MINUTE_MS:
+            self._granted_ms.popleft()
+        wanted = sorted(wishes, key=lambda one: (one.value is not None, -one.cost, one.key))
+        limited = dict.fromkeys(write.key for write in wanted if write.value is not None and write.key in marked)
+        granted = [*limited][: self._per_minute - len(self._granted_ms)]
+        self._granted_ms.extend([now_ms] * len(granted))
+        waits = limited.keys() - granted
+        return [write for write in wanted if write.value is None or write.key not in waits]
+
+
+class AdapterWriter:
+    """`step` brings the other system nearer to what the adapter wishes; one step at a time."""
+
+    def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
+        self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
+        self._adapter, self._port = opened.door
+        self._observed = ObservedPort(self._port)
+        self._limit = ChangeLimit(per_minute)
+        self._records, self._clock = records, clock
+        self._ours: set[str] = set()  # keys that hold something of ours
+        self._number = 0
+
+    async def step(self, weather: Weather | None) -> bool:
+        """True when nothing is left to do for this weather. None: take everything back, whatever the mode."""
+        port = self._port if weather is None or self.status.mode == "write" else self._observed
+        try:
+            seen = await _in_time(port.read())
+            self.status.seen_ms = self._clock.now_ms()
+            due = self._due(weather, seen)
+            is_done = not self.status.held_back
+            for start in range(0, len(due), BATCH):
+                batch = due[start : start + BATCH]
+                outcomes = await _in_time(port.write(batch))
+                is_done &= self._count(weather, batch, outcomes)
+        except (SourceError, OSError, TimeoutError) as error:
+            self.status.errors += 1
+            self._tell(str(error) or f"no answer within {PORT_S:g} s")
+            return False
+        if is_done:
+            self.status.error = ""
+        self.status.board = weather.sequence if weather else None
+        self.status.withdrawn = is_done and (weather is None or weather.nodes is None)
+        return is_done
+
+    def _due(self, weather: Weather | None, seen: Seen) -> list[Write]:
+        fields = self._adapter.fields
+        self._ours = {key for key, values in seen.items() if fields & values.keys()}
+        wishes = list(self._adapter.wishes(weather, seen))
+        due = self._limit.within(wishes, frozenset(self._ours), self._clock.now_ms())
+        self.status.ours, self.status.held_back = len(self._ours), len(wishes) - len(due)
+        return due
+
+    def _count(self, weather: Weather | None, batch: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> bool:
+        """Put a batch on record; True when all of it was written."""
+        status = self.status
+        status.wishes += len(batch)
+        status.writes += outcomes.count(WriteOutcome.DONE)
+        status.conflicts += outcomes.count(WriteOutcome.CONFLICT)
+        bad = [outcome for outcome in outcomes if outcome in (WriteOutcome.REFUSED, WriteOutcome.UNREACHABLE)]
+        status.errors += len(bad)
+        if bad:
+            self._tell(f"{len(bad)} of {len(batch)} writes: {bad[0].value}")
+        self._records.append([self._line(weather, *pair) for pair in zip(batch, outcomes, strict=True)])
+        good = (WriteOutcome.DONE, WriteOutcome.OBSERVED)
+        done = [write for write, outcome in zip(batch, outcomes, strict=True) if outcome in good]
+        for write in done:
+            (self._ours.discard if write.value is None else self._ours.add)(write.key)
+        status.ours = len(self._ours)
+        if done:
+            did = "would write" if WriteOutcome.OBSERVED in outcomes else "wrote"
+            logger.info("adapter %s %s %d of %d changes", status.name, did, len(done), len(batch))
+        return len(done) == len(batch)
+
+    def _line(self, weather: Weather | None, write: Write, outcome: WriteOutcome) -> AdapterAuditLine:
+        self._number += 1
+        now_ms = self._clock.now_ms()
+        return AdapterAuditLine(
+            time_ms=now_ms,
+            decision=f"{self.status.name}-{now_ms}-{self._number}",
+            adapter=self.status.name,
+            mode=self.status.mode,
+            board=weather.sequence if weather else None,
+            key=write.key,
+            field=write.field,
+            seen=write.seen,
+            value=write.value,
+            why=write.why,
+            outcome=outcome.value,
+        )
+
+    def _tell(self, error: str) -> None:
+        if error != self.status.error:
+            logger.warning("adapter %s: %s; trying again", self.status.name, error)
+        self.status.error = error
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    async with asyncio.timeout(PORT_S):
+        return await work

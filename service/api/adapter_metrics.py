@@ -1,0 +1,53 @@
+"""What the adapters role counts, as Prometheus metrics: it has no door of its own, so the api tells."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from service.adapter_records import AdaptersStatus, AdapterStatus
+
+COUNTS = {
+    "fleetcast_adapter_wishes": "Changes of another system that were due, whether they were written or only observed.",
+    "fleetcast_adapter_writes": "Changes that were written.",
+    "fleetcast_adapter_conflicts": "Changes that were left alone, since somebody else had written there.",
+    "fleetcast_adapter_errors": "Changes that were refused, and times that the other system was away.",
+}
+
+
+class _Page(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def adapters_page(status: AdaptersStatus, now_ms: int) -> str:
+    """The exposition text; empty where no adapter writes."""
+    if not status.adapters:
+        return ""
+    registry = CollectorRegistry()
+    registry.register(_Page(_families(status.adapters, now_ms)))
+    return generate_latest(registry).decode()
+
+
+def _families(rows: list[AdapterStatus], now_ms: int) -> list[Metric]:
+    families: list[Metric] = []
+    for name, text in COUNTS.items():
+        counter = CounterMetricFamily(name, text, labels=("adapter",))
+        for row in rows:
+            counter.add_metric((row.name,), float(getattr(row, name.rpartition("_")[2])))
+        families.append(counter)
+    age = GaugeMetricFamily(
+        "fleetcast_adapter_seen_age_seconds", "Fleet time since the other system was read.", labels=("adapter",)
+    )
+    withdrawn = GaugeMetricFamily(
+        "fleetcast_adapter_withdrawn", "1 while what restricts is taken back.", labels=("adapter",)
+    )
+    for row in rows:
+        if row.seen_ms is not None:
+            age.add_metric((row.name,), (now_ms - row.seen_ms) / 1000)
+        withdrawn.add_metric((row.name,), float(row.withdrawn))
+    return [*families, age, withdrawn]

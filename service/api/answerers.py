@@ -1,0 +1,36 @@
+"""Answer outside schedulers from the newest fresh board, or as each verb says without one."""
+
+from fleet.clock import Clock
+from fleet.errors import StaleError
+from schedulers.adapter import NotKnown
+from schedulers.bands import Bands
+from service.board.board import Board
+from service.board.cache import BoardCache
+from service.config import Config
+from service.doors import make_answerers
+from service.weather import WeatherStation, rule_of
+
+
+class Answerers:
+    """The adapters that answer, of one api process."""
+
+    def __init__(self, config: Config, clock: Clock, cache: BoardCache) -> None:
+        self._cache = cache
+        self._station = WeatherStation(config, clock, Bands(rule_of(config.adapters, shared=False)))
+        self._adapters = make_answerers()
+
+    def answer(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
+        """The answer and its board; None: the stale answer. Raises StaleError where there is no such answer, and
+        whatever the verb raises for a bad body."""
+        asked = self._adapters[adapter].verbs[verb]
+        board = self._cache.latest()
+        weather = self._station.fresh(board)
+        try:
+            if weather is not None:
+                return asked.answer(weather, body), board
+        except NotKnown:
+            pass
+        neutral = asked.stale(body)
+        if neutral is None:
+            raise StaleError(f"{adapter}/{verb}: there is no fresh board to answer from")
+        return neutral, None

@@ -1,0 +1,50 @@
+"""The registry of adapters: those that answer, those that write, and what a configuration makes of them."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from fleet.errors import ConfigError
+from schedulers.adapter import Adapter, Door
+from schedulers.kube_extender import KubeAdapter
+from service.config import AdapterConfig, AdaptersConfig
+from service.plugins import load
+
+ANSWERERS: Mapping[str, Callable[[], Adapter]] = {"kube": KubeAdapter}
+NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
+WRITERS: Mapping[str, str] = {"band_file": "service.ports.band_file:band_file"}
+
+
+class ConfiguredDoor(NamedTuple):
+    """A writer of the configuration, under its name."""
+
+    name: str
+    row: AdapterConfig
+    door: Door
+
+
+def make_answerers() -> dict[str, Adapter]:
+    """One of each, for one process."""
+    return {name: make() for name, make in ANSWERERS.items()}
+
+
+def make_door(use: str, options: Mapping[str, Any]) -> Door:
+    """A built-in writer, or `package.module:name`, called with its options. Connects nowhere. Raises ConfigError."""
+    make = load(f"adapters.adapter.use (built in: {', '.join(sorted(WRITERS))})", WRITERS.get(use, use))
+    return cast(Door, make(options))
+
+
+def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:
+    """All writers of a configuration. Raises ConfigError that names the row and its key."""
+    doors: list[ConfiguredDoor] = []
+    for number, row in enumerate(config.adapter):
+        name = row.name or row.use
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: letters, digits and _.:- alone")
+        if name in {*ANSWERERS, *(door.name for door in doors)}:
+            raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: taken already, give it another `name`")
+        try:
+            doors.append(ConfiguredDoor(name, row, make_door(row.use, row.options)))
+        except ConfigError as error:
+            raise ConfigError(f"adapters.adapter[{number}] {name}: {error}") from None
+    return doors

@@ -1,0 +1,65 @@
+"""The file of `band_file`: one `node band` pair a line, replaced atomically. A file without a pair is removed."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet import files
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.band_file import BAND, BandFile
+from service.plugins import read_options
+
+
+class BandFileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`path`: the file; its folder must be there."""
+
+    path: str
+
+
+def band_file(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `band_file`. Raises ConfigError."""
+    return Door(BandFile(), BandFilePort(Path(read_options(options, BandFileOptions).path)))
+
+
+class BandFilePort:
+    """The whole file is ours. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def read(self) -> Seen:
+        return await asyncio.to_thread(self._read)
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        return await asyncio.to_thread(self._write, batch)
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return {}
+        pairs = (line.rpartition(" ") for line in lines)
+        return {node: {BAND: band} for node, space, band in pairs if space}
+
+    def _write(self, batch: Sequence[Write]) -> list[WriteOutcome]:
+        bands = {node: values[BAND] for node, values in self._read().items()}
+        outcomes = [_apply(bands, write) for write in batch]
+        if bands:
+            text = "".join(f"{node} {band}\n" for node, band in sorted(bands.items()))
+            files.replace_file(self.path, [text.encode()], "bands")
+        else:
+            self.path.unlink(missing_ok=True)
+        return outcomes
+
+
+def _apply(bands: dict[str, str], write: Write) -> WriteOutcome:
+    if bands.get(write.key) != write.seen:
+        return WriteOutcome.CONFLICT
+    if write.value is None:
+        bands.pop(write.key, None)
+    else:
+        bands[write.key] = write.value
+    return WriteOutcome.DONE

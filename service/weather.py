@@ -1,0 +1,86 @@
+"""WeatherStation: the Weather of a board, made once, for whoever answers or writes to outside schedulers."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.clock import Clock
+from fleet.nodes import NodeState
+from models.risk.scores import RISK_KINDS
+from schedulers.bands import BandRule, Bands
+from schedulers.weather import Outlook, Weather
+from service.board.age import why_stale
+from service.board.board import Board
+from service.board.free import unheld
+from service.board.urgent import forbids, struck
+from service.config import AdaptersConfig, Config
+
+
+def rule_of(config: AdaptersConfig, *, shared: bool) -> BandRule:
+    """The bands that are configured. shared: with the share of a pool that may be high at once."""
+    return BandRule(config.elevated, config.high, max_share=config.max_share if shared else 1.0)
+
+
+class WeatherStation:
+    """Remembers the bands of nodes from one board to the next."""
+
+    def __init__(self, config: Config, clock: Clock, bands: Bands) -> None:
+        self.bands = bands
+        self._config, self._clock = config, clock
+        self._board: Board | None = None
+        self._weather: Weather | None = None
+        self._names = b""
+        self._rows: dict[str, int] = {}
+
+    def fresh(self, board: Board | None) -> Weather | None:
+        """None without a board, or with one that is older than `api.stale_after_s`."""
+        if board is None or why_stale(self.age_s(board), self._config.stale_after_s(self._clock)):
+            return None
+        if board is not self._board or self._weather is None:
+            self._weather = Weather(board.sequence, board.as_of_ms, self._clock.now_ms(), self._nodes(board))
+            self._board = board
+        return self._weather
+
+    def age_s(self, board: Board) -> float:
+        """Fleet time since a board was made."""
+        return (self._clock.now_ms() - board.as_of_ms) / 1000
+
+    def _nodes(self, board: Board) -> Outlook | None:
+        """None when a section is not there: the very first board may lack one."""
+        try:
+            return self._outlook(board)
+        except KeyError:
+            return None
+
+    def _outlook(self, board: Board) -> Outlook:
+        """Raises KeyError. A section may be one topology generation behind the names."""
+        names = bytes(board.raw("names.node"))
+        if names != self._names:
+            self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
+        n, placer = len(self._rows), self._config.placer
+        by_kind = board.array("node.risk")
+        risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
+        usable, pool = board.array("gpu.usable"), board.array("node.pool") if "node.pool" in board else np.zeros(n, int)
+        return Outlook(
+            rows=self._rows,
+            risk=risk,
+            level=self.bands.step(self._rows, risk[0], _fitted(pool, n, -1)),
+            state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
+            gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
+            free=_fitted(np.count_nonzero(usable & unheld(board, placer), axis=1), n, 0),
+            reasons=board.json("risk.reason"),
+            urgent=_forbidden(board),
+            max_risk=placer.max_risk,
+        )
+
+
+def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+    """`array` with exactly n rows."""
+    missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
+    return np.concatenate([array[:n], missing])
+
+
+def _forbidden(board: Board) -> dict[str, str]:
+    """Why not, of nodes struck by a hard signal that the scores do not know of yet."""
+    return {node: row.sentence for node, rows in struck(board).items() for row in rows if forbids(row)}

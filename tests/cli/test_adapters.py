@@ -1,0 +1,93 @@
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import adapters
+from cli.main import app
+from fleet.errors import ConfigError
+from schedulers.adapter import Write
+from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
+from service.config import load_config
+from service.doors import open_doors
+from service.state_folder import role_lock
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    row = f'{{use = "band_file", mode = "write", options = {{path = "{tmp_path / "bands"}"}}}}'
+    path.write_text(f'state = "{tmp_path / "var"}"\n[adapters]\nadapter = [{row}]\n')
+    return path
+
+
+def run(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["adapters", *map(str, words)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def marked(config: Path) -> Path:
+    """The file of bands, with a node in it."""
+    (opened,) = open_doors(load_config(config).adapters)
+    asyncio.run(opened.door.port.write([Write("n1", "band", "high", None, "")]))
+    return config.with_name("bands")
+
+
+def test_list_names_who_answers_and_who_writes(config: Path) -> None:
+    rows = json.loads(run("list", "--config", config, "--json"))
+    assert [(row["name"], row["mode"], row["kind"]) for row in rows] == [
+        ("kube", "answer", "answerer"),
+        ("band_file", "write", "writer"),
+    ]
+    kube, file = run("list", "--config", config).splitlines()
+    assert kube.endswith("asked at /v1/adapters/kube")
+    assert file.endswith("has not run yet")
+
+
+def test_list_needs_no_configuration() -> None:
+    assert [row["name"] for row in json.loads(run("list", "--json"))] == ["kube"]
+
+
+def test_withdraw_takes_back_without_a_service_and_show_tells_why(config: Path) -> None:
+    path = marked(config)
+    assert "is taken back and writes no more" in run("withdraw", "band_file", "--config", config)
+    assert not path.exists()
+    assert run("list", "--config", config).splitlines()[1].endswith("1 written, 0 held back, withdrawn")
+    shown = json.loads(run("show", "band_file", "--config", config, "--json"))
+    assert (shown["withdrawn"], shown["audit"][0]["why"]) == (True, "withdrawn")
+    assert "n1 band: high -> -  withdrawn" in run("show", "band_file", "--config", config)
+    assert "writes again" in run("withdraw", "band_file", "--undo", "--config", config)
+    assert not AdapterRecords(load_config(config).folder).is_withdrawn("band_file")
+
+
+def test_withdraw_says_when_not_all_is_taken_back(config: Path) -> None:
+    path = config.with_name("bands")
+    path.mkdir()
+    output = run("withdraw", "band_file", "--config", config, code=1)
+    assert "band_file is not all taken back yet: " in output
+    assert "Is a directory" in output
+
+
+def test_withdraw_leaves_it_to_a_service_that_runs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, loaded = marked(config), load_config(config)
+    records = AdapterRecords(loaded.folder)
+    with role_lock(loaded, "adapters"):
+        monkeypatch.setattr(adapters, "TAKES_S", 0.0)
+        assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
+        assert records.is_withdrawn("band_file")
+        assert path.exists()
+        monkeypatch.setattr(adapters, "TAKES_S", 30.0)
+        row = AdapterStatus(name="band_file", use="band_file", mode="write", withdrawn=True)
+        records.keep(AdaptersStatus(adapters=[row]))
+        assert "is taken back" in run("withdraw", "band_file", "--config", config)
+
+
+def test_what_only_answers_has_nothing_to_take_back_and_strangers_are_named(config: Path) -> None:
+    assert "only answers" in run("withdraw", "kube", "--config", config)
+    with pytest.raises(ConfigError, match="no adapter 'lamp': there are kube, band_file"):
+        run("show", "lamp", "--config", config)
