@@ -137,6 +137,7 @@ def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, L
     behind others at once.
     """
     used, held = past.at(now_ms), dict[str, dict[str, float]]()
+    rate, most_s = -1 / (1000 * past.half_life_s), past.half_life_s / LN2
     for charge in charges:
         mine, total = held.setdefault(charge.leaf, {ANY: 0.0}), 0.0
         for row in charge.held:
@@ -144,8 +145,8 @@ def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, L
             if row.model:
                 mine[row.model] = mine.get(row.model, 0.0) + row.gpus
         mine[ANY] += total
-        age_s = max(0.0, (now_ms - charge.held_ms) / 1000)
-        ahead = max(0.0, (charge.expected_s or 0.0) - age_s) * total
-        use = decayed(0.0, total, age_s, past.half_life_s) + ahead
-        used[charge.leaf] = used.get(charge.leaf, 0.0) + use
+        age_ms = max(0, now_ms - charge.held_ms)
+        ahead_s = max(0.0, (charge.expected_s or 0.0) - age_ms / 1000)
+        used_s = most_s * (1 - math.exp2(rate * age_ms))  # `decayed` of one GPU
+        used[charge.leaf] = used.get(charge.leaf, 0.0) + total * (used_s + ahead_s)
     return {leaf: LeafUse(held.get(leaf, {}), used.get(leaf, 0.0)) for leaf in used.keys() | held.keys()}

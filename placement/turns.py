@@ -112,7 +112,7 @@ class TreeTurns:
         self._overdue = False  # whether anybody was, in the last order
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
-        return self.standing.in_order(queue, self.ranks)
+        return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
         return self.standing.in_order(queue, partial(self.ranks, bounded=False)) if self._overdue else list(queue)

@@ -91,7 +91,7 @@ def gain(rows: list[Row], limits: dict[float, float] | None = None) -> float:
 @pytest.mark.parametrize(
     ("rows", "limits"),
     [
-        (work("eve", 30.0, 1, 24_000.0), None),  # many tiny jobs
+        (work("eve", 24.0, 1, 24_000.0), None),  # a thousand tiny jobs
         (work("eve", 200.0, 2, 24_000.0, every_s=15.0), None),  # cancelled while they waited, and sent again later
         (work("eve", 100.0, 2, 24_000.0), None),  # stopped half way, and the rest sent again
         (work("eve", 200.0, 2, 24_000.0), {200.0: 2000.0}),  # limits that are never reached
