@@ -56,6 +56,15 @@ class Charge:
     def gpus(self) -> float:
         return math.fsum(row.gpus for row in self.held)
 
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Resource → GPUs."""
+        found = {ANY: self.gpus}
+        for row in self.held:
+            if row.model:
+                found[row.model] = found.get(row.model, 0.0) + row.gpus
+        return found
+
     def held_gpu_s(self, from_ms: int, to_ms: int) -> float:
         """GPU-seconds held within a time."""
         return self.gpus * overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)

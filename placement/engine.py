@@ -20,15 +20,14 @@ from placement.words import placed_sentence, refused_sentence
 DEFAULT_OPTIONS = Options()
 
 
-def decide(
-    request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS, screened: Screen | None = None
-) -> Decision:
-    """Place the whole gang or refuse it. Raises RequestError for a request that cannot be honoured as written.
-
-    screened: the screen of this request on this view, where the caller has it.
-    """
+def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> Decision:
+    """Place the whole gang or refuse it. Raises RequestError for a request that cannot be honoured as written."""
     check_request(request)
-    screened = screen(request, view, options) if screened is None else screened
+    return decided(request, view, options, screen(request, view, options))
+
+
+def decided(request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> Decision:
+    """As `decide`, of a request that was checked before; screened: what it is to this view."""
     growth, fits = _fits(request, view, options, screened)
     if not fits:
         return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,11 @@ from fleet.topology import Level
 from placement.fit import widest_level
 from placement.play import Arrival, Fleet, Future, GangAsk, Slot
 from placement.queue import Waiting
+from placement.queues_ahead import Closure, QueueHold, QueuesAhead
+from placement.slots import WHOLE, held
 from placement.timeline import RunTimeQuantiles
-from placement.turns import Places
+from placement.tree import ANY
+from placement.turns import Places, QueueTurns
 from placement.view import ClusterView
 
 Array = NDArray[np.float32]
@@ -80,43 +84,67 @@ class Drawn:
     run_s: Sequence[Array]
     run_times: RunTimeQuantiles
     now_ms: int
-    places: Places
+    turns: QueueTurns
     arrivals: ArrivalForecast | None = None
+    is_settled: bool = False  # whoever may start now has started
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _asks: dict[tuple[int, int, float], GangAsk] = field(default_factory=dict)
+    _asks: dict[tuple[object, ...], GangAsk] = field(default_factory=dict)
+    places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = self.turns.places(self.queue)
 
     def starts(self, paths: int) -> tuple[Array, Array]:
         """(entry, path) seconds until each starts, NaN where it had not; (path,) seconds that were played."""
-        held = self._held()
-        ready_s = self._ready(held)
+        gangs = self._held()
+        ready_s = self._ready(gangs)
         waiting = self._waiting()
-        come = self._coming()
+        come, queues, reopen = self._coming(), self._queues(list(gangs), waiting), self._reopen(waiting)
         found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
-        free = np.count_nonzero(self.view.free, axis=1).astype(np.int64)
+        free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
         fleet = Fleet(free, ready_s, self._slots)
         for path in range(paths):
-            ends = [(float(self.left_s[job][path]), -1 - n, *held[job]) for n, job in enumerate(held)]
+            ends = [(float(self.left_s[job][path]), -1 - n, *gang) for n, (job, gang) in enumerate(gangs.items())]
             mine = [Arrival(0.0, order, ask, float(self.run_s[number][path]), number) for number, order, ask in waiting]
-            future = Future(fleet.copy(), ends, come(path))
+            own = queues.copy() if queues is not None else None
+            future = Future(fleet.copy(), ends + reopen, come(path), own, self.is_settled)
             for number, start_s in future.play(mine).items():
                 found[number, path] = start_s
             until_s[path] = future.now_s
         return found, until_s
 
     def _held(self) -> dict[str, tuple[Ints, Ints]]:
-        """job → (nodes, GPUs of each that come back)."""
+        """job → (nodes, thousandths of GPUs of each that come back)."""
         view, found = self.view, {}
+        parts = held(view.holders, view.parts)
+        milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
+        edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
         for index, job in enumerate(view.jobs):
+            own = slice(edges[index], edges[index + 1])
             if job in self.left_s:
-                count = np.count_nonzero((view.holders == index) & view.usable, axis=1)
+                count = np.bincount(parts.gpu[own] // view.milli.shape[1], milli[own], len(view)).astype(np.int64)
                 nodes = np.flatnonzero(count)
                 found[job] = (nodes, count[nodes])
         return found
 
-    def _ready(self, held: Mapping[str, tuple[Ints, Ints]]) -> Floats:
+    def _queues(self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]) -> QueuesAhead | None:
+        """The queues as they stand, the holder of each end by its number."""
+        if self.turns.standing is None:
+            return None
+        holds = {-1 - n: self.turns.holds[job] for n, job in enumerate(jobs) if job in self.turns.holds}
+        wanted = [ask.hold for _, _, ask in waiting if ask.hold is not None]
+        return QueuesAhead.of(self.turns.standing, holds, wanted)
+
+    def _reopen(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
+        """When closed nodes open again: ends that give nothing back."""
+        none = np.zeros(0, np.int64)
+        times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
+        return [(to_s, -1 - len(self.view.jobs) - at, none, none) for at, to_s in enumerate(sorted(times))]
+
+    def _ready(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> Floats:
         ready_s = np.zeros(len(self.view))
-        for job, (nodes, _) in held.items():
+        for job, (nodes, _) in gangs.items():
             ready_s[nodes] = np.maximum(ready_s[nodes], self.planned_end_s.get(job, 0.0))
         return ready_s
 
@@ -130,7 +158,8 @@ class Drawn:
         return found
 
     def _ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
-        level, members, each = widest_level(request), request.members.min, request.gpus_per_node
+        level, members = widest_level(request), request.members.min
+        each = request.gpus_per_node * request.milli
         if level is Level.NODE:
             room, members, each = room // members, 1, each * members
         if request.spread:
@@ -143,12 +172,21 @@ class Drawn:
         sums = most.sum() if domain is None else np.bincount(np.maximum(domain, 0), most * (domain >= 0)).max(initial=0)
         gpus = request.members.desired * request.gpus_per_node
         planned_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
-        return self._one(slot, members, planned_s) if sums >= members else None
+        if sums < members:
+            return None
+        return self._one(slot, members, planned_s, self.turns.hold_of(request), self.turns.closures(request))
 
-    def _one(self, slot: int, members: int, planned_s: float) -> GangAsk:
-        key = (slot, members, planned_s)
+    def _one(
+        self,
+        slot: int,
+        members: int,
+        planned_s: float,
+        hold: QueueHold | None = None,
+        closures: tuple[Closure, ...] = (),
+    ) -> GangAsk:
+        key = (slot, members, planned_s, closures, hold and (hold.leaf, *sorted(hold.amounts.items())))
         if key not in self._asks:
-            self._asks[key] = GangAsk(*key)
+            self._asks[key] = GangAsk(slot, members, planned_s, hold, closures)
         return self._asks[key]
 
     def _slot(self, each: int, room: Ints, level: Level | None, domain: Ints | None) -> int:
@@ -175,16 +213,26 @@ class Drawn:
             runs, ranks = _draws(rng, RUNS), _draws(rng, len(places))
             for (at_s, size), run, rank in zip(forecast.drawn(rng), runs, ranks, strict=False):
                 if (ask := asks[size]) is not None:
-                    yield Arrival(at_s, (places[rank], now_s + at_s), ask, runs_s[size][run])
+                    yield Arrival(at_s, (places[rank], now_s + at_s), self._like(ask, size, rank), runs_s[size][run])
 
         return come
+
+    def _like(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
+        """What comes, in the queue of the one that it stands behind."""
+        request = self.queue[rank].request if self.queue else None
+        hold = self.turns.hold_of(request) if request is not None else None
+        if request is None or hold is None:
+            return ask
+        closures = self.turns.closures(request)
+        return self._one(ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures)
 
     def _ask_of(self, gpus: int) -> GangAsk | None:
         """A job of so many GPUs, wherever they are; None where there are not so many."""
         members, each = gang_of(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members
-        return self._one(self._slot(each, room, None, None), members, self.run_times.run_s(gpus, 0.9)) if fits else None
+        slot = self._slot(WHOLE * each, room, None, None)
+        return self._one(slot, members, self.run_times.run_s(gpus, 0.9)) if fits else None
 
 
 def _draws(rng: np.random.Generator, below: int) -> Iterator[int]:

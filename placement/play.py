@@ -3,7 +3,9 @@
 Jobs end when they are drawn to end, further ones arrive, and after each change a pass goes over what waits: higher
 priority first, then first come. Who is first and does not fit keeps the nodes that should be free for it soonest.
 Others start beside those nodes, or where they should end before (EASY backfill, as `placement.queue`). A node is a
-count of free GPUs, so that thousands of events take a second.
+count of free thousandths of GPUs, so that thousands of events take a second: parts count as if they were packed well.
+
+Queues have their limits, what others lend them, and nodes that are closed to them for a while.
 """
 
 import heapq
@@ -11,9 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from placement.queues_ahead import Closure, QueueHold, QueuesAhead
 
 MOST_EVENTS = 1000  # of a path, and two for each that waits
 
@@ -23,7 +28,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """What members alike ask of a node. most: (n,) how many an empty one hosts; domain: (n,) or None for anywhere."""
+    """What members alike ask of a node. each: thousandths of GPUs; most: (n,) how many an empty one hosts;
+    domain: (n,) or None for anywhere."""
 
     each: int
     most: Ints
@@ -32,11 +38,21 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangAsk:
-    """What one job asks for: `members` slots. planned_s: how long the queue expects it to run."""
+    """What one job asks for: `members` slots. planned_s: how long the queue expects it to run.
+
+    hold: what it takes of its queue; closures: nodes that are closed to it.
+    """
 
     slot: int  # an index into the slots
     members: int
     planned_s: float
+    hold: QueueHold | None = None
+    closures: tuple[Closure, ...] = ()
+
+    def closed(self, now_s: float) -> NDArray[np.bool_] | None:
+        """(n,) nodes on which it may not start now; None: it may on all."""
+        masks = [one.nodes for one in self.closures if one.bars(now_s, self.planned_s)]
+        return np.any(masks, axis=0) if masks else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Fleet:
-    """Free GPUs by node, and for each slot how many members fit: by node, by domain, and in the best domain.
+    """Free thousandths of GPUs by node, and for each slot how many members fit: by node, by domain, in the best domain.
 
     free: (n,); ready_s: (n,) when all that runs there should have ended.
     """
@@ -113,10 +129,12 @@ class Fleet:
             room = np.where(slot.domain == holds[np.argmin(total[holds])], room, 0)
         return _taken(room, self.free, ask.members, slot.each)
 
-    def soonest(self, ask: GangAsk) -> tuple[Ints, float]:
+    def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
         """The nodes that should be free for a gang first, and when the last of them should be."""
-        slot = self.slots[ask.slot]
+        slot, closed = self.slots[ask.slot], ask.closed(now_s)
         ready_s = np.where(slot.most > 0, np.where(self._room[ask.slot] >= slot.most, 0.0, self.ready_s), np.inf)
+        if closed is not None:
+            ready_s[closed] = np.inf
         order = np.argsort(ready_s, kind="stable")
         if slot.domain is not None:
             order = _first_domain(slot, order, ask.members)
@@ -161,11 +179,16 @@ def _first_domain(slot: Slot, order: Ints, members: int) -> Ints:
 
 @dataclass(slots=True)
 class Future:
-    """One path. `ends` is a heap of (end_s, a number, nodes, GPUs); call `play` once."""
+    """One path. `ends` is a heap of (end_s, a number, nodes, thousandths of GPUs); call `play` once.
+
+    is_settled: nobody who waits can start before something happens.
+    """
 
     fleet: Fleet
     ends: list[tuple[float, int, Ints, Ints]]
     arrivals: Iterator[Arrival]
+    queues: QueuesAhead | None = None
+    is_settled: bool = False
     now_s: float = 0.0
     _waiting: dict[GangAsk, deque[Arrival]] = field(default_factory=dict)
     _started: dict[int, float] = field(default_factory=dict)
@@ -178,7 +201,8 @@ class Future:
             self._waiting.setdefault(one.ask, deque()).append(one)
         heapq.heapify(self.ends)
         following, events = next(self.arrivals, None), 0
-        self._pass()
+        if not self.is_settled:
+            self._pass()
         while len(self._started) < len(waiting) and events < most:
             events += 1
             end_s = self.ends[0][0] if self.ends else np.inf
@@ -206,32 +230,53 @@ class Future:
     def _end(self) -> None:
         """All that ends at this moment."""
         while self.ends and self.ends[0][0] <= self.now_s:
-            _, _, nodes, gpus = heapq.heappop(self.ends)
+            _, number, nodes, gpus = heapq.heappop(self.ends)
             self.fleet.change(nodes, gpus)
+            if self.queues is not None:
+                self.queues.end(number)
 
     def _pass(self) -> None:
         """Start what may start now."""
-        fits = self.fleet.fits
-        if not any(row and fits(ask) for ask, row in self._waiting.items()):
-            return
         rows = [(row[0].order, at, ask) for at, (ask, row) in enumerate(self._waiting.items()) if row]
-        heapq.heapify(rows)
+        ready = [row for row in rows if self.fleet.fits(row[2]) and self._allows(row[2])]
+        if not ready:
+            return
+        full = [row for row in rows if not self.fleet.fits(row[2])]
+        heapq.heapify(ready)
+        heapq.heapify(full)
         head: GangAsk | None = None
         kept, shadow_s = None, np.inf
-        while rows:
-            _, at, ask = heapq.heappop(rows)
-            if not fits(ask):
+        while ready:
+            order, at, ask = heapq.heappop(ready)
+            head = head or self._first(full, order)
+            if not self._allows(ask):
+                continue
+            if not self.fleet.fits(ask):
                 head = head or ask
                 continue
             if head is not None and kept is None:
-                kept, shadow_s = self.fleet.soonest(head)
+                kept, shadow_s = self.fleet.soonest(head, self.now_s)
             in_time = self.now_s + ask.planned_s <= shadow_s
-            place = self.fleet.choose(ask, None if in_time else kept)
-            if place is not None:
-                row = self._waiting[ask]
-                self._start(row.popleft(), place)
-                if row:
-                    heapq.heappush(rows, (row[0].order, at, ask))
+            place = self.fleet.choose(ask, _without(None if in_time else kept, ask.closed(self.now_s)))
+            if place is None:
+                head = head or ask
+                continue
+            row = self._waiting[ask]
+            self._start(row.popleft(), place)
+            if row:
+                heapq.heappush(ready, (row[0].order, at, ask))
+
+    def _first(self, full: list[tuple[Any, int, GangAsk]], before: tuple[float, float]) -> GangAsk | None:
+        """The first whose turn comes before, and which its queue may have: the fleet has no room for it."""
+        while full and full[0][0] < before:
+            _, _, ask = heapq.heappop(full)
+            if self._allows(ask):
+                return ask
+        return None
+
+    def _allows(self, ask: GangAsk) -> bool:
+        """Whether its queue may have it now."""
+        return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
 
     def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
         nodes, gpus = place
@@ -239,5 +284,14 @@ class Future:
         self.fleet.ready_s[nodes] = np.maximum(self.fleet.ready_s[nodes], self.now_s + one.ask.planned_s)
         self._count += 1
         heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
+        if self.queues is not None and one.ask.hold is not None:
+            self.queues.start(self._count, one.ask.hold, one.number >= 0)
         if one.number >= 0:
             self._started[one.number] = self.now_s
+
+
+def _without(kept: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
+    """Nodes that are kept for others or closed."""
+    if closed is None:
+        return kept
+    return np.union1d(np.zeros(0, np.int64) if kept is None else kept, np.flatnonzero(closed))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import Decision, PlacementRequest
 from placement.asks import MachineShape, QueueAsk, ask_of, shape_of
-from placement.engine import claimed, decide, fits_now, holds_gang
+from placement.engine import claimed, decided, fits_now, holds_gang
 from placement.filters import screen
 from placement.options import Options
 from placement.reasons import AfterPass, WaitCode, WaitReason
@@ -212,7 +212,7 @@ class Cycle:
         screened = screen(request, view, self.options)
         if not holds_gang(request, view, screened):
             return False
-        decision = decide(request, view, self.options, screened)
+        decision = decided(request, view, self.options, screened)
         assert decision.outcome == "placed", decision.sentence
         self.view = place(self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)

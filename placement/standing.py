@@ -12,7 +12,8 @@ returns as jobs end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from placement.walk import TreeWalk, WalkLine
 LeafRanks = Callable[[Waiters, Sequence[QueueNode]], NDArray[np.int64]]  # and the queue of each ask → (k,)
 Amounts = Mapping[str, float]
 NOTHING: Amounts = {}
+LENDERS = "\n"  # no queue's name: what others lend is not enough
 
 
 class Entry:
@@ -243,19 +245,40 @@ class QueueStanding:
                     return f"needs {what}, and queue {stand.name!r} may hold {stand.most(name):g} at most"
         return ""
 
+    def refused_by(self, name: str, amounts: Amounts) -> str | None:
+        """Whose limit keeps so much more from a leaf now, or LENDERS; None: it may have it."""
+        leaf = self.leaf(name)
+        limit = self._limit(leaf, amounts)
+        if limit is not None:
+            return limit[0].name
+        return LENDERS if self._lent_out(leaf, amounts) else None
+
+    def path(self, leaf: str) -> list[str]:
+        """A leaf and the queues above it."""
+        return [stand.name for stand in self.leaf(leaf).path()]
+
     def _refused(self, leaf: Stand, amounts: Amounts) -> str:
-        borrows = False
+        limit = self._limit(leaf, amounts)
+        if limit is None:
+            return self._lent_out(leaf, amounts)
+        stand, name = limit
+        said = f"{stand.held.get(name, 0.0):g} of {gpus_of(name, stand.most(name))} held, {amounts[name]:g} wanted"
+        return f"queue {stand.name!r} is at its limit: {said}"
+
+    @staticmethod
+    def _limit(leaf: Stand, amounts: Amounts) -> tuple[Stand, str] | None:
+        """The queue whose limit these would pass, and of which resource."""
         for stand in leaf.path():
             for name, gpus in amounts.items():
-                held = stand.held.get(name, 0.0)
-                if held + gpus > stand.most(name):
-                    limit = f"{held:g} of {gpus_of(name, stand.most(name))} held, {gpus:g} wanted"
-                    return f"queue {stand.name!r} is at its limit: {limit}"
-            borrows |= stand.node is not None and stand.name != ROOT and not stand.has_within(amounts)
-        return self._lent_out(leaf, amounts) if borrows else ""
+                if stand.held.get(name, 0.0) + gpus > stand.most(name):
+                    return stand, name
+        return None
 
     def _lent_out(self, leaf: Stand, amounts: Amounts) -> str:
-        """Why these cannot be borrowed: what others are guaranteed, and keep or wait for, is not lent."""
+        """Why these cannot be borrowed: what others are guaranteed, and keep or wait for, is not lent; "" where they
+        can, or are its own."""
+        if not any(stand.node and stand.name != ROOT and not stand.has_within(amounts) for stand in leaf.path()):
+            return ""
         for name, gpus in amounts.items():
             if name not in self.tree.resources:
                 continue
@@ -278,10 +301,13 @@ class QueueStanding:
     def take(self, request: PlacementRequest, amounts: Amounts) -> None:
         """Count a placement."""
         self.version += 1
-        leaf = self.leaf(self.tree.leaf_of(request))
-        for stand in leaf.path():
+        self.hold(self.tree.leaf_of(request), amounts)
+
+    def hold(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
+        """Count what a leaf holds more; sign −1: less."""
+        for stand in self.leaf(leaf).path():
             for name, gpus in amounts.items():
-                stand.held[name] = stand.held.get(name, 0.0) + gpus
+                stand.held[name] = stand.held.get(name, 0.0) + sign * gpus
             self._reserve(stand)
 
     def want(self, request: PlacementRequest) -> bool:
@@ -289,15 +315,36 @@ class QueueStanding:
 
         False where none of its queues lacks any more: no further request of this leaf counts.
         """
-        leaf = self.leaf(self.tree.leaf_of(request))
-        if not any(stand.lacks() for stand in leaf.path()):
+        leaf = self.tree.leaf_of(request)
+        if not any(stand.lacks() for stand in self.leaf(leaf).path()):
             return False
         self.version += 1
-        for stand in leaf.path():
-            for name, gpus in self.wanted(request, request.members.min).items():
-                stand.wanted[name] = stand.wanted.get(name, 0.0) + gpus
-            self._reserve(stand)
+        self.wait(leaf, self.wanted(request, request.members.min))
         return True
+
+    def wait(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
+        """Count what a leaf waits for more; sign −1: less."""
+        for stand in self.leaf(leaf).path():
+            for name, gpus in amounts.items():
+                stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
+            self._reserve(stand)
+
+    def forget_wants(self) -> None:
+        """As if nobody waited."""
+        for stand in reversed(self.stands.values()):
+            stand.wanted.clear()
+            self._reserve(stand)
+
+    def copy(self) -> "QueueStanding":
+        """Another that stands alike, and goes its own way."""
+        other = copy(self)
+        other.stands = {}
+        for stand in self.stands.values():
+            parent = other.stands[stand.parent.name] if stand.parent is not None else None
+            mine = replace(stand, parent=parent, children=[], reserve=dict(stand.reserve))
+            mine.held, mine.wanted = dict(stand.held), dict(stand.wanted)
+            other._add(mine)
+        return other
 
 
 def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:

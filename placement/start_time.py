@@ -1,7 +1,7 @@
 """Estimate when a request starts, as quantiles over sampled futures, and what it waits for."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
+from placement.calendars import Array, Place, earliest_place
 from placement.engine import fits_now
 from placement.filters import screen
-from placement.paths import MIDDLE, Array, Hindrance, Place, Timelines, earliest_place, hindrances_of, planned
+from placement.paths import MIDDLE, Hindrance, Timelines, hindrances_of
 from placement.words import count_of, needs, shortage
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
@@ -156,8 +157,11 @@ def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _earliest(request: PlacementRequest, timelines: Timelines) -> Place:
-    planned_s = planned(request, timelines.run_times)
-    return earliest_place(request, timelines.before(request), timelines.rooms, planned_s)
+    bars = timelines.bars(request)
+    place = earliest_place(request, timelines.before(request), timelines.rooms, bars.run_s, bars)
+    if request.gpu_share and _starts(place) and timelines.fits_now(request):
+        return replace(place, start_s=np.zeros_like(place.start_s))
+    return place
 
 
 def _starts(place: Place) -> bool:
@@ -168,6 +172,9 @@ def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> 
     """The constraint without which the request would start soonest; None where plain GPUs are what is missing."""
     started, best = _median(place), None
     soonest = started - WORTH_S
+    allowed_s = float(np.sort(timelines.bars(request).allowed_s)[MIDDLE])
+    if allowed_s > max(soonest, 0.0):
+        return Relaxed("quota", request)
     room = timelines.rooms.of(request)
     for relaxed in _relaxations(request):
         if relaxed.constraint != "topology" and np.array_equal(timelines.rooms.of(relaxed.request), room):

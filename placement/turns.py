@@ -17,6 +17,7 @@ from fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from placement.asks import Waiters
 from placement.charges import LeafUse
 from placement.order import DAY_S
+from placement.queues_ahead import Closure, QueueHold
 from placement.standing import QueueStanding, amounts_of
 from placement.timeline import RunTimeQuantiles
 from placement.tree import ANY, QueueNode, QueueTree, Window
@@ -44,6 +45,23 @@ class QueueTurns(Protocol):
 
     def want(self, request: PlacementRequest) -> bool:
         """Count a request that waits for GPUs; False where those of its queue need not be counted any more."""
+
+    def anew(self) -> "QueueTurns":
+        """The same, as if nothing had been taken."""
+
+    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+        """What the least of a request takes of its queue; None: no queue counts it."""
+
+    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+        """Nodes that are kept from a request for a while."""
+
+    @property
+    def standing(self) -> QueueStanding | None:
+        """How the queues stand."""
+
+    @property
+    def holds(self) -> Mapping[str, QueueHold]:
+        """Job → what it holds of which queue."""
 
     @property
     def version(self) -> int:
@@ -85,13 +103,30 @@ class OneLine:
     def want(self, request: PlacementRequest) -> bool:
         return False
 
+    def anew(self) -> "OneLine":
+        return self
+
+    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+        return None
+
+    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+        return ()
+
+    @property
+    def standing(self) -> None:
+        return None
+
+    @property
+    def holds(self) -> Mapping[str, QueueHold]:
+        return {}
+
     @property
     def version(self) -> int:
         return 0
 
 
 class TreeTurns:
-    """Turns by a tree of queues, as it stands now. For one pass."""
+    """Turns by a tree of queues, as it stands now. For one pass. jobs: what runs, and what it holds of which queue."""
 
     def __init__(
         self,
@@ -101,7 +136,9 @@ class TreeTurns:
         run_times: RunTimeQuantiles,
         now_ms: int,
         banked: Mapping[str, float] | None = None,
+        jobs: Mapping[str, QueueHold] | None = None,
     ) -> None:
+        self._state = use, banked, jobs
         self.tree = tree
         self.view = view
         self.run_times = run_times
@@ -110,6 +147,15 @@ class TreeTurns:
         self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
         self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._overdue = False  # whether anybody was, in the last order
+        self._closures = [
+            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000)
+            for window, nodes in self._windows
+        ]
+        self.holds = dict(jobs or {})
+
+    def anew(self) -> "TreeTurns":
+        use, banked, jobs = self._state
+        return TreeTurns(self.tree, use, self.view, self.run_times, self.now_ms, banked, jobs)
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
         return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
@@ -145,21 +191,25 @@ class TreeTurns:
         return self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        allowed = self.standing.allow(request)
+        allowed = self.standing.allow(request) if self._is_known(request) else request
         if isinstance(allowed, str):
             return allowed
         closed = self._closed_to(allowed)
         return msgspec.structs.replace(allowed, avoid_nodes=(*allowed.avoid_nodes, *closed)) if closed else allowed
 
+    def _is_known(self, request: PlacementRequest) -> bool:
+        """Whether a queue of the tree takes it; jobs that wait for other schedulers may be of none."""
+        return bool(self.tree.known_leaf(request))
+
     def _closed_to(self, request: PlacementRequest) -> tuple[str, ...]:
         """Nodes kept for others before it would end, and those of models of which its queue may have no more."""
         end_ms = self.now_ms + 1000 * self._run_s(request) if self._windows else 0.0
-        leaf = self.tree.leaf_of(request)
+        leaf = self.tree.known_leaf(request)
         names = [f"model {name}" for name in self._models_without_room(request)]
         names += [
             str(number)
             for number, (window, _) in enumerate(self._windows)
-            if window.from_ms < end_ms and not (window.queue and is_below(leaf, window.queue))
+            if window.from_ms < end_ms and not is_for(window, leaf)
         ]
         key = tuple(names)
         if key not in self._closed:
@@ -172,7 +222,8 @@ class TreeTurns:
 
     def _models_without_room(self, request: PlacementRequest) -> list[str]:
         """Of a request for any model: those of which it would pass a limit, or take what others are not lending."""
-        if request.gpu_model or len(request.gpu_models) == 1 or len(self.tree.resources) < 2:
+        named = request.gpu_model or len(request.gpu_models) == 1
+        if named or len(self.tree.resources) < 2 or not self._is_known(request):
             return []
         found = []
         for name in self.tree.resources:
@@ -195,10 +246,24 @@ class TreeTurns:
         return Places(orders, [-number for number in range(len(entries))], [last[leaf] for leaf in leaves] or [0.0])
 
     def take(self, request: PlacementRequest, decision: Decision) -> None:
-        self.standing.take(request, placed_amounts(decision, self.view))
+        if not self._is_known(request):
+            return
+        amounts = placed_amounts(decision, self.view)
+        self.holds[request.job_name] = QueueHold(self.tree.leaf_of(request), amounts)
+        self.standing.take(request, amounts)
+
+    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+        if not self._is_known(request):
+            return None
+        return QueueHold(self.tree.leaf_of(request), self.standing.wanted(request, request.members.min))
+
+    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+        leaf = self.tree.known_leaf(request)
+        pairs = zip(self._windows, self._closures, strict=True)
+        return tuple(closure for (window, _), closure in pairs if not is_for(window, leaf))
 
     def want(self, request: PlacementRequest) -> bool:
-        return self.standing.want(request)
+        return self._is_known(request) and self.standing.want(request)
 
     @property
     def version(self) -> int:
@@ -207,6 +272,11 @@ class TreeTurns:
 
 def is_below(leaf: str, queue: str) -> bool:
     return leaf == queue or leaf.startswith(f"{queue}/")
+
+
+def is_for(window: Window, leaf: str) -> bool:
+    """Whether it reserves its nodes for a leaf."""
+    return window.queue is not None and is_below(leaf, window.queue)
 
 
 def nodes_of(window: Window, view: ClusterView) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ from placement.charges import LeafUse, use_of
 from placement.credits import Bank, banks_at
 from placement.ledger import Ledger
 from placement.queue import ONE_LINE
+from placement.queues_ahead import QueueHold
 from placement.queues_file import installed_gpus
 from placement.standing import QueueStanding
 from placement.tree import QueueTree
@@ -61,7 +62,9 @@ class ServedQueues:
             return ONE_LINE
         now_ms = self.clock.now_ms()
         use, banked = self.use(now_ms), self.banked(now_ms)
-        return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked)
+        opened = self.ledger.charges.opened().values()
+        jobs = {charge.job: QueueHold(charge.leaf, charge.amounts) for charge in opened if charge.leaf}
+        return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked, jobs)
 
     def banked(self, now_ms: int) -> dict[str, float]:
         """queue → GPU-seconds in its bank."""

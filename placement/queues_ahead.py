@@ -1,0 +1,116 @@
+"""Queues ahead: how queues stand along a future, in which jobs start and end, by the rules of `placement.standing`.
+
+What waits in a queue counts as wanted, whatever its place. A job that may run on any model counts as GPUs of any.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.standing import LENDERS, QueueStanding
+from placement.tree import Amounts
+
+Times = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QueueHold:
+    """What a job takes of the leaf that it is in."""
+
+    leaf: str
+    amounts: Amounts
+
+    @cached_property
+    def kind(self) -> tuple[str, ...]:
+        """The leaf and the resources."""
+        return self.leaf, *sorted(self.amounts)
+
+    @cached_property
+    def most(self) -> float:
+        return max(self.amounts.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """Nodes that a queue may not use for a while. nodes: (n,); seconds are from now."""
+
+    nodes: NDArray[np.bool_]
+    from_s: float
+    to_s: float
+
+    def bars(self, start_s: float, run_s: float) -> bool:
+        """Whether a job that should run so long may not start there then."""
+        return self.from_s < start_s + run_s and start_s < self.to_s
+
+
+class QueuesAhead:
+    """The queues along one future; numbers are those of the jobs that hold GPUs."""
+
+    def __init__(self, standing: QueueStanding, holds: Mapping[int, QueueHold]) -> None:
+        self._standing = standing
+        self._holds = dict(holds)
+        self._refused: dict[tuple[str, ...], tuple[float, str]] = {}  # kind → the least that is refused, and by whom
+
+    @classmethod
+    def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
+        """As they stand now, with all that waits."""
+        standing = standing.copy()
+        standing.forget_wants()
+        for hold in waiting:
+            standing.wait(hold.leaf, hold.amounts)
+        return cls(standing, holds)
+
+    def copy(self) -> "QueuesAhead":
+        """Another that goes its own way."""
+        return QueuesAhead(self._standing.copy(), self._holds)
+
+    def allows(self, hold: QueueHold) -> bool:
+        """Whether its queue may have it now."""
+        least, _ = self._refused.get(hold.kind, (np.inf, ""))
+        if hold.most >= least:
+            return False
+        by = self._standing.refused_by(hold.leaf, hold.amounts)
+        if by is not None:
+            self._refused[hold.kind] = hold.most, by
+        return by is None
+
+    def start(self, number: int, hold: QueueHold, waited: bool) -> None:
+        """Count a job that starts; waited: it was among those that wanted GPUs."""
+        if waited:
+            self._standing.wait(hold.leaf, hold.amounts, -1.0)
+        self._standing.hold(hold.leaf, hold.amounts)
+        self._holds[number] = hold
+
+    def end(self, number: int) -> None:
+        hold = self._holds.pop(number, None)
+        if hold is not None:
+            self._standing.hold(hold.leaf, hold.amounts, -1.0)
+            freed = {LENDERS, *self._standing.path(hold.leaf)}
+            self._refused = {kind: row for kind, row in self._refused.items() if row[1] not in freed}
+
+
+def allowed_from(standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold) -> float:
+    """From when on a queue may have it, in seconds; inf: never. spans: (start_s, end_s) of what holds GPUs, or will.
+
+    What started before now is in `standing` already.
+    """
+    numbered = list(enumerate(spans))
+    events = [(end_s, 0, number) for number, (_, end_s, _) in numbered]
+    events += [(start_s, 1, number) for number, (start_s, _, _) in numbered if start_s >= 0]
+    holds = {number: one for number, (start_s, _, one) in numbered if start_s < 0}
+    queues, coming = QueuesAhead.of(standing, holds, ()), {number: one for number, (_, _, one) in numbered}
+    if queues.allows(hold):
+        return 0.0
+    for now_s, together in groupby(sorted(events), key=lambda event: event[0]):
+        for _, starts, number in together:
+            if starts:
+                queues.start(number, coming[number], waited=False)
+            else:
+                queues.end(number)
+        if queues.allows(hold):
+            return float(now_s)
+    return float("inf")

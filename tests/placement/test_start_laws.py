@@ -1,0 +1,178 @@
+"""Start times go by what the plan goes by: its turns, limits, what is lent, nodes that are closed, parts of GPUs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.requests import PlacementRequest
+from placement.charges import LeafUse
+from placement.paths import timelines
+from placement.queue import Waiting, plan
+from placement.queues_ahead import QueueHold, allowed_from
+from placement.queues_file import read_queues
+from placement.slots import HeldParts
+from placement.standing import QueueStanding
+from placement.start_time import StartEstimate, estimate_start
+from placement.timeline import RunningJob, RunTimeQuantiles
+from placement.turns import TreeTurns
+from placement.view import ClusterView
+from tests.placement.conftest import build
+from tests.placement.test_plan import NOW_MS, OPTIONS, TIMES, TREE, free, queued, scene, turns_of
+
+HOUR_S = 3600.0
+ROUNDING_S = 0.1  # start times are float32
+EXACT = RunTimeQuantiles({0: (HOUR_S, HOUR_S)}, {0: (HOUR_S,) * 8}, {8: 1})
+
+
+def request(name: str, queue: str = "a", gpus: int = 8, **fields: Any) -> PlacementRequest:
+    return PlacementRequest(request_id=name, queue=queue, gpus_per_node=gpus, **fields)
+
+
+def turns(text: str, view: ClusterView, **held: float) -> TreeTurns:
+    """Each queue holds what is given with one job of its name."""
+    use = {name: LeafUse({"gpu": gpus}, 0.0) for name, gpus in held.items()}
+    jobs = {name: QueueHold(name, {"gpu": gpus}) for name, gpus in held.items()}
+    return TreeTurns(read_queues(text), use, view, EXACT, NOW_MS, None, jobs)
+
+
+def running(**left_h: float) -> dict[str, RunningJob]:
+    return {name: RunningJob(NOW_MS, 8, left_s=(HOUR_S * hours,) * 8) for name, hours in left_h.items()}
+
+
+def starts(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, *queue: PlacementRequest) -> dict[str, Any]:
+    """request → hours until it starts along the path in the middle."""
+    entries = [Waiting(entry, NOW_MS - 1000 + at) for at, entry in enumerate(queue)]
+    told = timelines(entries, view, jobs, EXACT, OPTIONS, lambda asked: (HOUR_S,) * 8, turns=own)
+    return {name: round(float(np.median(start_s)) / HOUR_S, 2) for name, start_s in told.starts_s.items()}
+
+
+def comes(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, one: PlacementRequest) -> StartEstimate:
+    """What a newcomer is told in an empty queue."""
+    return estimate_start(one, timelines([], view, jobs, EXACT, OPTIONS, turns=own))
+
+
+def hours(estimate: StartEstimate) -> float:
+    assert estimate.start_ms is not None
+    return round((estimate.start_ms["p50"] - NOW_MS) / 3_600_000, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["", TREE]), free, queued)
+def test_what_starts_now_in_the_plan_starts_now_in_start_times(tree: str, nodes: Any, drawn: Any) -> None:
+    queue, view, jobs = scene(nodes, drawn)
+    now = plan(queue, view, jobs, TIMES, OPTIONS, turns_of(tree, view))
+    told = timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view))
+    placed = {entry.request.request_id for entry, _ in now.placed if entry.request.gpus_per_node}
+    untried = {wait.entry.request.request_id for wait in now.waiting if wait.reason.code == "untried"}
+    assert placed <= told.starts_s.keys()
+    for name, start_s in told.starts_s.items():
+        assert name in untried or (start_s == 0).all() == (name in placed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(8, 24), st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12))
+def test_a_queue_never_holds_more_than_its_limit_along_any_path(limit: int, gpus: list[int]) -> None:
+    view = build({"r01": [8, 8, 8, 8]})
+    own = turns(f"[queue.a]\nlimit = {{gpu = {limit}}}\n", view)
+    entries = [Waiting(request(f"q{at}", gpus=one), NOW_MS - at) for at, one in enumerate(gpus)]
+    told = timelines(entries, view, {}, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
+    for path in range(len(told.starts_s["q0"])):
+        spans = [(told.starts_s[f"q{at}"][path], told.ends_s[f"q{at}"][path], one) for at, one in enumerate(gpus)]
+        for start_s, _, _ in spans:
+            held = [one for begin_s, end_s, one in spans if begin_s <= start_s < end_s - ROUNDING_S]
+            assert sum(held) <= limit
+
+
+def test_a_queue_at_its_limit_starts_nothing_before_something_of_its_own_ends(make_view) -> None:
+    holders = np.full((3, 8), -1, np.int32)
+    holders[0], holders[1] = 0, 1
+    view = make_view({"r01": [0, 0, 8]}, holders=holders, jobs=("a", "b"))
+    jobs = running(a=3, b=1)
+    text = "[queue.a]\nlimit = {gpu = 8}\n[queue.b]\n"
+    found = starts(view, jobs, turns(text, view, a=8.0, b=8.0), request("mine"), request("theirs", "b"))
+    assert found == {"mine": 3.0, "theirs": 0.0}
+    late = comes(view, jobs, turns(text, view, a=8.0, b=8.0), request("comes"))
+    assert (hours(late), late.constraint) == (3.0, "quota")
+    assert hours(comes(view, jobs, turns(text, view, a=8.0, b=8.0), request("comes", "b"))) == 0.0
+
+
+def test_what_a_lender_waits_for_is_lent_to_nobody(make_view) -> None:
+    holders = np.full((2, 8), -1, np.int32)
+    holders[0] = 0
+    view = make_view({"r01": [0, 8]}, holders=holders, jobs=("b",))
+    text = "[queue.a]\nguaranteed = {gpu = 16}\n[queue.b]\n"
+    own = turns(text, view, b=8.0)
+    found = starts(view, running(b=1), own, request("own", gang=2), request("borrows", "b"))
+    assert found == {"own": 1.0, "borrows": 2.0}
+
+
+def test_a_node_in_maintenance_is_used_before_only_by_what_ends_before_and_after_it(make_view) -> None:
+    text = '[queue.a]\n[[maintenance]]\nnodes = ["n001"]\nfrom = {}\nto = {}\n'.format(
+        "2027-01-15T09:00:00Z", "2027-01-15T11:00:00Z"
+    )
+    assert NOW_MS == 1_800_000_000_000  # 2027-01-15T08:00:00Z
+    view = make_view({"r01": [8]})
+    long, short = request("long", limit_s=2 * HOUR_S), request("short", limit_s=0.5 * HOUR_S)
+    times = RunTimeQuantiles({})
+    own = TreeTurns(read_queues(text), {}, view, times, NOW_MS)
+    entries = [Waiting(long, NOW_MS - 2), Waiting(short, NOW_MS - 1)]
+    told = timelines(entries, view, {}, times, OPTIONS, turns=own)
+    assert (told.starts_s["long"] == 3 * HOUR_S).all()
+    assert (told.starts_s["short"] < HOUR_S).all()
+    alone = timelines([], view, {}, times, OPTIONS, turns=own)
+    assert hours(estimate_start(long, alone)) == 3.0
+    assert hours(estimate_start(short, alone)) == 0.0
+
+
+@pytest.mark.parametrize(("queue", "starts_h"), [("a", 0.0), ("b", 4.0)])
+def test_reserved_nodes_are_for_the_queue_that_reserved_them(make_view, queue: str, starts_h: float) -> None:
+    text = (
+        '[queue.a]\n[queue.b]\n[[reservation]]\nname = "kept"\nqueue = "a"\nnodes = ["n001"]\n'
+        "from = 2027-01-15T07:00:00Z\nto = 2027-01-15T12:00:00Z\n"
+    )
+    view = make_view({"r01": [8]})
+    own = turns(text, view)
+    assert starts(view, {}, own, request("one", queue)) == {"one": starts_h}
+    assert hours(comes(view, {}, own, request("comes", queue))) == starts_h
+
+
+def test_parts_of_a_gpu_are_free_and_come_back_as_parts(make_view) -> None:
+    holders = np.zeros((1, 8), np.int32)
+    holders[0, 7] = 1
+    parts = HeldParts(np.array([1, 2]), np.array([7, 7]), np.array([300, 600]))
+    milli = np.zeros((1, 8), np.int16)
+    milli[0, 7] = 100
+    view = make_view({"r01": [0]}, holders=holders, jobs=("all", "p", "q"), parts=parts, milli=milli)
+    jobs = running(all=9, p=1, q=2)
+    own = turns("[queue.a]\n", view)
+    asked = [request(f"s{share}", gpus=1, gpu_share=share) for share in (100, 250, 900)]
+    assert starts(view, jobs, own, *asked[:1]) == {"s100": 0.0}
+    assert starts(view, jobs, own, *asked[1:]) == {"s250": 1.0, "s900": 2.0}
+    assert hours(comes(view, jobs, own, asked[0])) == 0.0
+    assert hours(comes(view, jobs, own, request("whole", gpus=1))) == 2.0
+
+
+def test_from_when_a_queue_may_have_more() -> None:
+    standing = QueueStanding(
+        read_queues("[queue.a]\nlimit = {gpu = 8}\n"), {"a": LeafUse({"gpu": 6.0}, 0.0)}, {"gpu": 9.0}
+    )
+
+    def of(gpus: float) -> QueueHold:
+        return QueueHold("a", {"gpu": gpus})
+
+    spans = [(-1.0, 50.0, of(4.0)), (-1.0, 90.0, of(2.0)), (50.0, 70.0, of(6.0))]
+    assert allowed_from(standing, spans, of(2.0)) == 0.0
+    assert allowed_from(standing, spans, of(4.0)) == 70.0
+    assert allowed_from(standing, spans, of(8.0)) == 90.0
+    assert allowed_from(standing, spans, of(9.0)) == float("inf")
+
+
+def test_jobs_of_other_schedulers_are_held_to_no_limit_but_to_maintenance(make_view) -> None:
+    window = "from = 2027-01-15T07:00:00Z\nto = 2027-01-15T10:00:00Z\n"
+    text = f'[queue.a]\n[[maintenance]]\nnodes = ["n001"]\n{window}'
+    view = make_view({"r01": [8, 8]})
+    found = starts(view, {}, turns(text, view), request("\nfirst", "theirs"), request("\nnext", "theirs"))
+    assert found == {"\nfirst": 0.0, "\nnext": 1.0}
