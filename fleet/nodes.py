@@ -13,6 +13,8 @@ STANDING_KEPT = 128  # conditions of one node
 SOURCES_KEPT = 64  # that told of one node
 RUNS_KEPT = 2048  # of the sequences of one node and source
 
+FAILURE_EXPECTED = "GpuFailureExpected"  # our condition on Kubernetes nodes, which is no news to us
+
 Order = tuple[int, str, int]
 
 

@@ -77,6 +77,9 @@ class Port(Protocol):
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """One outcome for each write, in order."""
 
+    async def close(self) -> None:
+        """May be called before the first reading, and twice."""
+
 
 class Door(NamedTuple):
     """A writer, ready for use: what `use` of a configured adapter makes of its options."""

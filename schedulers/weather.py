@@ -24,6 +24,7 @@ class Outlook:
     gpus: NDArray[np.int64]  # (n,) that answer
     free: NDArray[np.int64]  # (n,) that no job holds
     reasons: Mapping[str, str] = field(default_factory=dict)  # first reason by name
+    causes: Mapping[str, str] = field(default_factory=dict)  # what speaks most for the risk of nodes that are high
     urgent: Mapping[str, str] = field(default_factory=dict)  # why not, of nodes that a hard signal struck since
     max_risk: float = 0.5
 

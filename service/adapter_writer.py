@@ -41,6 +41,9 @@ class ObservedPort:
         self._written |= {(write.key, write.field): write.value for write in batch}
         return [WriteOutcome.OBSERVED] * len(batch)
 
+    async def close(self) -> None:
+        await self._port.close()
+
 
 class ChangeLimit:
     """At most so many keys a minute. Free: keys that hold nothing of ours yet, and withdrawals."""
@@ -95,6 +98,9 @@ class AdapterWriter:
         self.status.withdrawn = is_done and (weather is None or weather.nodes is None)
         return is_done
 
+    async def close(self) -> None:
+        await self._port.close()
+
     def _due(self, weather: Weather | None, seen: Seen) -> list[Write]:
         fields = self._adapter.fields
         self._ours = {key for key, values in seen.items() if fields & values.keys()}
@@ -104,7 +110,7 @@ class AdapterWriter:
         return due
 
     def _count(self, weather: Weather | None, batch: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> bool:
-        """Put a batch on record; True when all of it was written."""
+        """Put a batch on record; True when nothing is to be tried again; a conflict is in a withdrawal alone."""
         status = self.status
         status.wishes += len(batch)
         status.writes += outcomes.count(WriteOutcome.DONE)
@@ -122,7 +128,7 @@ class AdapterWriter:
         if done:
             did = "would write" if WriteOutcome.OBSERVED in outcomes else "wrote"
             logger.info("adapter %s %s %d of %d changes", status.name, did, len(done), len(batch))
-        return len(done) == len(batch)
+        return not bad and (weather is not None or len(done) == len(batch))
 
     def _line(self, weather: Weather | None, write: Write, outcome: WriteOutcome) -> AdapterAuditLine:
         self._number += 1

@@ -76,11 +76,11 @@ class AdapterHost:
         """Take back all that one adapter has written, here and now."""
         writer = next(writer for writer in self.writers if writer.status.name == name)
         await writer.step(None)
+        await self.end()
         kept = self.records.status()
         others = [row for row in kept.adapters if row.name != name]
         kept.adapters = [*others, writer.status]
         self.records.keep(kept)
-        self.records.close()
         return writer.status
 
     async def end(self) -> None:
@@ -88,6 +88,8 @@ class AdapterHost:
         running = [steps.task for steps in self._steps.values() if steps.task]
         if running:
             await asyncio.wait(running, timeout=ENDS_S)
+        for writer in self.writers:
+            await writer.close()
         self.records.close()
 
 

@@ -12,7 +12,10 @@ from service.plugins import load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {"kube": KubeAdapter}
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
-WRITERS: Mapping[str, str] = {"band_file": "service.ports.band_file:band_file"}
+WRITERS: Mapping[str, str] = {
+    "band_file": "service.ports.band_file:band_file",
+    "nodes": "service.ports.nodes:nodes",
+}
 
 
 class ConfiguredDoor(NamedTuple):

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.clock import Clock
 from fleet.nodes import NodeState
 from models.risk.scores import RISK_KINDS
-from schedulers.bands import BandRule, Bands
+from schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
 from schedulers.weather import Outlook, Weather
 from service.board.age import why_stale
 from service.board.board import Board
@@ -61,18 +62,49 @@ class WeatherStation:
         n, placer = len(self._rows), self._config.placer
         by_kind = board.array("node.risk")
         risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
-        usable, pool = board.array("gpu.usable"), board.array("node.pool") if "node.pool" in board else np.zeros(n, int)
+        level = self.bands.step(self._rows, risk[0], _fitted(_pools(board, n), n, -1))
+        usable = board.array("gpu.usable")
         return Outlook(
             rows=self._rows,
             risk=risk,
-            level=self.bands.step(self._rows, risk[0], _fitted(pool, n, -1)),
+            level=level,
             state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
             gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
             free=_fitted(np.count_nonzero(usable & unheld(board, placer), axis=1), n, 0),
             reasons=board.json("risk.reason"),
+            causes=_causes(board, level),
             urgent=_forbidden(board),
             max_risk=placer.max_risk,
         )
+
+
+class _Reason(msgspec.Struct):
+    feature: str = ""
+
+
+class _Explained(msgspec.Struct):
+    """Of a node's answer."""
+
+    node: str
+    reasons: list[_Reason] = []
+
+
+_explained = msgspec.json.Decoder(_Explained).decode
+
+
+def _causes(board: Board, level: Levels) -> dict[str, str]:
+    """The feature of the first reason of each node that is high."""
+    if "answers.node" not in board:
+        return {}
+    blob, offsets = board.raw("answers.node"), board.array("answers.node.offsets")
+    high = [row for row in np.flatnonzero(level == LEVELS.index(HIGH)).tolist() if row + 1 < len(offsets)]
+    answers = (_explained(blob[offsets[row] : offsets[row + 1]]) for row in high)
+    return {answer.node: answer.reasons[0].feature for answer in answers if answer.reasons}
+
+
+def _pools(board: Board, n: int) -> NDArray[Any]:
+    """(n,) a number for each node's pool; a board that does not say has one pool."""
+    return board.array("node.pool") if "node.pool" in board else np.zeros(n, np.int16)
 
 
 def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:

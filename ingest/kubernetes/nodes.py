@@ -15,13 +15,16 @@ from typing import Literal
 import msgspec
 
 from fleet.events import NodeEvent
+from fleet.nodes import FAILURE_EXPECTED
 from ingest.gpus import short_model
 from ingest.kubernetes.objects import Condition, Node, condition, time_ms
 
 Severity = Literal["ok", "warning", "fatal"]
 
 READY = "Ready"
-OWN = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", READY})  # the kubelet's
+OWN = frozenset(  # the kubelet's, and ours: a forecast must not feed itself
+    {"MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", READY, FAILURE_EXPECTED}
+)
 GONE_KEPT = 5_000
 JOINING_MS = 600_000  # a new node may take so long to be ready for the first time
 MODEL_LABEL = "nvidia.com/gpu.product"

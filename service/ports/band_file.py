@@ -36,6 +36,9 @@ class BandFilePort:
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         return await asyncio.to_thread(self._write, batch)
 
+    async def close(self) -> None:
+        pass
+
     def _read(self) -> dict[str, dict[str, str]]:
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()

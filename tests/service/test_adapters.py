@@ -32,7 +32,7 @@ class MemoryPort:
     def __init__(self) -> None:
         self.held: dict[str, dict[str, str]] = {}
         self.batches: list[Sequence[Write]] = []
-        self.away = self.hangs = False
+        self.away = self.hangs = self.is_closed = False
         self.other: dict[str, dict[str, str]] = {}
 
     async def read(self) -> Seen:
@@ -46,6 +46,9 @@ class MemoryPort:
         self.batches.append(batch)
         self.held |= self.other
         return [self._apply(write) for write in batch]
+
+    async def close(self) -> None:
+        self.is_closed = True
 
     def _apply(self, write: Write) -> WriteOutcome:
         held = self.held.setdefault(write.key, {})
@@ -182,6 +185,18 @@ def test_what_somebody_else_wrote_meanwhile_is_left_alone_and_counted(tmp_path: 
     assert PORT.bands() == {"n1": "theirs"}
 
 
+def test_a_withdrawal_is_not_over_while_something_is_left(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.step(0.9, 0.9)
+    PORT.other = {"n1": {"band": "theirs"}}
+    world.host.records.withdraw("memory")
+    assert not world.step().withdrawn
+    PORT.other = {}
+    asyncio.run(world.host.withdraw("memory"))
+    assert PORT.bands() == {}
+    assert PORT.is_closed
+
+
 def test_a_system_that_is_away_is_asked_again_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +286,7 @@ def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     [
         ([{"use": "band_file"}], r"adapters.adapter\[0\] band_file: options: .*path"),
         ([{"use": "band_file", "options": {"path": "x", "colour": "red"}}], "colour.*; it takes path"),
-        ([{"use": "lamp"}], r"adapters.adapter\[0\] lamp: adapters.adapter.use \(built in: band_file\): 'lamp'"),
+        ([{"use": "lamp"}], r"adapters.adapter\[0\] lamp: adapters.adapter.use \(built in: band_file, nodes\): 'lamp'"),
         ([{"use": "band_file", "name": "../x", "options": {"path": "x"}}], r"adapter\[0\].name = '../x'"),
         ([{"use": "band_file", "name": "kube", "options": {"path": "x"}}], "name = 'kube': taken already"),
         ([{"use": "band_file", "options": {"path": "x"}}] * 2, r"adapters.adapter\[1\].name = 'band_file': taken"),

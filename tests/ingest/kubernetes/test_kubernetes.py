@@ -439,6 +439,7 @@ def test_nodes_that_are_cordoned_lost_sick_and_well_again() -> None:
         server.put("nodes", node("n1", condition("GpuMemWatch", "DCGM", "DBE on GPU 3")))
         server.put("nodes", node("n1", condition("GpuMemWatch", "ok", status="False")))
         server.put("nodes", node("n1", condition("KernelDeadlock", "hung", "task blocked")))
+        server.put("nodes", node("n1", condition("KernelDeadlock", "hung"), condition("GpuFailureExpected", "Xid")))
         server.delete("nodes", "n1")
         server.put("nodes", node("n1"))
         told = followed.told()

@@ -1,0 +1,201 @@
+"""A Kubernetes API server for adapters that write: list, watch, get and patch, over aiohttp and nothing else.
+
+list (pages) → watch from its version → the watch ends each minute: again from the last version or bookmark
+                                        410: ExpiredError, list anew
+"""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from clients.kubernetes import ExpiredError
+from fleet.errors import FleetcastError, SourceError
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PAGE = 500
+TOKEN_S = 60.0  # bound tokens are renewed in their file within the hour
+CONNECT_S, ANSWER_S, WATCH_S, LINGERS_S = 5.0, 15.0, 60, 10.0
+APPLY, JSON_PATCH = "application/apply-patch+yaml", "application/json-patch+json"
+
+
+class KubeRefused(FleetcastError):
+    """The server answered, and not with what was asked for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"HTTP {status} {message[:300]}".strip())
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class KubeAccount:
+    """Whom to ask, and as whom. Empty: the account of the pod that we run in."""
+
+    server: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+    @property
+    def url(self) -> str:
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        return self.server.rstrip("/") or f"https://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def token(self) -> str:
+        """Raises SourceError."""
+        path = Path(self.token_file) if self.token_file else ACCOUNT / "token"
+        try:
+            return path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"cannot read the token in {path}: {error}") from None
+
+    def context(self) -> ssl.SSLContext:
+        """Who the server must be. Raises SourceError."""
+        path = Path(self.ca_file) if self.ca_file else ACCOUNT / "ca.crt"
+        try:
+            return ssl.create_default_context(cafile=str(path))
+        except OSError as error:
+            raise SourceError(f"cannot read the certificate of the authority in {path}: {error}") from None
+
+
+class _Meta(msgspec.Struct, rename={"version": "resourceVersion", "token": "continue"}):
+    version: str = ""
+    token: str = ""
+
+
+class _KubePage(msgspec.Struct):
+    metadata: _Meta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta | None = None
+    code: int = 0
+    message: str = ""
+
+
+_page = msgspec.json.Decoder(_KubePage).decode
+_event = msgspec.json.Decoder(_Event).decode
+_object = msgspec.json.Decoder(_Object).decode
+
+
+class KubeApi:
+    """One server, kept connections. Methods raise SourceError while it is away, KubeRefused where it says no."""
+
+    def __init__(self, account: KubeAccount) -> None:
+        self._account = account
+        self._session: aiohttp.ClientSession | None = None
+        self._token, self._token_s = "", -TOKEN_S
+
+    async def list_all(self, path: str) -> tuple[list[msgspec.Raw], str]:
+        """All objects of a collection, and the version that they are of."""
+        objects: list[msgspec.Raw] = []
+        token = ""
+        while True:
+            query = {"limit": str(PAGE)} | ({"continue": token} if token else {})
+            page = _decoded(_page, await self._ask("GET", path, query))
+            objects += page.items or ()
+            token = page.metadata.token
+            if not token:
+                return objects, page.metadata.version
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, msgspec.Raw, str]]:
+        """(ADDED | MODIFIED | DELETED | BOOKMARK, object, its version) as they come, for about a minute.
+        Raises ExpiredError when the version is too old."""
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": f"{WATCH_S}",
+        }
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=WATCH_S + LINGERS_S)
+        rest = b""
+        try:
+            async with self._request("GET", path, query, timeout=limits) as answer:
+                if answer.status != 200:
+                    raise _refusal(answer.status, await answer.read())
+                yield "BOOKMARK", msgspec.Raw(b"{}"), version  # it answers
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in filter(None, lines):
+                        yield _change(line)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise SourceError(f"{self._account.url}: the watch broke: {error or 'no answer'}", 1.0) from None
+
+    async def get(self, path: str) -> bytes:
+        return await self._ask("GET", path, {})
+
+    async def apply(self, path: str, thing: Mapping[str, Any], manager: str) -> bytes:
+        """Server-side apply as a field manager, never forced: 409 where another manager holds a field."""
+        return await self._ask("PATCH", path, {"fieldManager": manager, "force": "false"}, APPLY, thing)
+
+    async def json_patch(self, path: str, steps: list[dict[str, Any]], manager: str) -> bytes:
+        return await self._ask("PATCH", path, {"fieldManager": manager}, JSON_PATCH, steps)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _ask(self, method: str, path: str, query: Mapping[str, str], kind: str = "", thing: Any = None) -> bytes:
+        limits = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+        more = {"data": json.dumps(thing), "headers": {"content-type": kind}} if kind else {}
+        try:
+            async with self._request(method, path, query, timeout=limits, **more) as answer:
+                body: bytes = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise SourceError(f"{self._account.url} does not answer: {error or f'{ANSWER_S:g} s'}", 1.0) from None
+        if answer.status >= 300:
+            raise _refusal(answer.status, body)
+        return body
+
+    def _request(self, method: str, path: str, query: Mapping[str, str], **more: Any) -> Any:
+        if self._session is None:
+            secure = self._account.context() if self._account.url.startswith("https:") else False
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=secure, limit=16))
+        headers = {"authorization": f"Bearer {self._fresh_token()}", "accept": "application/json"}
+        headers |= more.pop("headers", {})
+        url = self._account.url + path
+        return self._session.request(method, url, params=query, headers=headers, allow_redirects=False, **more)
+
+    def _fresh_token(self) -> str:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._token_s >= TOKEN_S:
+            self._token, self._token_s = self._account.token(), now_s
+        return self._token
+
+
+def _change(line: bytes) -> tuple[str, msgspec.Raw, str]:
+    event = _decoded(_event, line)
+    head = _decoded(_object, event.object)
+    if event.type == "ERROR":
+        raise _refusal(head.code, bytes(event.object))
+    return event.type, event.object, head.metadata.version if head.metadata else ""
+
+
+def _refusal(status: int, body: bytes) -> Exception:
+    try:
+        message = _object(body).message
+    except msgspec.DecodeError:
+        message = ""
+    if status == 410:
+        return ExpiredError(message)
+    return KubeRefused(status, message)
+
+
+def _decoded(decode: Any, body: Any) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise SourceError(f"an API server does not answer like that: {error}", 5.0) from None

@@ -1,0 +1,81 @@
+"""Marks on Kubernetes nodes: a condition, a label and, where asked for, a taint.
+
+    condition GpuFailureExpected      True in the band high, else False; the cause is its reason
+    label     fleetcast.io/risk       the band
+    taint     fleetcast.io/risk=high  in the band high alone, with the effect that is configured
+
+A condition is written when its status changes, not when its reason does: others measure their patience from then.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from fleet.nodes import FAILURE_EXPECTED
+from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.bands import HIGH, LEVELS
+from schedulers.weather import Outlook, Weather
+
+MARK = "fleetcast.io/risk"
+CONDITION, LABEL, TAINT = f"condition {FAILURE_EXPECTED}", f"label {MARK}", f"taint {MARK}"
+THEIRS = "theirs: "  # before a field of ours that somebody else has taken
+EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
+
+
+class NodeMarks:
+    """Adapter `nodes`: the key is a node that the cluster has. `effect`: of the taint; empty: none."""
+
+    verbs: Mapping[str, Verb] = {}
+    fields = frozenset({CONDITION, LABEL, TAINT})
+
+    def __init__(self, effect: str = "") -> None:
+        self._effect = effect
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
+        if weather is None:
+            yield from take_back(seen, self.fields, "withdrawn")
+            return
+        why = "there is no forecast now"
+        for name, values in seen.items():
+            if weather.nodes is None:
+                yield from take_back({name: values}, (LABEL, TAINT), why)
+                if CONDITION in values:
+                    yield from _wish(name, values, CONDITION, "Unknown NoForecast", why, 0)
+            elif name in weather.nodes.rows:
+                yield from self._marks(name, values, weather.nodes)
+            else:
+                yield from take_back({name: values}, self.fields, "no forecast knows this node")
+
+    def _marks(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
+        row = nodes.rows[name]
+        p = nodes.risk[0, row]
+        if np.isnan(p):
+            return
+        band = LEVELS[nodes.level[row]]
+        why = f"risk {p:.0%} within 1 h" + (f": {nodes.reasons[name]}" if name in nodes.reasons else "")
+        is_high = band == HIGH
+        condition = f"True {_camel(nodes.causes.get(name, 'high_risk'))}" if is_high else "False NoFailureExpected"
+        taint = f"{HIGH}:{self._effect}" if is_high and self._effect else None
+        for field, value in ((CONDITION, condition), (LABEL, band), (TAINT, taint)):
+            yield from _wish(name, values, field, value, why, int(1000 * p))
+
+
+def _wish(name: str, values: Mapping[str, str], field: str, value: str | None, why: str, cost: int) -> Iterator[Write]:
+    """At most one write: none where it is so already, or where somebody else has taken the field."""
+    held = values.get(field)
+    is_so = _status(held) == _status(value) if field == CONDITION else held == value
+    if not is_so and THEIRS + field not in values:
+        yield Write(name, field, value, held, why, cost)
+
+
+def _status(condition: str | None) -> str | None:
+    return None if condition is None else condition.partition(" ")[0]
+
+
+def _camel(cause: str) -> str:
+    """
+    >>> _camel("sm_clock_mhz"), _camel("high_risk"), _camel("79 xid")
+    ('SmClockMhz', 'HighRisk', 'Xid')
+    """
+    words = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in cause).split()
+    return "".join(word.capitalize() for word in words).lstrip("0123456789") or "HighRisk"

@@ -1,0 +1,285 @@
+"""The nodes of a Kubernetes cluster: what they hold by list and watch, and the three ways to write a mark.
+
+label, condition   server-side apply as `fleetcast`, never forced: who else has written there keeps it
+taint              JSON patch under a test of the version, since the list of taints is one field
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from clients.kubernetes import ExpiredError
+from fleet.errors import ConfigError, SourceError
+from fleet.nodes import FAILURE_EXPECTED
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.nodes import CONDITION, EFFECTS, LABEL, MARK, TAINT, THEIRS, NodeMarks
+from service.plugins import read_options
+
+logger = logging.getLogger(__name__)
+
+NODES = "/api/v1/nodes"
+MANAGER = "fleetcast"
+AT_ONCE = 8
+TRIES = 6  # of a taint, when a heartbeat came between
+RETRY_S = 1.0
+
+
+class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`taint`: its effect; empty: none. The others: how to reach the server; in a pod, its own account."""
+
+    taint: str = ""
+    server: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
+def nodes(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `nodes`. Raises ConfigError."""
+    given = read_options(options, NodesOptions)
+    if given.taint not in EFFECTS:
+        raise ConfigError(f"options.taint = {given.taint!r}: must be empty, PreferNoSchedule or NoSchedule")
+    if given.server and not given.server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        raise ConfigError(f"options.server = {given.server!r}: must be like https://HOST:6443")
+    account = KubeAccount(given.server, given.token_file, given.ca_file)
+    return Door(NodeMarks(given.taint), NodesPort(KubeApi(account)))
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    manager: str = ""
+    operation: str = ""
+    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
+
+
+class _Taint(msgspec.Struct):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+    reason: str = ""
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    managed_fields: list[_Managed] = []
+
+
+class _Spec(msgspec.Struct):
+    taints: list[_Taint] = []
+
+
+class _Status(msgspec.Struct):
+    conditions: list[_Condition] = []
+
+
+class _Node(msgspec.Struct):
+    metadata: _Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_decode_node = msgspec.json.Decoder(_Node).decode
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedNode:
+    """The part of a node that we look at."""
+
+    name: str
+    uid: str
+    version: str
+    values: Mapping[str, str]  # as in Seen
+    taints: Sequence[str]  # keys of all, in order
+
+
+def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
+    """Decode a v1.Node. Raises SourceError."""
+    try:
+        node = _decode_node(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError(f"a node that is none: {error}") from None
+    ours = [row.fields_v1 for row in node.metadata.managed_fields if (row.manager, row.operation) == (MANAGER, "Apply")]
+    values: dict[str, str] = {}
+    if MARK in node.metadata.labels:
+        is_ours = any(f"f:{MARK}" in _under(row, "f:metadata", "f:labels") for row in ours)
+        values[LABEL if is_ours else THEIRS + LABEL] = node.metadata.labels[MARK]
+    for row in node.status.conditions:
+        if row.type == FAILURE_EXPECTED:
+            key = f'k:{{"type":"{FAILURE_EXPECTED}"}}'
+            is_ours = any(key in _under(fields, "f:status", "f:conditions") for fields in ours)
+            values[CONDITION if is_ours else THEIRS + CONDITION] = f"{row.status} {row.reason}"
+    for taint in node.spec.taints:
+        if taint.key == MARK:
+            values[TAINT] = f"{taint.value}:{taint.effect}"
+    meta = node.metadata
+    return MarkedNode(meta.name, meta.uid, meta.resource_version, values, [taint.key for taint in node.spec.taints])
+
+
+def _under(fields: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for key in path:
+        fields = fields.get(key) or {}
+    return fields
+
+
+class NodesPort:
+    """Follows the nodes from the first `read` on. `read` raises SourceError while the server is away."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._nodes: dict[str, MarkedNode] = {}
+        self._follower: asyncio.Task[None] | None = None
+        self._known = asyncio.Event()  # something is: the nodes, or why not
+        self._error: Exception | None = None
+
+    async def read(self) -> Seen:
+        if self._follower is None:
+            self._follower = asyncio.ensure_future(self._follow())
+        await self._known.wait()
+        if self._follower.done():
+            self._follower.result()  # a bug
+        if self._error is not None:
+            raise SourceError(f"cannot follow the nodes: {self._error}")
+        return {name: node.values for name, node in self._nodes.items()}
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        """The writes of one node one after the other, several nodes at once."""
+        free = asyncio.Semaphore(AT_ONCE)
+        order = sorted(range(len(batch)), key=lambda at: batch[at].key)
+        outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
+
+        async def write_node(places: list[int]) -> None:
+            async with free:
+                for at in places:
+                    outcomes[at] = await self._write(batch[at])
+
+        nodes = [list(places) for _, places in groupby(order, key=lambda at: batch[at].key)]
+        await asyncio.gather(*map(write_node, nodes))
+        return outcomes
+
+    async def close(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follower
+            self._follower = None
+        await self._api.close()
+
+    async def _follow(self) -> None:
+        version = ""
+        while True:
+            try:
+                if not version:
+                    objects, version = await self._api.list_all(NODES)
+                    self._nodes = {node.name: node for node in map(marked_node, objects)}
+                    self._tell(None)
+                async for kind, body, newest in self._api.watch(NODES, version):
+                    self._change(kind, body)
+                    version = newest or version
+            except ExpiredError:
+                version = ""
+            except (SourceError, KubeRefused) as error:
+                self._tell(error)
+                await asyncio.sleep(RETRY_S)
+
+    def _tell(self, error: Exception | None) -> None:
+        if error is not None and self._error is None:
+            logger.warning("nodes: %s", error)
+        self._error = error
+        self._known.set()
+
+    def _change(self, kind: str, body: msgspec.Raw) -> None:
+        self._tell(None)
+        if kind == "BOOKMARK":
+            return
+        node = marked_node(body)
+        if kind == "DELETED":
+            self._nodes.pop(node.name, None)
+        else:
+            self._keep(node)
+
+    def _keep(self, node: MarkedNode) -> None:
+        """The newer of two: the answer to a patch may be here before an older event is."""
+        held = self._nodes.get(node.name)
+        if held is None or held.uid != node.uid or _number(node.version) >= _number(held.version):
+            self._nodes[node.name] = node
+
+    async def _write(self, write: Write) -> WriteOutcome:
+        node = self._nodes.get(write.key)
+        if node is None:
+            return WriteOutcome.CONFLICT  # it has gone
+        try:
+            self._keep(marked_node(await self._sent(write, node)))
+        except KubeRefused as error:
+            if error.status in (404, 409, 422):
+                return WriteOutcome.CONFLICT
+            logger.warning("node %s: %s: %s", write.key, write.field, error)
+            return WriteOutcome.REFUSED
+        except SourceError as error:
+            logger.warning("node %s: %s: %s", write.key, write.field, error)
+            return WriteOutcome.UNREACHABLE
+        return WriteOutcome.DONE
+
+    async def _sent(self, write: Write, node: MarkedNode) -> bytes:
+        """Raises KubeRefused, SourceError."""
+        thing: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "uid": node.uid}}
+        path = f"{NODES}/{node.name}"
+        if write.field == LABEL:
+            thing["metadata"]["labels"] = {} if write.value is None else {MARK: write.value}
+            return await self._api.apply(path, thing, MANAGER)
+        if write.field == CONDITION:
+            thing["status"] = {"conditions": [] if write.value is None else [_condition(write)]}
+            return await self._api.apply(f"{path}/status", thing, MANAGER)
+        return await self._tainted(write, node)
+
+    async def _tainted(self, write: Write, node: MarkedNode) -> bytes:
+        """The taint changes only in the version that was looked at; every heartbeat makes a new one."""
+        path = f"{NODES}/{node.name}"
+        for _ in range(TRIES):
+            if node.values.get(TAINT) != write.seen:
+                raise KubeRefused(409, "somebody else changed this taint")
+            try:
+                return await self._api.json_patch(path, taint_steps(node, write.value), MANAGER)
+            except KubeRefused as error:
+                if error.status not in (409, 422):
+                    raise
+            node = marked_node(await self._api.get(path))
+        raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
+
+
+def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
+    """A JSON patch (RFC 6902) that sets or removes our taint and leaves all others as they are."""
+    steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": node.version}]
+    held = [number for number, key in enumerate(node.taints) if key == MARK]
+    steps += [{"op": "remove", "path": f"/spec/taints/{number}"} for number in reversed(held)]
+    if value is not None:
+        band, _, effect = value.partition(":")
+        taint = {"key": MARK, "value": band, "effect": effect}
+        whole = {"op": "add", "path": "/spec/taints", "value": [taint]}
+        steps.append({"op": "add", "path": "/spec/taints/-", "value": taint} if node.taints else whole)
+    return steps
+
+
+def _condition(write: Write) -> dict[str, str]:
+    status, _, reason = (write.value or "").partition(" ")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    times = {"lastHeartbeatTime": now, "lastTransitionTime": now}  # it is written when its status changes
+    return {"type": FAILURE_EXPECTED, "status": status, "reason": reason, "message": write.why[:1024], **times}
+
+
+def _number(version: str) -> int:
+    """Versions count up; one that is no number is as new as can be."""
+    return int(version) if version.isdecimal() else 2**63
