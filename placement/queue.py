@@ -77,6 +77,11 @@ class Reservation:
     cpus: NDArray[np.float64]
     host_memory_gib: NDArray[np.float64]
 
+    def dropped(self) -> "Reservation":
+        """The same, that keeps nothing."""
+        nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
+        return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
+
     def spare(self, view: ClusterView) -> ClusterView:
         """What the head leaves to others."""
         return replace(
@@ -102,11 +107,14 @@ def plan(
     run_times: RunTimeQuantiles,
     options: Options,
     turns: QueueTurns | None = None,
+    dropped: str = "",
 ) -> Plan:
-    """One pass over the queue at `options.now_ms`; `running` tells of the jobs that hold GPUs in the view."""
-    cycle = Cycle(
-        view, dict(running), run_times, options, turns or ONE_LINE, AfterPass(options, view, turns or ONE_LINE)
-    )
+    """One pass over the queue at `options.now_ms`; `running` tells of the jobs that hold GPUs in the view.
+
+    dropped: a request for which, as the head, nothing is kept in this pass (`placement.claims`).
+    """
+    after = AfterPass(options, view, turns or ONE_LINE)
+    cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
     ordered = iter(cycle.turns.in_order(queue))
     for entry in ordered:
         cycle.take_turn(entry)
@@ -144,6 +152,7 @@ class Cycle:
     options: Options
     turns: QueueTurns
     after: AfterPass
+    dropped: str
     placed: list[tuple[Waiting, Decision]] = field(default_factory=list)
     waiting: list[Wait] = field(default_factory=list)
     reservation: Reservation | None = None
@@ -234,7 +243,8 @@ class Cycle:
             self.final[shape] = WaitReason("never", request, self.after, said=said)
         else:
             last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
-            self.reservation = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
+            kept = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
+            self.reservation = kept.dropped() if entry.request.request_id == self.dropped else kept
             self._wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
             return
         self._wait(entry, self.final[shape])

@@ -1,7 +1,7 @@
 """Load plugins by import path, and read their options."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,3 +27,8 @@ def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
     except msgspec.ValidationError as error:
         known = ", ".join(field.name for field in msgspec.structs.fields(kind))
         raise ConfigError(f"options: {error}; it takes {known}") from None
+
+
+def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """(name, function) of import paths `package.module:function`; ConfigError when one is not there."""
+    return tuple((path.partition(":")[2], load(key, path)) for path in paths)

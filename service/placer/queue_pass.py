@@ -18,9 +18,11 @@ class QueuePass:
     observed: Observed
     options: Options
     turns: QueueTurns = ONE_LINE
+    dropped: str = ""  # whose claim keeps nothing this time
 
     def think(self) -> Plan:
         """Who is to be placed where."""
         observed = self.observed
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
-        return plan(queue, observed.view, observed.running, observed.run_times, self.options, self.turns)
+        state = observed.view, observed.running, observed.run_times
+        return plan(queue, *state, self.options, self.turns, self.dropped)

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
 from fleet.requests import HONOURED_BY_QUEUES, Decision, PlacementRequest, check_request, ignored_facts
 from placement.charged import charge_of
+from placement.claims import Claims
 from placement.engine import decide, still_holds
 from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
@@ -35,7 +36,7 @@ from service.placer.queues import ServedQueues
 from service.placer.recent_demand import RecentDemand
 from service.placer.state_watch import StateWatch
 from service.placer.view import Observed, ViewDecoder, settled, with_intents
-from service.plugins import load
+from service.plugins import load_functions
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class PlacementService:
         self.waits: dict[str, Wait] = {}
         self.stalled = ""
         self.queues = ServedQueues(config.placer.queues, ledger, clock)
+        self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
 
@@ -313,7 +315,8 @@ class PlacementService:
             raise
         self.stalled = ""
         wanted = self._still_wanted(queue, observed)
-        return QueuePass(wanted, observed, options, self.queues.turns(observed))
+        dropped = self.claims.dropped(entry.request.request_id for entry in wanted)
+        return QueuePass(wanted, observed, options, self.queues.turns(observed), dropped)
 
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
         """Write the plan: (placed, to think about again). Requests decided meanwhile may have taken a plan's GPUs."""
@@ -394,8 +397,3 @@ class _View:
     version: int
     promised: frozenset[str]
     observed: Observed
-
-
-def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    """(name, function) of import paths `package.module:function`; ConfigError when one is not there."""
-    return tuple((path.partition(":")[2], load(key, path)) for path in paths)

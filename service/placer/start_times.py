@@ -24,7 +24,7 @@ from models.start_record import StartRecord
 from placement.ledger import Ledger, LedgerError
 from placement.paths import Timelines, timelines
 from placement.queue import Waiting
-from placement.reservation import JobRelease, held, releases, windows
+from placement.reservation import JobRelease, held, holds_p, releases, windows
 from placement.start_time import (
     LEVELS,
     Quantiles,
@@ -116,6 +116,7 @@ class StartTimeSampler:
 
         paths, self._releases, newcomer = await asyncio.to_thread(sample)
         self.paths = paths
+        self._doubt(paths)
         self._forget_gone(paths)
         starts = self.service.starts = self.record.tell(start_times(paths), options.now_ms)
         self._room = room(paths, starts, newcomer)
@@ -124,6 +125,13 @@ class StartTimeSampler:
         self._at_s, self._at_ms, self._seen = time.monotonic(), options.now_ms, seen
         self._took_s = self._at_s - began
         return paths
+
+    def _doubt(self, paths: Timelines) -> None:
+        """Say how many of the futures keep the head's claim."""
+        planned = self.service.planned
+        if planned is not None and planned.reservation is not None:
+            head = planned.reservation.entry.request.request_id
+            self.service.claims.look(head, holds_p(planned.reservation, paths))
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """When it would start; paths are sampled first where there are none of this fleet yet. StaleError likewise."""

@@ -18,7 +18,7 @@ from placement.ledger_verify import verify
 from service.config import Config, PlacerConfig
 from service.placer.http import MAX_BODY_BYTES
 from service.placer.role import open_service, serve, tell_head_daily
-from service.placer.service import load_functions
+from service.plugins import load_functions
 from tests.fuzz.asgi import Asked, ask
 from tests.placement.ledger_world import edit
 from tests.service.placer_world import NOW_MS, World, rack_of_64

@@ -330,3 +330,15 @@ def test_with_free_gpus_and_nobody_waiting_there_is_room_now(world: World) -> No
     room = world.ask("GET", "/queue").json()["room"]
     assert set(room["opens_ms"].values()) == {NOW_MS}
     assert room["sentence"] == "room now: 64 GPUs are free"
+
+
+def test_a_claim_that_futures_doubt_keeps_nothing_in_the_next_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(world)
+    assert world.ask("POST", "/queue", {"request_id": "head", "gang": 9, "gpus_per_node": 8}).status_code == 202
+    world.service.work_queue()
+    monkeypatch.setattr("service.placer.start_times.holds_p", lambda claim, paths: 0.1)
+    asyncio.run(world.starts.refresh())
+    dropped = [begun.dropped for begun in (world.service.begin_pass(), world.service.begin_pass()) if begun]
+    assert dropped == ["head", ""]

@@ -1,0 +1,35 @@
+"""Claims: when the head's reservation keeps nothing for a pass, because sampled futures do not believe in it.
+
+GPUs that idle for a start that will not come in time are lost to all. So a claim that fewer than `LEAST_P` of the
+futures keep is dropped for one pass; after `MOST_DROPS` of them it is hard, so that nobody is passed for ever.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+LEAST_P = 0.2
+MOST_DROPS = 2  # of one request
+
+
+@dataclass(slots=True)
+class Claims:
+    """How often the claim of each that waits was dropped."""
+
+    _drops: dict[str, int] = field(default_factory=dict)
+    _doubted: str = ""
+
+    def look(self, request_id: str, holds_p: float | None) -> None:
+        """What futures say of the head's claim; None: they do not know it."""
+        self._doubted = request_id if holds_p is not None and holds_p < LEAST_P else ""
+
+    def dropped(self, waiting: Iterable[str]) -> str:
+        """The request whose claim keeps nothing in the next pass, "" for none. Once for each look."""
+        request_id, self._doubted = self._doubted, ""
+        if self._drops:
+            still = set(waiting)
+            self._drops = {name: drops for name, drops in self._drops.items() if name in still}
+        drops = self._drops.get(request_id, 0)
+        if not request_id or drops >= MOST_DROPS:
+            return ""
+        self._drops[request_id] = drops + 1
+        return request_id
