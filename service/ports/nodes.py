@@ -74,16 +74,16 @@ class _Meta(msgspec.Struct, rename="camel"):
     name: str
     uid: str = ""
     resource_version: str = ""
-    labels: dict[str, str] = {}
-    managed_fields: list[_Managed] = []
+    labels: dict[str, str] | None = None
+    managed_fields: list[_Managed] | None = None
 
 
 class _Spec(msgspec.Struct):
-    taints: list[_Taint] = []
+    taints: list[_Taint] | None = None
 
 
 class _Status(msgspec.Struct):
-    conditions: list[_Condition] = []
+    conditions: list[_Condition] | None = None
 
 
 class _Node(msgspec.Struct):
@@ -112,26 +112,27 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
         node = _decode_node(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(f"a node that is none: {error}") from None
-    ours = [row.fields_v1 for row in node.metadata.managed_fields if (row.manager, row.operation) == (MANAGER, "Apply")]
+    meta, taints = node.metadata, node.spec.taints or ()
+    ours = [row.fields_v1 for row in meta.managed_fields or () if (row.manager, row.operation) == (MANAGER, "Apply")]
     values: dict[str, str] = {}
-    if MARK in node.metadata.labels:
+    if meta.labels and MARK in meta.labels:
         is_ours = any(f"f:{MARK}" in _under(row, "f:metadata", "f:labels") for row in ours)
-        values[LABEL if is_ours else THEIRS + LABEL] = node.metadata.labels[MARK]
-    for row in node.status.conditions:
+        values[LABEL if is_ours else THEIRS + LABEL] = meta.labels[MARK]
+    for row in node.status.conditions or ():
         if row.type == FAILURE_EXPECTED:
             key = f'k:{{"type":"{FAILURE_EXPECTED}"}}'
             is_ours = any(key in _under(fields, "f:status", "f:conditions") for fields in ours)
             values[CONDITION if is_ours else THEIRS + CONDITION] = f"{row.status} {row.reason}"
-    for taint in node.spec.taints:
+    for taint in taints:
         if taint.key == MARK:
             values[TAINT] = f"{taint.value}:{taint.effect}"
-    meta = node.metadata
-    return MarkedNode(meta.name, meta.uid, meta.resource_version, values, [taint.key for taint in node.spec.taints])
+    return MarkedNode(meta.name, meta.uid, meta.resource_version, values, [taint.key for taint in taints])
 
 
 def _under(fields: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     for key in path:
-        fields = fields.get(key) or {}
+        inner = fields.get(key)
+        fields = inner if isinstance(inner, dict) else {}
     return fields
 
 
@@ -205,7 +206,11 @@ class NodesPort:
         self._tell(None)
         if kind == "BOOKMARK":
             return
-        node = marked_node(body)
+        try:
+            node = marked_node(body)
+        except SourceError as error:  # asked for again, it would be no other
+            logger.warning("nodes: %s", error)
+            return
         if kind == "DELETED":
             self._nodes.pop(node.name, None)
         else:

@@ -10,6 +10,8 @@ from fleet.entities import Entities
 from fleet.errors import SourceError
 from ingest.health.torchelastic import Sender, decode
 from ingest.kubernetes.source import KINDS, KubernetesSource
+from schedulers.nodes import MARK
+from service.ports.nodes import marked_node, taint_steps
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS, take
@@ -57,6 +59,18 @@ def _fold(source: KubernetesSource, changes: Changes) -> None:
     asyncio.run(source.close())
 
 
+def decode_marked_node(body: bytes) -> None:
+    """Whatever a server tells of a node, a patch of our taint leaves as many others as there are."""
+    try:
+        node = marked_node(body)
+    except SourceError:
+        return
+    others = [key for key in node.taints if key != MARK]
+    test, *steps = taint_steps(node, "high:NoSchedule")
+    assert test["op"] == "test"
+    assert len([step for step in steps if step["op"] == "remove"]) == len(node.taints) - len(others)
+
+
 def decode_elastic(body: bytes) -> None:
     decoded = decode(body, {}, Sender("", 0), NOW_MS, FUTURE_MS)
     for record in decoded.records:
@@ -75,6 +89,20 @@ NODE = {
     "metadata": {"name": "n1", "uid": "1", "resourceVersion": "9", "creationTimestamp": "2025-01-01T00:00:00Z"},
     "spec": {"unschedulable": True, "taints": [{"key": "a/b", "effect": "NoSchedule"}]},
     "status": {"conditions": [condition("Ready", status="Unknown"), condition("GpuMemWatch")]},
+}
+MARKED_NODE = {
+    "metadata": {
+        **{"name": "n1", "uid": "1", "resourceVersion": "9", "labels": {MARK: "high"}},
+        "managedFields": [
+            {
+                "manager": "fleetcast",
+                "operation": "Apply",
+                "fieldsV1": {"f:metadata": {"f:labels": {f"f:{MARK}": {}}}},
+            }
+        ],
+    },
+    "spec": {"taints": [{"key": MARK, "value": "high", "effect": "NoSchedule"}]},
+    "status": {"conditions": [condition("GpuFailureExpected")]},
 }
 POD = _versioned(running(pod("train", 0), "n1", restarts=2))
 OBJECTS = (NODE, POD, _versioned(ended(POD, 137, "OOMKilled")), _versioned(job("train", 1)))
@@ -102,6 +130,11 @@ KUBERNETES = {
             *(b"9999-12-31T23:59:59Z", b"0001-01-01T00:00:00Z", b'"DELETED"', b'"jobset.sigs.k8s.io/jobset-name":"a"'),
         ),
         base_bytes=8 * MIB,
+    ),
+    "kubernetes nodes": Decoder(
+        decode_marked_node,
+        (json.dumps(NODE).encode(), json.dumps(MARKED_NODE).encode()),
+        (b'"labels":null', b'"fieldsV1":{"f:metadata":5}', b'"fleetcast.io/risk"', b'"taints":[', b'"fleetcast"'),
     ),
     "torchelastic": Decoder(
         decode_elastic,
