@@ -30,6 +30,7 @@ class SimulatedFleet:
                 start_new_session=True,
                 env=os.environ | {"FLEETCAST_DATA": str(folder / "none")},  # jobs made for a fleet of this size
             )
+        bands = {"use": "band_file", "mode": "write", "options": {"path": str(folder / "bands")}}
         try:
             self._wait_for(folder / "targets.txt")
             self.service = Service(
@@ -38,6 +39,7 @@ class SimulatedFleet:
                 fleet={"topology": str(folder / "topology.toml")},
                 scrape={"targets": [f"file:{folder / 'targets.txt'}"], "timeout_s": 15.0},
                 api={"port": port},
+                adapters={"adapter": [bands]},
                 placer={"port": port + 1, "queues": str(folder / "queues.toml") if teams else ""},
             )
             self.service.port = port
