@@ -76,7 +76,7 @@ class AdapterRecords:
         """An empty one before the first, or where it cannot be read."""
         try:
             return msgspec.json.decode((self.folder / "status").read_bytes(), type=AdaptersStatus)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):
             return AdaptersStatus()
 
     def keep(self, status: AdaptersStatus) -> None:

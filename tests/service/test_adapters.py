@@ -279,6 +279,9 @@ def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     records.keep(AdaptersStatus(as_of_ms=5))
     (records.folder / "status").write_bytes(b"{")
     assert records.status() == AdaptersStatus()
+    (records.folder / "status").unlink()
+    (records.folder / "status").mkdir()
+    assert records.status() == AdaptersStatus()
 
 
 @pytest.mark.parametrize(
