@@ -6,7 +6,6 @@ reservations and maintenance.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -33,6 +32,9 @@ class QueueTurns(Protocol):
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
         """Of entries in order: who passes the head first. Nobody goes by his wait (`placement.backfill`)."""
+
+    def is_overdue(self, request: PlacementRequest) -> bool:
+        """Whether a request of the last order has waited as long as it may."""
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         """The request, as far as it may be placed now, or the reason why not at all."""
@@ -88,6 +90,9 @@ class OneLine:
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
         return list(queue)
+
+    def is_overdue(self, request: PlacementRequest) -> bool:
+        return False
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
@@ -146,7 +151,7 @@ class TreeTurns:
         self.standing = QueueStanding(tree, use, capacity_of(view, use.get("")), banked or {})
         self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
         self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._overdue = False  # whether anybody was, in the last order
+        self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._closures = [
             Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000)
             for window, nodes in self._windows
@@ -161,15 +166,25 @@ class TreeTurns:
         return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
-        return self.standing.in_order(queue, partial(self.ranks, bounded=False)) if self._overdue else list(queue)
+        return self.standing.in_order(queue, self.ranks_on_time) if self._overdue else list(queue)
 
-    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode], bounded: bool = True) -> NDArray[np.int64]:
+    def is_overdue(self, request: PlacementRequest) -> bool:
+        return request.request_id in self._overdue
+
+    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
         """(k,) places within a leaf: who is overdue, then the higher priority, the least area, the longer wait.
 
-        queues: of each ask; bounded: False: nobody is overdue.
+        queues: of each ask.
         """
-        on_time = ~(bounded & (self.now_ms >= self.due_ms(waiters, queues)))
-        self._overdue = not on_time.all()
+        on_time = ~(self.now_ms >= self.due_ms(waiters, queues))
+        self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
+        return self._ranks(waiters, queues, on_time)
+
+    def ranks_on_time(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+        """(k,) places within a leaf as if nobody were overdue."""
+        return self._ranks(waiters, queues, np.ones(len(waiters.entries), bool))
+
+    def _ranks(self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]) -> NDArray[np.int64]:
         priority = np.array([self.tree.priority_of(request) for request in waiters.first], np.int64)[waiters.ask]
         gpus = [ask.gpus * request.milli / WHOLE_GPU for ask, request in zip(waiters.asks, waiters.first, strict=True)]
         counts = [queue.order == "shortest" for queue in queues]

@@ -78,6 +78,8 @@ class SlowPass:
     def backfill(self, entry: Waiting, request: PlacementRequest, shape: Any, head: Reservation) -> str:
         gpus = request.members.desired * request.gpus_per_node
         run_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        if request.limit_s is not None and self.turns.is_overdue(head.entry.request):
+            run_s = request.limit_s
         in_time = self.options.now_ms + 1000 * run_s <= head.shadow_ms
         if shape in self.failed or (shape, in_time) in self.failed:
             return "room"

@@ -71,6 +71,20 @@ def test_beside_the_head_the_least_area_goes_first_whoever_has_waited(make_view)
     assert [row.request.request_id for row, _ in found.placed] == ["overdue"]
 
 
+@pytest.mark.parametrize(("waited_s", "placed"), [(60.0, ["guess", "sure"]), (9000.0, ["sure"])])
+def test_an_overdue_head_is_passed_by_who_must_end_in_time_and_by_nobody_who_only_should(
+    make_view, waited_s: float, placed: list[str]
+) -> None:
+    """The head starts in an hour. Nine of ten are done in a minute, but a limit of two hours promises nothing."""
+    view = make_view({"r01": [4]})
+    view = replace(view, jobs=("job",), holders=np.where(view.free, -1, 0).astype(np.int32))
+    times = RunTimeQuantiles({2: (30.0, 60.0), 4: (3600.0, 3600.0)})
+    queue = [entry("head", 8, 60.0, waited_s), entry("guess", 2, 7200.0), entry("sure", 2, 3000.0)]
+    turns = TreeTurns(read_queues("[queue.a]\nmax_wait_h = 1\n"), {}, view, UNKNOWN, NOW_MS)
+    found = plan(queue, view, {"job": RunningJob(NOW_MS, 4, 3600.0)}, times, Options(now_ms=NOW_MS), turns)
+    assert sorted(row.request.request_id for row, _ in found.placed) == placed
+
+
 def test_the_plan_places_the_least_area_first(make_view) -> None:
     view = make_view({"r01": [2]})
     turns = TreeTurns(read_queues("[queue.a]\n"), {}, view, UNKNOWN, NOW_MS)
