@@ -131,13 +131,15 @@ class AskInPass:
     """What a pass has found out about entries with one ask.
 
     reason: why none of them can start in this pass; version: of the turns, as of which its queue refuses it, or lets it
-    have all that it asks for; wants: whether it may still lack what its queue is guaranteed.
+    have all that it asks for; final: a refusal that makes nobody the head; wants: whether it may still lack what its
+    queue is guaranteed.
     """
 
     ask: QueueAsk
     reason: WaitReason | None = None
     version: int = -1
     refused: WaitReason | None = None
+    final: WaitReason | None = None
     is_whole: bool = True
     wants: bool = True
 
@@ -172,11 +174,21 @@ class Cycle:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._told(row, entry)
         if reason is not None:
-            self._wait(entry, reason)
+            self._refuse(entry, row, reason)
         elif self._try(entry, row):
             return
         if row.wants and row.refused is None:
             row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
+
+    def _refuse(self, entry: Waiting, row: AskInPass, reason: WaitReason) -> None:
+        """It waits; as the head, if its queue lacks only GPUs that jobs hold."""
+        may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
+        later = self.turns.later(entry.request) if may_be_head else None
+        if later is None or shape_of(later) in self.final or fits_now(later, self.view, self.options):
+            row.final = reason
+            self._wait(entry, reason)
+        else:
+            self._reserve(entry, later, shape_of(later))
 
     def _told(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
         """Why an entry is not tried; None: it is."""

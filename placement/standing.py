@@ -257,6 +257,18 @@ class QueueStanding:
         """A leaf and the queues above it."""
         return [stand.name for stand in self.leaf(leaf).path()]
 
+    def comes_back(self, request: PlacementRequest) -> bool:
+        """Of a refused request: whether as much as it needs is there once jobs have ended, beside what others keep."""
+        leaf, amounts = self.leaf(self.tree.leaf_of(request)), self.wanted(request, request.members.min)
+        if self._limit(leaf, amounts) is not None:
+            return False
+        for name, gpus in amounts.items():
+            held = self.stands[ROOT].held.get(name, 0.0) + gpus
+            kept = self._reserved_with(leaf, name, gpus) - held
+            if name in self.tree.resources and gpus + kept > self.capacity.get(name, 0.0):
+                return False
+        return True
+
     def _refused(self, leaf: Stand, amounts: Amounts) -> str:
         limit = self._limit(leaf, amounts)
         if limit is None:

@@ -36,6 +36,9 @@ class QueueTurns(Protocol):
     def is_overdue(self, request: PlacementRequest) -> bool:
         """Whether a request of the last order has waited as long as it may."""
 
+    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+        """Of a refused request: as it may be placed once jobs have ended; None where others keep what it lacks."""
+
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         """The request, as far as it may be placed now, or the reason why not at all."""
 
@@ -93,6 +96,9 @@ class OneLine:
 
     def is_overdue(self, request: PlacementRequest) -> bool:
         return False
+
+    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+        return None
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
@@ -207,10 +213,14 @@ class TreeTurns:
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         allowed = self.standing.allow(request) if self._is_known(request) else request
-        if isinstance(allowed, str):
-            return allowed
-        closed = self._closed_to(allowed)
-        return msgspec.structs.replace(allowed, avoid_nodes=(*allowed.avoid_nodes, *closed)) if closed else allowed
+        return allowed if isinstance(allowed, str) else self._beside_windows(allowed)
+
+    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+        return self._beside_windows(request) if self.standing.comes_back(request) else None
+
+    def _beside_windows(self, request: PlacementRequest) -> PlacementRequest:
+        closed = self._closed_to(request)
+        return msgspec.structs.replace(request, avoid_nodes=(*request.avoid_nodes, *closed)) if closed else request
 
     def _is_known(self, request: PlacementRequest) -> bool:
         """Whether a queue of the tree takes it; jobs that wait for other schedulers may be of none."""

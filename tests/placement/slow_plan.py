@@ -47,6 +47,10 @@ class SlowPass:
             allowed = self.turns.allow(request)
             if isinstance(allowed, str):
                 self.codes[request.request_id] = "queue"
+                later = self.turns.later(request) if self.head is None else None
+                if later is None or form(later) in self.failed | self.never or fits_now(later, self.view, self.options):
+                    return
+                self.codes[request.request_id] = self.consider(entry, later, form(later))
                 return
             shape = form(allowed)
             code = self.consider(entry, allowed, shape)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.requests import PlacementRequest
+from placement.charges import LeafUse
 from placement.options import Options
 from placement.queue import Waiting, plan
 from placement.queues_file import read_queues
@@ -69,6 +70,19 @@ def test_beside_the_head_the_least_area_goes_first_whoever_has_waited(make_view)
     late = [entry("overdue", 2, 70.0, waited_s=8000.0), SMALL, entry("smaller", 2, 50.0)]
     found = plan(late, view, running, UNKNOWN, Options(now_ms=NOW_MS), turns())
     assert [row.request.request_id for row, _ in found.placed] == ["overdue"]
+
+
+def test_a_large_request_of_a_queue_without_a_guarantee_is_the_head_until_jobs_have_ended(make_view) -> None:
+    view = make_view({"r01": [2]})
+    view = replace(view, jobs=("job",), holders=np.where(view.free, -1, 0).astype(np.int32))
+    use = {"a": LeafUse({"gpu": 6.0}, 0.0)}
+    queue, running = [entry("large", 8, 600.0), entry("small", 1, 7200.0)], {"job": RunningJob(NOW_MS, 6, 3600.0)}
+    for others, code in (("", "next"), ("[queue.b]\nguaranteed = {gpu = 1}\nlend = {gpu = 0}\n", "queue")):
+        turns = TreeTurns(read_queues(f"[queue.a]\n{others}"), use, view, UNKNOWN, NOW_MS)
+        found = plan(queue, view, running, UNKNOWN, Options(now_ms=NOW_MS), turns)
+        waits = {wait.entry.request.request_id: wait.reason.code for wait in found.waiting}
+        assert waits["large"] == code
+        assert ("small" in waits) == (code == "next")
 
 
 @pytest.mark.parametrize(("waited_s", "placed"), [(60.0, ["guess", "sure"]), (9000.0, ["sure"])])
