@@ -7,11 +7,12 @@ killed            x   x     x    what came after the last save is delivered agai
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +21,32 @@ from fleet.entities import Entities
 from ingest.source import Batch, Source
 from service.board.board import BoardReader
 from service.config import Config
+from service.pipeline import state
 from service.pipeline.pipeline import Pipeline
 from tests.fuzz.bounds import examples
-from tests.laws.histories import Delivery, Told, assert_same, batch_of, deliveries, essence, histories, topology
+from tests.laws.histories import (
+    END,
+    T0,
+    Delivery,
+    Told,
+    assert_same,
+    batch_of,
+    deliveries,
+    essence,
+    histories,
+    topology,
+)
 
 Step = tuple[int, str, int, Random]
 END_MS = 60_000  # after the last delivery
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _silence_ends_no_job() -> Iterator[None]:
+    """Silence counts while a process listens, so a job falls silent later for one that was started again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "SILENT_JOB_MS", 2 * (END - T0))
+        yield
 
 
 class ToldSource(Source):
