@@ -233,14 +233,15 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
 
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:
-    """Boards of an hour, one every ten seconds, whose risks waver by 1 %: around the edges of the bands, too."""
+    """Boards of an hour, one every ten seconds, whose risks waver by 1 %: around the edges of the bands, too. The
+    first has the highest risks, so that whatever the noise can enter is entered."""
     assert weather.nodes is not None
     nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
     risk = nodes.risk.copy()
     edges = (bands.rule.elevated, bands.rule.high, bands.rule.high * bands.rule.leave_ratio)
     risk[0, : len(edges)] = edges[: risk.shape[1]]
     for number in range(360):
-        noisy = risk * (1 + rng.uniform(-0.01, 0.01, risk.shape)) if number else risk
+        noisy = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01))
         outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
         now_ms = weather.now_ms + 10_000 * number
         yield Weather(number, now_ms, now_ms, outlook)
