@@ -82,10 +82,14 @@ class Port(Protocol):
 
 
 class Door(NamedTuple):
-    """A writer, ready for use: what `use` of a configured adapter makes of its options."""
+    """A writer, ready for use: what `use` of a configured adapter makes of its options.
+
+    needs_starts: it reads `Weather.starts`, for which the host asks the placer.
+    """
 
     adapter: Adapter
     port: Port
+    needs_starts: bool = False
 
 
 def take_back(seen: Seen, fields: Iterable[str], why: str) -> Iterator[Write]:

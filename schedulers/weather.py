@@ -1,15 +1,17 @@
 """Weather: what an adapter may know of the fleet, made once a board (`service.weather`). Nobody changes it.
 
-A part that is missing or too old is None, so no adapter ever sees a stale part. Further parts (load, demand, jobs,
-start times) become fields beside `nodes`, each with the first adapter that asks for it.
+A part that is missing or too old is None, so no adapter ever sees a stale part. The mappings decode a row when
+somebody asks for it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.demand.rows import DemandRow
 from models.risk.scores import RISK_HORIZONS_S
 
 
@@ -35,11 +37,56 @@ class Outlook:
         return cls({}, risk, none.astype(np.int8), none.astype(np.int8), none, none)
 
 
+class DemandKey(NamedTuple):
+    """One series of demand, as in a row of `/v1/demand`."""
+
+    pool: str
+    class_: str
+    group: str
+    target: str
+
+
+class JobOutlook(NamedTuple):
+    """A job that runs or waits. Times are seconds from the board's time, None unknown."""
+
+    state: str  # queued | running
+    attempt: int
+    queue: str
+    user: str
+    nodes: tuple[str, ...]
+    gpus: int
+    started_ms: int | None
+    left_p50_s: float | None
+    left_p90_s: float | None
+    run_p50_s: float | None  # of the whole attempt, as told at its submission
+    run_p90_s: float | None
+    checkpoint_ms: int | None  # when its last checkpoint was whole
+    slow_since_ms: int | None  # None: not slow
+    culprit: str  # the node that holds it up; empty: nobody, or unknown
+    why: str  # the verdict's sentence; empty while it is not slow
+
+
+class StartOutlook(NamedTuple):
+    """When a request or a job that waits is expected to start, in Unix milliseconds; None where nothing is known."""
+
+    p10_ms: int | None
+    p50_ms: int | None
+    p90_ms: int | None
+    position: int
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """One board for adapters. `now_ms`: when it was made of the board of `as_of_ms`."""
+    """One board for adapters. `now_ms`: when it was made of the board of `as_of_ms`.
+
+    demand: the newest forecasts. jobs: by name. starts: by request id and by job, of the placer's queue.
+    """
 
     sequence: int
     as_of_ms: int
     now_ms: int
     nodes: Outlook | None = None
+    demand: Mapping[DemandKey, DemandRow] | None = None
+    jobs: Mapping[str, JobOutlook] | None = None
+    starts: Mapping[str, StartOutlook] | None = None

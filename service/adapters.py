@@ -20,6 +20,7 @@ from service.board.board import Board, BoardReader
 from service.config import Config
 from service.disk_errors import log_disk_errors
 from service.doors import open_doors
+from service.start_times_link import StartTimesLink
 from service.weather import WeatherStation, rule_of
 
 logger = logging.getLogger(__name__)
@@ -35,9 +36,9 @@ class AdapterHost:
     def __init__(self, config: Config, clock: Clock) -> None:
         self.records = AdapterRecords(config.folder)
         limits = config.adapters
-        self.writers = [
-            AdapterWriter(opened, limits.writes_per_minute, self.records, clock) for opened in open_doors(limits)
-        ]
+        doors = open_doors(limits)
+        self.writers = [AdapterWriter(opened, limits.writes_per_minute, self.records, clock) for opened in doors]
+        self._starts = StartTimesLink(config) if any(opened.door.needs_starts for opened in doors) else None
         bands = Bands(rule_of(limits, shared=True), self.records.status().bands)
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
@@ -46,7 +47,7 @@ class AdapterHost:
 
     def poll(self, board: Board | None) -> None:
         """Begin the steps that are due, each as a task of its own."""
-        fresh = self._station.fresh(board)
+        fresh = self._station.fresh(board, self._starts.latest if self._starts else None)
         for writer in self.writers:
             steps = self._steps[writer.status.name]
             if self.records.is_withdrawn(writer.status.name):
@@ -90,6 +91,8 @@ class AdapterHost:
             await asyncio.wait(running, timeout=ENDS_S)
         for writer in self.writers:
             await writer.close()
+        if self._starts is not None:
+            await self._starts.close()
         self.records.close()
 
 

@@ -1,6 +1,7 @@
 """WeatherStation: the Weather of a board, made once, for whoever answers or writes to outside schedulers."""
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -8,14 +9,21 @@ from numpy.typing import NDArray
 
 from fleet.clock import Clock
 from fleet.nodes import NodeState
+from models.demand.rows import DemandRow
 from models.risk.scores import RISK_KINDS
 from schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
-from schedulers.weather import Outlook, Weather
+from schedulers.weather import DemandKey, JobOutlook, Outlook, StartOutlook, Weather
+from service.answers.estimates import RunQuantiles
+from service.answers.jobs import Culprit, JobRow, RunningJobRow
 from service.board.age import why_stale
 from service.board.board import Board
 from service.board.free import unheld
 from service.board.urgent import forbids, struck
 from service.config import AdaptersConfig, Config
+from service.pipeline.demand.sections import demand_keys, demand_rows
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def rule_of(config: AdaptersConfig, *, shared: bool) -> BandRule:
@@ -31,16 +39,25 @@ class WeatherStation:
         self._config, self._clock = config, clock
         self._board: Board | None = None
         self._weather: Weather | None = None
+        self._starts: Mapping[str, StartOutlook] | None = None
         self._names = b""
         self._rows: dict[str, int] = {}
 
-    def fresh(self, board: Board | None) -> Weather | None:
-        """None without a board, or with one that is older than `api.stale_after_s`."""
+    def fresh(self, board: Board | None, starts: Mapping[str, StartOutlook] | None = None) -> Weather | None:
+        """None without a board, or with one that is older than `api.stale_after_s`. starts: of the placer's queue."""
         if board is None or why_stale(self.age_s(board), self._config.stale_after_s(self._clock)):
             return None
-        if board is not self._board or self._weather is None:
-            self._weather = Weather(board.sequence, board.as_of_ms, self._clock.now_ms(), self._nodes(board))
-            self._board = board
+        if board is not self._board or starts is not self._starts or self._weather is None:
+            self._weather = Weather(
+                board.sequence,
+                board.as_of_ms,
+                self._clock.now_ms(),
+                self._nodes(board) if board is not self._board or self._weather is None else self._weather.nodes,
+                _demand(board),
+                LazyRows(lambda: job_outlooks(board)) if "doc.jobs" in board else None,
+                starts,
+            )
+            self._board, self._starts = board, starts
         return self._weather
 
     def age_s(self, board: Board) -> float:
@@ -78,6 +95,86 @@ class WeatherStation:
         )
 
 
+class LazyRows(Mapping[K, V]):
+    """A mapping that is made when somebody looks into it first."""
+
+    def __init__(self, make: Callable[[], Mapping[K, V]]) -> None:
+        self._make = make
+        self._made: Mapping[K, V] | None = None
+
+    def _rows(self) -> Mapping[K, V]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __getitem__(self, key: K) -> V:
+        return self._rows()[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._rows())
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+
+class DemandRows(Mapping[DemandKey, DemandRow]):
+    """The newest forecasts of a board; a row is decoded when it is asked for."""
+
+    def __init__(self, board: Board) -> None:
+        """Raises KeyError while there is no forecast."""
+        self._board = board
+        self._places = {DemandKey(*key): place for place, key in enumerate(demand_keys(board).rows)}
+
+    def __getitem__(self, key: DemandKey) -> DemandRow:
+        (row,) = demand_rows(self._board, [self._places[key]])
+        return msgspec.json.decode(row, type=DemandRow)
+
+    def __iter__(self) -> Iterator[DemandKey]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _demand(board: Board) -> Mapping[DemandKey, DemandRow] | None:
+    return LazyRows(lambda: DemandRows(board)) if "demand.keys" in board else None
+
+
+def job_outlooks(board: Board) -> dict[str, JobOutlook]:
+    """The latest attempts that run or wait, by job. Raises KeyError where a section is not there."""
+    rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
+    running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
+    verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
+    details = msgspec.json.decode(board.raw("doc.job"), type=dict[str, _Detail])
+    kept_ms = {(row.job, row.attempt): row.kept_ms for row in running}
+    known = sorted((row for row in rows if row.state in ("queued", "running")), key=lambda row: row.attempt)
+    return {row.job: _job_outlook(row, kept_ms, verdicts.get(row.job), details.get(row.job)) for row in known}
+
+
+def _job_outlook(
+    row: JobRow, kept_ms: Mapping[tuple[str, int], int | None], verdict: "_Verdict | None", detail: "_Detail | None"
+) -> JobOutlook:
+    left, run = row.remaining_s, detail.run_s if detail else None
+    slow = verdict if verdict is not None and verdict.slow else None
+    return JobOutlook(
+        state=row.state,
+        attempt=row.attempt,
+        queue=row.queue,
+        user=row.user,
+        nodes=tuple(row.nodes),
+        gpus=row.gpus,
+        started_ms=row.started_ms,
+        left_p50_s=left.p50 if left else None,
+        left_p90_s=left.p90 if left else None,
+        run_p50_s=run.p50 if run else None,
+        run_p90_s=run.p90 if run else None,
+        checkpoint_ms=kept_ms.get((row.job, row.attempt)),
+        slow_since_ms=slow.since_ms if slow else None,
+        culprit=(slow.culprit.name or "").partition("/")[0] if slow and slow.culprit.kind in ("worker", "node") else "",
+        why=slow.sentence if slow else "",
+    )
+
+
 class _Reason(msgspec.Struct):
     feature: str = ""
 
@@ -87,6 +184,21 @@ class _Explained(msgspec.Struct):
 
     node: str
     reasons: list[_Reason] = []
+
+
+class _Verdict(msgspec.Struct):
+    """Of `doc.stragglers`."""
+
+    slow: bool | None
+    since_ms: int | None
+    culprit: Culprit
+    sentence: str
+
+
+class _Detail(msgspec.Struct):
+    """Of `doc.job`."""
+
+    run_s: RunQuantiles | None
 
 
 _explained = msgspec.json.Decoder(_Explained).decode

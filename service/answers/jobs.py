@@ -84,7 +84,8 @@ class QueuedJob(msgspec.Struct):
 
 
 class RunningJobRow(msgspec.Struct):
-    """What the placer is told of a job that runs; placed_ms: since when on these GPUs."""
+    """What the placer is told of a job that runs. placed_ms: since when on these GPUs; kept_ms: when its last
+    checkpoint was whole."""
 
     job: str
     attempt: int
@@ -95,14 +96,14 @@ class RunningJobRow(msgspec.Struct):
     user: str = ""
     class_: str = msgspec.field(default="training", name="class")
     placed_ms: int | None = None
+    kept_ms: int | None = None
 
 
 class EndedJobRow(RunningJobRow):
-    """What the placer is told of a job that has ended; kept_ms: when its last checkpoint was whole."""
+    """What the placer is told of a job that has ended."""
 
     ended_ms: int = 0
     outcome: str = ""
-    kept_ms: int | None = None
 
 
 class GpuTimeRow(msgspec.Struct):

@@ -179,6 +179,7 @@ def _known_attempts(tick: Tick) -> Iterator[str]:
 def _running_row(attempt: JobAttempt) -> RunningJobRow:
     submission = attempt.submission
     limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
+    kept = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
     return RunningJobRow(
         job=attempt.job,
         attempt=attempt.attempt,
@@ -189,17 +190,13 @@ def _running_row(attempt: JobAttempt) -> RunningJobRow:
         user=user,
         class_=attempt.class_,
         placed_ms=attempt.placed_ms,
+        kept_ms=kept[-1] if kept else None,
     )
 
 
 def _ended_row(attempt: JobAttempt) -> EndedJobRow:
-    kept = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
-    return EndedJobRow(
-        **structs.asdict(_running_row(attempt)),
-        ended_ms=attempt.ended_ms or 0,
-        outcome=attempt.outcome,
-        kept_ms=kept[-1] if kept else None,
-    )
+    ended = {"ended_ms": attempt.ended_ms or 0, "outcome": attempt.outcome}
+    return EndedJobRow(**structs.asdict(_running_row(attempt)), **ended)
 
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:

@@ -108,7 +108,7 @@ def open_service(config: Config) -> PlacementService:
 def access_of(config: Config) -> Access:
     """The api's tokens; for callers with a certificate the api vouches."""
     subjects = config.access.subjects
-    return load_access(HOST, subjects=subjects, link=link_key(config.folder) if subjects else "", heeds_link=True)
+    return load_access(HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
 
 
 async def serve(config: Config) -> None:

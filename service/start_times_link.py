@@ -1,0 +1,81 @@
+"""StartTimesLink: start times of the placer's queue, for adapters that write them elsewhere."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from fleet.errors import SourceError
+from schedulers.weather import StartOutlook
+from service.api.placer_link import PlacerLink
+from service.config import Config
+from service.http.access import VOUCHED
+from service.http.link_key import link_key
+
+PERIOD_S = 5.0  # wall; between two readings
+TIMEOUT_S = 3.0  # wall
+OLD_S = 60.0  # wall; after this start times that were not read again are unknown
+
+
+class _Row(msgspec.Struct):
+    """Of `GET /v1/queue`."""
+
+    request_id: str
+    position: int
+    why: str
+    start_ms: dict[str, int | None] | None
+    job: str = ""
+
+
+class _Queue(msgspec.Struct):
+    as_of_ms: int
+    rows: list[_Row]
+
+
+class StartTimesLink:
+    """Reads the queue again and again as a task, so that whoever asks for `latest` never waits."""
+
+    def __init__(self, config: Config) -> None:
+        self._link = PlacerLink(f"http://127.0.0.1:{config.placer.port}")
+        self._folder = config.folder
+        self._task: asyncio.Task[None] | None = None
+        self._starts: Mapping[str, StartOutlook] | None = None
+        self._read_s = 0.0
+
+    @property
+    def latest(self) -> Mapping[str, StartOutlook] | None:
+        """By request and by job; None where they are not known, or no longer. Needs a running loop."""
+        loop = asyncio.get_running_loop()
+        if self._task is None:
+            self._task = loop.create_task(self._poll())
+        if self._starts is not None and loop.time() - self._read_s > OLD_S:
+            self._starts = None
+        return self._starts
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._link.close()
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                headers = {"authorization": f"Bearer {link_key(self._folder)}", VOUCHED: "read adapters"}
+                answer = await self._link.forward("GET", "/queue", headers=headers, timeout_s=TIMEOUT_S)
+                if answer.status == 200:
+                    self._starts = start_outlooks(answer.body)
+                    self._read_s = asyncio.get_running_loop().time()
+            except (SourceError, OSError, msgspec.DecodeError):
+                pass  # the placer is away: what was read becomes unknown after OLD_S
+            await asyncio.sleep(PERIOD_S)
+
+
+def start_outlooks(body: bytes) -> dict[str, StartOutlook]:
+    """Of the body of `GET /v1/queue`. Raises msgspec.DecodeError."""
+    found: dict[str, StartOutlook] = {}
+    for row in msgspec.json.decode(body, type=_Queue).rows:
+        start = row.start_ms or {}
+        outlook = StartOutlook(start.get("p10"), start.get("p50"), start.get("p90"), row.position, row.why)
+        found |= dict.fromkeys(filter(None, (row.request_id, row.job)), outlook)
+    return found

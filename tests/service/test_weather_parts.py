@@ -1,0 +1,122 @@
+"""Demand, jobs and start times, as adapters see them."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from fleet.clock import ManualClock
+from fleet.events import Checkpoint
+from models.demand.rows import DemandRow
+from schedulers.bands import Bands
+from schedulers.weather import DemandKey, StartOutlook
+from service import start_times_link
+from service.board.board import BoardReader, BoardWriter, Section
+from service.config import Config, PlacerConfig
+from service.pipeline.demand.sections import demand_sections
+from service.start_times_link import StartTimesLink, start_outlooks
+from service.weather import WeatherStation, rule_of
+from tests.service.runs_world import NOW_MS, batch, began, board_of, came, past, pipeline_in
+
+ROW = DemandRow(
+    pool="gpu",
+    class_="all",
+    group="",
+    target="running",
+    now=3.0,
+    model="persistence",
+    issued_ms=NOW_MS,
+    horizons_s=[600],
+    quantiles=[0.5, 0.9],
+    values=[[3.0], [5.0]],
+    record=None,
+)
+QUEUE = {
+    "as_of_ms": NOW_MS,
+    "rows": [
+        {"request_id": "r1", "job": "train-1", "position": 1, "why": "no room", "start_ms": {"p50": 5, "p90": 9}},
+        {"request_id": "r2", "position": 2, "why": "behind r1", "start_ms": None},
+    ],
+}
+
+
+def station(folder: Path, now_ms: int = NOW_MS) -> WeatherStation:
+    config = Config(state=str(folder))
+    return WeatherStation(config, ManualClock(now_ms), Bands(rule_of(config.adapters, shared=False)))
+
+
+def test_a_forecast_of_demand_is_found_by_its_key(tmp_path: Path) -> None:
+    writer = BoardWriter(Config(state=str(tmp_path)).board)
+    writer.publish(demand_sections([ROW], {}, [], NOW_MS), NOW_MS)
+    weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
+    assert weather is not None
+    assert weather.demand is not None
+    assert weather.demand[DemandKey("gpu", "all", "", "running")] == ROW
+    assert list(weather.demand) == [DemandKey("gpu", "all", "", "running")]
+    assert (weather.jobs, weather.nodes, weather.starts) == (None, None, None)
+
+
+def test_a_board_without_forecasts_has_no_demand(tmp_path: Path) -> None:
+    BoardWriter(Config(state=str(tmp_path)).board).publish([Section("meta", b"{}", NOW_MS)], NOW_MS)
+    weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
+    assert weather is not None
+    assert weather.demand is None
+
+
+def test_jobs_have_their_nodes_times_and_last_checkpoint(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    kept = Checkpoint(job="one", sequence=2, time_ms=NOW_MS - 60_000, edge="end")
+    waits = came("two", NOW_MS - 1000)
+    pipeline.take(batch(*past(), came("one", NOW_MS - 301_000), began("one", NOW_MS - 300_000), kept, waits))
+    asyncio.run(pipeline.tick())
+    weather = station(tmp_path).fresh(board_of(tmp_path))
+    assert weather is not None
+    assert weather.jobs is not None
+    one, two = weather.jobs["one"], weather.jobs["two"]
+    assert (one.state, one.nodes, one.gpus, one.checkpoint_ms) == ("running", ("n1",), 2, NOW_MS - 60_000)
+    assert 100 < (one.left_p50_s or 0) < 600
+    assert (two.state, two.nodes, two.checkpoint_ms) == ("queued", (), None)
+    assert (one.slow_since_ms, one.culprit, one.why) == (None, "", "")
+
+
+def test_start_times_are_found_by_request_and_by_job() -> None:
+    starts = start_outlooks(json.dumps(QUEUE).encode())
+    assert starts["r1"] == starts["train-1"] == StartOutlook(None, 5, 9, 1, "no room")
+    assert starts["r2"] == StartOutlook(None, None, None, 2, "behind r1")
+
+
+@pytest.mark.parametrize("body", [json.dumps(QUEUE).encode(), b"no json", b"[]"])
+def test_start_times_are_asked_of_the_placer_and_grow_old(
+    body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_times_link, "PERIOD_S", 0.01)
+    asked: list[Mapping[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers)
+        return web.Response(body=body)
+
+    async def latest() -> tuple[bool, bool]:
+        app = web.Application()
+        app.router.add_get("/queue", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        link = StartTimesLink(Config(state=str(tmp_path), placer=PlacerConfig(port=port)))
+        while len(asked) < 3:
+            assert link.latest is None or "r1" in link.latest
+            await asyncio.sleep(0.01)
+        was_known = link.latest is not None
+        monkeypatch.setattr(start_times_link, "OLD_S", -1.0)
+        is_old = link.latest is None
+        await link.close()
+        await runner.cleanup()
+        return was_known, is_old
+
+    assert asyncio.run(latest()) == (b"rows" in body, True)
+    assert asked[0]["x-fleetcast-caller"] == "read adapters"
