@@ -13,8 +13,9 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray.experimental.internal_kv import _internal_kv_get
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 under_way: dict[str, list[Any]] = {}
 
@@ -59,19 +60,14 @@ def load(app: str, requests: int) -> None:
 
 
 def wished() -> dict[str, Any]:
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    bundles = [
-        bundle
-        for demand in status.resource_demands.cluster_constraint_demand
-        for counted in demand.bundles_by_count
-        for bundle in [counted.bundle] * counted.count
-    ]
-    return {"bundles": bundles}
+    """From the report of the autoscaler itself, which looks every five seconds."""
+    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or "{}").get("load_metrics_report") or {}
+    return {"bundles": [bundle for bundle, count in report.get("request_demand", ()) for _ in range(count)]}
 
 
 def main() -> None:
     ray.init(num_cpus=16, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    serve.start(http_options=HTTPOptions(host="127.0.0.1", port=18000))
+    serve.start(proxy_location="Disabled")
     answers = {"deploy": deploy, "standing": standing, "load": load, "wished": wished}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,10 @@ from typing import Any
 
 import tomli_w
 
+from fleet.clock import SystemClock
 from schedulers.weather import DemandKey
-from service.board.board import BoardWriter
-from service.pipeline.demand.sections import demand_sections
+from tests.integration.forecast_board import ForecastBoard
 from tests.integration.outside.namespace import Namespace
-from tests.schedulers.small_demand import row
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
 PORT = 18080  # nobody else is in that network
@@ -26,40 +26,17 @@ LIMIT_S = 300.0  # a replica is a Python process, and the machine may be busy
 SERIES = DemandKey("serve", "inference", "echo", "request_rate")
 
 
-class Forecast(threading.Thread):
-    """Publishes a board with a new forecast each half second; `value`: of SERIES, at every quantile and horizon."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(daemon=True)
-        self.value, self.is_published = 0.0, True
-        self._board = BoardWriter(folder)
-        self._over = threading.Event()
-
-    def publish(self) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        made = row(SERIES, self.value, [[self.value] * 3 for _ in range(3)], issued_ms=now_ms)
-        self._board.publish(demand_sections([made], {}, [], now_ms), now_ms)
-
-    def run(self) -> None:
-        while not self._over.wait(0.5):
-            if self.is_published:
-                self.publish()
-
-    def end(self) -> None:
-        self._over.set()
-        self.join()
-
-
 class Scene:
     """Starts all of it on construction; `close` ends it, newest first."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.folder, self._python = folder, python
+        self._short = tempfile.TemporaryDirectory(prefix="r")  # Ray's sockets lie in it, and their paths have a limit
+        self._token = folder / "token"
+        self._token.write_text(secrets.token_hex(32))
         self._running: list[subprocess.Popen[str]] = []
         self.network = Namespace()
-        self.forecast = Forecast(folder / "state" / "board")
-        self.forecast.publish()
-        self.forecast.start()
+        self.forecast = ForecastBoard(folder / "state" / "board", SERIES, SystemClock())
         self._config = folder / "config.toml"
         self._config.write_text(tomli_w.dumps({"state": str(folder / "state"), "api": {"port": PORT}}))
         try:
@@ -86,7 +63,12 @@ class Scene:
 
     def start_ray(self, *command: str | Path, **more: Any) -> subprocess.Popen[str]:
         """A process with Ray and our client."""
-        own = {"PYTHONPATH": str(ROOT / "sdk"), "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/tmp"}
+        own = {
+            "PYTHONPATH": str(ROOT / "sdk"),
+            "RAY_AUTH_TOKEN_PATH": str(self._token),
+            "RAY_TMPDIR": self._short.name,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         return self.start("ray", self._python, *command, env=os.environ | own, **more)
 
     def ask(self, do: str, **arguments: Any) -> Any:
@@ -131,4 +113,8 @@ class Scene:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 self.end(process)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
         self.network.close()
+        self._short.cleanup()
