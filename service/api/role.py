@@ -81,12 +81,12 @@ async def serve(config: Config) -> None:
     beside = external_metrics_door(context, limits, lambda: setattr(server, "should_exit", True))
     with listen(config.api.host, config.api.port, "api.host, api.port") as sock:
         logger.info("listening on %s", config.url)
-        if tls is None:
-            async with beside:
+        async with beside:
+            if tls is None:
                 await server.serve([sock])
-        else:
-            context.metrics.watch_certificate(lambda: tls.until_s)
-            dropped = context.metrics.refused_connections.labels("no_tls").inc
-            async with beside, tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
-                await server.serve([])
+            else:
+                context.metrics.watch_certificate(lambda: tls.until_s)
+                dropped = context.metrics.refused_connections.labels("no_tls").inc
+                async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
+                    await server.serve([])
     logger.info("stopped")
