@@ -54,8 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
     series = Series(given.pool, given.job_class, given.group, given.target, given.quantile, given.horizon_s)
     try:
         ahead = DemandAhead(series, Asked(given.url, given.token_file, given.ca, given.every_s, given.stale_s))
@@ -65,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import ray  # type: ignore[import-not-found,unused-ignore]
 
     ray.init(address=given.address, log_to_driver=False)
+    for number in (signal.SIGTERM, signal.SIGINT):  # after `init`, which sets its own
+        signal.signal(number, lambda *_: stopped.set())
     ahead.start()
     try:
         while not stopped.wait(min(PACE_S, given.every_s)):

@@ -114,6 +114,7 @@ async def external_metrics_door(
         yield
         return
     tls = Tls(config, SECTION, must_show=True)
+    context.metrics.watch_certificate(lambda: tls.until_s)
 
     def refused(status: int) -> None:
         context.metrics.refused_connections.labels(str(status)).inc()

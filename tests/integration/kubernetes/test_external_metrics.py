@@ -2,6 +2,7 @@
 
 import base64
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -241,17 +242,40 @@ def asking(pair: Pair | None) -> httpx.Client:
 
 
 def test_one_of_two_that_is_killed_is_not_missed(aggregated: Aggregated) -> None:
-    plane = aggregated.plane
     aggregated.forecast.value = 40.0
     aggregated.until("40 requests/s", lambda: aggregated.replicas() == 4)
     aggregated.end(1)
     aggregated.forecast.value = 20.0
     aggregated.until("20 requests/s, from the first alone", lambda: aggregated.replicas() == 2)
     assert aggregated.available()["status"] == "True"
-    plane.create("/api/v1/namespaces", {"metadata": {"name": "spare"}})
-    plane.http.delete("/api/v1/namespaces/spare")
-    aggregated.until("a namespace goes", lambda: plane.http.get("/api/v1/namespaces/spare").status_code == 404)
+    deletes_a_namespace(aggregated, "spare")
     aggregated.start(1)
+    aggregated.until("the second listens", lambda: listens(aggregated.ports[1]))
+
+
+def test_a_second_whose_board_nobody_renews_says_so_and_keeps_the_registration_alive(aggregated: Aggregated) -> None:
+    aggregated.end(0)
+    aggregated.until("its copy is stale", lambda: aggregated.value().status_code == 503)
+    aggregated.until("and seen so", lambda: aggregated.sees() == ("False", "FailedGetExternalMetric"))
+    assert aggregated.available()["status"] == "True"
+    deletes_a_namespace(aggregated, "another")
+    aggregated.start(0)
+    aggregated.until("it is fresh again", lambda: aggregated.value().status_code == 200)
+
+
+def deletes_a_namespace(aggregated: Aggregated, name: str) -> None:
+    http = aggregated.plane.http
+    aggregated.plane.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    http.delete(f"/api/v1/namespaces/{name}")
+    aggregated.until("a namespace goes", lambda: http.get(f"/api/v1/namespaces/{name}").status_code == 404)
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_while_both_are_gone_no_namespace_can_go_until_the_registration_does(aggregated: Aggregated) -> None:

@@ -108,6 +108,7 @@ def test_the_aggregator_is_told_the_documents_and_the_value(opened: Opened) -> N
         status, body = door.asked(VALUE, "quantile=0.5,horizon_s=60")
         assert (status, body["items"][0]["value"]) == (200, "801")
         assert door.context.metrics.requests[f"/apis/{GROUP}", "GET", 200] == 4
+        assert "fleetcast_tls_certificate_expiry_timestamp_seconds 4.1" in door.context.metrics.page(), "in 2099"
 
     opened(check)
 
