@@ -103,5 +103,15 @@ def test_any_text_is_a_selector_or_is_refused(text: str) -> None:
         assert set(selected(text)) == set(selected(""))
 
 
+@given(
+    st.sampled_from([METRIC, "other", "", "ünï/\0"]),
+    st.lists(st.tuples(st.sampled_from([*selected(""), "app"]), st.text(max_size=6)), max_size=4),
+)
+def test_whatever_is_asked_there_is_a_number_or_a_refusal(metric: str, labels: list[tuple[str, str]]) -> None:
+    with contextlib.suppress(RequestError, UnknownEntity, NotKnown):
+        told = asked(",".join(f"{name}={value}" for name, value in labels), metric)
+        assert len(told["items"]) == 1
+
+
 def test_nobody_can_list_watch_or_delete_through_it() -> None:
     assert [row["verbs"] for row in api_resources()["resources"]] == [["get"]]

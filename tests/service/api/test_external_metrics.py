@@ -178,7 +178,7 @@ def test_a_stale_board_is_an_error_at_once_and_discovery_goes_on(opened: Opened)
     opened(check)
 
 
-def test_a_door_without_a_port_is_closed_and_one_that_is_taken_is_named(site: Site, tmp_path: Path) -> None:
+def test_a_door_without_a_port_is_closed_and_a_file_that_is_not_there_is_named(site: Site, tmp_path: Path) -> None:
     context: Context = create_app(Config(state=str(tmp_path)), ManualClock(NOW_MS)).state.context
 
     async def play() -> None:
@@ -186,8 +186,9 @@ def test_a_door_without_a_port_is_closed_and_one_that_is_taken_is_named(site: Si
             pass
 
     asyncio.run(play())
-    files = {"tls_cert": str(site.ours.cert), "tls_key": str(site.ours.key), "client_ca": "/nowhere/ca.pem"}
-    context.config = Config(state=str(tmp_path), external_metrics=ExternalMetricsConfig(port=1, **files))
+    pair = str(site.ours.cert), str(site.ours.key)
+    given = ExternalMetricsConfig(port=1, tls_cert=pair[0], tls_key=pair[1], client_ca="/nowhere/ca.pem")
+    context.config = Config(state=str(tmp_path), external_metrics=given)
     with pytest.raises(ConfigError, match=r"external_metrics.client_ca = /nowhere/ca.pem: cannot be"):
         asyncio.run(play())
 

@@ -49,7 +49,7 @@ class Scene:
 
     def start(self, name: str, *command: str | Path, **more: Any) -> subprocess.Popen[str]:
         with open(self.folder / f"{name}.log", "ab") as log:
-            given = {"stdout": log, "stderr": log, "cwd": ROOT, "text": True} | more
+            given: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": ROOT, "text": True} | more
             process: subprocess.Popen[str] = subprocess.Popen(self.network.inside(*command), **given)
         self._running.append(process)
         return process
