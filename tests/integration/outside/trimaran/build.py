@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from tests.integration.built import Say, alone_in, cache_folder, main, step, to_stderr, told
+from tests.integration.kubernetes.build import KUBERNETES, Kubernetes
 
 PLUGINS = "0.32.7"
 MODULE = "sigs.k8s.io/scheduler-plugins"
@@ -18,13 +19,14 @@ SCHEDULER = FOLDER / "bin" / "scheduler"
 
 
 def is_built() -> bool:
-    return SCHEDULER.exists()
+    """Whether this scheduler and the Kubernetes that it works for are in the cache."""
+    return SCHEDULER.exists() and Kubernetes(cache_folder(f"kubernetes-{KUBERNETES}")).is_whole
 
 
 def build(say: Say = to_stderr) -> Path:
     """The scheduler in the cache, built first where it is not there. Raises BuildError."""
     with alone_in(FOLDER):
-        if not is_built():
+        if not SCHEDULER.exists():
             say(f"building scheduler-plugins {PLUGINS} into {FOLDER}, once: about 10 minutes")
             with told(say, f"building scheduler-plugins {PLUGINS}"):
                 _build()
