@@ -1,4 +1,4 @@
-"""The scheduler of scheduler-plugins, with Trimaran, places pods by our forecast, and goes on whatever becomes of us."""
+"""The scheduler of scheduler-plugins, with Trimaran, places pods by our forecast, and goes on whatever we do."""
 
 import contextlib
 import itertools
