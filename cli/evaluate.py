@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
     Judge = Callable[[int], Results]  # of a seed
 
-TASKS = ("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference", "placement", "queue")
+TASKS = (
+    *("demand", "duration", "start", "straggler", "risk", "fingerprint", "interference", "placement", "queue"),
+    "node_load",
+)
 YEAR_NODES = 400
 QUEUES = frozenset({"queue"})  # which play on a count of GPUs
-FIT_NOTHING = frozenset({"straggler"})
+FIT_NOTHING = frozenset({"straggler", "node_load"})
 ROLLING = frozenset({"demand"})
 WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
 

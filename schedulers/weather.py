@@ -37,6 +37,16 @@ class Outlook:
         return cls({}, risk, none.astype(np.int8), none.astype(np.int8), none, none)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy nodes will be over the next minutes, each (2, n) p50 and p90: shares from 0 to 1, NaN unknown."""
+
+    rows: Mapping[str, int]  # by name
+    gpu: NDArray[np.float64]
+    cpu: NDArray[np.float64]
+    memory: NDArray[np.float64]
+
+
 class DemandKey(NamedTuple):
     """One series of demand, as in a row of `/v1/demand`."""
 
@@ -90,3 +100,4 @@ class Weather:
     demand: Mapping[DemandKey, DemandRow] | None = None
     jobs: Mapping[str, JobOutlook] | None = None
     starts: Mapping[str, StartOutlook] | None = None
+    load: Load | None = None

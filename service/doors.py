@@ -8,12 +8,16 @@ from fleet.errors import ConfigError
 from schedulers.adapter import Adapter, Door
 from schedulers.external_metrics import ExternalMetrics
 from schedulers.kube_extender import KubeAdapter
+from schedulers.trimaran import TrimaranAdapter
+from schedulers.volcano import VolcanoAdapter
 from service.config import AdapterConfig, AdaptersConfig
 from service.plugins import load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
     "external_metrics": ExternalMetrics,
     "kube": KubeAdapter,
+    "trimaran": TrimaranAdapter,
+    "volcano": VolcanoAdapter,
 }
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {

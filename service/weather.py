@@ -12,7 +12,7 @@ from fleet.nodes import NodeState
 from models.demand.rows import DemandRow
 from models.risk.scores import RISK_KINDS
 from schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
-from schedulers.weather import DemandKey, JobOutlook, Outlook, StartOutlook, Weather
+from schedulers.weather import DemandKey, JobOutlook, Load, Outlook, StartOutlook, Weather
 from service.answers.estimates import RunQuantiles
 from service.answers.jobs import Culprit, JobRow, RunningJobRow
 from service.board.age import why_stale
@@ -58,6 +58,7 @@ class WeatherStation:
                 self._demand(board),
                 LazyRows(lambda: job_outlooks(board)) if "doc.jobs" in board else None,
                 starts,
+                self._load(board),
             )
             self._board, self._starts = board, starts
         return self._weather
@@ -81,12 +82,24 @@ class WeatherStation:
         except KeyError:
             return None
 
-    def _outlook(self, board: Board) -> Outlook:
-        """Raises KeyError. A section may be one topology generation behind the names."""
+    def _rows_of(self, board: Board) -> dict[str, int]:
+        """Node name -> row; the same object while the names stay the same. Raises KeyError."""
         names = bytes(board.raw("names.node"))
         if names != self._names:
             self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
-        n, placer = len(self._rows), self._config.placer
+        return self._rows
+
+    def _load(self, board: Board) -> Load | None:
+        try:
+            rows, told = self._rows_of(board), board.array("node.load")
+        except KeyError:
+            return None
+        kinds = np.moveaxis(told, 1, 0)  # models.node_load.LOADS
+        return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
+
+    def _outlook(self, board: Board) -> Outlook:
+        """Raises KeyError. A section may be one topology generation behind the names."""
+        n, placer = len(self._rows_of(board)), self._config.placer
         by_kind = board.array("node.risk")
         risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
         level = self.bands.step(self._rows, risk[0], _fitted(_pools(board, n), n, -1))

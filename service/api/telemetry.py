@@ -51,7 +51,7 @@ class ApiMetrics:
         )
         self.neutral = Counter(
             "fleetcast_kube_neutral_answers",
-            "Answers to kube-scheduler that say nothing, for want of a fresh board.",
+            "Answers to schedulers of Kubernetes that say nothing, for want of a fresh board.",
             registry=self.registry,
         )
         self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)

@@ -23,6 +23,7 @@ from service.pipeline.jobs.interference import Sharing
 from service.pipeline.jobs.verdicts import Verdicts
 from service.pipeline.metrics import PipelinePage
 from service.pipeline.model_monitor import ServingModels
+from service.pipeline.node_load import NodeLoads
 from service.pipeline.node_past import NodePasts
 from service.pipeline.other_pipelines import OtherPipelines
 from service.pipeline.risk_calibration import RiskCalibration
@@ -67,6 +68,7 @@ CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: at.others,
     lambda at, made: PipelinePage(at.config.folder, at.sources),
     lambda at, made: ServedInstances(),
+    lambda at, made: NodeLoads(),
     lambda at, made: RiskCalibration(at.saved.state.memory, at.memory_free, at.clock),
 )
 

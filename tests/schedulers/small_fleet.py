@@ -3,7 +3,7 @@
 import numpy as np
 
 from schedulers.bands import BandRule, step_levels
-from schedulers.weather import Outlook, Weather
+from schedulers.weather import Load, Outlook, Weather
 
 NOW_MS = 1_760_000_000_000
 
@@ -24,6 +24,14 @@ def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
 
 
 def weather(risk: dict[str, float] | None, sequence: int = 1, **more: object) -> Weather:
-    """None: a board without scores."""
+    """None: a board without scores. Nodes are as busy as they are risky."""
     nodes = None if risk is None else outlook(risk, **more)  # type: ignore[arg-type]
-    return Weather(sequence, NOW_MS, NOW_MS, nodes)
+    busy = None if risk is None else load({name: (p, p) for name, p in risk.items()})
+    return Weather(sequence, NOW_MS, NOW_MS, nodes, load=busy)
+
+
+def load(gpu: dict[str, tuple[float, float]], **hosts: dict[str, float]) -> Load:
+    """By name, the median and the p90 of the GPUs' use; those of `cpu` and `memory` are their own p90."""
+    rows = {name: row for row, name in enumerate(gpu)}
+    known = ([hosts.get(kind, {}).get(name, np.nan) for name in rows] for kind in ("cpu", "memory"))
+    return Load(rows, np.array([*gpu.values()]).reshape(-1, 2).T, *(np.array([row, row]) for row in known))

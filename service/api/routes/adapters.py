@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
+from schedulers.trimaran import WatcherMetrics
+from schedulers.volcano import EnqueueableAnswer, EnqueueableArgs, PrioritizeArgs, VolcanoScores
 from service.api.routes.context import Context
 from service.api.routes.table import JSON, NO_STORE, Handler, Query, Row, answer
 from service.http.access import Scope
@@ -21,15 +23,26 @@ def _asked(adapter: str, verb: str) -> Handler:
     async def handle(request: Request, context: Context, query: Query) -> Response:
         body = await _body(request, context.config.api.max_body_bytes)
         try:
-            made, board = context.answerers.answer(adapter, verb, body)
+            return _answer(context, adapter, verb, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Problem(400, "not_json", f"the body is not JSON: {error}") from None
-        if board is None:
-            context.metrics.neutral.inc()
-            return Response(made, 200, {"cache-control": NO_STORE}, JSON)
-        return answer(context, board, board.as_of_ms, made)
 
     return handle
+
+
+async def _watcher(request: Request, context: Context, query: Query) -> Response:
+    """The question is the names of the newest board, also of a stale one: Trimaran sends none."""
+    board = context.cache.latest()
+    names = bytes(board.raw("names.node")) if board is not None and "names.node" in board else b""
+    return _answer(context, "trimaran", "watcher", names)
+
+
+def _answer(context: Context, adapter: str, verb: str, body: bytes) -> Response:
+    made, board = context.answerers.answer(adapter, verb, body)
+    if board is None:
+        context.metrics.neutral.inc()
+        return Response(made, 200, {"cache-control": NO_STORE}, JSON)
+    return answer(context, board, board.as_of_ms, made)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -49,15 +62,36 @@ ASKED = {"Pod": POD, "Nodes": None, "NodeNames": ["n041", "n042"]}
 VICTIMS = {"n041": {"Pods": [{"UID": "0b77"}], "NumPDBViolations": 0}}
 DRAINED = {"n042": "fleetcast: drained since 14:02 UTC"}
 
+WATCHED = {
+    "timestamp": 1789000000,
+    "window": {"duration": "15m", "start": 1788999100, "end": 1789000000},
+    "source": "fleetcast",
+    "data": {
+        "NodeMetricsMap": {
+            "n041": {
+                "metrics": [
+                    {"name": "cpu", "type": "CPU", "operator": "AVG", "value": 93.1, "rollup": "15m"},
+                    {"name": "cpu", "type": "CPU", "operator": "STD", "value": 4.2, "rollup": "15m"},
+                    {"name": "memory", "type": "Memory", "operator": "AVG", "value": 31.5, "rollup": "15m"},
+                    {"name": "memory", "type": "Memory", "operator": "STD", "value": 0.0, "rollup": "15m"},
+                ],
+                "tags": {},
+                "metadata": {"dataCenter": ""},
+            }
+        }
+    },
+}
 
-def _row(verb: str, summary: str, **more: Any) -> Row:
-    path = f"/v1/adapters/kube/{verb}"
+
+def _row(adapter: str, verb: str, summary: str, **more: Any) -> Row:
+    path = f"/v1/adapters/{adapter}/{verb}"
     problems = (400, 408, 413, 415, 422)
-    return Row("POST", path, _asked("kube", verb), summary, "adapters", scope=Scope.READ, problems=problems, **more)
+    return Row("POST", path, _asked(adapter, verb), summary, "adapters", scope=Scope.READ, problems=problems, **more)
 
 
 ROWS = (
     _row(
+        "kube",
         "filter",
         "kube-scheduler's extender: nodes that a pod can use",
         body=(ExtenderArgs,),
@@ -72,6 +106,7 @@ ROWS = (
         },
     ),
     _row(
+        "kube",
         "prioritize",
         "kube-scheduler's extender: a score from 0 to 10 for each node",
         body=(ExtenderArgs,),
@@ -80,11 +115,39 @@ ROWS = (
         example=[{"Host": "n041", "Score": 9}, {"Host": "n042", "Score": 0}],
     ),
     _row(
+        "kube",
         "preempt",
         "kube-scheduler's extender: nodes on which preempting others is of use",
         body=(PreemptionArgs,),
         body_example={"Pod": POD, "NodeNameToMetaVictims": VICTIMS},
         answer=PreemptionResult,
         example={"NodeNameToMetaVictims": VICTIMS},
+    ),
+    Row(
+        "GET",
+        "/v1/adapters/trimaran/watcher",
+        _watcher,
+        "Trimaran's load watcher: how busy each node will be",
+        "adapters",
+        answer=WatcherMetrics,
+        example=WATCHED,
+    ),
+    _row(
+        "volcano",
+        "prioritize",
+        "Volcano's extender: a score from 0 to 100 for each node",
+        body=(PrioritizeArgs,),
+        body_example={"task": {"Name": "train-42-0", "Pod": POD}, "nodes": [{"Name": "n041"}, {"Name": "n042"}]},
+        answer=VolcanoScores,
+        example={"nodeScore": {"n041": 90.0, "n042": 0.0}, "errorMessage": ""},
+    ),
+    _row(
+        "volcano",
+        "enqueueable",
+        "Volcano's extender: reject a gang that the fleet could never hold",
+        body=(EnqueueableArgs,),
+        body_example={"job": {"Name": "train-42", "PodGroup": {"Spec": {"MinResources": {"nvidia.com/gpu": "64"}}}}},
+        answer=EnqueueableAnswer,
+        example={"status": 0},
     ),
 )

@@ -10,6 +10,7 @@ from fleet.clock import ManualClock
 from service.adapter_records import AdapterAuditLine, AdapterRecords, AdaptersStatus, AdapterStatus
 from service.api.app import create_app
 from service.config import AdapterConfig, AdaptersConfig, Config
+from service.doors import ANSWERERS
 from tests.service.api_world import NOW_MS, Client, config
 
 
@@ -64,5 +65,5 @@ def test_what_an_adapter_wrote_is_told_newest_first(client: Client, configured: 
 def test_an_adapter_that_is_not_there_is_named_with_those_that_are(client: Client) -> None:
     answer = client.get("/v1/adapters/kueu")
     assert answer.status_code == 404
-    assert answer.json()["detail"] == "no adapter 'kueu': there are kube, bands"
+    assert answer.json()["detail"] == f"no adapter 'kueu': there are {', '.join([*ANSWERERS, 'bands'])}"
     assert client.get("/v1/adapters/bands?limit=-1").status_code == 422

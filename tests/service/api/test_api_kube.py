@@ -151,5 +151,5 @@ def test_the_example_configuration_names_our_routes() -> None:
     (extender,) = yaml.safe_load(text)["extenders"]
     prefix = urlsplit(extender["urlPrefix"]).path
     asked = {f"{prefix}/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb", "preemptVerb")}
-    assert asked == {row.path for row in adapters.ROWS}
+    assert asked == {row.path for row in adapters.ROWS if row.path.startswith(prefix)}
     assert urlsplit(extender["urlPrefix"]).port == Config().api.port

@@ -1,0 +1,98 @@
+"""Forecast how busy each node's GPUs and host are over the next minutes, from what they do now and who holds them.
+
+A GPU that a job holds   the newest reading or the mean of two minutes, whichever is higher: a checkpoint's dip is short
+one held since lately    at least what held GPUs of the fleet usually do: its job is still loading
+a free one               the newest reading: who places work there knows best what comes
+spread                   that of the last half hour, as if the GPUs of a node moved together
+
+When jobs end is left out: known exactly, it makes the median worse, since others take their place within minutes.
+`fleetcast evaluate node_load` holds this against the last value.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.frame import FeatureFrame
+
+Array = NDArray[np.float64]
+
+LOADS = ("gpu", "cpu", "memory")
+LEVELS = (0.5, 0.9)
+AHEAD_S = 600.0
+LATELY_S = 120.0
+Z_90 = 1.2816  # standard deviations of a normal distribution from its median to its p90
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """(n, g) GPUs by node, shares of time at work, NaN unknown. held_s: since its holder has it; NaN free."""
+
+    newest: Array
+    mean_2m: Array
+    std_30m: Array
+    held_s: Array
+
+    @classmethod
+    def of(cls, frame: FeatureFrame, rows: NDArray[np.int32], held_s: Array) -> "GpuUse":
+        """rows: (n, g) rows of `frame`, -1 unknown. Where no exporter tells utilisation, SM activity stands for it."""
+
+        def told(window: str) -> Array:
+            busy, active = (_placed(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
+            return np.where(np.isfinite(busy), busy, active)
+
+        return cls(told(""), told("_mean_2m"), told("_std_30m"), held_s)
+
+    def forecast(self) -> Array:
+        """(level, n) of LEVELS, 0 to 1; NaN where no GPU of the node tells."""
+        recent = np.fmax(self.newest, self.mean_2m)
+        held = np.isfinite(self.held_s)
+        settled = recent[(self.held_s >= LATELY_S) & np.isfinite(recent)]
+        usual = float(np.median(settled)) if len(settled) else np.nan
+        expected = np.where(held, recent, self.newest)
+        expected = np.where(self.held_s < LATELY_S, np.fmax(recent, usual), expected)
+        middle = _mean(expected)
+        high = middle + Z_90 * np.nan_to_num(_mean(self.std_30m))
+        levels: Array = np.clip(np.stack([middle, high]), 0.0, 1.0)
+        return levels
+
+
+def host_forecast(frame: FeatureFrame, n: int) -> Array:
+    """(cpu or memory, n) shares in use, of the newest readings: NaN unknown. No history of a host's use is kept."""
+    idle, free, total = (
+        _padded(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")
+    )
+    used = 1.0 - np.divide(free, total, out=np.full(n, np.nan), where=total > 0)
+    shares: Array = np.clip(np.stack([1.0 - idle, used]), 0.0, 1.0)
+    return shares
+
+
+def node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
+    """(level, load, n) of LEVELS and LOADS, NaN unknown. A host's p90 is its median: its spread is not known."""
+    told = gpus.forecast()
+    host = host_forecast(hosts, told.shape[1])
+    return np.stack([np.concatenate([row[None], host]) for row in told]).astype(np.float32)
+
+
+def _placed(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:
+    """(n, g) of a column by row; NaN where there is no row."""
+    known = (rows >= 0) & (rows < len(frame.values))
+    if not known.any():
+        return np.full(rows.shape, np.nan)
+    return np.where(known, frame.column(name)[np.where(known, rows, 0)].astype(np.float64), np.nan)
+
+
+def _padded(column: NDArray[np.float32], n: int) -> Array:
+    padded = np.full(n, np.nan)
+    padded[: len(column)] = column[:n]
+    return padded
+
+
+def _mean(values: Array) -> Array:
+    """(n,) mean of the known values of each row; NaN where there is none."""
+    known = np.isfinite(values)
+    count = known.sum(axis=1)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    mean: Array = np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
+    return mean

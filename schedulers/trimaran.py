@@ -1,0 +1,133 @@
+"""Trimaran's load watcher (scheduler-plugins; paypal/load-watcher 0.2): `GET …/watcher` tells how busy each node is.
+
+Trimaran keeps an answer until the next good one, for ever, and gives a node that is missing the worst score. So each
+node that was asked about is in every answer once, and without a forecast all of them are alike.
+
+The series CPU is the load of the node's GPUs, or of its CPUs where no GPU tells; Memory is that of the host, if known.
+AVG is the median of the next minutes, STD the standard deviation that the p90 stands for, both in percent.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from schedulers.adapter import NotKnown, Seen, Verb, Write
+from schedulers.weather import Load, Weather
+
+SOURCE = "fleetcast"
+WINDOW, WINDOW_S = "15m", 900  # the only window that Trimaran reads
+NEUTRAL = 50.0  # percent, of a node of which nothing is known, and of all without a forecast
+Z_90 = 1.2816  # standard deviations of a normal distribution from its median to its p90
+
+_encode = msgspec.json.Encoder().encode
+
+
+class WatcherMetric(msgspec.Struct):
+    """One number: type CPU or Memory, operator AVG or STD, value in percent."""
+
+    name: str
+    type: str
+    operator: str
+    value: float
+    rollup: str = WINDOW
+
+
+class WatcherMetadata(msgspec.Struct, frozen=True, rename={"data_center": "dataCenter"}):
+    data_center: str = ""
+
+
+class WatchedNode(msgspec.Struct):
+    metrics: list[WatcherMetric]
+    tags: dict[str, str] = {}
+    metadata: WatcherMetadata = WatcherMetadata()
+
+
+class WatcherData(msgspec.Struct, rename={"nodes": "NodeMetricsMap"}):
+    nodes: dict[str, WatchedNode]
+
+
+class WatcherWindow(msgspec.Struct):
+    """Unix seconds. Trimaran adds the pods that it placed after `end` by itself."""
+
+    duration: str
+    start: int
+    end: int
+
+
+class WatcherMetrics(msgspec.Struct):
+    """The answer. Trimaran's decoder minds the case of every key."""
+
+    timestamp: int
+    window: WatcherWindow
+    source: str
+    data: WatcherData
+
+
+class TrimaranAdapter:
+    """Adapter `trimaran`. The question is the names of all nodes, one a line; its answer is made once a board."""
+
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.verbs: Mapping[str, Verb] = {"watcher": Verb(self._answer, _neutral)}
+        self._made: tuple[Weather, bytes, bytes] | None = None
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        return ()
+
+    def _answer(self, weather: Weather, names: bytes) -> bytes:
+        if weather.load is None:
+            raise NotKnown("the board has no load yet")
+        if self._made is None or self._made[0] is not weather or self._made[1] != names:
+            known = _split(names)
+            nodes = dict(zip(known, _nodes(weather.load, known), strict=True))
+            self._made = weather, names, _body(nodes, weather.as_of_ms // 1000)
+        return self._made[2]
+
+
+def _series(type: str) -> list[WatcherMetric]:
+    return [WatcherMetric(type.lower(), type, operator, 0.0) for operator in ("AVG", "STD")]
+
+
+def _template(*types: str) -> bytes:
+    """A node as JSON with a place for each number: five thousand are filled in faster than encoded."""
+    metrics = [metric for type in types for metric in _series(type)]
+    return _encode(WatchedNode(metrics)).replace(b"0.0", b"%.1f")
+
+
+CPU_ALONE, CPU_AND_MEMORY = _template("CPU"), _template("CPU", "Memory")
+
+
+def _neutral(names: bytes) -> bytes:
+    return _body(dict.fromkeys(_split(names), CPU_ALONE % (NEUTRAL, 0.0)), 0)
+
+
+def _split(names: bytes) -> list[str]:
+    return [name for name in names.decode().split("\n") if name]
+
+
+def _body(nodes: Mapping[str, bytes], at_s: int) -> bytes:
+    """nodes: as JSON, by name; at_s: when, 0: nobody knows."""
+    rows = {name: cast(WatchedNode, msgspec.Raw(node)) for name, node in nodes.items()}
+    window = WatcherWindow(WINDOW, max(0, at_s - WINDOW_S), at_s)
+    return _encode(WatcherMetrics(at_s, window, SOURCE, WatcherData(rows)))
+
+
+def _nodes(load: Load, names: list[str]) -> Iterator[bytes]:
+    """JSON for each name."""
+    rows = np.array([load.rows.get(name, load.gpu.shape[1]) for name in names], np.intp)
+    gpu, cpu, memory = (
+        100 * np.pad(kind, ((0, 0), (0, 1)), constant_values=np.nan)[:, rows]
+        for kind in (load.gpu, load.cpu, load.memory)
+    )
+    mean, high = np.where(np.isfinite(gpu), gpu, cpu)
+    spread = np.nan_to_num(np.maximum(high - mean, 0.0)) / Z_90
+    columns = (values.tolist() for values in (np.nan_to_num(mean, nan=NEUTRAL), spread, memory[0]))
+    for middle, deviation, held in zip(*columns, strict=True):
+        if math.isfinite(held):
+            yield CPU_AND_MEMORY % (middle, deviation, held, 0.0)
+        else:
+            yield CPU_ALONE % (middle, deviation)

@@ -1,0 +1,142 @@
+"""Volcano's `extender` plugin (pkg/scheduler/plugins/extender): prioritize and enqueueable.
+
+Structs of Volcano's scheduler have their Go names; a pod in them is a v1.Pod. Of both only what is needed is read.
+
+prioritize    a score from 0 to 100 for every node asked about: that of kube-scheduler's extender, times ten
+enqueueable   reject a gang that no node of ours could ever take together, abstain from all others: a permit would
+              overrule the plugins of later tiers, and a job held back for want of room could not preempt any
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from fleet.errors import RequestError
+from schedulers.adapter import NotKnown, Seen, Verb, Write
+from schedulers.kube_types import GPU_RESOURCES, KubeContainer, KubePod, KubePodSpec, KubeResources, Quantities
+from schedulers.ratings import NEUTRAL, Ratings
+from schedulers.weather import Weather
+
+SCALE = 10
+ABSTAIN, REJECT = 0, -1
+
+
+class VolcanoTask(msgspec.Struct, rename="pascal"):
+    """What we read of a TaskInfo."""
+
+    pod: KubePod | None = None
+
+
+class VolcanoNode(msgspec.Struct, rename="pascal"):
+    """What we read of a NodeInfo."""
+
+    name: str
+
+
+class PrioritizeArgs(msgspec.Struct):
+    task: VolcanoTask | None = None
+    nodes: list[VolcanoNode] | None = None
+
+
+class VolcanoScores(msgspec.Struct, rename="camel"):
+    """The answer of prioritize. Without `nodeScore` it would be an error."""
+
+    node_score: dict[str, float]
+    error_message: str = ""
+
+
+class VolcanoGroupSpec(msgspec.Struct, rename="pascal"):
+    min_resources: Quantities | None = None
+
+
+class VolcanoGroup(msgspec.Struct, rename="pascal"):
+    spec: VolcanoGroupSpec | None = None
+
+
+class VolcanoJob(msgspec.Struct, rename="pascal"):
+    """What we read of a JobInfo: what its gang takes together at least."""
+
+    pod_group: VolcanoGroup | None = None
+
+    @property
+    def gpus(self) -> int:
+        asked = self.pod_group and self.pod_group.spec and self.pod_group.spec.min_resources
+        together = {name: amount for name, amount in (asked or {}).items() if name in GPU_RESOURCES}
+        return KubePod(spec=KubePodSpec([KubeContainer(KubeResources(together))])).gpus
+
+
+class EnqueueableArgs(msgspec.Struct):
+    job: VolcanoJob | None = None
+
+
+class EnqueueableAnswer(msgspec.Struct):
+    """status: 1 permit, 0 abstain, -1 reject."""
+
+    status: int
+
+
+Args = TypeVar("Args", bound=msgspec.Struct)
+_encode = msgspec.json.Encoder().encode
+_read_prioritize = msgspec.json.Decoder(PrioritizeArgs)
+_read_enqueueable = msgspec.json.Decoder(EnqueueableArgs)
+
+
+class VolcanoAdapter:
+    """Adapter `volcano`, for the newest weather. Bodies of another shape raise RequestError."""
+
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._ratings = Ratings()
+        self._weather: Weather | None = None
+        self.verbs: Mapping[str, Verb] = {
+            "prioritize": Verb(self._prioritize, _prioritize_blindly),
+            "enqueueable": Verb(self._enqueueable, _abstain),
+        }
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        return ()
+
+    def _prioritize(self, weather: Weather, body: bytes) -> bytes:
+        ratings, args = self._of(weather), _decode(_read_prioritize, body)
+        pod = args.task.pod if args.task else None
+        scores, rows = ratings.scores(ratings.alike(pod.gpus if pod else 0)), ratings.outlook.rows
+        names = [node.name for node in args.nodes or ()]
+        return _scored({name: int(scores[rows[name]]) if name in rows else NEUTRAL for name in names})
+
+    def _enqueueable(self, weather: Weather, body: bytes) -> bytes:
+        ratings, args = self._of(weather), _decode(_read_enqueueable, body)
+        gpus = args.job.gpus if args.job else 0
+        could = int(ratings.outlook.gpus[~ratings.unusable().mask].sum())
+        return _encode(EnqueueableAnswer(REJECT if gpus > could else ABSTAIN))
+
+    def _of(self, weather: Weather) -> Ratings:
+        """Of this weather. Raises NotKnown."""
+        if weather.nodes is None:
+            raise NotKnown("the board has no scores yet")
+        if weather is not self._weather:
+            self._ratings.update(weather.nodes)
+            self._weather = weather
+        return self._ratings
+
+
+def _prioritize_blindly(body: bytes) -> bytes:
+    args = _decode(_read_prioritize, body)
+    return _scored({node.name: NEUTRAL for node in args.nodes or ()})
+
+
+def _abstain(body: bytes) -> bytes:
+    _decode(_read_enqueueable, body)
+    return _encode(EnqueueableAnswer(ABSTAIN))
+
+
+def _scored(scores: Mapping[str, int]) -> bytes:
+    return _encode(VolcanoScores({name: float(SCALE * score) for name, score in scores.items()}))
+
+
+def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise RequestError(str(error)) from None

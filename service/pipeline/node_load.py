@@ -1,0 +1,29 @@
+"""NodeLoads: the load of every node over the next minutes, for schedulers that ask how busy a node will be."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.node_load import GpuUse, node_loads
+from service.board.board import Section
+from service.pipeline.capability import Capability
+from service.pipeline.tick import Tick
+
+SECTION = "node.load"  # (level, load, n) float32 of models.node_load
+
+
+class NodeLoads(Capability):
+    """The forecast of a tick; nothing is kept from one to the next."""
+
+    def sections(self, tick: Tick) -> Sequence[Section]:
+        gpus = GpuUse.of(tick.frames.gpu, tick.gpu_rows, held_s(tick))
+        return (Section(SECTION, node_loads(gpus, tick.frames.node), tick.now_ms),)
+
+
+def held_s(tick: Tick) -> NDArray[np.float64]:
+    """(n, g) since when each GPU's holder has it, NaN free. Whoever works there without a job has always been there."""
+    since_ms = [row.placed_ms or row.started_ms for row in tick.events.running]
+    ages_s = [np.inf if then is None else max(0.0, (tick.now_ms - then) / 1000) for then in since_ms]
+    held = np.array([*ages_s, np.nan])[tick.occupancy.holder]  # -1, free, takes the last
+    return np.where(tick.unknown_use, np.inf, held)
