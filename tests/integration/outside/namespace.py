@@ -20,7 +20,8 @@ class Namespace:
         assert self._holder.stdout is not None
         assert self._holder.stderr is not None
         if self._holder.stdout.readline() != "up\n":
-            raise BuildError(f"a network namespace is needed: {self._holder.stderr.read().strip()}")
+            with self._holder:
+                raise BuildError(f"a network namespace is needed: {self._holder.stderr.read().strip()}")
 
     def inside(self, *command: str | Path) -> list[str]:
         """The command that runs another one in it."""
@@ -28,5 +29,5 @@ class Namespace:
 
     def close(self) -> None:
         """Whoever runs in it goes on; it ends with the last of them."""
-        self._holder.kill()
-        self._holder.wait()
+        with self._holder:
+            self._holder.kill()

@@ -27,15 +27,15 @@ SERIES = DemandKey("serve", "inference", "echo", "request_rate")
 
 
 class Scene:
-    """Starts all of it on construction; `close` ends it, newest first."""
+    """Starts all of it on construction; `close` ends it, newest first, and the network."""
 
-    def __init__(self, python: Path, folder: Path) -> None:
+    def __init__(self, python: Path, network: Namespace, folder: Path) -> None:
         self.folder, self._python = folder, python
         self._short = tempfile.TemporaryDirectory(prefix="r")  # Ray's sockets lie in it, and their paths have a limit
         self._token = folder / "token"
         self._token.write_text(secrets.token_hex(32))
         self._running: list[subprocess.Popen[str]] = []
-        self.network = Namespace()
+        self.network = network
         self.forecast = ForecastBoard(folder / "state" / "board", SERIES, SystemClock())
         self._config = folder / "config.toml"
         self._config.write_text(tomli_w.dumps({"state": str(folder / "state"), "api": {"port": PORT}}))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.built import needed
+from tests.integration.outside.namespace import Namespace
 from tests.integration.outside.ray.build import build
 from tests.integration.outside.ray.scene import PORT, SERIES, Scene
 
@@ -25,7 +26,8 @@ ASKING = {"url": URL, "per_replica": 2, "every_s": 0.5, "stale_s": STALE_S, "tim
 @pytest.fixture(scope="module")
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """Two applications that differ in their policy alone: `ours` has the forecast's, `own` Serve's."""
-    made = Scene(needed(build, request), tmp_path_factory.mktemp("ray"))
+    python, network = needed(build, request), needed(lambda say: Namespace(), request)
+    made = Scene(python, network, tmp_path_factory.mktemp("ray"))
     try:
         made.ask("deploy", app="ours", policy={"policy_function": POLICY, "policy_kwargs": ASKING})
         made.ask("deploy", app="own")
