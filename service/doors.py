@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from fleet.errors import ConfigError
 from schedulers.adapter import Adapter, Door
+from schedulers.external_metrics import ExternalMetrics
 from schedulers.kube_extender import KubeAdapter
 from schedulers.trimaran import TrimaranAdapter
 from schedulers.volcano import VolcanoAdapter
@@ -13,6 +14,7 @@ from service.config import AdapterConfig, AdaptersConfig
 from service.plugins import load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
+    "external_metrics": ExternalMetrics,
     "kube": KubeAdapter,
     "trimaran": TrimaranAdapter,
     "volcano": VolcanoAdapter,
