@@ -44,7 +44,8 @@ class GpuUse:
             busy, active = (_placed(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
             return np.where(np.isfinite(busy), busy, active)
 
-        return cls(*map(told, WINDOWS), held_s=held_s)
+        newest, mean_2m, std_30m = map(told, WINDOWS)
+        return cls(newest, mean_2m, std_30m, held_s)
 
     def forecast(self) -> Array:
         """(level, n) of LEVELS, 0 to 1; NaN where no GPU of the node tells."""
