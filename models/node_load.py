@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 
 LOADS = ("gpu", "cpu", "memory")
 LEVELS = (0.5, 0.9)
+WINDOWS = ("", "_mean_2m", "_std_30m")
+GPU_FEATURES = tuple(name + window for name in ("gpu_util", "sm_active") for window in WINDOWS)
 AHEAD_S = 600.0
 LATELY_S = 120.0
 Z_90 = 1.2816  # standard deviations of a normal distribution from its median to its p90
@@ -42,7 +44,8 @@ class GpuUse:
             busy, active = (_placed(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
             return np.where(np.isfinite(busy), busy, active)
 
-        return cls(told(""), told("_mean_2m"), told("_std_30m"), held_s)
+        newest, mean_2m, std_30m = map(told, WINDOWS)
+        return cls(newest, mean_2m, std_30m, held_s)
 
     def forecast(self) -> Array:
         """(level, n) of LEVELS, 0 to 1; NaN where no GPU of the node tells."""

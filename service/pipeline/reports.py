@@ -13,6 +13,7 @@ from features.serving import ServedInstance
 from fleet.samples import EntityKind
 from ingest.label_jobs import LabelHold
 from ingest.shares import Share
+from models.node_load import GPU_FEATURES
 from models.risk.local import Local
 from models.risk.rules import ROW, RULES
 from models.risk.signals import COLUMNS, Signals
@@ -26,7 +27,7 @@ from service.pipeline.publish import encode
 from service.pipeline.tick import TickInputs
 
 SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metrics show
-    EntityKind.GPU: tuple(dict.fromkeys(("silent_s", *READINGS, "fb_used_bytes", *FEATURES, *OBSERVED))),
+    EntityKind.GPU: tuple(dict.fromkeys(("silent_s", *READINGS, "fb_used_bytes", *FEATURES, *OBSERVED, *GPU_FEATURES))),
     EntityKind.NODE: ("scrape_up", "age_s", *HOST.values()),
 }
 

@@ -42,17 +42,17 @@ def kube_question(names: list[str]) -> bytes:
     return json.dumps({"Pod": {}, "NodeNames": names, "NodeNameToMetaVictims": victims}).encode()
 
 
-def metric_question(names: list[str]) -> bytes:
-    """It is about a series, not about nodes."""
-    return json.dumps({"metric": METRIC, "selector": "quantile=0.5,horizon_s=600"}).encode()
-
-
 def volcano_names(answer: Any, verb: str) -> Names:
     return set(answer["nodeScore"]) if verb == "prioritize" else None
 
 
 def volcano_question(names: list[str]) -> bytes:
     return json.dumps({"task": {}, "nodes": [{"Name": name} for name in names], "job": {}}).encode()
+
+
+def metric_question(names: list[str]) -> bytes:
+    """It is about a series, not about nodes."""
+    return json.dumps({"metric": METRIC, "selector": "quantile=0.5,horizon_s=600"}).encode()
 
 
 Question = Callable[[list[str]], bytes]

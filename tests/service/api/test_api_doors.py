@@ -65,5 +65,6 @@ def test_what_an_adapter_wrote_is_told_newest_first(client: Client, configured: 
 def test_an_adapter_that_is_not_there_is_named_with_those_that_are(client: Client) -> None:
     answer = client.get("/v1/adapters/kueu")
     assert answer.status_code == 404
-    assert answer.json()["detail"] == f"no adapter 'kueu': there are {', '.join([*ANSWERERS, 'bands'])}"
+    known = [name for name in ANSWERERS if name != "external_metrics"]  # its port is closed
+    assert answer.json()["detail"] == f"no adapter 'kueu': there are {', '.join([*known, 'bands'])}"
     assert client.get("/v1/adapters/bands?limit=-1").status_code == 422

@@ -13,7 +13,7 @@ from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
-from models.node_load import GpuUse
+from models.node_load import GPU_FEATURES, GpuUse
 from models.risk.score import ScoredFleet
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
 from schedulers.bands import Bands
@@ -26,7 +26,7 @@ from tests.service.ticks import GPUS, tick_of
 
 NOW_MS = 1_789_000_000_000
 NODES = ("n1", "n2")
-SPELLED = [name + window for name in ("gpu_util", "sm_active") for window in ("", "_mean_2m", "_std_30m")]
+SPELLED = [*GPU_FEATURES]
 OTHERS = ("age_s", "fb_used_bytes", "power_w")
 
 
