@@ -20,6 +20,7 @@ from service.placer.charging import leaf_name
 from service.placer.service import PlacementService
 
 OWN_STEPS = frozenset({"limit", "stale", "start"})  # their sentences name nobody else
+OF_OTHERS = frozenset({"window", "ends"})  # theirs name nothing else
 
 
 class OwnQueues:
@@ -69,7 +70,7 @@ class OwnQueues:
         if not self.is_bound:
             return answer
         request = self._service.ledger.request(answer.request_id)
-        ladder = [self._own_step(step, request) for step in answer.ladder]
+        ladder = [self._own_step(step, request) for step in answer.ladder if step.code not in OF_OTHERS]
         sentence = ladder[-1].sentence if ladder else answer.sentence
         return structs.replace(answer, ladder=ladder, sentence=sentence)
 
