@@ -74,7 +74,13 @@ class OwnQueues:
         sentence = ladder[-1].sentence if ladder else answer.sentence
         return structs.replace(answer, ladder=ladder, sentence=sentence)
 
+    def _is_own(self, sentence: str) -> bool:
+        """Whether `queue 'a' is at its limit: …` is of a queue of his."""
+        return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
+
     def _own_step(self, step: WhyStep, request: PlacementRequest | None) -> WhyStep:
+        if step.code == "limit" and not self._is_own(step.sentence):
+            return WhyStep(step.code, "a queue above its own is at its limit")
         if step.code in OWN_STEPS:
             return step
         if step.code == "before":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from service.http.access import Access, parse_tokens
 from service.placer.http import make_app
 from tests.service.placer.test_own_queues import ACCESS, LEAD
 from tests.service.placer.test_queues import FILE, HOUR_MS, QueueWorld
@@ -77,6 +78,20 @@ def test_the_jobs_that_must_end_are_named_with_when(tmp_path: Path) -> None:
     assert found["ends"].startswith("starts once 'train-")
     assert "' on n" in found["ends"]
     assert found["ends"].partition(" ended: ")[2].startswith("in ")
+    world.close()
+
+
+def test_what_a_queue_above_holds_is_told_to_nobody_who_is_bound_below(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path, '[queue.c]\nlimit = {gpu = 16}\n[queue."c/x"]\nlimit = {gpu = 8}\n[queue."c/y"]\n')
+    world.board.publish()
+    world.wait("y0", "c/y", gang=2)
+    world.pass_()
+    world.wait("x0", "c/x")
+    world.pass_()
+    assert "16 of 16 GPUs held" in ladder(world, "x0")["limit"]
+    bound = Access(parse_tokens("mine read 123456789abcdefghi queues=c/x\nboss admin 0123456789abcdefgh", "test"))
+    world.app = make_app(world.service, access=bound)
+    assert ladder(world, "x0", headers=LEAD)["limit"] == "a queue above its own is at its limit"
     world.close()
 
 
