@@ -45,6 +45,7 @@ def starts(
     seeds: Annotated[int, typer.Option(help="How many fleets to simulate.", min=1)] = 5,
     hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1)] = 3.0,
     at: Annotated[str, typer.Option(help="Where in the trace to begin (UTC).")] = "2020-05-12T20:25",
+    teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
 ) -> None:
     """Simulate the demo's queue without its telemetry, and say how often start times held: a JSON line a seed.
 
@@ -64,11 +65,11 @@ def starts(
     for one in range(seed, seed + seeds):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000)
+                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000, teams)
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.live(hours * 3600))
-        told = {"seed": one, "hours": hours, "jobs": fleet.jobs, "record": msgspec.to_builtins(record)}
+        told = {"seed": one, "hours": hours, "teams": teams, "jobs": fleet.jobs, "record": msgspec.to_builtins(record)}
         typer.echo(json.dumps(told))
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from fleet.clock import ManualClock
+from fleet.errors import RequestError
 from fleet.events import Finished, JobEvent
 from fleet.requests import Decision
 from ingest.source import Batch, MemorySource
 from ingest.topology.load import load_topology
 from placement.ledger import Ledger
 from service.answers.placements import StartTimesRecord
-from service.config import Config
+from service.config import Config, PlacerConfig
 from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.run_times.forecasts import RunForecasts
@@ -27,6 +28,7 @@ from service.placer.start_times import StartTimeSampler
 from simulator.cluster import FleetSpec
 from simulator.live_job import LiveJob
 from simulator.replay import TraceReplay, fast_forward, opening_events
+from simulator.teams import queues_toml, with_teams
 from simulator.traces import JobTrace, TraceJob, load_trace
 from simulator.workload import profile_of
 
@@ -39,15 +41,20 @@ CALLER = "simulation"
 class WaitingFleet:
     """133 nodes of eight GPUs with the jobs of one seed, our pipeline and our placer, in one thread.
 
-    jobs: where they come from, in words.
+    teams: three teams share the fleet, as in the demo; else all wait in one line. jobs: where they come from, in words.
     """
 
-    def __init__(self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec) -> None:
+    def __init__(self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec, teams: bool = False) -> None:
+        queues = folder / "queues.toml"
+        if teams:
+            trace = with_teams(trace)
+            queues.write_text(queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
         spec.write_topology(folder / "topology.toml")
         topology = load_topology(folder / "topology.toml")
         replay = fast_forward(trace, topology, weeks=WEEKS)
         self.jobs = trace.note
-        config, self._seed, self._gpus = Config(state=str(folder)), seed, spec.gpus
+        config = Config(state=str(folder), placer=PlacerConfig(queues=str(queues) if teams else ""))
+        self._seed, self._gpus = seed, spec.gpus
         self.clock = ManualClock(replay.start_ms)
         self._pipeline = Pipeline(config, self.clock, topology, lambda _: [MemorySource()])
         self.service = PlacementService(config, self.clock, Ledger(config.ledger), PlacerMetrics())
@@ -106,10 +113,13 @@ class WaitingFleet:
         came = 0
         while self._ahead and self._ahead[-1].submit_ms <= now_ms:
             live = self._live(self._ahead.pop())
-            self._take(*live.submitted(live.job.submit_ms, self._gpus))
-            self.service.enqueue(live.request(self._gpus), CALLER)
-            self._waiting[live.request_id] = live
             came += 1
+            try:
+                self.service.enqueue(live.request(self._gpus), CALLER)
+            except RequestError:  # larger than its queue may ever be
+                continue
+            self._take(*live.submitted(live.job.submit_ms, self._gpus))
+            self._waiting[live.request_id] = live
         return came
 
     def _start(self, now_ms: int) -> int:
@@ -124,8 +134,8 @@ class WaitingFleet:
         return len(rows)
 
 
-def waiting_fleet(folder: Path, data: Path, seed: int, at: str, now_ms: int) -> WaitingFleet:
+def waiting_fleet(folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False) -> WaitingFleet:
     """The fleet of `fleetcast demo`. ValueError where `at` is no time."""
     spec = FleetSpec()
     trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
-    return WaitingFleet(folder, trace, seed, spec)
+    return WaitingFleet(folder, trace, seed, spec, teams)

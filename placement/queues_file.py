@@ -198,7 +198,10 @@ def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
         raise refuse(("policy", "preempt_gpu_h_per_h"), f"is {table.preempt_gpu_h_per_h}, must be 0 or more")
     unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
-    return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit)
+    return TreePolicy(
+        *(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit),
+        may_preempt=bool(table.preempt_gpu_h_per_h),
+    )
 
 
 def _class(table: ClassTable) -> QueueClass:

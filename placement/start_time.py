@@ -236,11 +236,22 @@ def _sentence(
 
 def starts_in(start_ms: Quantiles, now_ms: int) -> str:
     """`starts in 40 min (p90 65 min)`: the same numbers as its quantiles."""
-    soon, late = start_ms["p50"] - now_ms, start_ms["p90"] - now_ms
+    return f"starts {time_until(start_ms, now_ms)}"
+
+
+def time_until(times_ms: Quantiles, now_ms: int) -> str:
+    """`in 40 min (p90 65 min)`, or `within a minute`."""
+    soon, late = times_ms["p50"] - now_ms, times_ms["p90"] - now_ms
     if late < 1000 * WORTH_S:
-        return "starts within a minute"
+        return "within a minute"
     middle = "within a minute" if soon < 1000 * WORTH_S else f"in {_lead(soon)}"
-    return f"starts {middle} (p90 {_lead(late)})"
+    return f"{middle} (p90 {_lead(late)})"
+
+
+def blockers_of(request: PlacementRequest, timelines: Timelines, now_ms: int) -> tuple[Blocker, ...]:
+    """The jobs that a request of the played queue waits for, the last to end first."""
+    waiting = timelines.waiting(request)
+    return _blockers(request, timelines.hindrances.get(waiting or "", ()), timelines, now_ms)
 
 
 def _wanted(request: PlacementRequest) -> str:

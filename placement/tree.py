@@ -26,7 +26,10 @@ MOST_LEAVES = 65_536  # that are kept in mind
 
 @dataclass(frozen=True, slots=True)
 class TreePolicy:
-    """What holds for all queues. `unknown_queue`: where requests of unknown queues go; "" refuses them."""
+    """What holds for all queues. `unknown_queue`: where requests of unknown queues go; "" refuses them.
+
+    claims, may_preempt: kept for the day when more than the head has a claim, and running jobs can be stopped.
+    """
 
     half_life_s: float = 168 * 3600.0
     order: LeafOrder = "shortest"
@@ -34,6 +37,7 @@ class TreePolicy:
     claims: int = 8
     unknown_queue: str = ""
     overcommit: bool = False
+    may_preempt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,14 @@ def user_leaf(queue: str, user: str) -> str:
 
 
 def notes_of(tree: QueueTree) -> list[str]:
-    """What a file says that has no effect before running jobs can be stopped: for whoever reads the queues."""
+    """What a file says that has no effect yet: for whoever reads the queues."""
     notes = []
+    if tree.policy.claims != TreePolicy().claims:
+        notes.append("claims has no effect: GPUs are kept for the head alone")
+    if tree.policy.may_preempt:
+        notes.append("preempt_gpu_h_per_h has no effect: no running job is stopped yet")
+    if any(node.order == "attained" for node in tree.nodes):
+        notes.append("order attained is fifo: no running job is stopped yet")
     if any(node.credits for node in tree.nodes):
         notes.append("credits come first in the order, and protect nobody: no running job is stopped yet")
     if any(found.preempts for found in tree.classes.values()):

@@ -228,14 +228,8 @@ class TreeTurns:
 
     def _closed_to(self, request: PlacementRequest) -> tuple[str, ...]:
         """Nodes kept for others before it would end, and those of models of which its queue may have no more."""
-        end_ms = self.now_ms + 1000 * self._run_s(request) if self._windows else 0.0
-        leaf = self.tree.known_leaf(request)
         names = [f"model {name}" for name in self._models_without_room(request)]
-        names += [
-            str(number)
-            for number, (window, _) in enumerate(self._windows)
-            if window.from_ms < end_ms and not is_for(window, leaf)
-        ]
+        names += [str(number) for number in self._barring(request)]
         key = tuple(names)
         if key not in self._closed:
             mask = np.zeros(len(self.view), bool)
@@ -244,6 +238,19 @@ class TreeTurns:
             nodes = self.view.topology.nodes
             self._closed[key] = tuple(nodes[row].name for row in np.flatnonzero(mask).tolist())
         return self._closed[key]
+
+    def _barring(self, request: PlacementRequest) -> list[int]:
+        """The windows that keep their nodes for others before it would end."""
+        if not self._windows:
+            return []
+        end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.known_leaf(request)
+        windows = enumerate(self._windows)
+        return [number for number, (window, _) in windows if window.from_ms < end_ms and not is_for(window, leaf)]
+
+    def barred_by(self, request: PlacementRequest) -> list[tuple[Window, int]]:
+        """The same, and how many nodes each keeps."""
+        found = [self._windows[number] for number in self._barring(request)]
+        return [(window, int(nodes.sum())) for window, nodes in found]
 
     def _models_without_room(self, request: PlacementRequest) -> list[str]:
         """Of a request for any model: those of which it would pass a limit, or take what others are not lending."""

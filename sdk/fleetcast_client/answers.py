@@ -305,8 +305,8 @@ class QueueState(_Class, total=False):
     share: float
     share_7d: float | None
     share_days: list[float | None] | None
-    decayed_gpu_s: float
-    banked_gpu_s: float | None
+    decayed: float
+    banked: float | None
     waiting: int
     waiting_gpus: float
     running: int

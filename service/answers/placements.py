@@ -60,7 +60,7 @@ class Fragmentation(msgspec.Struct):
 
     as_of_ms: int
     requests: int
-    pools: Sequence[PoolFragments]
+    rows: Sequence[PoolFragments]
 
 
 class Settled(msgspec.Struct):

@@ -1,6 +1,7 @@
 """Queues: how they stand, why a request waits, and charges."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -9,9 +10,9 @@ class QueueState(msgspec.Struct, kw_only=True):
     """A queue, or a user in it. Amounts are GPUs by resource: a model, or `gpu` for any.
 
     share: of the fleet, by weight, as the order counts it; 0 within the guarantee. lent: what of its guarantee others
-    hold now. decayed, banked: GPU-seconds. wait_s: quantiles of the requests that were placed within seven days.
-    share_7d: of all GPU-seconds that queues of the same parent held within seven days; share_days: of each day, the
-    oldest first, null where none of them held anything.
+    hold now. decayed, banked: GPU-seconds, of past use and in the bank. wait_s: quantiles of the requests that were
+    placed within seven days. share_7d: of all GPU-seconds that queues of the same parent held within seven days;
+    share_days: of each day, the oldest first, null where none of them held anything.
     """
 
     queue: str
@@ -28,8 +29,8 @@ class QueueState(msgspec.Struct, kw_only=True):
     share: float = 0.0
     share_7d: float | None = None
     share_days: Sequence[float | None] | None = None
-    decayed_gpu_s: float = 0.0
-    banked_gpu_s: float | None = None
+    decayed: float = 0.0
+    banked: float | None = None
     waiting: int = 0
     waiting_gpus: float = 0.0
     running: int = 0
@@ -58,16 +59,24 @@ class QueueChange(msgspec.Struct):
     notes: Sequence[str] = ()
 
 
-class WhyStep(msgspec.Struct):
-    """A step of the ladder. code: before, limit, lent_out, room, head, kept, window, stale, start."""
+WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kept", "untried", "ends", "start"]
 
-    code: str
+
+class WhyStep(msgspec.Struct):
+    """A step of the ladder. requests: some of those before it.
+
+    stale: nothing is placed now; before: who comes first; limit, lent_out: its queue may hold, or borrow, no more;
+    window: nodes that a reservation or maintenance keeps; room: what is short; kept: what is kept for the head;
+    untried: the last pass had tried enough others; ends: the jobs that it waits for; start: when it starts.
+    """
+
+    code: WhyCode
     sentence: str
     requests: Sequence[str] = ()
 
 
 class WhyWaiting(msgspec.Struct):
-    """Why a request waits. before: who comes first, by queue. starts: when, where it is known."""
+    """Why a request waits. sentence: of the last step; start_ms: p10, p50, p90, where it is known."""
 
     as_of_ms: int
     request_id: str

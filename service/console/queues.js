@@ -104,7 +104,7 @@ export class Queues {
     say(share, `share ${brief(row.share)}`);
     this.drawDays(days, list(row.share_days), (num(row.weight) ?? 0) / (weights.get(text(row.parent)) || 1), num(row.share_7d));
     const class_ = text(row.class) ? `class ${text(row.class)} · ` : "";
-    const bank = num(row.banked_gpu_s) ? ` · ${whole(row.banked_gpu_s / 3600)} GPU-hours in the bank` : "";
+    const bank = num(row.banked) ? ` · ${whole(row.banked / 3600)} GPU-hours in the bank` : "";
     say(place, `${class_}${waits(row)}${bank}`);
   }
 

@@ -46,7 +46,7 @@ async def put_queues(request: Request, context: Any, query: Query) -> Response:
 async def why(request: Request, context: Any, query: Query) -> Response:
     own, request_id = OwnQueues(request, context.service), request.path_params["request_id"]
     own.check(request_id)
-    answer = own.why(context.desk.why(request_id))
+    answer = own.why(context.desk.why(request_id, context.starts.blockers))
     return Response(encode(answer), 200, NOW, media_type=JSON)
 
 

@@ -20,6 +20,7 @@ from service.placer.charging import leaf_name
 from service.placer.service import PlacementService
 
 OWN_STEPS = frozenset({"limit", "stale", "start"})  # their sentences name nobody else
+OF_OTHERS = frozenset({"window", "ends"})  # theirs name nothing else
 
 
 class OwnQueues:
@@ -69,11 +70,17 @@ class OwnQueues:
         if not self.is_bound:
             return answer
         request = self._service.ledger.request(answer.request_id)
-        ladder = [self._own_step(step, request) for step in answer.ladder]
+        ladder = [self._own_step(step, request) for step in answer.ladder if step.code not in OF_OTHERS]
         sentence = ladder[-1].sentence if ladder else answer.sentence
         return structs.replace(answer, ladder=ladder, sentence=sentence)
 
+    def _is_own(self, sentence: str) -> bool:
+        """Whether `queue 'a' is at its limit: …` is of a queue of his."""
+        return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
+
     def _own_step(self, step: WhyStep, request: PlacementRequest | None) -> WhyStep:
+        if step.code == "limit" and not self._is_own(step.sentence):
+            return WhyStep(step.code, "a queue above its own is at its limit")
         if step.code in OWN_STEPS:
             return step
         if step.code == "before":

@@ -1,23 +1,17 @@
-"""The answers about queues: how they stand, what another file would change, why a request waits, and charges."""
+"""The answers about queues: how they stand, what another file would change, and charges."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from fleet.errors import UnknownEntity
 from placement.charges import Charge, parts_of
-from placement.queue import Wait, Waiting
+from placement.queue import Waiting
 from placement.showback import By, ChargeSum, sums
 from placement.standing import QueueStanding, Stand, amounts_of
-from placement.start_time import starts_in
 from placement.tree import ANY, ROOT, Prices, QueueTree, notes_of
 from placement.turns import TreeTurns, is_below
-from placement.words import count_of
-from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState, WhyStep, WhyWaiting
-from service.placer.queue_rows import NOT_LOOKED_AT
+from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState
 from service.placer.queue_week import QueueWeek
-
-NAMED = 5  # requests of a step of the ladder
 
 
 def queues_answer(
@@ -58,8 +52,8 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
         limit=dict(node.limit) if node else {},
         borrowed={name: gpus for name, gpus in beyond.items() if gpus > 0},
         share=round(share, 4),
-        decayed_gpu_s=round(stand.decayed_gpu_s, 1),
-        banked_gpu_s=round(banked[stand.name], 1) if stand.name in banked else None,
+        decayed=round(stand.decayed_gpu_s, 1),
+        banked=round(banked[stand.name], 1) if stand.name in banked else None,
     )
 
 
@@ -117,51 +111,6 @@ def _said(node: Any) -> tuple[Any, ...]:
         *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
         *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits),
     )
-
-
-def why_waiting(
-    request_id: str, order: Sequence[Waiting], wait: Wait | None, turns: Any, start_ms: dict[str, int] | None,
-    stalled: str, now_ms: int,
-) -> WhyWaiting:  # fmt: skip
-    """The ladder of a request: who is before it, what is short, what would let it start, and when. UnknownEntity."""
-    position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
-    if position is None:
-        raise UnknownEntity(f"no request {request_id!r} waits")
-    entry, tree = order[position], getattr(turns, "tree", None)
-    leaf_of: Callable[[Any], str] = tree.known_leaf if tree is not None else lambda request: request.queue
-    leaf = leaf_of(entry.request)
-    mine = [other for other in order[:position] if leaf_of(other.request) == leaf]
-    ladder = [] if not stalled else [WhyStep("stale", stalled)]
-    if mine:
-        ladder.append(_before(mine, f"before it in queue {leaf!r}: longer there, of higher priority, or overdue"))
-    if others := [other for other in order[:position] if leaf_of(other.request) != leaf]:
-        ladder.append(_before(others, _why_others(others, leaf, leaf_of, turns)))
-    allowed = turns.allow(entry.request)
-    if isinstance(allowed, str):
-        ladder.append(WhyStep("limit" if "limit" in allowed else "lent_out", allowed))
-    if wait is not None and wait.why != allowed:
-        ladder.append(WhyStep("room", wait.why))
-    if start_ms is not None:
-        ladder.append(WhyStep("start", starts_in(start_ms, now_ms)))
-    share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if tree is not None and leaf else None
-    sentence = ladder[-1].sentence if ladder else NOT_LOOKED_AT
-    return WhyWaiting(now_ms, request_id, leaf, position + 1, len(mine) + 1, share, sentence, ladder, start_ms)
-
-
-def _before(entries: Sequence[Waiting], why: str) -> WhyStep:
-    names = [entry.request.request_id for entry in entries[-NAMED:]][::-1]
-    return WhyStep("before", f"{count_of(len(entries), 'request')} {why}", names)
-
-
-def _why_others(others: Sequence[Waiting], leaf: str, leaf_of: Callable[[Any], str], turns: Any) -> str:
-    """`before it from queues that are owed more: 'a' (share 0.00), 'b' (share 0.12); its own is 0.31`."""
-    counts = Counter(leaf_of(entry.request) for entry in others)
-    if not isinstance(turns, TreeTurns) or not leaf:
-        return "before it: of higher priority, or longer there"
-    standing = turns.standing
-    words = [f"{name!r} (share {standing.share(standing.leaf(name)):.2g})" for name, _ in counts.most_common(3) if name]
-    own = standing.share(standing.leaf(leaf))
-    return f"before it from queues of a higher class or a smaller share: {', '.join(words)}; its own is {own:.2g}"
 
 
 def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int) -> Charges:

@@ -6,16 +6,19 @@ from contextlib import suppress
 from msgspec import structs
 
 from fleet.errors import RequestError, StaleError
+from fleet.requests import PlacementRequest
 from placement.charges import Charge
 from placement.queue import Waiting
 from placement.queues_file import installed_gpus
 from placement.showback import By, ChargeSum, sums
+from placement.start_time import Blocker
 from placement.tree import Prices
 from placement.turns import TreeTurns
 from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
-from service.placer.queue_answers import change_of, charges_answer, queues_answer, why_waiting
+from service.placer.queue_answers import change_of, charges_answer, queues_answer
 from service.placer.queue_week import DAY_MS, KEPT_MS, WEEK_MS, QueueWeek, week_of
 from service.placer.service import PlacementService
+from service.placer.why_waiting import why_waiting
 
 
 class QueueDesk:
@@ -72,7 +75,7 @@ class QueueDesk:
         service.queues.settle_banks()
         return change_of(before, tree, True)
 
-    def why(self, request_id: str) -> WhyWaiting:
+    def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
         """The ladder of a request that waits. UnknownEntity for one that does not."""
         service, now_ms = self._service, self._service.clock.now_ms()
         order = service.in_order(service.ledger.queued())
@@ -81,7 +84,7 @@ class QueueDesk:
         except StaleError:
             turns = service.turns
         wait, start_ms = service.waits.get(request_id), service.start_ms(request_id, now_ms)
-        return why_waiting(request_id, order, wait, turns, start_ms, service.stalled, now_ms)
+        return why_waiting(request_id, order, wait, turns, start_ms, blockers, service.stalled, now_ms)
 
     def charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list

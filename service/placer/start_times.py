@@ -27,9 +27,11 @@ from placement.queue import Waiting
 from placement.reservation import JobRelease, held, holds_p, releases, windows
 from placement.start_time import (
     LEVELS,
+    Blocker,
     Quantiles,
     RoomForecast,
     StartEstimate,
+    blockers_of,
     estimate_start,
     not_before,
     room,
@@ -144,6 +146,10 @@ class StartTimeSampler:
         paths = await self._refresh_if(are_old)
         now_ms = self.service.clock.now_ms()
         return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._told)
+
+    def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
+        """The jobs that a request of the queue waits for, as the last futures have it."""
+        return blockers_of(request, self.paths, self.service.clock.now_ms()) if self.paths is not None else ()
 
     def _told(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """What the queue says of a request that waits; of a newcomer, corrected by the record, unless it starts now."""

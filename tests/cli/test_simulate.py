@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from cli.simulate import app
@@ -44,14 +45,16 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> Non
     assert "such as var/data" in run("faults", code=2)
 
 
-def test_a_simulated_queue_is_told_start_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("teams", [False, True])
+def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> None:
     spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
     trace = generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1)
-    fleet = WaitingFleet(tmp_path, fit_to_fleet(trace, nodes=4, gpus_per_node=8), 2, spec)
+    fleet = WaitingFleet(tmp_path, fit_to_fleet(trace, nodes=4, gpus_per_node=8), 2, spec, teams)
     told = fleet.service.starts
     asyncio.run(fleet.live(60))
     assert fleet.service.starts
     assert fleet.service.starts is not told
+    assert (fleet.service.queues.tree is not None) == teams
 
 
 def test_a_wrong_time_of_the_trace_is_refused() -> None:

@@ -140,6 +140,26 @@ def test_all_that_is_told_of_fitted_models_is_on_a_panel() -> None:
     assert told - shown == set()
 
 
+def test_what_a_site_is_judged_by_is_on_a_panel() -> None:
+    """Queue time by class and queue, use by pool and model, failures, wasted work, fragments, start times."""
+    shown = " ".join(
+        query.expr for name in ("queue", "showback") for query in queries(load(FOLDER / "grafana" / f"{name}.json"))
+    )
+    judged = (
+        "class_started_wait_seconds",
+        "pool_gpu_utilization_ratio",
+        "failed_jobs",
+        "ended_jobs",
+        "start_coverage_ratio",
+    )
+    packing = ("fragmentation_gpus", "largest_gang_gpus", "queue_share", "queue_stand_gpus", "charged_money")
+    assert [name for name in (*judged, *packing) if f"fleetcast_{name}{{" not in shown] == []
+    assert all(
+        f'kind="{kind}"' in shown
+        for kind in ("preempted", "lost", "idle", "used", "granted", "waited", "borrowed", "lent")
+    )
+
+
 def test_a_band_is_filled_down_to_a_line_that_there_is() -> None:
     panels = load(FOLDER / "grafana" / "demand.json")["panels"]
     filled = 0

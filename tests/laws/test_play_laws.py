@@ -1,4 +1,7 @@
-"""Laws of the serving plan, played through time on a small fleet with queues, parts of GPUs and refused starts."""
+"""Laws of the serving plan, played through time on a small fleet with queues, parts of GPUs and refused starts.
+
+`make soak` plays thousands of scenes; else it is dozens.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import PlacementRequest
@@ -15,6 +18,7 @@ from placement.replay import Floats, Replay, Trace
 from placement.seen_runs import SeenRuns
 from placement.served import ServedPlan, played_view
 from placement.tree import QueueTree
+from tests.fuzz.bounds import examples
 
 NODES, EACH = 2, 4
 BOUND_S = 100.0
@@ -61,7 +65,7 @@ jobs = st.builds(
     st.sampled_from([1.0, 3.0]),
 )
 scenes = st.lists(jobs, min_size=2, max_size=12).map(lambda rows: sorted(rows, key=lambda job: job.submit_s))
-few = settings(max_examples=10)
+few = examples(25)
 
 
 class Exact(SeenRuns):
@@ -177,7 +181,7 @@ def test_nobody_waits_beyond_the_bound_plus_what_ran_before_it(rows: list[Job]) 
             assert start_s[at] <= due_s + earlier * longest_s
 
 
-@settings(max_examples=4)
+@examples(10)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(20, 60))
 def test_more_weight_is_never_less_share(less: int, more: int, run_s: int) -> None:
     """Of two queues with standing demand, within the time of one job on every GPU."""

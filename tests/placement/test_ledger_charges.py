@@ -1,8 +1,10 @@
 """Charges and credits in the ledger's file: kept whole over kills and damage."""
 
 import os
+import shutil
 import signal
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +24,22 @@ def charge(job: str, held_ms: int) -> Charge:
     return Charge(0, job, job, 1, "a", "ada", "batch", (HeldGpus("p", "H100", 2.5),), 60.0, 5, held_ms)
 
 
-def fill(ledger: Ledger) -> None:
+def changes(ledger: Ledger) -> Iterator[None]:
+    """One transaction after the other; stops after each."""
     for number in range(4):
         ledger.charges.open(charge(f"j{number}", 1000 * number))
+        yield
     ledger.charges.close("j1", 1, 50_000, "finished")
+    yield
     with ledger.transaction():
         ledger.charges.keep_banks([("a", Bank(7, 8.5, 1.25, 0.5))])
         ledger.charges.change(replace(ledger.charges.opened()["j2", 1], started_ms=3000))
+    yield
+
+
+def fill(ledger: Ledger) -> None:
+    for _ in changes(ledger):
+        pass
 
 
 def usage(ledger: Ledger) -> tuple[object, ...]:
@@ -99,6 +110,28 @@ def test_a_kill_at_any_write_leaves_a_usage_that_was_written(tmp_path: Path) -> 
             written.append(state)
     assert len(written) == 7  # nothing, four charges, one closed, and the last two changes together
     assert states[0] == written[-1]
+
+
+def test_a_file_cut_off_at_any_byte_has_a_usage_that_was_written(tmp_path: Path) -> None:
+    """What a kill or a power cut leaves of the write-ahead log: the file itself changes only when that is folded in."""
+    path = tmp_path / "l"
+    ledger = Ledger(path)
+    written = [usage(ledger), *(usage(ledger) for _ in changes(ledger))]
+    log = path.with_name("l-wal").read_bytes()
+    cuts = sorted({*range(0, len(log), len(log) // 80), *range(len(log) - 4200, len(log), 600), len(log)})
+    found = []
+    for cut in cuts:
+        torn = tmp_path / f"cut{cut}" / "l"
+        torn.parent.mkdir()
+        shutil.copy(path, torn)
+        torn.with_name("l-wal").write_bytes(log[:cut])
+        again = Ledger(torn)
+        found.append(written.index(usage(again)))
+        again.close()
+        assert verify(torn).ok
+    ledger.close()
+    assert found == sorted(found)
+    assert (found[0], found[-1], len(set(found))) == (0, len(written) - 1, len(written))
 
 
 @pytest.mark.parametrize("change", ["UPDATE charges SET leaf = 'b'", "UPDATE credits SET earned = 99"])

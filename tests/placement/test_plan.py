@@ -98,3 +98,17 @@ def test_what_is_free_is_told_as_it_is_after_the_pass() -> None:
     result = plan(*scene([[8, 0]], drawn), TIMES, OPTIONS)
     assert [entry.request.request_id for entry, _ in result.placed] == ["q1"]
     assert result.waiting[0].why == ("waits for 16 GPUs (2 x 8 GPUs); 0 free GPUs fit; it is next, when job1 has ended")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["", TREE]), free, st.one_of(requests, odd), st.sampled_from(["a", "b/x", "c"]), st.booleans())
+def test_another_free_node_makes_nobody_unplaceable(
+    tree: str, nodes: list[list[int]], asked: dict[str, Any], queue: str, in_last_rack: bool
+) -> None:
+    """Of one who waits alone."""
+    more = [*nodes[:-1], [*nodes[-1], 8]] if in_last_rack else [*nodes, [8]]
+    found = []
+    for fleet in (nodes, more):
+        waiting, view, running = scene(fleet, [(asked, queue, 1)])
+        found.append(len(plan(waiting, view, running, TIMES, OPTIONS, turns_of(tree, view)).placed))
+    assert found[1] >= found[0]

@@ -99,6 +99,9 @@ def test_prices_fall_back_to_those_of_any_gpu(teams: QueueTree) -> None:
 def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
     assert [note.partition(" ")[0] for note in notes_of(teams)] == ["credits", "preempts"]
     assert notes_of(read_queues("[queue.a]")) == []
+    policy = '[policy]\nclaims = 3\npreempt_gpu_h_per_h = 50\norder = "attained"\n[queue.a]'
+    words = ["claims", "preempt_gpu_h_per_h", "order attained"]
+    assert [note.partition(" has ")[0].partition(" is ")[0] for note in notes_of(read_queues(policy))] == words
 
 
 @pytest.mark.parametrize(

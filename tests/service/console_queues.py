@@ -19,7 +19,7 @@ def queues(scene: Scene) -> dict[str, Any]:
         _row("teaching", None, 20, 190, 200, limit={"gpu": 400.0}, per_user=True, waiting=1, waiting_gpus=1.0),
         _row("teaching/hana", "teaching", 1, 190, None, share=0.9),
         _row("urgent", None, 1, 0, 64, running=0, **{"class": "urgent"}, wait_s=None),
-        _row("vision", None, 40, 190, 400, lent={"gpu": 210.0}, banked_gpu_s=3_600_000.0, wait_s={"p50": 0, "p90": 0}),
+        _row("vision", None, 40, 190, 400, lent={"gpu": 210.0}, banked=3_600_000.0, wait_s={"p50": 0, "p90": 0}),
     ]
     capacity, notes = {"gpu": 1064.0, "H100": 1064.0}, ["credits come first in the order, and protect nobody"]
     return {"as_of_ms": scene.now_ms(), "generation": "5d1f0c2b9a3e4f60", "rows": rows, "capacity": capacity,
@@ -32,7 +32,7 @@ def _row(
     owed = {"gpu": float(guaranteed)} if guaranteed is not None else {}
     beyond = held - (guaranteed or 0)
     known = {"class": None, "priority": 0, "per_user": False, "limit": {}, "lent": {}, "share": 0.0, "share_7d": None}
-    known |= {"share_days": None, "decayed_gpu_s": 1.5e6, "banked_gpu_s": None, "waiting": 0, "waiting_gpus": 0.0}
+    known |= {"share_days": None, "decayed": 1.5e6, "banked": None, "waiting": 0, "waiting_gpus": 0.0}
     known |= {"running": 9, "wait_s": {"p50": 340.0, "p90": 5200.0}, "borrowed": {"gpu": beyond} if beyond > 0 else {}}
     return {"queue": queue, "parent": parent, "weight": weight, "held": {"gpu": held, "H100": held},
             "guaranteed": owed, **known, **more}  # fmt: skip

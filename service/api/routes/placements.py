@@ -215,7 +215,7 @@ ROWS = (
         "/v1/fragmentation",
         "Free GPUs that the present demand cannot use, and the largest gang that fits now, by pool",
         answer=Fragmentation,
-        example={**AS_OF, "requests": 2000, "pools": [FRAGMENTS]},
+        example={**AS_OF, "requests": 2000, "rows": [FRAGMENTS]},
     ),
     _row(
         "GET",

@@ -24,8 +24,8 @@ QUEUE = {
     "share": 0.21,
     "share_7d": 0.38,
     "share_days": [0.31, 0.33, 0.4, 0.42, 0.41, 0.38, 0.39],
-    "decayed_gpu_s": 18230400.0,
-    "banked_gpu_s": None,
+    "decayed": 18230400.0,
+    "banked": None,
     "waiting": 4,
     "waiting_gpus": 32.0,
     "running": 9,
@@ -49,6 +49,11 @@ WHY = {
         {
             "code": "room",
             "sentence": "waits for 64 GPUs (8 x 8 GPUs); 40 fit; vision-9 is next",
+            "requests": [],
+        },
+        {
+            "code": "ends",
+            "sentence": "starts once 'train-7' on n014, 'train-9' on n021 have ended: in 70 min (p90 3 h)",
             "requests": [],
         },
         {"code": "start", "sentence": "starts in 70 min (p90 3 h)", "requests": []},

@@ -61,13 +61,13 @@ def test_nonsense_is_refused_with_its_field(world: World, body: dict[str, object
 
 def test_fragments_are_of_the_newest_requests_and_survive_a_restart(world: World) -> None:
     before = world.ask("GET", "/fragmentation").json()
-    assert (before["requests"], before["pools"][0]["free_gpus"], before["pools"][0]["lost_gpus"]) == (0, 128.0, None)
+    assert (before["requests"], before["rows"][0]["free_gpus"], before["rows"][0]["lost_gpus"]) == (0, 128.0, None)
     world.place("part", gpu_share=250)
     for number in range(60):
         world.place(f"p{number}", gpus_per_node=8, gpu_model="A100")
     for _ in range(2):
         page = world.ask("GET", "/fragmentation").json()
-        (row,) = page["pools"]
+        (row,) = page["rows"]
         assert page["requests"] >= 50
         assert (row["pool"], row["free_gpus"]) == ("train", 127.75)
         assert row["lost_gpus"] > 125, "nearly all want a model that nobody has"

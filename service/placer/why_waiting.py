@@ -1,0 +1,105 @@
+"""Why a request waits: a ladder from who is before it to what would let it start, and when."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from fleet.errors import UnknownEntity
+from fleet.requests import PlacementRequest
+from placement.queue import Wait, Waiting
+from placement.standing import LENDERS
+from placement.start_time import Blocker, starts_in, time_until
+from placement.tree import LeafOrder, Window
+from placement.turns import QueueTurns, TreeTurns
+from placement.words import count_of
+from service.answers.queues import WhyCode, WhyStep, WhyWaiting
+from service.placer.queue_rows import NOT_LOOKED_AT
+
+NAMED = 5  # requests of a step
+FEW = 3  # queues and jobs in a sentence
+FIRST: dict[LeafOrder, str] = {
+    "shortest": "of fewer GPU-seconds by their limits",
+    "fifo": "longer there",
+    "attained": "longer there",
+}
+LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried"}
+
+
+def why_waiting(
+    request_id: str, order: Sequence[Waiting], wait: Wait | None, turns: QueueTurns, start_ms: dict[str, int] | None,
+    blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str, now_ms: int,
+) -> WhyWaiting:  # fmt: skip
+    """The ladder of a request. blockers: the jobs that it waits for. UnknownEntity for one that does not wait."""
+    position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
+    if position is None:
+        raise UnknownEntity(f"no request {request_id!r} waits")
+    request = order[position].request
+    ladder = [WhyStep("stale", stalled)] if stalled else []
+    if isinstance(turns, TreeTurns):
+        leaf = turns.tree.known_leaf(request)
+        mine = [entry for entry in order[:position] if turns.tree.known_leaf(entry.request) == leaf]
+        ladder += _in_queue(mine, leaf, turns) + _in_others(order[:position], leaf, turns) + _bars(request, leaf, turns)
+        share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if leaf else None
+    else:
+        leaf, mine, share = request.queue, list(order[:position]), None
+        ladder += _before(mine, "before it: of higher priority, or longer there")
+    if wait is not None and wait.why not in [step.sentence for step in ladder]:
+        ladder.append(WhyStep(LACKS.get(wait.reason.code, "room"), wait.why))
+    ladder += _ends(blockers(request), now_ms)
+    if start_ms is not None:
+        ladder.append(WhyStep("start", starts_in(start_ms, now_ms)))
+    sentence = ladder[-1].sentence if ladder else NOT_LOOKED_AT
+    return WhyWaiting(now_ms, request_id, leaf, position + 1, len(mine) + 1, share, sentence, ladder, start_ms)
+
+
+def _before(entries: Sequence[Waiting], why: str) -> list[WhyStep]:
+    names = [entry.request.request_id for entry in entries[-NAMED:]][::-1]
+    return [WhyStep("before", f"{count_of(len(entries), 'request')} {why}", names)] if entries else []
+
+
+def _in_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
+    if not leaf:
+        return _before(mine, "before it of no queue of the file")
+    first = FIRST[turns.tree.path(leaf)[0].order]
+    return _before(mine, f"before it in queue {leaf!r}: overdue, of higher priority, or {first}")
+
+
+def _in_others(before: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
+    """`… from queues of a higher class or a smaller share: 'a' (share 0), 'b' (share 0.12); its own is 0.31`."""
+    leaf_of, standing = turns.tree.known_leaf, turns.standing
+    others = [entry for entry in before if leaf_of(entry.request) != leaf]
+    if not leaf:
+        return _before(others, "before it: those of the file's queues come first")
+    names = [name for name, _ in Counter(leaf_of(entry.request) for entry in others).most_common(FEW)]
+    words = ", ".join(f"{name!r} (share {standing.share(standing.leaf(name)):.2g})" for name in names)
+    own = standing.share(standing.leaf(leaf))
+    return _before(others, f"before it from queues of a higher class or a smaller share: {words}; its own is {own:.2g}")
+
+
+def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
+    """What its queue may not have now, and nodes that are kept from it."""
+    found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.barred_by(request)]
+    allowed = turns.allow(request)
+    if isinstance(allowed, str):
+        amounts = turns.standing.wanted(request, request.members.min)
+        lent_out = turns.standing.refused_by(leaf, amounts) == LENDERS
+        found.insert(0, WhyStep("lent_out" if lent_out else "limit", allowed))
+    return found
+
+
+def _window(window: Window, nodes: int) -> str:
+    """`'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`."""
+    whose = f"for queue {window.queue!r}" if window.queue else "free"
+    begin, end = (f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}" for ms in (window.from_ms, window.to_ms))
+    return f"{window.name!r} keeps {count_of(nodes, 'node')} {whose} from {begin} until {end} UTC"
+
+
+def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
+    """`starts once 'train-7' on n014 has ended (in 40 min, p90 65 min)`: the jobs that it waits for."""
+    if not blockers:
+        return []
+    jobs = ", ".join(f"{one.job!r} on {one.node}" for one in blockers[:FEW])
+    more = f" and {len(blockers) - FEW:,} more" if len(blockers) > FEW else ""
+    last_ms = max((one.ends_ms for one in blockers), key=lambda ends_ms: ends_ms["p50"])
+    has = "has" if len(blockers) == 1 else "have"
+    return [WhyStep("ends", f"starts once {jobs}{more} {has} ended: {time_until(last_ms, now_ms)}")]
