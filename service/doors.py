@@ -15,6 +15,7 @@ NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",
     "nodes": "service.ports.nodes:nodes",
+    "slurm": "service.ports.slurm:slurm",
 }
 
 
