@@ -16,6 +16,7 @@ WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",
     "nodes": "service.ports.nodes:nodes",
     "slurm": "service.ports.slurm:slurm",
+    "slurm_durations": "service.ports.slurm_durations:slurm_durations",
 }
 
 
