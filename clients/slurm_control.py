@@ -17,7 +17,7 @@ LONGEST = 60_000  # of a list of nodes, in characters: an argument may have 128 
 _AWAY = re.compile(r"contact|timed out|connect|communicat|not responding|zero bytes|shutdown", re.IGNORECASE)
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?= (?:Comment|Extra|InstanceId|ResvName)=|\s*$)")
 _EXTRA = re.compile(r" Extra=(.*?)(?= (?:Reason|InstanceId|ResvName)=|\s*$)")
-_QUEUE = ("JobArrayID", "State", "RestartCnt", "PriorityLong", "Requeue", "BatchFlag", "AdminComment", "Comment")
+_QUEUE = ("JobArrayID", "State", "RestartCnt", "PriorityLong", "Requeue", "BatchFlag", "admin_comment", "Comment")
 _SEPARATOR = "\x1f"
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _NULL = ("(null)", "N/A", "None")
@@ -120,7 +120,7 @@ class ScontrolCommands:
 
     async def _run(self, *command: str) -> str:
         code, out, err = await run_command(command, self._shell, self._timeout_s)
-        if code:
+        if code or b"Invalid job format" in err:  # squeue leaves a column that it does not know empty, and succeeds
             said = " ".join((err or out).decode("utf-8", "replace").split())[:300]
             raise refusal(f"{' '.join(command[:2])}: {said or 'it failed and said nothing'}")
         return out.decode("utf-8", "replace")
@@ -191,7 +191,7 @@ def _job(row: Mapping[str, str]) -> ControlledJob:
         is_held=row["PriorityLong"].strip() == "0",
         may_requeue=(row["Requeue"].strip(), row["BatchFlag"].strip()) == ("1", "1"),
         comment=_plain(row["Comment"]),
-        admin_comment=_plain(row["AdminComment"]),
+        admin_comment=_plain(row["admin_comment"]),
     )
 
 

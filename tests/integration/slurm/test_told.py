@@ -78,6 +78,7 @@ def test_features_that_a_reconfiguration_took_come_back(telling: Telling) -> Non
     telling.publish(n1=0.9)
     telling.until("n1", *HIGH)
     telling.slurm.run("scontrol", "reconfigure")
+    telling.until("n1", True, REASON, "a100")
     telling.publish(n1=0.9)
     telling.until("n1", *HIGH)
     telling.until("n2", *LOW)
