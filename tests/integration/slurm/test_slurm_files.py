@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -130,27 +131,30 @@ def test_a_script_that_fails_or_cannot_be_read_lets_jobs_in(site: Site) -> None:
 
 
 def test_twenty_thousand_names_hardly_cost_a_submission_time(site: Site) -> None:
-    def median_ms() -> float:
-        def once() -> float:
+    def submitted_ms() -> tuple[float, float]:
+        """Medians: of the command, and of slurmctld's part in it, where the script runs."""
+        log = site.slurm.folder / "slurmctld.log"
+        size, took = log.stat().st_size, []
+        for _ in range(TIMES):
             began = time.perf_counter()
             site.slurm.run("sbatch", "--hold", "--output=/dev/null", "--job-name=train", "--wrap=true")
-            return 1000 * (time.perf_counter() - began)
-
-        return sorted(once() for _ in range(TIMES))[TIMES // 2]
+            took.append(1000 * (time.perf_counter() - began))
+        inside = re.findall(r"_slurm_rpc_submit_batch_job: .* usec=(\d+)", log.read_bytes()[size:].decode())
+        assert len(inside) == TIMES
+        return median(took), median(map(int, inside)) / 1000
 
     site.advise("function slurm_job_submit() return slurm.SUCCESS end function slurm_job_modify() return 0 end")
     assert site.submit() == WITHOUT
-    before = median_ms()
+    before = submitted_ms()
     began = time.perf_counter()
     site.tell(("root train", "60 90 20000"), *((f"user{n % 97} job-{n}", f"{n} {2 * n} 20000") for n in range(NAMES)))
-    took_s = time.perf_counter() - began
+    print(f"{NAMES:,} names written in {time.perf_counter() - began:.2f} s; ", end="")
     site.advise("")
     assert site.submit() == ("UNLIMITED", SAID)
-    print(
-        f"{NAMES:,} names written in {took_s:.2f} s; sbatch {before:.1f} ms without, {median_ms():.1f} ms with; ",
-        end="",
-    )
-    assert sorted(site.durations.glob("??"))[0].stat().st_size < 10_000
+    after = submitted_ms()
+    print(f"sbatch {before[0]:.1f} ms without, {after[0]:.1f} ms with, ", end="")
+    print(f"of that in slurmctld {before[1]:.2f} and {after[1]:.2f} ms; ", end="")
+    assert max(file.stat().st_size for file in site.durations.glob("??")) < 10_000
 
 
 def test_the_health_check_drains_by_the_band_file_alone_and_undrains_what_it_drained(site: Site) -> None:
