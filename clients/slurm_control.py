@@ -150,7 +150,7 @@ def _printable(text: str) -> str:
 
 def node_lines(text: str) -> list[ControlledNode]:
     """`scontrol show node -o`, a line a node. Words that people write stand last, so the first match is Slurm's own."""
-    return [_node(line) for line in text.splitlines() if line.startswith("NodeName=")]
+    return [_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line)]
 
 
 def _node(line: str) -> ControlledNode:
