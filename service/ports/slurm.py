@@ -55,7 +55,7 @@ _REQUEUED = re.compile(re.escape(OURS) + r" (requeue|requeued) off (\S+)")
 _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?")
 
 
-class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is done, and how Slurm is reached: by commands, or with `url` by slurmrestd."""
 
     drain: bool = True
@@ -75,7 +75,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def slurm(options: Mapping[str, Any]) -> Door:
     """The built-in adapter `slurm`. Raises ConfigError."""
-    given = read_options(options, SlurmOptions)
+    given = read_options(options, SlurmDoorOptions)
     _check(given)
     try:
         zone = ZoneInfo(given.zone)
@@ -91,7 +91,7 @@ def slurm(options: Mapping[str, Any]) -> Door:
     return Door(SlurmMarks(aims), port, needs_starts=given.comments, batch=BATCH)
 
 
-def _check(given: SlurmOptions) -> None:
+def _check(given: SlurmDoorOptions) -> None:
     """Raises ConfigError."""
     if not 0.1 <= given.timeout_s <= 10:
         raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to 10")
