@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +48,7 @@ class SlurmInMemory:
         self._answer("change", tuple(names), change)
         for name in names:
             node = self.held[name]
-            parts = {"available": change.available, "active": change.active, "extra": change.extra}
+            parts: dict[str, Any] = {"available": change.available, "active": change.active, "extra": change.extra}
             node = replace(node, **{part: value for part, value in parts.items() if value is not None})
             if change.drain is not None:
                 node = replace(node, is_drained=bool(change.drain), reason=change.drain)
